@@ -1,0 +1,162 @@
+# BYTES room: big-endian loads and stores, a bounded reader and a growing output
+# buffer, all inline.  It knows no AMQP, no frames and no Python value but `bytes`.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef extern from *:
+    """
+    #ifndef RBFLY_WIRE_H
+    #define RBFLY_WIRE_H
+    #include <stdint.h>
+    #include <string.h>
+
+    /* Shifts, not casts: right on any byte order and alignment, and compilers make one
+       load or store with a byte swap of them. */
+    static inline uint16_t load_u16(const uint8_t *p) {
+        return (uint16_t)(((uint32_t)p[0] << 8) | p[1]);
+    }
+    static inline uint32_t load_u32(const uint8_t *p) {
+        return ((uint32_t)p[0] << 24) | ((uint32_t)p[1] << 16) | ((uint32_t)p[2] << 8) | p[3];
+    }
+    static inline uint64_t load_u64(const uint8_t *p) {
+        return ((uint64_t)load_u32(p) << 32) | load_u32(p + 4);
+    }
+    static inline void store_u16(uint8_t *p, uint16_t v) {
+        p[0] = (uint8_t)(v >> 8); p[1] = (uint8_t)v;
+    }
+    static inline void store_u32(uint8_t *p, uint32_t v) {
+        p[0] = (uint8_t)(v >> 24); p[1] = (uint8_t)(v >> 16);
+        p[2] = (uint8_t)(v >> 8); p[3] = (uint8_t)v;
+    }
+    static inline void store_u64(uint8_t *p, uint64_t v) {
+        store_u32(p, (uint32_t)(v >> 32)); store_u32(p + 4, (uint32_t)v);
+    }
+
+    /* A cursor that cannot pass the end of its slice. */
+    typedef struct {
+        const uint8_t *p;
+        const uint8_t *end;
+    } Reader;
+
+    static inline Py_ssize_t reader_left(const Reader *r) { return r->end - r->p; }
+
+    /* Output: either a `bytes` object that grows (owner set), or fixed memory of
+       somebody else's (owner NULL), where running out of room is a BufferError. */
+    typedef struct {
+        PyObject *owner;
+        uint8_t *start;
+        uint8_t *p;
+        uint8_t *end;
+    } OutBuffer;
+
+    static inline int out_open(OutBuffer *out, Py_ssize_t capacity) {
+        out->owner = PyBytes_FromStringAndSize(NULL, capacity);
+        if (out->owner == NULL) {
+            out->start = out->p = out->end = NULL;
+            return -1;
+        }
+        out->start = out->p = (uint8_t *)PyBytes_AS_STRING(out->owner);
+        out->end = out->start + capacity;
+        return 0;
+    }
+
+    static inline void out_fixed(OutBuffer *out, uint8_t *start, Py_ssize_t size) {
+        out->owner = NULL;
+        out->start = out->p = start;
+        out->end = start + size;
+    }
+
+    static inline Py_ssize_t out_size(const OutBuffer *out) { return out->p - out->start; }
+
+    #if defined(__GNUC__) || defined(__clang__)
+    __attribute__((noinline, cold, unused))
+    #endif
+    static int out_grow(OutBuffer *out, Py_ssize_t n) {
+        Py_ssize_t used = out_size(out), capacity = out->end - out->start;
+        if (out->owner == NULL) {
+            PyErr_SetString(PyExc_BufferError, "output buffer is too small");
+            return -1;
+        }
+        if (n > PY_SSIZE_T_MAX / 2 - used) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        capacity += capacity;
+        if (capacity < used + n) capacity = used + n;
+        /* a new object, not a resized one: when memory runs out the old bytes must stay */
+        PyObject *grown = PyBytes_FromStringAndSize(NULL, capacity);
+        if (grown == NULL) return -1;
+        memcpy(PyBytes_AS_STRING(grown), out->start, (size_t)used);
+        Py_SETREF(out->owner, grown);
+        out->start = (uint8_t *)PyBytes_AS_STRING(out->owner);
+        out->p = out->start + used;
+        out->end = out->start + capacity;
+        return 0;
+    }
+
+    /* Room for n more bytes behind out->p. */
+    static inline int out_reserve(OutBuffer *out, Py_ssize_t n) {
+        return out->end - out->p >= n ? 0 : out_grow(out, n);
+    }
+
+    /* The written bytes as an exact `bytes`; the buffer is empty and closed afterwards. */
+    static inline PyObject *out_finish(OutBuffer *out) {
+        PyObject *owner = out->owner;
+        Py_ssize_t used = out_size(out);
+        out->owner = NULL;
+        out->start = out->p = out->end = NULL;
+        if (owner == NULL) {
+            PyErr_SetString(PyExc_SystemError, "output buffer is closed");
+            return NULL;
+        }
+        if (_PyBytes_Resize(&owner, used) < 0) return NULL;
+        return owner;
+    }
+
+    static inline void out_discard(OutBuffer *out) {
+        Py_CLEAR(out->owner);
+        out->start = out->p = out->end = NULL;
+    }
+
+    /* Unchecked writes: behind an out_reserve that covers them. */
+    static inline void put_u8(OutBuffer *out, uint8_t v) { *out->p++ = v; }
+    static inline void put_u16(OutBuffer *out, uint16_t v) { store_u16(out->p, v); out->p += 2; }
+    static inline void put_u32(OutBuffer *out, uint32_t v) { store_u32(out->p, v); out->p += 4; }
+    static inline void put_u64(OutBuffer *out, uint64_t v) { store_u64(out->p, v); out->p += 8; }
+    static inline void put_bytes(OutBuffer *out, const void *data, Py_ssize_t n) {
+        memcpy(out->p, data, (size_t)n); out->p += n;
+    }
+    #endif
+    """
+    uint16_t load_u16(const uint8_t *p) noexcept nogil
+    uint32_t load_u32(const uint8_t *p) noexcept nogil
+    uint64_t load_u64(const uint8_t *p) noexcept nogil
+    void store_u16(uint8_t *p, uint16_t v) noexcept nogil
+    void store_u32(uint8_t *p, uint32_t v) noexcept nogil
+    void store_u64(uint8_t *p, uint64_t v) noexcept nogil
+
+    ctypedef struct Reader:
+        const uint8_t *p
+        const uint8_t *end
+
+    Py_ssize_t reader_left(const Reader *r) noexcept nogil
+
+    ctypedef struct OutBuffer:
+        PyObject *owner
+        uint8_t *start
+        uint8_t *p
+        uint8_t *end
+
+    int out_open(OutBuffer *out, Py_ssize_t capacity) except -1
+    void out_fixed(OutBuffer *out, uint8_t *start, Py_ssize_t size) noexcept nogil
+    Py_ssize_t out_size(const OutBuffer *out) noexcept nogil
+    int out_reserve(OutBuffer *out, Py_ssize_t n) except -1
+    bytes out_finish(OutBuffer *out)
+    void out_discard(OutBuffer *out) noexcept
+    void put_u8(OutBuffer *out, uint8_t v) noexcept nogil
+    void put_u16(OutBuffer *out, uint16_t v) noexcept nogil
+    void put_u32(OutBuffer *out, uint32_t v) noexcept nogil
+    void put_u64(OutBuffer *out, uint64_t v) noexcept nogil
+    void put_bytes(OutBuffer *out, const void *data, Py_ssize_t n) noexcept nogil

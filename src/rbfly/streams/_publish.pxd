@@ -1,0 +1,75 @@
+# PUBLISH room: declarations for the engine.  No ABI promise between releases.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from rbfly._wire cimport OutBuffer
+
+
+cdef class Waiter:
+    cdef public object future
+    cdef readonly Py_ssize_t remaining
+    cdef readonly bint sealed
+    cdef readonly list errors
+    cdef bint _settle(self) noexcept
+
+
+cdef class Frame:
+    cdef bytes data
+    cdef list waiters
+    cdef Py_ssize_t count
+    cdef Py_ssize_t unsettled
+
+
+cdef struct Entry:
+    uint64_t id
+    uint64_t frame      # number of the frame that holds it
+    uint32_t start      # where it begins in the frame
+    uint32_t size       # from its publishing id to the end of its message
+    uint32_t waiter     # index into the frame's waiters
+    bint settled
+
+
+cdef class PublishWindow:
+    cdef readonly uint8_t publisher_id
+    cdef readonly uint64_t next_id
+    cdef readonly Py_ssize_t in_flight
+    cdef readonly Py_ssize_t frame_max
+    cdef readonly Py_ssize_t max_unconfirmed
+    cdef public object on_settled
+    cdef object filter_extract
+    cdef bint amqp
+    cdef bint busy
+    cdef bint unsorted              # queued ids are not ascending
+    cdef bint has_last
+    cdef uint64_t last_id           # highest id given so far, if has_last
+    cdef bint batched
+    cdef bint has_released
+    cdef uint64_t last_released     # highest id released, if has_released
+    cdef uint64_t released          # if batched: number of the first frame not released
+    cdef uint64_t released_end      # and the position behind the last entry released
+    cdef Py_ssize_t frame_entries
+    cdef Py_ssize_t capacity_hint
+    cdef OutBuffer out              # the open frame
+    cdef Frame open
+    cdef list frames                # finished and not yet settled, in order; the open one is not in it
+    cdef uint64_t frames_base       # number of frames[0]
+    cdef uint64_t next_frame        # number of the first finished frame that was not sent
+    cdef Entry *ring
+    cdef uint64_t mask
+    cdef uint64_t head              # positions: [head, sent) in flight, [sent, tail) queued
+    cdef uint64_t sent
+    cdef uint64_t tail
+    cdef uint64_t cursor            # where the next confirm is expected
+
+    cdef int _grow_ring(self) except -1
+    cdef int _open_frame(self) except -1
+    cdef int _finish_frame(self) except -1
+    cdef int _push(self, uint64_t id, Py_ssize_t start, Waiter waiter) except -1
+    cdef int _put_entry(self, uint64_t id, object message, object value) except -1
+    cdef int _repack(self, uint64_t first) except -1
+    cdef int _mark_released(self) except -1
+    cdef Entry *_find(self, uint64_t id) noexcept
+    cdef int _settle(self, uint64_t id, int code, list done) except -1
+    cdef int _release(self) except -1
+    cdef list confirm(self, const uint8_t *p, Py_ssize_t count)
+    cdef list refuse(self, const uint8_t *p, Py_ssize_t count)

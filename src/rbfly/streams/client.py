@@ -1,0 +1,389 @@
+"""USER room: the client."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import ssl as ssl_module
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, cast
+
+from ..amqp import get_message_ctx
+from ..error import RbFlyError
+from . import commands
+from .commands import ArgumentError, Tune
+from .connection import Connection
+from .const import ResponseCode
+from .error import ProtocolError, StreamDoesNotExist
+from .offset import Offset
+from .publisher import BasePublisher, Publisher
+from .subscriber import Subscription, stored_offset
+from .topology import Settings, Topology
+from .types import BloomFilterExtract, MessageFilter, PublisherInfo
+from .uri import AuthMechanism, ConnectionInfo, parse_uri
+
+__all__ = ['ConnectionInfo', 'StreamsClient', 'connection', 'streams_client']
+
+P = TypeVar('P')
+F = TypeVar('F', bound=Callable[..., Any])
+
+SEGMENT_SIZE_MAX = 3_000_000_000
+
+
+def streams_client(
+    uri: str | Sequence[str],
+    /,
+    auth_mechanism: AuthMechanism | ssl_module.SSLContext | None = AuthMechanism.PLAIN,
+    ssl: ssl_module.SSLContext | None = None,
+    *,
+    connection_name: str = '',
+    connect_timeout: float | None = 30.0,
+    reconnect_timeout: float | None = None,
+    heartbeat: int = 60,
+    frame_max: int = 0,
+) -> StreamsClient:
+    """Make a client; nothing is connected before its first use.
+
+    :param uri: `rabbitmq-stream://user:password@host:port/vhost`, each part percent-encoded, or
+        `rabbitmq-stream+tls://...`; or several of them, tried in turn.
+    :param auth_mechanism: how to authenticate; also takes an SSL context.
+    :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
+    :param connection_name: shown by the broker's management.
+    :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.
+    :param reconnect_timeout: the same once the client was connected.
+    :param heartbeat: interval to ask the broker for, in seconds; 0 leaves it to the broker.
+    :param frame_max: limit of a frame to ask the broker for, in bytes; 0 leaves it to the broker.
+    :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
+    """
+    if isinstance(auth_mechanism, ssl_module.SSLContext):
+        auth_mechanism, ssl = AuthMechanism.PLAIN, auth_mechanism
+    uris = [uri] if isinstance(uri, str) else list(uri)
+    if not uris:
+        raise ArgumentError('at least one URI is needed')
+    return StreamsClient(
+        [parse_uri(item, ssl) for item in uris],
+        auth_mechanism or AuthMechanism.PLAIN,
+        connection_name=connection_name,
+        connect_timeout=connect_timeout,
+        reconnect_timeout=reconnect_timeout,
+        heartbeat=heartbeat,
+        frame_max=frame_max,
+    )
+
+
+class StreamsClient:
+    """Creates and deletes streams, publishes to them and subscribes to them.
+
+    Made by :func:`streams_client`.  `async with client` closes its connections at the end; a
+    client that was closed connects again when it is used.
+    """
+
+    def __init__(
+        self,
+        connection_info: ConnectionInfo | Sequence[ConnectionInfo],
+        auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
+        *,
+        connection_name: str = '',
+        connect_timeout: float | None = 30.0,
+        reconnect_timeout: float | None = None,
+        heartbeat: int = 60,
+        frame_max: int = 0,
+    ) -> None:
+        if isinstance(connection_info, ConnectionInfo):
+            connection_info = [connection_info]
+        if not 0 <= heartbeat < 2**32 or not 0 <= frame_max < 2**32:
+            raise ArgumentError('heartbeat and frame_max must be in 0 to 2**32 - 1')
+        self._topology = Topology(
+            Settings(
+                tuple(connection_info),
+                auth_mechanism,
+                connection_name,
+                connect_timeout,
+                reconnect_timeout,
+                Tune(frame_max, heartbeat),
+            )
+        )
+        self._users = 0
+        self._names: set[tuple[str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f'<StreamsClient {", ".join(str(i) for i in self._topology.settings.infos)}>'
+
+    # -- connection
+
+    @property
+    def connected(self) -> bool:
+        """True if a connection is open."""
+        return self._topology.connected
+
+    async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
+        """An open connection, made if there is none.
+
+        :param wait_connected: if false, a client that is not connected raises ConnectionError.
+        """
+        if not wait_connected and not self.connected:
+            raise StreamsClient._not_connected()
+        return await self._topology.locator()
+
+    @staticmethod
+    def _not_connected() -> ConnectionError:
+        from .error import StreamConnectionError
+
+        return StreamConnectionError('the client is not connected')
+
+    async def disconnect(self) -> None:
+        """Close every connection; silent if there is none.  The client can be used again."""
+        await self._topology.close()
+
+    async def __aenter__(self) -> Self:
+        self._users += 1
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._users -= 1
+        if self._users == 0:
+            await self.disconnect()
+
+    # -- streams
+
+    async def create_stream(
+        self,
+        stream: str,
+        *,
+        max_length_bytes: int | None = None,
+        max_age: timedelta | None = None,
+        segment_size: int | None = None,
+        initial_cluster_size: int | None = None,
+        leader_locator: Literal['client-local', 'balanced'] | None = None,
+        filter_size: int | None = None,
+    ) -> None:
+        """Create a stream; silent if it exists with the same arguments.
+
+        :param stream: name of the stream.
+        :param max_length_bytes: oldest segments are removed above this size, in bytes.
+        :param max_age: and when they are older; whole seconds.
+        :param segment_size: size of a segment in bytes, at most 3,000,000,000.
+        :param initial_cluster_size: how many nodes replicate the stream, at least 1.
+        :param leader_locator: which node leads.
+        :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
+        :raises ProtocolError: the broker refused, e.g. it exists with other arguments (0x11).
+        :raises ValueError: an argument is out of range.
+        """
+        arguments: dict[str, str] = {}
+
+        def integer(key: str, name: str, value: int | None, low: int, high: int) -> None:
+            if value is None:
+                return
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ArgumentError(f'{name} must be int, not {type(value).__name__}')
+            if not low <= value <= high:
+                raise ArgumentError(f'{name} must be in {low} to {high}, not {value}')
+            arguments[key] = str(value)
+
+        check_stream(stream)
+        integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
+        if max_age is not None:
+            seconds = max_age // timedelta(seconds=1)
+            if seconds < 1 or max_age != timedelta(seconds=seconds):
+                raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
+            arguments['max-age'] = f'{seconds}s'
+        size = 'stream-max-segment-size-bytes'
+        integer(size, 'segment_size', segment_size, 1, SEGMENT_SIZE_MAX)
+        integer('initial-cluster-size', 'initial_cluster_size', initial_cluster_size, 1, 2**31 - 1)
+        if leader_locator is not None:
+            if leader_locator not in ('client-local', 'balanced'):
+                raise ArgumentError(
+                    f"leader_locator must be 'client-local' or 'balanced', not {leader_locator!r}"
+                )
+            arguments['queue-leader-locator'] = leader_locator
+        integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
+        locator = await self._topology.locator()
+        try:
+            await locator.request(commands.Create(stream, arguments))
+        except ProtocolError as ex:
+            if ex.code != ResponseCode.STREAM_ALREADY_EXISTS:
+                raise
+
+    async def delete_stream(self, stream: str) -> None:
+        """Delete a stream; silent if there is none.
+
+        :raises ProtocolError: the broker refused.
+        """
+        check_stream(stream)
+        locator = await self._topology.locator()
+        try:
+            await locator.request(commands.Delete(stream))
+        except StreamDoesNotExist:
+            pass
+
+    # -- publishing and subscribing
+
+    @asynccontextmanager
+    async def publisher(
+        self,
+        stream: str,
+        *,
+        name: str | None = None,
+        filter_extract: BloomFilterExtract | None = None,
+        cls: type[P] = Publisher,  # type: ignore[assignment]  # mypy: default of a type variable
+        amqp: bool = True,
+        max_unconfirmed: int = 10_000,
+    ) -> AsyncIterator[P]:
+        """A publisher to a stream, closed at the end of `async with`.
+
+        :param stream: name of the stream.
+        :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.
+        :param filter_extract: gives the filter value of a message, None for none.
+        :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
+        :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent as they are.
+        :param max_unconfirmed: how many messages may be in flight.
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises ProtocolError: the broker refused.
+        :raises RbFlyError: this client has a publisher of that name on the stream already.
+        """
+        check_stream(stream)
+        if max_unconfirmed < 1:
+            raise ArgumentError(f'max_unconfirmed must be at least 1, not {max_unconfirmed}')
+        info = PublisherInfo(stream, name or '', filter_extract, amqp, max_unconfirmed)
+        key = (stream, info.name)
+        if info.name:
+            if key in self._names:
+                raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
+            self._names.add(key)
+        try:
+            connection = await self._topology.publishing(stream)
+            publisher_id = connection.publisher_ids.pop()
+            try:
+                await connection.request(
+                    commands.DeclarePublisher(publisher_id, info.name, stream)
+                )
+                message_id = 1
+                if info.name:
+                    message_id += await connection.request(
+                        commands.QueryPublisherSequence(info.name, stream)
+                    )
+            except BaseException:
+                await asyncio.shield(delete_publisher(connection, publisher_id))
+                raise
+            publisher = cls(publisher_id, info, self, message_id)  # type: ignore[call-arg]
+            if isinstance(publisher, BasePublisher):
+                publisher._attach(connection)
+            try:
+                yield publisher
+            finally:
+                try:
+                    await cast(Any, publisher).close()
+                finally:
+                    if not isinstance(publisher, BasePublisher):
+                        await delete_publisher(connection, publisher_id)
+        finally:
+            self._names.discard(key)
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset = Offset.NEXT,
+        filter: MessageFilter | None = None,
+        timeout: float | None = 0,
+        amqp: bool = True,
+    ) -> Subscription:
+        """Messages of a stream, by `async for`.
+
+        :param stream: name of the stream.
+        :param offset: where to start.
+        :param filter: which messages to get; None for all.
+        :param timeout: seconds to wait for each next message; None or 0 for no limit.
+        :param amqp: decode messages; if false, their bytes are given as they are.
+        """
+        check_stream(stream)
+        return Subscription(self._topology, stream, offset, filter, timeout, amqp)
+
+    async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
+        """Store an offset under a reference, for :meth:`Offset.reference`.
+
+        :param stream: name of the stream.
+        :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :param value: offset of the last message that is done with; None for the one that this
+            task received last.
+        :raises LookupError: `value` is None and this task has received no message.
+        """
+        check_stream(stream)
+        if value is None:
+            value = get_message_ctx().stream_offset
+        frame = commands.store_offset(reference, stream, value)
+        locator = await self._topology.locator()
+        locator.write(frame)
+
+    async def read_offset(self, stream: str, reference: str) -> int | None:
+        """The offset stored under a reference; None if there is none."""
+        check_stream(stream)
+        offset = await stored_offset(await self._topology.locator(), stream, reference)
+        return None if offset.value is None else int(offset.value) - 1
+
+
+async def delete_publisher(connection: Connection, publisher_id: int) -> None:
+    """Remove a publisher that may or may not be declared; its id can be used again then."""
+    if connection.is_open:
+        try:
+            await connection.request(commands.DeletePublisher(publisher_id))
+        except RbFlyError:
+            pass
+    connection.publisher_ids.add(publisher_id)
+
+
+def check_stream(stream: str) -> None:
+    if not isinstance(stream, str):
+        raise ArgumentError(f'stream must be str, not {type(stream).__name__}')
+    if not stream or '\r' in stream or '\n' in stream:
+        raise ArgumentError(f'stream name must not be empty or hold line ends: {stream!r}')
+
+
+def connection(coro: F) -> F:
+    """Decorator: keep a client connected while a coroutine or an asynchronous generator runs.
+
+    The client is the first argument that is a :class:`StreamsClient`.  Its connections are closed
+    when the last of the nested or parallel calls that use it ends.
+
+    :raises RbFlyError: `coro` is neither, or it is called without a client.
+    """
+    function: Any = coro
+    while isinstance(function, functools.partial):
+        function = function.func
+
+    def client_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StreamsClient:
+        bound = coro.args if isinstance(coro, functools.partial) else ()
+        for value in (*bound, *args, *kwargs.values()):
+            if isinstance(value, StreamsClient):
+                return value
+        raise RbFlyError(f'{function.__name__} was called without a streams client')
+
+    if inspect.iscoroutinefunction(function):
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            async with client_of(args, kwargs):
+                return await coro(*args, **kwargs)
+
+    elif inspect.isasyncgenfunction(function):
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            async with client_of(args, kwargs):
+                generator = coro(*args, **kwargs)
+                try:
+                    async for value in generator:
+                        yield value
+                finally:
+                    await generator.aclose()
+
+    else:
+        raise RbFlyError(f'{coro!r} is neither a coroutine function nor an async generator one')
+    return cast(F, functools.update_wrapper(run, function))

@@ -1,0 +1,322 @@
+"""IO room: one connection to one node.
+
+Handshake, requests and responses, heartbeats, flow control and close; bytes are made and read
+below, in :mod:`rbfly.streams.commands` and in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as ssl_module
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, TypeVar, cast
+
+from . import commands
+from ._engine import Engine
+from .commands import Broker, Command, ServerClose, Tune
+from .const import RESPONSE, Key, ResponseCode
+from .error import (
+    AuthenticationError,
+    FrameError,
+    StreamConnectionError,
+    TLSError,
+    protocol_error,
+)
+from .uri import AuthMechanism, ConnectionInfo
+
+__all__ = ['Connection']
+
+T = TypeVar('T')
+
+logger = logging.getLogger(__name__)
+
+WRITE_HIGH = 2**20  # bytes the transport may hold before writing pauses
+WRITE_LOW = 2**18
+CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
+IDS = 256  # publishers, and subscriptions, of one connection
+FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions
+
+PROPERTIES = {
+    'product': 'RbFly',
+    'version': version('rbfly'),
+    'platform': 'Python',
+    'copyright': 'Apache-2.0',
+}
+
+
+class Connection(Engine, asyncio.BufferedProtocol):
+    """An open connection; made by :meth:`Connection.open`.
+
+    :ivar frame_max: negotiated limit of a frame in bytes, 0 for none.
+    :ivar heartbeat: negotiated interval in seconds, 0 for none.
+    :ivar advertised: the node's advertised address, None if it does not tell.
+    :ivar error: why the connection ended; None while it is open.
+    :ivar paused: the transport has enough to write for now.
+    """
+
+    def __init__(self, info: ConnectionInfo) -> None:
+        super().__init__()
+        self.info = info
+        self.frame_max = 0
+        self.heartbeat = 0
+        self.advertised: Broker | None = None
+        self.server_properties: dict[str, str] = {}
+        self.error: Exception | None = None
+        self.paused = False
+        self.publisher_ids = set(range(IDS))
+        self.subscription_ids = set(range(IDS))
+        self.on_lost: dict[object, Callable[[Exception], None]] = {}
+        self.on_resume: dict[object, Callable[[], None]] = {}
+        self.on_metadata_update: dict[object, Callable[[str], None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._requests: dict[int, asyncio.Future[bytes]] = {}
+        self._correlation_id = 0
+        self._tune: asyncio.Future[Tune] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._step = 'connecting'
+        self._timer: asyncio.TimerHandle | None = None
+        self._wrote = False
+        self._seen = 0
+        self._silent = 0
+        self._unknown: set[tuple[int, int]] = set()
+
+    # -- opening and closing
+
+    @classmethod
+    async def open(
+        cls,
+        info: ConnectionInfo,
+        auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
+        name: str = '',
+        tune: Tune = Tune(0, 60),  # noqa: B008 - immutable
+    ) -> Connection:
+        """Connect to a node, authenticate and open the virtual host.
+
+        :raises AuthenticationError: wrong user or password, or no mechanism in common.
+        :raises VirtualHostError: unknown virtual host, or the user may not enter it.
+        :raises TLSError: the node's certificate does not hold, or it speaks no TLS.
+        :raises FrameError: the peer does not speak the stream protocol.
+        :raises StreamConnectionError: no connection, or it ended during the handshake.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: cls(info), info.host, info.port, ssl=info.ssl
+            )
+        except ssl_module.SSLEOFError as ex:
+            raise StreamConnectionError(f'{info}: {ex}') from ex
+        except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
+            raise TLSError(f'{info}: {ex}') from ex
+        except (OSError, UnicodeError) as ex:
+            raise StreamConnectionError(f'{info}: {ex}') from ex
+        try:
+            await connection._handshake(auth_mechanism, name, tune)
+        except BaseException:
+            connection.abort(StreamConnectionError('the handshake failed'))
+            await connection._closed
+            raise
+        return connection
+
+    async def _handshake(self, auth: AuthMechanism, name: str, tune: Tune) -> None:
+        # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
+        self._step = 'exchanging peer properties'
+        properties = PROPERTIES | ({'connection_name': name} if name else {})
+        self.server_properties = await self.request(commands.PeerProperties(properties))
+        self._step = 'negotiating the SASL mechanism'
+        offered = await self.request(commands.SaslHandshake())
+        if auth.value not in offered:
+            raise AuthenticationError(
+                ResponseCode.SASL_MECHANISM_NOT_SUPPORTED,
+                f'{self.info} offers {", ".join(offered) or "none"}, not {auth.value}',
+            )
+        self._step = 'authenticating'
+        data = b''
+        if auth is AuthMechanism.PLAIN:
+            data = f'\0{self.info.username}\0{self.info.password}'.encode()
+        await self.request(commands.SaslAuthenticate(auth.value, data))
+        self._step = 'waiting for the broker to tune'
+        agreed = tune.agree(await self._tune)
+        self.frame_max, self.heartbeat = agreed.frame_max, agreed.heartbeat
+        self.write(agreed.encode())
+        self._step = 'opening the virtual host'
+        opened = await self.request(commands.Open(self.info.virtual_host))
+        host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
+        if host and port.isdecimal():
+            self.advertised = Broker(host, int(port))
+        if broker_version(self.server_properties) >= FIRST_OPTIONAL:
+            self._step = 'exchanging command versions'
+            await self.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
+        self._step = 'open'
+        if self.heartbeat:
+            self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
+
+    @property
+    def is_open(self) -> bool:
+        """True until the connection is closed or lost."""
+        return self.error is None
+
+    async def close(self) -> None:
+        """Say goodbye and close; silent if the connection is gone already."""
+        if self.error is None:
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await self.request(commands.Close())
+            except (TimeoutError, StreamConnectionError):
+                pass
+            finally:
+                self.abort(StreamConnectionError('the connection was closed'))
+        await asyncio.shield(self._closed)
+
+    def abort(self, error: Exception) -> None:
+        """End the connection at once; whoever waits on it gets the error."""
+        self._fail(error)
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self._closed.done():
+            self._closed.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        self.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for future in (*self._requests.values(), self._tune):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: nobody may be waiting any more
+        for callback in list(self.on_lost.values()):
+            callback(error)
+
+    # -- asyncio protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
+        if self.error is not None:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, ssl_module.SSLError):
+            error: StreamConnectionError = TLSError(f'{self.info}: {exc}')
+        else:
+            detail = f': {exc}' if exc else ''
+            state = '' if self._step == 'open' else f' while {self._step}'
+            error = StreamConnectionError(f'{self.info}: connection lost{state}{detail}')
+        error.__cause__ = exc
+        self._fail(error)
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        for callback in list(self.on_resume.values()):
+            callback()
+
+    # -- frames
+
+    def write(self, data: bytes) -> None:
+        """Write whole frames; nothing happens on a connection that has ended."""
+        if self.error is None and self._transport is not None:
+            self._wrote = True
+            self._transport.write(data)
+
+    async def request(self, command: Command[T]) -> T:
+        """Send a request and wait for its response.
+
+        :raises ProtocolError: the broker refused, with the code of the response.
+        :raises StreamConnectionError: the connection ended first.
+        """
+        future = self.send_request(command)
+        reader = commands.Reader(await future)
+        if command.key is not Key.METADATA:
+            code = reader.u16()
+            if code != ResponseCode.OK:
+                raise protocol_error(code, stream=getattr(command, 'stream', ''))
+        return command.parse(reader)
+
+    def send_request(self, command: Command[Any]) -> asyncio.Future[bytes]:
+        """Send a request now; the future gets the bytes behind the correlation id."""
+        if self.error is not None:
+            raise StreamConnectionError(str(self.error)) from self.error
+        self._correlation_id = correlation_id = (self._correlation_id + 1) % 2**32
+        data = command.encode(correlation_id)
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._requests[correlation_id] = future
+        future.add_done_callback(lambda _: self._requests.pop(correlation_id, None))
+        self.write(data)
+        return future
+
+    def on_frame(self, key: int, version: int, body: bytes) -> None:
+        if key & RESPONSE and key != Key.CREDIT | RESPONSE:
+            future = self._requests.get(int.from_bytes(body[:4], 'big'))
+            if future is not None and not future.done():
+                future.set_result(body[4:])
+        elif key == Key.HEARTBEAT:
+            pass  # any received byte counts as a sign of life
+        elif key == Key.TUNE:
+            if not self._tune.done():
+                self._tune.set_result(Tune.parse(body))
+        elif key == Key.CLOSE:
+            close = ServerClose.parse(body)
+            self.write(commands.close_response(close.correlation_id))
+            self._fail(
+                StreamConnectionError(
+                    f'{self.info}: closed by the broker: {close.reason} (code 0x{close.code:02x})'
+                )
+            )
+            if self._transport is not None:
+                self._transport.close()
+        elif key == Key.METADATA_UPDATE:
+            update = commands.MetadataUpdate.parse(body)
+            for callback in list(self.on_metadata_update.values()):
+                callback(update.stream)
+        elif key == Key.CREDIT | RESPONSE:
+            logger.debug('%s: credit for a subscription that has ended', self.info)
+        elif (key, version) not in self._unknown:
+            self._unknown.add((key, version))
+            logger.warning('%s: frame 0x%04x version %d skipped', self.info, key, version)
+
+    def on_failure(self, error: Exception) -> None:
+        if isinstance(error, FrameError):
+            failure = FrameError(f'{self.info} does not speak the stream protocol: {error}')
+            failure.__cause__ = error
+            self.abort(failure)
+        else:
+            self.abort(error)
+            self._loop.call_exception_handler(
+                {'message': 'a callback of the connection failed', 'exception': error}
+            )
+
+    # -- heartbeats
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
+        if not self._wrote:
+            self.write(commands.HEARTBEAT)
+        self._wrote = False
+        self._silent = 0 if self.received != self._seen else self._silent + 1
+        self._seen = self.received
+        if self._silent >= 4:
+            self.abort(
+                StreamConnectionError(
+                    f'{self.info}: nothing received for {2 * self.heartbeat} seconds'
+                )
+            )
+
+
+def broker_version(properties: dict[str, str]) -> tuple[int, int]:
+    """Major and minor version from the broker's properties; (0, 0) if it does not tell."""
+    major, _, rest = properties.get('version', '').partition('.')
+    minor = rest.partition('.')[0]
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)

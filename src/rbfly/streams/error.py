@@ -1,0 +1,143 @@
+"""Errors of the stream protocol, of publishers and of subscriptions; a leaf.
+
+Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
+"""
+
+from ..error import RbFlyError
+from .const import ResponseCode
+
+__all__ = [
+    'AuthenticationError',
+    'ChunkError',
+    'ConfirmTimeout',
+    'ConnectTimeout',
+    'FrameError',
+    'ProtocolError',
+    'PublishError',
+    'PublisherError',
+    'StreamConnectionError',
+    'StreamDoesNotExist',
+    'SubscriptionError',
+    'TLSError',
+    'URIError',
+    'VirtualHostError',
+    'protocol_error',
+]
+
+TEXTS = {
+    ResponseCode.STREAM_DOES_NOT_EXIST: 'stream does not exist',
+    ResponseCode.SUBSCRIPTION_ID_ALREADY_EXISTS: 'subscription id already exists',
+    ResponseCode.SUBSCRIPTION_ID_DOES_NOT_EXIST: 'subscription id does not exist',
+    ResponseCode.STREAM_ALREADY_EXISTS: 'stream already exists',
+    ResponseCode.STREAM_NOT_AVAILABLE: 'stream is not available',
+    ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: 'SASL mechanism is not supported',
+    ResponseCode.AUTHENTICATION_FAILURE: 'authentication failure',
+    ResponseCode.SASL_ERROR: 'SASL error',
+    ResponseCode.SASL_CHALLENGE: 'SASL challenge',
+    ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK: 'user may connect from loopback only',
+    ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE: 'virtual host access failure',
+    ResponseCode.UNKNOWN_FRAME: 'unknown frame',
+    ResponseCode.FRAME_TOO_LARGE: 'frame is too large',
+    ResponseCode.INTERNAL_ERROR: 'internal error',
+    ResponseCode.ACCESS_REFUSED: 'access refused',
+    ResponseCode.PRECONDITION_FAILED: 'precondition failed',
+    ResponseCode.PUBLISHER_DOES_NOT_EXIST: 'publisher does not exist',
+    ResponseCode.NO_OFFSET: 'no offset',
+    ResponseCode.SASL_CANNOT_CHANGE_MECHANISM: 'SASL mechanism cannot be changed',
+    ResponseCode.SASL_CANNOT_CHANGE_USERNAME: 'SASL user name cannot be changed',
+}
+
+
+class ProtocolError(RbFlyError):
+    """The broker refused a request, or broke the protocol.
+
+    :ivar code: response code of the stream protocol (int).
+    """
+
+    def __init__(self, code: int, detail: str = '') -> None:
+        self.code = code
+        text = TEXTS.get(code, 'unknown response code')  # type: ignore[call-overload]
+        message = f'{text} (code 0x{code:02x})'
+        super().__init__(f'{detail}: {message}' if detail else message)
+
+
+class StreamDoesNotExist(ProtocolError):
+    """The stream does not exist, or was deleted while in use (code 0x02)."""
+
+    def __init__(self, stream: str = '') -> None:
+        super().__init__(ResponseCode.STREAM_DOES_NOT_EXIST, f'stream {stream!r}' if stream else '')
+
+
+class AuthenticationError(ProtocolError):
+    """Wrong user or password, or no SASL mechanism in common (codes 0x07, 0x08, 0x09, 0x0b)."""
+
+
+class VirtualHostError(ProtocolError):
+    """The virtual host is unknown, or the user may not enter it (code 0x0c)."""
+
+
+class PublishError(ProtocolError):
+    """The broker did not store a message.
+
+    :ivar publish_id: publishing id of the message (int); of the first one, if several.
+    :ivar errors: `(publish id, code)` of every message that one wait was for (list).
+    """
+
+    def __init__(self, code: int, publish_id: int) -> None:
+        super().__init__(code, f'message with publish id {publish_id} was not stored')
+        self.publish_id = publish_id
+        self.errors = [(publish_id, code)]
+
+
+class PublisherError(RbFlyError):
+    """A publisher was used wrongly: closed, or a message that fits no frame."""
+
+
+class SubscriptionError(RbFlyError):
+    """A subscription was used wrongly: closed, or iterated by two tasks at once."""
+
+
+class URIError(RbFlyError, ValueError):
+    """A broker URI that cannot be understood."""
+
+
+class StreamConnectionError(RbFlyError, ConnectionError):
+    """No connection to a broker, or it was lost."""
+
+
+class TLSError(StreamConnectionError):
+    """TLS could not be agreed on, e.g. the broker's certificate is not trusted."""
+
+
+class FrameError(StreamConnectionError):
+    """The peer sent bytes that are not frames of the stream protocol."""
+
+
+class ChunkError(SubscriptionError):
+    """A chunk is damaged: its CRC, its header or the sizes in it are wrong."""
+
+
+class ConnectTimeout(StreamConnectionError, TimeoutError):
+    """No connection within `connect_timeout`."""
+
+
+class ConfirmTimeout(RbFlyError, TimeoutError):
+    """No confirm in time; the message may still be stored."""
+
+
+_BY_CODE: dict[int, type[ProtocolError]] = {
+    ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: AuthenticationError,
+    ResponseCode.AUTHENTICATION_FAILURE: AuthenticationError,
+    ResponseCode.SASL_ERROR: AuthenticationError,
+    ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK: AuthenticationError,
+    ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE: VirtualHostError,
+}
+
+
+def protocol_error(code: int, detail: str = '', stream: str = '') -> ProtocolError:
+    """The error of the class that belongs to a response code."""
+    if code == ResponseCode.STREAM_DOES_NOT_EXIST:
+        return StreamDoesNotExist(stream)
+    if stream:
+        detail = f'{detail}: stream {stream!r}' if detail else f'stream {stream!r}'
+    return _BY_CODE.get(code, ProtocolError)(code, detail)

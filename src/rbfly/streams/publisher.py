@@ -1,0 +1,314 @@
+"""USER room: publishers.
+
+Ids are given and values are encoded when a message enters the outgoing frame, never after an
+await; the window below keeps what is unconfirmed and tells whose messages are settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..types import AMQPBody
+from . import commands
+from ._publish import PublishWindow, Waiter
+from .error import (
+    ConfirmTimeout,
+    ProtocolError,
+    PublisherError,
+    PublishError,
+    StreamConnectionError,
+)
+from .types import MessageCtx, PublisherInfo
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ['BasePublisher', 'Publisher', 'PublisherBatchFast']
+
+CLOSE_TIMEOUT = 30.0  # seconds that close() waits for confirms
+
+
+class BasePublisher:
+    """What all publishers share; made by :meth:`StreamsClient.publisher`.
+
+    :ivar name: name for deduplication, empty for none.
+    :ivar stream: name of the stream.
+    """
+
+    _batched = False
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        self.name = info.name
+        self.stream = info.stream
+        self._id = publisher_id
+        self._info = info
+        self._client = client
+        self._first_id = message_id
+        self._window: PublishWindow = None  # type: ignore[assignment]  # set by _attach
+        self._connection: Connection = None  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._closed = False
+        self._error: Exception | None = None
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._granted = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def message_id(self) -> int:
+        """Publishing id of the next message."""
+        return self._first_id if self._window is None else self._window.next_id
+
+    def __repr__(self) -> str:
+        return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
+
+    # -- connection
+
+    def _attach(self, connection: Connection) -> None:
+        self._connection = connection
+        self._window = window = PublishWindow(
+            self._id,
+            connection.frame_max,
+            self._info.max_unconfirmed,
+            self._first_id,
+            self._info.filter_extract,
+            self._info.amqp,
+            self._batched,
+        )
+        window.on_settled = self._on_settled
+        connection.set_publisher(self._id, window)
+        connection.on_lost[self] = self._on_lost
+        connection.on_resume[self] = self._write
+
+    def _detach(self) -> None:
+        connection = self._connection
+        connection.set_publisher(self._id, None)
+        connection.on_lost.pop(self, None)
+        connection.on_resume.pop(self, None)
+
+    def _on_lost(self, error: Exception) -> None:
+        self._error = error
+        self._abandon(error)
+
+    def _abandon(self, error: Exception) -> None:
+        for waiter in self._window.abandon():
+            self._settle(waiter, error)
+        while self._room:
+            future = self._room.popleft()
+            if not future.done():
+                future.set_exception(error)
+        self._wake_idle()
+
+    # -- writing
+
+    def _check(self) -> None:
+        if self._closed:
+            raise PublisherError(f'{self!r} is closed')
+        if self._error is not None:
+            raise StreamConnectionError(str(self._error)) from self._error
+
+    def _write(self) -> None:
+        self._scheduled = False
+        connection = self._connection
+        window = self._window
+        while not connection.paused:
+            data = window.take()
+            if data is None:
+                break
+            connection.write(data)
+
+    def _schedule(self) -> None:
+        # Idle: at once.  Otherwise what is sent in this turn of the loop leaves together.
+        if self._scheduled:
+            return
+        if self._window.in_flight == 0:
+            self._write()
+        else:
+            self._scheduled = True
+            self._loop.call_soon(self._write)
+
+    def _on_settled(self, done: list[Waiter]) -> None:
+        for waiter in done:
+            self._settle(waiter, None)
+        window = self._window
+        if window.queued:
+            self._write()
+        if self._room:
+            self._grant()
+        if self._idle is not None and window.unsettled == 0:
+            self._wake_idle()
+
+    def _settle(self, waiter: Waiter, error: Exception | None) -> None:
+        future = waiter.future
+        if future is None or future.done():
+            return
+        if waiter.errors:
+            error = PublishError(waiter.errors[0][1], waiter.errors[0][0])
+            error.errors = waiter.errors
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    # -- room in the window
+
+    def _is_full(self) -> bool:
+        window = self._window
+        return bool(self._room) or window.unsettled + self._granted >= window.max_unconfirmed
+
+    def _grant(self) -> None:
+        window = self._window
+        free = window.max_unconfirmed - window.unsettled - self._granted
+        while self._room and free > 0:
+            future = self._room.popleft()
+            if not future.done():
+                future.set_result(None)
+                self._granted += 1
+                free -= 1
+
+    async def _wait_room(self) -> None:
+        future = self._loop.create_future()
+        self._room.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._granted -= 1  # granted in the same turn as cancelled: to the next one
+                self._grant()
+            raise
+        self._granted -= 1
+        self._check()
+
+    # -- closing
+
+    def _wake_idle(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def close(self) -> None:
+        """Send what is queued and wait until it is confirmed, at most 30 seconds.
+
+        Whoever still waits for a confirm then gets a :class:`PublisherError`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._error is None:
+                self._release()
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    while self._window.unsettled and self._error is None:
+                        self._idle = self._loop.create_future()
+                        await self._idle
+        except TimeoutError:
+            raise ConfirmTimeout(
+                f'{self!r}: {self._window.unsettled} messages were not confirmed'
+                f' within {CLOSE_TIMEOUT} s; they may still be stored'
+            ) from None
+        finally:
+            self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
+            self._detach()
+            await self._delete()
+
+    def _release(self) -> None:
+        self._write()
+
+    async def _delete(self) -> None:
+        connection = self._connection
+        if connection.is_open:
+            try:
+                await connection.request(commands.DeletePublisher(self._id))
+            except (ProtocolError, StreamConnectionError):
+                pass  # the broker has removed it already
+        connection.publisher_ids.add(self._id)
+
+
+class Publisher(BasePublisher):
+    """Sends messages and waits for their confirms; safe to use from many tasks at once."""
+
+    async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
+        """Send a message; returns when the broker has confirmed it.
+
+        What many tasks send in one turn of the event loop leaves in as few frames as fit.  If
+        the wait is cancelled or times out, the message may still be stored.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
+        :raises PublishError: the broker did not store the message.
+        :raises AMQPEncoderError: the message has no AMQP 1.0 form.
+        :raises ValueError: its explicit publish id is not above the last one used.
+        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises ConfirmTimeout: no confirm in time.
+        :raises StreamConnectionError: the connection was lost before the confirm.
+        """
+        if timeout:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await self.send(message)
+            except TimeoutError:
+                raise ConfirmTimeout(f'no confirm within {timeout} s') from None
+        self._check()
+        if self._is_full():
+            await self._wait_room()
+        future = self._loop.create_future()
+        self._window.append(message, Waiter(future, True))
+        self._schedule()
+        await future
+
+
+class PublisherBatchFast(BasePublisher):
+    """Encodes messages with `batch`, sends them with `flush`."""
+
+    _batched = True
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, info, client, message_id)
+        self._waiter = Waiter()
+
+    def batch(self, message: AMQPBody | MessageCtx) -> None:
+        """Encode a message and queue it; nothing leaves before `flush` or `close`.
+
+        Never blocks.  Explicit publish ids may come in any order; `flush` sorts them.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
+        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
+        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        """
+        self._check()
+        self._window.append(message, self._waiter)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what is queued; returns when the broker has confirmed all of it.
+
+        :param timeout: seconds to wait for the confirms; None or 0 for no limit.
+        :raises PublishError: the broker did not store messages; `errors` lists them.
+        :raises ConfirmTimeout: not every confirm came in time.
+        :raises StreamConnectionError: the connection was lost before the confirms.
+        """
+        self._check()
+        waiter = self._waiter
+        if not waiter.remaining:
+            return
+        waiter.future = self._loop.create_future()
+        self._release()
+        if timeout:
+            try:
+                async with asyncio.timeout(timeout):
+                    await waiter.future
+            except TimeoutError:
+                raise ConfirmTimeout(f'not all confirms within {timeout} s') from None
+        else:
+            await waiter.future
+
+    def _release(self) -> None:
+        self._waiter.seal()
+        self._waiter = Waiter()
+        self._window.release()
+        self._write()
