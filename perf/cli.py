@@ -1,0 +1,391 @@
+"""The command line: `python -m perf`."""
+
+import argparse
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from . import environment, lanes, target
+from .brokers import cli as brokers
+from .results import Results, ResultsError, Settings, Writer, read
+
+__all__ = ['main']
+
+ROUNDS = 100
+QUICK_ROUNDS = 10
+
+EPILOG = """\
+examples:
+  python -m perf --quick                     a first impression, in a few minutes
+  python -m perf --lanes rbfly,bare-uvloop   this client and its floor
+  python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
+  python -m perf --resume                    go on with the run that was interrupted last
+  python -m perf compare old.jsonl new.jsonl
+
+Brokers are taken from RBFLY_URI and RBFLY_KAFKA; without these they are started on loopback.
+"""
+
+
+class CommandError(Exception):
+    """Something that the user is to be told in one line."""
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split(',') if word]
+
+
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+at_least_one.__name__ = 'number'
+
+
+def scales(text: str) -> dict[str, float]:
+    """Read `0.1` or `single=0.05,batch=0.2`; the key of a number alone is empty."""
+    found = {}
+    for word in words(text):
+        name, _, value = word.rpartition('=')
+        if name and name not in lanes.KINDS:
+            known = ', '.join(lanes.KINDS)
+            raise argparse.ArgumentTypeError(f'no kind of work {name}; there are {known}')
+        try:
+            scale = float(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f'not a number: {word}') from None
+        if not 0 < scale < float('inf'):
+            raise argparse.ArgumentTypeError(f'not above zero: {word}')
+        found[name] = scale
+    if not found:
+        raise argparse.ArgumentTypeError('empty')
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    main = argparse.ArgumentParser(
+        prog='python -m perf',
+        description='Benchmarks of RbFly beside its peers and beside the floor.',
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = main.add_subparsers(title='commands', metavar='COMMAND', required=True)
+
+    run = commands.add_parser(
+        'run',
+        help='run the benchmarks (what is done without a command)',
+        description=do_run.__doc__,
+    )
+    run.set_defaults(func=do_run)
+    run.add_argument(
+        '--lanes',
+        type=words,
+        default=[],
+        metavar='A,B',
+        help='lanes, libraries, kinds of work or patterns; see the command list',
+    )
+    run.add_argument(
+        '--scenario',
+        type=words,
+        default=[],
+        metavar='A,B',
+        help=f'of {", ".join(lanes.SCENARIOS)}; default: all',
+    )
+    run.add_argument(
+        '--rounds',
+        type=at_least_one,
+        metavar='N',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}',
+    )
+    run.add_argument(
+        '--scale',
+        type=scales,
+        default={},
+        metavar='S',
+        help='messages per round as part of the full number: 0.1, or single=0.05,batch=0.2',
+    )
+    run.add_argument('--seed', type=int, metavar='S', help='of the order; default: random')
+    size = run.add_mutually_exclusive_group()
+    size.add_argument('--quick', action='store_true', help='few messages, few rounds')
+    size.add_argument('--full', action='store_true', help='all messages (scale 1)')
+    run.add_argument(
+        '--resume', action='store_true', help='go on with --out, or with the run begun last'
+    )
+    run.add_argument('--out', type=Path, metavar='FILE', help='result file, JSON lines')
+
+    compare = commands.add_parser(
+        'compare', help='compare two result files', description=do_compare.__doc__
+    )
+    compare.set_defaults(func=do_compare)
+    compare.add_argument('a', type=Path, metavar='A')
+    compare.add_argument('b', type=Path, metavar='B')
+
+    listing = commands.add_parser(
+        'list', help='list scenarios and lanes, and what is missing', description=do_list.__doc__
+    )
+    listing.set_defaults(func=do_list)
+
+    demo = commands.add_parser(
+        'demo', help='publish and consume with RbFly, and say how fast', description=do_demo.__doc__
+    )
+    demo.set_defaults(func=do_demo)
+    demo.add_argument('--count', type=at_least_one, default=100_000, help='default: 100000')
+
+    brokers.add_parser(commands)
+    return main
+
+
+# -- run
+
+
+def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
+    """Messages per round, for the kinds of work that are chosen."""
+    found = {}
+    for kind in lanes.KINDS.values():
+        if kind.name in kinds:
+            scale = args.scale.get(kind.name, args.scale.get(''))
+            if scale is not None:
+                found[kind.name] = kind.count(scale)
+            elif args.quick:
+                found[kind.name] = kind.quick
+            else:
+                found[kind.name] = kind.count(1 if args.full else kind.scale)
+    return found
+
+
+def results_folder() -> Path:
+    return environment.folder() / 'perf' / 'results'
+
+
+def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]]]:
+    """Settings of a new run, and the lanes that it has to leave out."""
+    try:
+        chosen = lanes.select(args.lanes, args.scenario)
+    except ValueError as ex:
+        raise CommandError(str(ex)) from None
+    left_out = [
+        {'lane': lane.name, 'reason': reason}
+        for lane in chosen
+        if (reason := lanes.missing(lane.library))
+    ]
+    absent = {item['lane'] for item in left_out}
+    names = [lane.name for lane in chosen if lane.name not in absent]
+    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
+    settings = Settings(
+        rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
+        seed=seed,
+        counts=counts(args, {lane.kind.name for lane in chosen}),
+        lanes=names,
+    )
+    path = args.out or results_folder() / f'{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl'
+    return path, settings, left_out
+
+
+def resumed(args: argparse.Namespace) -> Results:
+    """Result file of the run to go on with; what is asked for must be what it was begun with."""
+    path = args.out
+    if path is None:
+        files = sorted(results_folder().glob('*.jsonl'))
+        if not files:
+            raise CommandError(f'no run to go on with in {results_folder()}')
+        path = files[-1]
+    results = read(path)
+    settings = results.settings
+    if unknown := [name for name in settings.lanes if name not in lanes.LANES]:
+        raise CommandError(f'{path} has lanes that there are no more: {", ".join(unknown)}')
+    other = []
+    if args.rounds not in (None, settings.rounds):
+        other.append(f'rounds {settings.rounds}')
+    if args.seed not in (None, settings.seed):
+        other.append(f'seed {settings.seed}')
+    if args.scale or args.quick or args.full:
+        asked = counts(args, set(settings.counts))
+        other += [f'{k} {n:,}' for k, n in settings.counts.items() if asked[k] != n]
+    if args.lanes or args.scenario:
+        left_out = {item['lane'] for item in results.header['left_out']}
+        try:
+            chosen = {lane.name for lane in lanes.select(args.lanes, args.scenario)}
+        except ValueError as ex:
+            raise CommandError(str(ex)) from None
+        if chosen - left_out != set(settings.lanes):
+            other.append(f'lanes {",".join(settings.lanes)}')
+    if other:
+        raise CommandError(f'{path} was begun with {"; ".join(other)}')
+    return results
+
+
+def open_stores(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Connect to the brokers that lanes need; also say which there are not."""
+    from .store import KafkaStore, RabbitStore, StoreError
+
+    classes = {'rabbitmq': RabbitStore, 'kafka': KafkaStore}
+    stores: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    for broker in {lanes.find(name).library.broker: None for name in names}:
+        try:
+            stores[broker] = classes[broker](target.address(broker))
+            stores[broker].about()
+        except (target.TargetError, *StoreError) as ex:
+            stores.pop(broker, None)
+            errors[broker] = str(ex)
+    return stores, errors
+
+
+def describe_lane(name: str) -> dict[str, str]:
+    lane = lanes.find(name)
+    return {
+        'lane': name,
+        'scenario': lane.kind.scenario,
+        'kind': lane.kind.name,
+        'library': lane.library.name,
+        'broker': lane.library.broker,
+        'loop': lane.library.loop,
+        'how': lane.library.how,
+    }
+
+
+def do_run(args: argparse.Namespace) -> int:
+    """Run every lane once in each round, in an order shuffled with the seed of the run."""
+    from . import runner, table
+
+    if args.resume:
+        earlier = resumed(args)
+        path, settings = earlier.path, earlier.settings
+        left_out: list[dict[str, str]] = []
+        for name in settings.lanes:
+            if reason := lanes.missing(lanes.find(name).library):
+                raise CommandError(f'{name}: {reason}')
+    else:
+        path, settings, left_out = begin(args)
+
+    stores, errors = open_stores(settings.lanes)
+    if errors and (args.resume or not stores):
+        raise CommandError('; '.join(errors.values()))
+    kept = []
+    for name in settings.lanes:
+        broker = lanes.find(name).library.broker
+        if broker in errors:
+            left_out.append({'lane': name, 'reason': errors[broker]})
+        else:
+            kept.append(name)
+    for item in left_out:
+        say(f'left out {item["lane"]}: {item["reason"]}')
+    if not kept:
+        raise CommandError('no lane is left')
+    settings = Settings(settings.rounds, settings.seed, settings.counts, kept)
+
+    libraries = {lanes.find(name).library for name in kept}
+    about = environment.describe(
+        lanes.versions(libraries),
+        {name: {**target.about(name), **store.about()} for name, store in stores.items()},
+    )
+    if args.resume:
+        for line in environment.differences(earlier.header['environment'], about):
+            say(f'since this run was begun, it differs in {line}')
+        writer = Writer.resume(earlier)
+        writer.write({'type': 'resumed', 'environment': about})
+    else:
+        writer = Writer.create(
+            path,
+            {
+                'environment': about,
+                'settings': settings.dump(),
+                'lanes': [describe_lane(name) for name in kept],
+                'left_out': left_out,
+            },
+        )
+    signal.signal(signal.SIGTERM, terminated)
+    say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
+    try:
+        runner.run(settings, writer, stores)
+    except KeyboardInterrupt:
+        say(f'interrupted; to go on: python -m perf --resume --out {path}')
+        return 130
+    finally:
+        writer.close()
+    for line in table.summary(writer.results):
+        print(line)
+    return 1 if writer.results.failed() else 0
+
+
+# -- the other commands
+
+
+def do_compare(args: argparse.Namespace) -> int:
+    """Per lane, the ratio of B's median to A's, with a 95 % bootstrap interval."""
+    from . import table
+
+    for line in table.compare(read(args.a), read(args.b)):
+        print(line)
+    return 0
+
+
+def do_list(args: argparse.Namespace) -> int:
+    """List scenarios, lanes, messages per round at --full and by default, and what is missing."""
+    for scenario, about in lanes.SCENARIOS.items():
+        print(f'{scenario}: {about}')
+        for kind in lanes.KINDS.values():
+            if kind.scenario != scenario:
+                continue
+            usual = kind.count(kind.scale)
+            numbers = (
+                f'{usual:,} messages a round, {kind.full:,} at --full, {kind.quick:,} at --quick'
+            )
+            print(f'  {kind.name}: {kind.title}; {numbers}')
+            for lane in lanes.LANES.values():
+                if lane.kind == kind:
+                    floor = ' (floor)' if lane.is_floor else ''
+                    reason = lanes.missing(lane.library)
+                    print(f'    {lane.name}{floor}{": " if reason else ""}{reason}')
+        print()
+    print('How they are used:')
+    for library in lanes.LIBRARIES.values():
+        print(f'  {library.name}: {library.how}')
+    return 0
+
+
+def do_demo(args: argparse.Namespace) -> int:
+    """Publish and consume messages with RbFly, and say how fast."""
+    if lanes.version('rbfly') is None:
+        raise CommandError(f'rbfly is not installed; {lanes.INSTALL}')
+    from rbfly.error import RbFlyError
+
+    from . import demo
+
+    uri = target.address('rabbitmq')
+    try:
+        demo.run(uri, args.count)
+    except (RbFlyError, OSError) as ex:
+        host = uri.rpartition('@')[2]
+        raise CommandError(f'{host}: {type(ex).__name__}: {ex}') from None
+    return 0
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def terminated(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or (argv[0].startswith('-') and argv[0] not in ('-h', '--help')):
+        argv.insert(0, 'run')
+    args = parser().parse_args(argv)
+    try:
+        return int(args.func(args))
+    except (CommandError, ResultsError, target.TargetError) as ex:
+        say(f'perf: {ex}')
+        return 2
+    except KeyboardInterrupt:
+        say('interrupted')
+        return 130

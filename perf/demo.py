@@ -1,0 +1,75 @@
+"""The demonstration: publish and consume with RbFly on a real broker, and say how fast."""
+
+import asyncio
+import importlib.util
+import secrets
+from collections.abc import Callable
+from time import perf_counter
+
+import rbfly.streams as rbs
+
+from .lanes.base import bodies
+from .progress import Progress
+
+__all__ = ['run']
+
+BATCH = 1_000
+
+
+async def publish(client: rbs.StreamsClient, stream: str, messages: list[bytes]) -> float:
+    """Publish in batches; seconds until all messages are confirmed."""
+    with Progress(len(messages), 'publish', 'messages') as progress:
+        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+            start = perf_counter()
+            for i in range(0, len(messages), BATCH):
+                batch = messages[i : i + BATCH]
+                for message in batch:
+                    publisher.batch(message)
+                await publisher.flush()
+                progress.step(len(batch))
+            return perf_counter() - start
+
+
+async def consume(client: rbs.StreamsClient, stream: str, messages: list[bytes]) -> float:
+    """Consume from the first message; seconds until all were there, as they were sent."""
+    with Progress(len(messages), 'consume', 'messages') as progress:
+        count = 0
+        start = perf_counter()
+        async for body in client.subscribe(stream, offset=rbs.Offset.FIRST):
+            if body != messages[count]:
+                raise ValueError(f'message {count} came back as {body!r}, not {messages[count]!r}')
+            count += 1
+            if count % BATCH == 0:
+                progress.step(BATCH)
+            if count == len(messages):
+                break
+        seconds = perf_counter() - start
+        if count % BATCH:
+            progress.step(count % BATCH)
+        return seconds
+
+
+async def demo(uri: str, count: int) -> None:
+    messages = bodies(count)
+    stream = f'rbfly-demo-{secrets.token_hex(4)}'
+    async with rbs.streams_client(uri, connect_timeout=5) as client:
+        await client.create_stream(stream)
+        try:
+            sent = await publish(client, stream, messages)
+            received = await consume(client, stream, messages)
+        finally:
+            await client.delete_stream(stream)
+    for text, seconds in (
+        ('published {:,} messages of 10 bytes, each confirmed', sent),
+        ('consumed {:,} messages, each compared with the one sent', received),
+    ):
+        print(f'{text.format(count)}, in {seconds:.2f} s: {count / seconds:,.0f}/s')
+
+
+def run(uri: str, count: int) -> None:
+    """Run the demonstration, on uvloop if it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if importlib.util.find_spec('uvloop') is not None:
+        factory = importlib.import_module('uvloop').new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(demo(uri, count))

@@ -1,0 +1,270 @@
+"""What is measured: scenarios, kinds of work, libraries; a lane is one library doing one kind.
+
+This table is plain data.  The code of a lane is in the module of its library, and is imported by
+the process of that lane only, so nothing of what is measured has to be installed to read it.
+"""
+
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+__all__ = [
+    'KINDS',
+    'LANES',
+    'LIBRARIES',
+    'SCENARIOS',
+    'Kind',
+    'Lane',
+    'Library',
+    'find',
+    'missing',
+    'select',
+    'version',
+    'versions',
+]
+
+SCENARIOS = {
+    'publish': 'messages of 10 bytes, confirmed: one after the other, and in batches of 100',
+    'pipeline': 'messages of 10 bytes, up to 10,000 of them unconfirmed',
+    'consume': 'a stream of messages of 10 bytes, read from its first message to its last',
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of work that several libraries do, so that their lanes can be compared.
+
+    :ivar full: messages per round at scale 1.
+    :ivar scale: scale when none is given.
+    :ivar quick: messages per round of a quick run.
+    :ivar size: messages in a batch; counts are multiples of it.
+    :ivar floor: library whose lane is the floor of this kind.
+    :ivar slowest: messages per second, below which a lane is taken for stuck.
+    """
+
+    name: str
+    scenario: str
+    title: str
+    full: int
+    scale: float
+    quick: int
+    size: int
+    floor: str
+    slowest: int
+    consumes: bool = False
+
+    def count(self, scale: float) -> int:
+        """Messages per round at that scale."""
+        return max(1, round(self.full * scale / self.size)) * self.size
+
+
+@dataclass(frozen=True)
+class Library:
+    """Something that publishes or consumes.
+
+    :ivar module: module of its lanes, in this package.
+    :ivar kinds: names of the kinds of work that it does.
+    :ivar needs: distributions on the package index without which it cannot run.
+    :ivar loop: event loop that its lanes run on.
+    :ivar broker: broker it talks to.
+    :ivar how: how it is used.
+    """
+
+    name: str
+    module: str
+    kinds: tuple[str, ...]
+    needs: tuple[str, ...]
+    loop: str
+    broker: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One library doing one kind of work."""
+
+    library: Library
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        return f'{self.library.name}-{self.kind.name}'
+
+    @property
+    def is_floor(self) -> bool:
+        return self.library.name == self.kind.floor
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name='single',
+            scenario='publish',
+            title='each message confirmed before the next',
+            full=200_000,
+            scale=0.05,
+            quick=500,
+            size=1,
+            floor='bare-uvloop',
+            slowest=100,
+        ),
+        Kind(
+            name='batch',
+            scenario='publish',
+            title='batches of 100, each confirmed before the next',
+            full=1_000_000,
+            scale=0.2,
+            quick=20_000,
+            size=100,
+            floor='bare-uvloop',
+            slowest=2_000,
+        ),
+        Kind(
+            name='window',
+            scenario='pipeline',
+            title='up to 10,000 messages unconfirmed',
+            full=1_000_000,
+            scale=0.5,
+            quick=200_000,
+            size=1_000,
+            floor='raw-socket',
+            slowest=5_000,
+        ),
+        Kind(
+            name='consume',
+            scenario='consume',
+            title='from first message to last, in chunks of about 1,000',
+            full=1_000_000,
+            scale=0.5,
+            quick=200_000,
+            size=4_000,
+            floor='raw-socket',
+            slowest=5_000,
+            consumes=True,
+        ),
+    )
+}
+
+LIBRARIES = {
+    library.name: library
+    for library in (
+        Library(
+            name='raw-socket',
+            module='raw_socket',
+            kinds=('single', 'batch', 'window', 'consume'),
+            needs=(),
+            loop='none',
+            broker='rabbitmq',
+            how='blocking socket; frames encoded before the clock starts, confirms counted;'
+            ' consuming: record counts read from chunk headers',
+        ),
+        Library(
+            name='bare-uvloop',
+            module='bare_uvloop',
+            kinds=('single', 'batch'),
+            needs=('uvloop',),
+            loop='uvloop',
+            broker='rabbitmq',
+            how='the frames of raw-socket from an asyncio protocol, one future per round trip',
+        ),
+        Library(
+            name='rbfly',
+            module='rbfly',
+            kinds=('single', 'batch', 'consume'),
+            needs=('rbfly', 'uvloop'),
+            loop='uvloop',
+            broker='rabbitmq',
+            how='Publisher.send; PublisherBatchFast.batch and flush; async for over bodies',
+        ),
+        Library(
+            name='rstream',
+            module='rstream',
+            kinds=('single', 'batch'),
+            needs=('rstream', 'uvloop'),
+            loop='uvloop',
+            broker='rabbitmq',
+            how='AMQPMessage; Producer.send_wait; Producer.send_batch with its confirm callback',
+        ),
+        Library(
+            name='aiokafka',
+            module='aiokafka',
+            kinds=('single', 'batch'),
+            needs=('aiokafka', 'msgpack', 'uvloop'),
+            loop='uvloop',
+            broker='kafka',
+            how='MessagePack, acks=all, one partition; send_and_wait; create_batch and send_batch',
+        ),
+    )
+}
+
+LANES = {
+    lane.name: lane
+    for lane in (
+        Lane(library, KINDS[kind]) for library in LIBRARIES.values() for kind in library.kinds
+    )
+}
+
+# How to get what is missing; the package index has another project under the name rbfly.
+INSTALL = "pip install '.[uvloop]' in the checkout"
+PEERS = "pip install '.[perf]' in the checkout"
+
+
+def find(name: str) -> Lane:
+    """Return the lane with that name."""
+    return LANES[name]
+
+
+def select(words: list[str], scenarios: list[str]) -> list[Lane]:
+    """Return lanes of the scenarios that a word names: a lane, library, kind or pattern.
+
+    No words or no scenarios are all of them.
+
+    :raises ValueError: nothing has a name like that.
+    """
+    for scenario in scenarios:
+        if scenario not in SCENARIOS:
+            raise ValueError(f'no scenario {scenario}; there are {", ".join(SCENARIOS)}')
+    lanes = [ln for ln in LANES.values() if not scenarios or ln.kind.scenario in scenarios]
+    if not words:
+        return lanes
+    chosen = set()
+    for word in words:
+        names = {
+            ln.name
+            for ln in lanes
+            if word in (ln.library.name, ln.kind.name) or fnmatchcase(ln.name, word)
+        }
+        if not names:
+            known = ', '.join(ln.name for ln in lanes)
+            raise ValueError(f'no lane, library or kind {word}; lanes are {known}')
+        chosen |= names
+    return [ln for ln in lanes if ln.name in chosen]
+
+
+def missing(library: Library) -> str:
+    """Say what is not installed and how to get it; empty if nothing is missing."""
+    absent = [name for name in library.needs if version(name) is None]
+    if not absent:
+        return ''
+    how = INSTALL if 'rbfly' in absent else PEERS
+    return f'{", ".join(absent)} not installed; {how}'
+
+
+def version(name: str) -> str | None:
+    """Version of an installed distribution; of ours, not of the one before it on the index."""
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if name == 'rbfly' and found.split('.')[0] == '0':
+        return None
+    return found
+
+
+def versions(libraries: Iterable[Library]) -> dict[str, str]:
+    """Versions of what these libraries need."""
+    names = sorted({name for library in libraries for name in library.needs})
+    found = {name: version(name) for name in names}
+    return {name: text for name, text in found.items() if text is not None}

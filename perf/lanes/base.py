@@ -1,0 +1,53 @@
+"""What the code of a lane looks like to the process that runs it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+__all__ = ['Target', 'Work', 'bodies']
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a lane works.
+
+    :ivar address: URI of RabbitMQ, or host:port of Kafka.
+    :ivar stream: name of stream or topic; the runner creates and deletes it.
+    """
+
+    address: str
+    stream: str
+
+
+class Work(ABC):
+    """The work of one lane: opened once, then prepared and run in every round, closed at last.
+
+    Only `run` is on the clock.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect."""
+
+    @abstractmethod
+    async def prepare(self, count: int) -> None:
+        """Make `count` messages, or whatever `run` is to find ready."""
+
+    @abstractmethod
+    async def run(self) -> int:
+        """Do the work; return the number of messages confirmed, or consumed."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Clean up behind `run`, off the clock."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect."""
+
+
+def bodies(count: int) -> list[bytes]:
+    """Make the bodies of a round: 10 bytes each, no two alike."""
+    return [b'%010d' % i for i in range(count)]

@@ -1,0 +1,64 @@
+"""Floor: a blocking socket, frames that are ready, confirms that are counted, nothing else."""
+
+from .. import wire
+from .base import Target, Work, bodies
+
+__all__ = ['make']
+
+# messages in a frame, messages unconfirmed at most
+SHAPE = {'single': (1, 1), 'batch': (100, 100), 'window': (1_000, 10_000)}
+
+
+class Publish(Work):
+    def __init__(self, target: Target, size: int, window: int) -> None:
+        super().__init__(target)
+        self.size = size
+        self.window = window
+        self.frames: list[bytes] = []
+
+    async def open(self) -> None:
+        self.connection = wire.Connection(self.target.address, timeout=None)
+        self.connection.declare_publisher(self.target.stream)
+
+    async def prepare(self, count: int) -> None:
+        self.frames = wire.publish_frames(bodies(count), self.size)
+
+    async def run(self) -> int:
+        return self.connection.publish(self.frames, self.size, self.window)
+
+    async def finish(self) -> None:
+        self.frames = []
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+class Consume(Work):
+    async def open(self) -> None:
+        self.connection = wire.Connection(self.target.address, timeout=None)
+
+    async def prepare(self, count: int) -> None:
+        self.count = count
+
+    async def run(self) -> int:
+        connection = self.connection
+        count = self.count
+        connection.subscribe(self.target.stream)
+        total = 0
+        for _, records in connection.chunks():
+            total += records
+            if total >= count:
+                break
+        return total
+
+    async def finish(self) -> None:
+        self.connection.unsubscribe()
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+def make(kind: str, target: Target) -> Work:
+    if kind == 'consume':
+        return Consume(target)
+    return Publish(target, *SHAPE[kind])

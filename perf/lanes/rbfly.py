@@ -1,0 +1,98 @@
+"""This client."""
+
+from contextlib import AsyncExitStack
+
+import rbfly.streams as rbs
+
+from .base import Target, Work, bodies
+
+__all__ = ['make']
+
+BATCH = 100
+
+
+class Client(Work):
+    """What the lanes have in common: the client, and its end."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.stack = AsyncExitStack()
+
+    async def open(self) -> None:
+        self.client = await self.stack.enter_async_context(rbs.streams_client(self.target.address))
+
+    async def close(self) -> None:
+        await self.stack.aclose()
+
+
+class Single(Client):
+    async def open(self) -> None:
+        await super().open()
+        self.publisher: rbs.Publisher = await self.stack.enter_async_context(
+            self.client.publisher(self.target.stream)
+        )
+
+    async def prepare(self, count: int) -> None:
+        self.bodies = bodies(count)
+
+    async def run(self) -> int:
+        send = self.publisher.send
+        count = 0
+        for body in self.bodies:
+            await send(body)
+            count += 1
+        return count
+
+    async def finish(self) -> None:
+        self.bodies = []
+
+
+class Batch(Client):
+    async def open(self) -> None:
+        await super().open()
+        self.publisher = await self.stack.enter_async_context(
+            self.client.publisher(self.target.stream, cls=rbs.PublisherBatchFast)
+        )
+
+    async def prepare(self, count: int) -> None:
+        data = bodies(count)
+        self.batches = [data[i : i + BATCH] for i in range(0, count, BATCH)]
+
+    async def run(self) -> int:
+        batch = self.publisher.batch
+        flush = self.publisher.flush
+        count = 0
+        for data in self.batches:
+            for body in data:
+                batch(body)
+            await flush()
+            count += len(data)
+        return count
+
+    async def finish(self) -> None:
+        self.batches = []
+
+
+class Consume(Client):
+    async def prepare(self, count: int) -> None:
+        self.count = count
+
+    async def run(self) -> int:
+        left = self.count
+        offset = rbs.Offset.FIRST
+        self.subscription = self.client.subscribe(self.target.stream, offset=offset)
+        async for _ in self.subscription:
+            left -= 1
+            if not left:
+                break
+        return self.count - left
+
+    async def finish(self) -> None:
+        await self.subscription.aclose()
+
+
+MAKE: dict[str, type[Client]] = {'single': Single, 'batch': Batch, 'consume': Consume}
+
+
+def make(kind: str, target: Target) -> Work:
+    return MAKE[kind](target)

@@ -1,0 +1,84 @@
+"""Progress on standard error: tqdm's bar on a terminal, a plain line now and then elsewhere."""
+
+import importlib
+import os
+import sys
+from time import monotonic
+from typing import Any
+
+__all__ = ['Progress']
+
+SILENCE = 10.0
+FORMAT = '{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}{postfix}]'
+
+
+def clock(seconds: float) -> str:
+    """Write a time as 1:02 or 1:02:03."""
+    minutes, secs = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{secs:02}' if hours else f'{minutes}:{secs:02}'
+
+
+class Progress:
+    """What has been done of a total, with the time that is left."""
+
+    def __init__(self, total: int, title: str, unit: str) -> None:
+        self.total = total
+        self.title = title
+        self.unit = unit
+        self.done = 0
+        self.note = ''
+        self.start = self.told = monotonic()
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            try:
+                tqdm = importlib.import_module('tqdm').tqdm
+            except ImportError:
+                pass
+            else:
+                # a pseudo-terminal may say that it has no rows, and tqdm would write none
+                known = all(os.get_terminal_size(sys.stderr.fileno()))
+                many = total >= 100_000
+                self.bar = tqdm(
+                    total=total,
+                    desc=title,
+                    unit=f' {unit}',
+                    unit_scale=many,
+                    bar_format=None if many else FORMAT,
+                    dynamic_ncols=known,
+                    ncols=None if known else 80,
+                    nrows=None if known else 24,
+                )
+
+    def __enter__(self) -> 'Progress':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def doing(self, note: str) -> None:
+        """Name what is being done."""
+        self.note = note
+        if self.bar is not None:
+            self.bar.set_postfix_str(note)
+
+    def step(self, n: int = 1) -> None:
+        """Count what has been done."""
+        self.done += n
+        if self.bar is not None:
+            self.bar.update(n)
+            return
+        now = monotonic()
+        if now - self.told > SILENCE or self.done >= self.total:
+            self.told = now
+            left = (now - self.start) / self.done * (self.total - self.done)
+            text = f'{self.title}: {self.done:,} of {self.total:,} {self.unit}'
+            print(f'{text}, {clock(left)} left', file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, above the bar."""
+        if self.bar is not None:
+            self.bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,129 @@
+"""The tables at the end of a run and of a comparison, as lines of text."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from . import environment, lanes
+from .results import Results
+from .stats import Interval, median_interval, ratio_interval
+
+__all__ = ['compare', 'summary']
+
+HEAD = (
+    'lane',
+    'rounds',
+    'rate/s',
+    '95 % interval',
+    'CPU us',
+    'peak MB',
+    'of floor',
+    'CPU of floor',
+)
+
+
+def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Pad the columns; the first is text, the others are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *others = row
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield '  '.join(cells).rstrip()
+
+
+def ratio(interval: Interval) -> str:
+    return f'{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]'
+
+
+def rates(interval: Interval) -> str:
+    return f'[{interval.low:,.0f}, {interval.high:,.0f}]'
+
+
+def ratio_by_round(results: Results, lane: str, floor: str, name: str) -> Interval | None:
+    """Ratio of a lane to its floor, over the rounds that both have."""
+    over, under = results.column(lane, name), results.column(floor, name)
+    both = sorted(over.keys() & under.keys())
+    if not both:
+        return None
+    seed = results.settings.seed
+    return ratio_interval([over[i] for i in both], [under[i] for i in both], seed, paired=True)
+
+
+def summary(results: Results) -> Iterator[str]:
+    """Median rates, CPU and memory, and ratios to the floor, a table per kind of work."""
+    settings = results.settings
+    failed = results.failed()
+    for kind in lanes.KINDS.values():
+        chosen = [name for name in settings.lanes if lanes.find(name).kind == kind]
+        if not chosen:
+            continue
+        floor = f'{kind.floor}-{kind.name}'
+        rows: list[tuple[str, ...]] = [HEAD]
+        for name in chosen:
+            values = list(results.column(name, 'rate').values())
+            if name in failed or not values:
+                continue
+            rate = median_interval(values, settings.seed)
+            cpu = median(results.column(name, 'cpu_per_message').values()) * 1e6
+            peak = median(results.column(name, 'max_rss').values()) / 2**20
+            cells = [name, str(len(values)), f'{rate.value:,.0f}', rates(rate)]
+            cells += [f'{cpu:.2f}', f'{peak:.0f}']
+            if name == floor:
+                cells += ['floor', '']
+            elif floor in failed:
+                cells += ['', '']
+            else:
+                for column in ('rate', 'cpu_per_message'):
+                    found = ratio_by_round(results, name, floor, column)
+                    cells.append(ratio(found) if found else '')
+            rows.append(tuple(cells))
+        count = settings.counts[kind.name]
+        yield ''
+        yield f'{kind.scenario}, {kind.name}: {kind.title}; {count:,} messages a round'
+        if len(rows) > 1:
+            yield from align(rows)
+    for name, error in failed.items():
+        yield ''
+        yield f'FAILED {name}: {error}'
+    for item in results.header['left_out']:
+        yield ''
+        yield f'left out {item["lane"]}: {item["reason"]}'
+
+
+def compare(a: Results, b: Results) -> Iterator[str]:
+    """Ratio of the second file's medians to the first's, lane by lane."""
+    yield f'A: {a.path}  {a.header["environment"]["time"]}'
+    yield f'B: {b.path}  {b.header["environment"]["time"]}'
+    for line in environment.differences(a.header['environment'], b.header['environment']):
+        yield f'differs in {line}'
+    names = [name for name in a.settings.lanes if name in b.settings.lanes and name in lanes.LANES]
+    rows: list[tuple[str, ...]] = [
+        ('lane', 'rounds', 'A rate/s', 'B rate/s', 'B of A', 'A CPU us', 'B CPU us', 'B of A')
+    ]
+    notes = []
+    for name in names:
+        kind = lanes.find(name).kind.name
+        if a.settings.counts[kind] != b.settings.counts[kind]:
+            counts = f'{a.settings.counts[kind]:,} and {b.settings.counts[kind]:,}'
+            notes.append(f'{name}: messages a round differ, {counts}')
+        cells = [name]
+        lengths = ''
+        for column, unit, form in (('rate', 1.0, ',.0f'), ('cpu_per_message', 1e6, '.2f')):
+            over = list(b.column(name, column).values())
+            under = list(a.column(name, column).values())
+            if not over or not under:
+                break
+            lengths = f'{len(under)}, {len(over)}'
+            cells += [format(median(under) * unit, form), format(median(over) * unit, form)]
+            cells.append(ratio(ratio_interval(over, under, a.settings.seed)))
+        else:
+            rows.append((cells[0], lengths, *cells[1:]))
+    if len(rows) == 1:
+        yield 'no lane has results in both'
+        return
+    yield ''
+    yield from align(rows)
+    yield from notes
+    for results, title in ((a, 'A'), (b, 'B')):
+        for name, error in results.failed().items():
+            yield f'FAILED in {title}: {name}: {error}'

@@ -1,0 +1,34 @@
+"""Finds the brokers: those that the environment names, else those that `perf brokers` keeps."""
+
+import os
+
+from . import brokers
+from .brokers.install import KAFKA_VERSION
+
+__all__ = ['TargetError', 'about', 'address']
+
+VARIABLES = {'rabbitmq': 'RBFLY_URI', 'kafka': 'RBFLY_KAFKA'}
+
+
+class TargetError(Exception):
+    """There is no broker, and why none could be started."""
+
+
+def address(broker: str) -> str:
+    """Address of a broker; it is started, and left running, if it does not run."""
+    variable = VARIABLES[broker]
+    if found := os.environ.get(variable):
+        return found
+    try:
+        if broker == 'kafka':
+            return brokers.up('kafka').address
+        return brokers.up('rabbitmq').uri
+    except brokers.BrokerError as ex:
+        raise TargetError(f'{ex}; or name a running one in {variable}') from None
+
+
+def about(broker: str) -> dict[str, str]:
+    """What is known of a broker without asking it; Kafka does not tell its version."""
+    if broker == 'kafka' and VARIABLES[broker] not in os.environ:
+        return {'version': KAFKA_VERSION}
+    return {}

@@ -1,0 +1,353 @@
+"""RabbitMQ stream protocol over a blocking socket, kept as small as it can be.
+
+It serves two purposes.  The floor lanes are built from it, so they say what a broker can do when
+the client does next to nothing.  The runner counts with it what every lane has stored, so the
+count is independent of the libraries that are measured; for the same reason nothing of `rbfly` is
+used here.
+
+Frames are `u32 size, u16 key, u16 version, ...`, big-endian; a response has bit 15 of its key set.
+During the handshake a frame is one write, and the next is written after the answer to the last.
+"""
+
+import socket
+import struct
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+__all__ = [
+    'Connection',
+    'WireError',
+    'confirmed',
+    'data_section',
+    'parse_uri',
+    'publish_frame',
+    'publish_frames',
+]
+
+DECLARE_PUBLISHER = 0x01
+PUBLISH = 0x02
+PUBLISH_CONFIRM = 0x03
+PUBLISH_ERROR = 0x04
+SUBSCRIBE = 0x07
+DELIVER = 0x08
+CREDIT = 0x09
+UNSUBSCRIBE = 0x0C
+CREATE = 0x0D
+DELETE = 0x0E
+METADATA_UPDATE = 0x10
+PEER_PROPERTIES = 0x11
+SASL_HANDSHAKE = 0x12
+SASL_AUTHENTICATE = 0x13
+TUNE = 0x14
+OPEN = 0x15
+CLOSE = 0x16
+STREAM_STATS = 0x1C
+
+RESPONSE = 0x8000
+OK = 0x01
+NO_STREAM = 0x02
+REASONS = {
+    0x02: 'no such stream',
+    0x08: 'wrong user or password',
+    0x0C: 'no such virtual host, or no right to it',
+    0x10: 'no right to do that',
+}
+
+OFFSET_FIRST = 1
+OFFSET_ABSOLUTE = 4
+CREDIT_AT_START = 10
+FRAME_MAX = 1024 * 1024
+READ_SIZE = 1024 * 1024
+
+U16 = struct.Struct('>H')
+U32 = struct.Struct('>I')
+HEAD = struct.Struct('>IHH')
+REPLY = struct.Struct('>IH')
+CONFIRM = struct.Struct('>IHHBI')
+PUBLISH_HEAD = struct.Struct('>IHHBI')
+ENTRY_HEAD = struct.Struct('>QI')
+# Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
+# records, timestamp, epoch, chunk id.
+CHUNK_HEAD = struct.Struct('>IHHBBBHIqQQ')
+
+
+class WireError(Exception):
+    """The broker refused something or closed the connection."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Parts of a `rabbitmq-stream://` URI."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    vhost: str
+
+
+def parse_uri(uri: str) -> Address:
+    """Split a broker URI; user and password are guest, port is 5552 and vhost is / if left out."""
+    parts = urlsplit(uri)
+    if parts.scheme != 'rabbitmq-stream' or not parts.hostname:
+        raise WireError('not a plain stream URI (rabbitmq-stream://user:password@host:port/)')
+    return Address(
+        host=unquote(parts.hostname),
+        port=parts.port or 5552,
+        user=unquote(parts.username or 'guest'),
+        password=unquote(parts.password or 'guest'),
+        vhost=unquote(parts.path[1:]) or '/',
+    )
+
+
+def string(text: str) -> bytes:
+    data = text.encode()
+    return U16.pack(len(data)) + data
+
+
+def mapping(items: dict[str, str]) -> bytes:
+    return U32.pack(len(items)) + b''.join(string(k) + string(v) for k, v in items.items())
+
+
+def frame(key: int, body: bytes) -> bytes:
+    return HEAD.pack(len(body) + 4, key, 1) + body
+
+
+def data_section(body: bytes) -> bytes:
+    """Encode a byte string as an AMQP 1.0 message that has a data section only."""
+    if len(body) < 256:
+        return b'\x00\x53\x75\xa0' + bytes((len(body),)) + body
+    return b'\x00\x53\x75\xb0' + U32.pack(len(body)) + body
+
+
+def publish_frame(publisher: int, first_id: int, messages: Sequence[bytes]) -> bytes:
+    """Encode a Publish v1 frame of messages that are AMQP 1.0 already."""
+    body = b''.join(
+        ENTRY_HEAD.pack(first_id + i, len(message)) + message for i, message in enumerate(messages)
+    )
+    return PUBLISH_HEAD.pack(len(body) + 9, PUBLISH, 1, publisher, len(messages)) + body
+
+
+def publish_frames(bodies: Sequence[bytes], size: int, first_id: int = 0) -> list[bytes]:
+    """Encode all Publish frames, `size` messages in each, of publisher 0."""
+    return [
+        publish_frame(0, first_id + i, [data_section(body) for body in bodies[i : i + size]])
+        for i in range(0, len(bodies), size)
+    ]
+
+
+def confirmed(data: bytes) -> tuple[int, int]:
+    """Walk the whole frames in `data`: number of messages confirmed, number of bytes used."""
+    count = pos = 0
+    end = len(data)
+    while end - pos >= 13:
+        size, key, _, _, n = CONFIRM.unpack_from(data, pos)
+        if pos + 4 + size > end:
+            break
+        if key == PUBLISH_CONFIRM:
+            count += n
+        else:
+            refuse(key, data[pos + 8 : pos + 4 + size])
+        pos += 4 + size
+    return count, pos
+
+
+def refuse(key: int, body: bytes) -> None:
+    """Raise for the frames that end the work of a lane; ignore any other."""
+    if key == PUBLISH_ERROR:
+        code = U16.unpack_from(body, 13)[0]
+        raise WireError(f'broker refused a message, code {code:#04x}')
+    if key == CLOSE:
+        raise WireError(f'broker closed the connection: {body[8:].decode(errors="replace")}')
+    if key == METADATA_UPDATE:
+        raise WireError('stream became unavailable')
+
+
+class Connection:
+    """An open connection; no heartbeats are agreed, so it may be left idle."""
+
+    def __init__(self, uri: str, name: str = 'perf', timeout: float | None = 30) -> None:
+        self.address = address = parse_uri(uri)
+        self.properties: dict[str, str] = {}
+        self.rest = b''
+        try:
+            self.socket = socket.create_connection((address.host, address.port), timeout=timeout)
+        except OSError as ex:
+            raise WireError(f'no broker at {address.host}:{address.port} ({ex})') from None
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._handshake(name)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _handshake(self, name: str) -> None:
+        address = self.address
+        body = self.request(PEER_PROPERTIES, mapping({'connection_name': name}))
+        self.properties = read_mapping(body)
+        self.request(SASL_HANDSHAKE, b'')
+        secret = f'\0{address.user}\0{address.password}'.encode()
+        self.request(SASL_AUTHENTICATE, string('PLAIN') + U32.pack(len(secret)) + secret)
+        self.read(TUNE)
+        self.socket.sendall(frame(TUNE, struct.pack('>II', FRAME_MAX, 0)))
+        self.request(OPEN, string(address.vhost))
+
+    def close(self) -> None:
+        """Say good-bye and close the socket."""
+        try:
+            self.request(CLOSE, U16.pack(OK) + string('done'))
+        except (OSError, WireError):
+            pass
+        finally:
+            self.socket.close()
+
+    # -- requests
+
+    def create_stream(self, stream: str, arguments: dict[str, str] | None = None) -> None:
+        self.request(CREATE, string(stream) + mapping(arguments or {}))
+
+    def delete_stream(self, stream: str) -> None:
+        """Delete the stream; it may be missing."""
+        self.request(DELETE, string(stream), NO_STREAM)
+
+    def declare_publisher(self, stream: str) -> None:
+        """Declare publisher 0, with no reference."""
+        self.request(DECLARE_PUBLISHER, b'\x00' + string('') + string(stream))
+
+    def subscribe(self, stream: str, offset: int | None = None) -> None:
+        """Start subscription 0 at the first message, or at an offset, with 10 chunks of credit."""
+        if offset is None:
+            spec = U16.pack(OFFSET_FIRST)
+        else:
+            spec = struct.pack('>HQ', OFFSET_ABSOLUTE, offset)
+        self.request(SUBSCRIBE, b'\x00' + string(stream) + spec + U16.pack(CREDIT_AT_START))
+
+    def unsubscribe(self) -> None:
+        """End subscription 0; what is still on its way is dropped."""
+        self.request(UNSUBSCRIBE, b'\x00')
+
+    def stats(self, stream: str) -> dict[str, int]:
+        """Ask for first, last and committed chunk id; -1 in a stream that is empty."""
+        body = self.request(STREAM_STATS, string(stream))
+        values = {}
+        pos = 4
+        for _ in range(U32.unpack_from(body, 0)[0]):
+            size = U16.unpack_from(body, pos)[0]
+            key = body[pos + 2 : pos + 2 + size].decode()
+            pos += 2 + size
+            values[key] = struct.unpack_from('>q', body, pos)[0]
+            pos += 8
+        return values
+
+    def request(self, key: int, body: bytes, *also: int) -> bytes:
+        """Send a request and return what follows the response code."""
+        self.socket.sendall(frame(key, U32.pack(1) + body))
+        answer = self.read(key | RESPONSE)
+        code = REPLY.unpack_from(answer, 0)[1]
+        if code != OK and code not in also:
+            reason = REASONS.get(code, 'refused')
+            raise WireError(f'{reason} (broker answered request {key:#06x} with code {code:#04x})')
+        return answer[6:]
+
+    def read(self, wanted: int) -> bytes:
+        """Return the body of the next frame with that key; other frames are dropped."""
+        while True:
+            data = self.rest
+            while len(data) < 8 or len(data) < 4 + U32.unpack_from(data, 0)[0]:
+                data += self.receive()
+            size, key, _ = HEAD.unpack_from(data, 0)
+            self.rest = data[4 + size :]
+            if key & ~RESPONSE == wanted & ~RESPONSE and key != CLOSE:
+                return data[8 : 4 + size]
+            refuse(key, data[8 : 4 + size])
+
+    def receive(self) -> bytes:
+        data = self.socket.recv(65536)
+        if not data:
+            raise WireError('broker closed the connection')
+        return data
+
+    def receive_into(self, view: memoryview) -> int:
+        n = self.socket.recv_into(view)
+        if not n:
+            raise WireError('broker closed the connection')
+        return n
+
+    # -- the work of the floor lanes
+
+    def read_confirms(self) -> int:
+        """Wait for data once: number of messages confirmed by it."""
+        data = self.rest + self.receive()
+        count, used = confirmed(data)
+        self.rest = data[used:]
+        return count
+
+    def publish(self, frames: Sequence[bytes], size: int, window: int) -> int:
+        """Send frames of `size` messages each, at most `window` messages unconfirmed.
+
+        Returns the number of messages confirmed when all are.
+        """
+        send = self.socket.sendall
+        room = window - size
+        pending = total = 0
+        for data in frames:
+            send(data)
+            pending += size
+            while pending > room:
+                n = self.read_confirms()
+                pending -= n
+                total += n
+        while pending > 0:
+            n = self.read_confirms()
+            pending -= n
+            total += n
+        return total
+
+    def chunks(self) -> Generator[tuple[int, int], None, None]:
+        """Yield chunk id and number of records of every Deliver; entries are not parsed.
+
+        A chunk costs one credit, which is given back at once.
+        """
+        credit = frame(CREDIT, b'\x00\x00\x01')
+        sock = self.socket
+        buffer = bytearray(max(READ_SIZE, 2 * len(self.rest)))
+        view = memoryview(buffer)
+        pos, end = 0, len(self.rest)
+        buffer[:end] = self.rest
+        try:
+            while True:
+                while end - pos >= 8:
+                    size, key, _ = HEAD.unpack_from(buffer, pos)
+                    over = pos + 4 + size - end
+                    if key == DELIVER and end - pos >= CHUNK_HEAD.size:
+                        *_, records, _, _, chunk_id = CHUNK_HEAD.unpack_from(buffer, pos)
+                        sock.sendall(credit)
+                        if over > 0:
+                            pos = end = 0
+                            while over:
+                                over -= self.receive_into(view[:over])
+                        else:
+                            pos += 4 + size
+                        yield chunk_id, records
+                    elif over > 0:
+                        break
+                    else:
+                        refuse(key, bytes(view[pos + 8 : pos + 4 + size]))
+                        pos += 4 + size
+                if pos:
+                    view[: end - pos] = view[pos:end]
+                    pos, end = 0, end - pos
+                end += self.receive_into(view[end:])
+        finally:
+            self.rest = bytes(view[pos:end])
+
+
+def read_mapping(body: bytes) -> dict[str, str]:
+    items = []
+    pos = 4
+    for _ in range(2 * U32.unpack_from(body, 0)[0]):
+        size = U16.unpack_from(body, pos)[0]
+        items.append(body[pos + 2 : pos + 2 + size].decode())
+        pos += 2 + size
+    return dict(zip(items[::2], items[1::2], strict=True))

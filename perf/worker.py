@@ -1,0 +1,144 @@
+"""The process of one lane: `python -m perf.worker LANE`, started by the runner.
+
+Commands are JSON lines on standard input; each gets one JSON line as an answer.  What the
+library prints goes to standard error.
+
+    {"do": "open", "address": "...", "stream": "..."}   -> {"loop": "..."}
+    {"do": "run", "count": 1000}                        -> {"count": 1000, "seconds": ..., ...}
+
+At the end of its input the process disconnects and ends.  Being a process of its own, its CPU
+time and its peak memory are those of the lane.
+"""
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import resource
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from time import perf_counter
+from typing import Any
+
+from . import lanes
+from .lanes.base import Target, Work
+
+__all__ = ['main']
+
+
+def reset_peak() -> None:
+    """Make the kernel forget the peak of memory so far, where it can (Linux)."""
+    try:
+        with open('/proc/self/clear_refs', 'w') as f:
+            f.write('5')
+    except OSError:
+        pass
+
+
+def peak_memory() -> int:
+    """Peak of resident memory, bytes.
+
+    `ru_maxrss` is second choice: it counts the parent's memory from before `exec`.
+    """
+    try:
+        with open('/proc/self/status') as f:
+            for line in f:
+                if line.startswith('VmHWM:'):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == 'darwin' else peak * 1024
+
+
+async def measure(work: Work, count: int) -> dict[str, Any]:
+    """Run the work once with the clock on."""
+    await work.prepare(count)
+    gc.collect()
+    reset_peak()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = perf_counter()
+    done = await work.run()
+    seconds = perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    peak = peak_memory()
+    await work.finish()
+    return {
+        'count': done,
+        'seconds': seconds,
+        'cpu_user': after.ru_utime - before.ru_utime,
+        'cpu_sys': after.ru_stime - before.ru_stime,
+        'max_rss': peak,
+    }
+
+
+async def lines(fd: int) -> AsyncIterator[bytes]:
+    """Read lines with the event loop, so that the lane's own tasks go on in between."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    rest = b''
+    os.set_blocking(fd, False)
+    loop.add_reader(fd, ready.set)
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            try:
+                data = os.read(fd, 65536)
+            except BlockingIOError:
+                continue
+            if not data:
+                return
+            *whole, rest = (rest + data).split(b'\n')
+            for line in whole:
+                yield line
+    finally:
+        loop.remove_reader(fd)
+
+
+async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> None:
+    module = importlib.import_module(f'perf.lanes.{lane.library.module}')
+    work: Work | None = None
+    try:
+        async for line in lines(0):
+            command = json.loads(line)
+            if command['do'] == 'open':
+                target = Target(command['address'], command['stream'])
+                made: Work = module.make(lane.kind.name, target)
+                await made.open()
+                work = made
+                loop = type(asyncio.get_running_loop())
+                reply({'loop': f'{loop.__module__}.{loop.__qualname__}'})
+            else:
+                assert work is not None
+                reply(await measure(work, command['count']))
+    finally:
+        if work is not None:
+            await work.close()
+
+
+def main(argv: list[str]) -> int:
+    out = os.dup(1)
+    os.dup2(2, 1)
+
+    def reply(message: dict[str, Any]) -> None:
+        os.write(out, json.dumps(message).encode() + b'\n')
+
+    try:
+        lane = lanes.find(argv[0])
+        factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+        if lane.library.loop == 'uvloop':
+            factory = importlib.import_module('uvloop').new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(serve(lane, reply))
+    except Exception as ex:
+        reply({'error': f'{type(ex).__name__}: {ex}'})
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
