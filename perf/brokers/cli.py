@@ -1,0 +1,228 @@
+"""
+The command `brokers`.
+
+Standard output has what a program wants (the addresses as shell variables, or JSON), standard
+error says what is being done. Exit codes: 0 done or running, 1 not running or not possible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from typing import Any
+
+from . import KINDS, BrokerError, Progress, down, inside, status, up
+
+DESCRIPTION = """\
+Real brokers on loopback: RabbitMQ 4.0 and Kafka 3.8, by a container engine where one answers,
+otherwise (as root, on Debian) installed into a cache folder. A broker that RBFLY_URI or
+RBFLY_KAFKA names is used as it is, and never stopped.
+
+RBFLY_CACHE: the folder for what is installed and what runs (default: ~/.cache/rbfly).
+RBFLY_ENGINE: docker, podman, or none.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command to those of `python -m perf`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        'brokers',
+        help='start and stop RabbitMQ and Kafka on loopback',
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_commands(parser)
+    return parser
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the commands up, down, status and exec."""
+    commands = parser.add_subparsers(metavar='COMMAND', required=True)
+
+    up_parser = commands.add_parser(
+        'up', help='start a broker unless it runs; print its addresses as shell variables'
+    )
+    up_parser.add_argument('kind', nargs='?', choices=KINDS, default='rabbitmq')
+    up_parser.add_argument(
+        '--nodes', type=positive, help='nodes of a RabbitMQ cluster (default: 1)'
+    )
+    up_parser.add_argument(
+        '--plugin',
+        action='append',
+        default=[],
+        dest='plugins',
+        metavar='NAME',
+        help='enable a plugin of RabbitMQ, too (rabbitmq_mqtt, rabbitmq_auth_mechanism_ssl, ...)',
+    )
+    up_parser.add_argument(
+        '--config',
+        action='append',
+        default=[],
+        metavar='LINE',
+        help='a further line of rabbitmq.conf',
+    )
+    add_common(up_parser, run_up)
+
+    down_parser = commands.add_parser('down', help='stop and remove all that up started')
+    down_parser.add_argument('kind', nargs='?', choices=KINDS, help='default: both')
+    add_common(down_parser, run_down)
+
+    status_parser = commands.add_parser('status', help='what runs; exit code 0 if something does')
+    status_parser.add_argument('kind', nargs='?', choices=KINDS, help='default: both')
+    status_parser.add_argument('--json', action='store_true', help='for programs')
+    add_common(status_parser, run_status)
+
+    exec_parser = commands.add_parser(
+        'exec',
+        parents=[exec_options()],
+        usage='%(prog)s rabbitmq [OPTION ...] -- COMMAND ...',
+        help="run a command in the broker's root filesystem, the checkout at /checkout",
+    )
+    exec_parser.add_argument('kind', choices=('rabbitmq',))
+    exec_parser.add_argument('command', nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    exec_parser.set_defaults(func=reporting(run_exec))
+
+
+def exec_options() -> argparse.ArgumentParser:
+    """Options of `exec`: a parser of its own, for those that stand behind the kind."""
+    parser = argparse.ArgumentParser(add_help=False, prog='brokers exec rabbitmq')
+    parser.add_argument(
+        '--install',
+        nargs='+',
+        action='extend',
+        default=[],
+        metavar='PACKAGE',
+        help='packages of Debian to install there first',
+    )
+    parser.add_argument(
+        '--bind',
+        action='append',
+        default=[],
+        metavar='HOST:INSIDE',
+        help='a further file or folder to see there',
+    )
+    parser.add_argument('--quiet', action='store_true', help='say nothing but errors')
+    return parser
+
+
+def split_exec(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Part what stands behind the kind into options and command, at `--`."""
+    if '--' in words:
+        at = words.index('--')
+        options, command = words[:at], words[at + 1 :]
+    else:
+        at = next((i for i, word in enumerate(words) if not word.startswith('-')), len(words))
+        options, command = words[:at], words[at:]
+    if not command:
+        raise BrokerError('no command: exec rabbitmq [OPTION ...] -- COMMAND ...')
+    return exec_options().parse_args(options), command
+
+
+def add_common(parser: argparse.ArgumentParser, func: Any) -> None:
+    """Options of every command."""
+    parser.add_argument('--quiet', action='store_true', help='say nothing but errors')
+    parser.set_defaults(func=reporting(func))
+
+
+def positive(text: str) -> int:
+    """A number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError('at least 1')
+    return number
+
+
+def reporting(func: Any) -> Any:
+    """The function, its errors told in a line."""
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            return int(func(args, Progress(quiet=args.quiet)))
+        except BrokerError as error:
+            print(f'brokers: error: {error}', file=sys.stderr)
+            return 1
+        except BrokenPipeError:
+            # nobody reads on: not an error, and not to be met again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except KeyboardInterrupt:
+            print('brokers: interrupted', file=sys.stderr)
+            return 130
+
+    return run
+
+
+def print_variables(variables: dict[str, str]) -> None:
+    """Lines that a shell can read."""
+    for name, value in variables.items():
+        print(f'{name}={shlex.quote(value)}', flush=True)
+
+
+def run_up(args: argparse.Namespace, progress: Progress) -> int:
+    """`brokers up`."""
+    # a start that is ended clears up after itself
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if args.kind == 'kafka':
+        if args.nodes not in (None, 1) or args.plugins or args.config:
+            raise BrokerError('--nodes, --plugin and --config are for RabbitMQ')
+        print_variables(up('kafka', progress=progress).variables())
+    else:
+        broker = up(
+            'rabbitmq', args.nodes, plugins=args.plugins, config=args.config, progress=progress
+        )
+        print_variables(broker.variables())
+    return 0
+
+
+def run_down(args: argparse.Namespace, progress: Progress) -> int:
+    """`brokers down`."""
+    for kind in [args.kind] if args.kind else KINDS:
+        stopped = down(kind, progress=progress)
+        progress.say(f'{kind}: {"stopped and removed" if stopped else "did not run"}')
+    return 0
+
+
+def run_status(args: argparse.Namespace, progress: Progress) -> int:
+    """`brokers status`."""
+    found = [entry for entry in status() if args.kind in (None, entry['kind'])]
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for entry in found:
+            state = 'running' if entry['running'] else 'not running'
+            how = f' ({entry["how"]})' if entry.get('how') else ''
+            print(f'# {entry["kind"]}: {state}{how}')
+            for node in entry.get('nodes', ()):
+                print(
+                    f'#   {node["name"]}: {"running" if node["running"] else "not running"}, '
+                    f'port {node["stream_port"]}'
+                )
+            print_variables(entry.get('variables', {}))
+    return 0 if any(entry['running'] for entry in found) else 1
+
+
+def run_exec(args: argparse.Namespace, progress: Progress) -> int:
+    """`brokers exec`."""
+    more, command = split_exec(args.command)
+    return inside.run(
+        command,
+        install=[*args.install, *more.install],
+        binds=[*args.bind, *more.bind],
+        progress=Progress(quiet=args.quiet or more.quiet),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m perf.brokers`."""
+    parser = argparse.ArgumentParser(
+        prog='python -m perf.brokers',
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_commands(parser)
+    args = parser.parse_args(argv)
+    return int(args.func(args))

@@ -1,0 +1,181 @@
+"""
+Commands in the root filesystem of the recipe: another Debian, with another Python.
+
+The network is the host's, so brokers on loopback are reachable. The host's certificates, name
+servers and settings of pip and apt are visible inside, so package installation works as outside.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import install as installation
+from . import rabbitmq, room
+from .state import BrokerError, Progress, locked, run_shown
+
+CHECKOUT = '/checkout'
+# files of the host that replace those of the root filesystem
+HOST_FILES = ('/etc/resolv.conf', '/etc/ssl/certs/ca-certificates.crt', '/etc/pip.conf')
+PASSED_PREFIXES = ('PIP_', 'SSL_', 'RBFLY_', 'PYTEST_', 'LC_', 'UV_')
+PASSED = frozenset(
+    {
+        'LANG',
+        'TERM',
+        'CI',
+        'CURL_CA_BUNDLE',
+        'REQUESTS_CA_BUNDLE',
+        'http_proxy',
+        'https_proxy',
+        'no_proxy',
+        'HTTP_PROXY',
+        'HTTPS_PROXY',
+        'NO_PROXY',
+        'SOURCE_DATE_EPOCH',
+        'PYTHONHASHSEED',
+        'PYTHONDEVMODE',
+        'PYTHONWARNINGS',
+        'PYTHONUNBUFFERED',
+        'PYTHONDONTWRITEBYTECODE',
+        'CFLAGS',
+    }
+)
+
+# Arguments: root, working directory, number of binds, host and inside of each, the command.
+SCRIPT = f"""
+set -e
+root=$1; cwd=$2; count=$3; shift 3
+mount --bind "$root" "$root"  # a mount of its own, so that commands inside can unshare it
+{room.ROOT_MOUNTS}
+mount --bind /dev/shm "$root/dev/shm" 2>/dev/null || true
+while [ "$count" -gt 0 ]; do
+    if [ -d "$1" ]; then
+        mkdir -p "$root$2"
+    else
+        mkdir -p "$(dirname "$root$2")"
+        [ -e "$root$2" ] || : >"$root$2"
+    fi
+    mount --bind "$1" "$root$2"
+    shift 2; count=$((count - 1))
+done
+exec chroot "$root" sh -c 'cd "$1" && shift && exec "$@"' sh "$cwd" "$@"
+"""
+
+
+def passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the environment that mean the same inside."""
+    found = {
+        name: value
+        for name, value in environ.items()
+        if name in PASSED or name.startswith(PASSED_PREFIXES)
+    }
+    # it is another system: what is cached and what runs is not to be looked for there
+    found.pop('RBFLY_CACHE', None)
+    return {
+        installation.INSIDE: '1',
+        'PATH': '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+        'HOME': '/root',
+        'LANG': 'C.UTF-8',
+        'DEBIAN_FRONTEND': 'noninteractive',
+        **found,
+    }
+
+
+def parse_bind(text: str) -> tuple[str, str]:
+    """Read HOST:INSIDE."""
+    host, _, inside = text.partition(':')
+    if not host or not inside.startswith('/') or '..' in Path(inside).parts:
+        raise BrokerError(f'{text!r} is not HOST:INSIDE, with an absolute path inside')
+    if not Path(host).exists():
+        raise BrokerError(f'{host} does not exist')
+    return str(Path(host).resolve()), inside
+
+
+def default_binds(environ: Mapping[str, str], checkout: Path) -> list[tuple[str, str]]:
+    """The checkout, the host's settings, and the local folders that its variables name."""
+    binds = [(str(checkout), CHECKOUT)]
+    binds += [(str(Path(f).resolve()), f) for f in HOST_FILES if Path(f).exists()]
+    home = Path(environ.get('HOME') or '/root')
+    for source in (home / '.config/pip/pip.conf', home / '.pip/pip.conf'):
+        if source.exists():
+            binds.append((str(source), f'/root/{source.relative_to(home)}'))
+    if ca_file := environ.get('RBFLY_TLS_CA'):
+        folder = Path(ca_file).absolute().parent
+        binds.append((str(folder), str(folder)))
+    for word in environ.get('PIP_FIND_LINKS', '').split():
+        if word.startswith('/') and Path(word).exists():
+            binds.append((word, word))
+    binds += [(str(f), str(f)) for f in Path('/etc/apt/apt.conf.d').glob('*proxy*')]
+    return binds
+
+
+def command_line(
+    root: Path,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    binds: Sequence[tuple[str, str]],
+    cwd: str,
+) -> list[str]:
+    """The command, run by the host, that runs a command inside."""
+    flat = [path for bind in binds for path in bind]
+    return [
+        *room.UNSHARE,
+        'sh',
+        '-c',
+        SCRIPT,
+        'sh',
+        str(root),
+        cwd,
+        str(len(binds)),
+        *flat,
+        *room.env_arguments(env),
+        *command,
+    ]
+
+
+def run(
+    command: Sequence[str],
+    *,
+    install: Sequence[str] = (),
+    binds: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> int:
+    """Run a command inside; its exit code."""
+    progress = progress or Progress()
+    if room.engine():
+        raise BrokerError(
+            'exec is for the root filesystem that is installed where no container engine '
+            'answers; set RBFLY_ENGINE=none to have it in spite of one'
+        )
+    root = installation.rabbitmq_root(progress)
+    environ = dict(os.environ)
+    if 'RBFLY_URI' not in environ and (broker := rabbitmq.running()):
+        environ |= broker.variables()
+    checkout = Path(__file__).resolve().parents[2]
+    mounts = [*default_binds(environ, checkout), *map(parse_bind, binds)]
+    env = passed_environment(environ)
+    if missing := [name for name in install if not is_installed(root, name)]:
+        with (
+            locked('install-rabbitmq', progress),
+            progress.step(f'installing {" ".join(missing)} in the root filesystem'),
+        ):
+            script = 'apt-get update && exec apt-get install -y --no-install-recommends "$@"'
+            run_shown(
+                command_line(root, ['sh', '-c', script, 'sh', *missing], env, mounts, '/'),
+                progress,
+            )
+    try:
+        below = Path.cwd().relative_to(checkout)
+        cwd = f'{CHECKOUT}/{below}' if str(below) != '.' else CHECKOUT
+    except ValueError:
+        cwd = CHECKOUT
+    return subprocess.run(command_line(root, command, env, mounts, cwd)).returncode
+
+
+def is_installed(root: Path, package: str) -> bool:
+    """Whether Debian's records of the root filesystem know the package as installed."""
+    records = (root / 'var/lib/dpkg/status').read_text(errors='replace').split('\n\n')
+    wanted = f'Package: {package}\n'
+    return any(r.startswith(wanted) and 'Status: install ok installed' in r for r in records)

@@ -1,0 +1,217 @@
+"""
+Installing the brokers, once, into the cache folder.
+
+Everything is made in a temporary folder that is renamed when it is complete, so an interrupted
+installation is never taken for a finished one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .room import UNSHARE
+from .state import BrokerError, Progress, cache_folder, locked, remove, run_shown
+
+SUITE = 'trixie'  # Debian 13 has RabbitMQ 4.0
+PACKAGES = ('rabbitmq-server', 'openssl', 'ca-certificates')
+# the numbers at the end change when what is installed changes
+RABBITMQ_FOLDER = f'rabbitmq-{SUITE}-1'
+
+# set in the environment of commands that run in the root filesystem
+INSIDE = 'RBFLY_INSIDE'
+
+KAFKA_VERSION = '3.8.0'
+KAFKA_FOLDER = f'kafka-{KAFKA_VERSION}-1'
+KAFKA_POM = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>local</groupId>
+  <artifactId>kafka-broker</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>{KAFKA_VERSION}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka-tools</artifactId>
+      <version>{KAFKA_VERSION}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+JAVA_PACKAGES = ('openjdk-17-jre-headless', 'openjdk-21-jre-headless')
+
+
+def apt_install(packages: Sequence[str], progress: Progress) -> None:
+    """Install packages of Debian on this system; the first failure is met with an update."""
+    env = {**os.environ, 'DEBIAN_FRONTEND': 'noninteractive'}
+    install = ['apt-get', 'install', '--yes', '--no-install-recommends', *packages]
+    with progress.step(f'installing {" ".join(packages)}'):
+        try:
+            run_shown(install, progress, env=env)
+        except BrokerError:
+            run_shown(['apt-get', 'update'], progress, env=env)
+            run_shown(install, progress, env=env)
+
+
+def need(programs: dict[str, str], progress: Progress) -> None:
+    """See to it that these programs exist; they are named with the package that has them."""
+    missing = {prog: package for prog, package in programs.items() if not shutil.which(prog)}
+    if not missing:
+        return
+    packages = sorted(set(missing.values()))
+    if os.geteuid() == 0 and shutil.which('apt-get'):
+        apt_install(packages, progress)
+        missing = {prog: package for prog, package in missing.items() if not shutil.which(prog)}
+    if missing:
+        names = ', '.join(f'{prog} (package {package})' for prog, package in missing.items())
+        raise BrokerError(
+            f'missing: {names}; install it, or run as root on Debian, '
+            'or start a container engine (docker or podman)'
+        )
+
+
+def rabbitmq_root(progress: Progress) -> Path:
+    """The root filesystem with RabbitMQ in it; installed when it is not there."""
+    root = cache_folder() / RABBITMQ_FOLDER
+    if os.environ.get(INSIDE):
+        return Path('/')  # this is the root filesystem with RabbitMQ
+    if os.geteuid() != 0:
+        raise BrokerError(
+            'no container engine answers, and RabbitMQ can be run without one by root only: '
+            'start docker or podman, run as root, or name a running broker by RBFLY_URI'
+        )
+    if root.is_dir():
+        need({'nsenter': 'util-linux', 'unshare': 'util-linux', 'setsid': 'util-linux'}, progress)
+        return root
+    with locked('install-rabbitmq', progress):
+        if root.is_dir():  # another process was faster
+            return root
+        need(
+            {
+                'debootstrap': 'debootstrap',
+                'nsenter': 'util-linux',
+                'unshare': 'util-linux',
+                'setsid': 'util-linux',
+                'mount': 'mount',
+            },
+            progress,
+        )
+        temporary = root.with_name(root.name + '.new')
+        remove(temporary)
+        temporary.mkdir(parents=True)
+        temporary.chmod(0o755)
+        command = [
+            *UNSHARE,
+            'debootstrap',
+            '--variant=minbase',
+            f'--include={",".join(PACKAGES)}',
+            SUITE,
+            str(temporary),
+        ]
+        if mirror := os.environ.get('RBFLY_DEBIAN_MIRROR'):
+            command.append(mirror)
+        with progress.step(f'installing RabbitMQ 4.0 (debootstrap {SUITE}, once)'):
+            # its log would hide what it says now
+            run_shown(command, progress)
+            prepare_root(temporary)
+            temporary.rename(root)
+    return root
+
+
+def prepare_root(root: Path) -> None:
+    """What a fresh root filesystem lacks."""
+    (root / 'etc/hosts').write_text('127.0.0.1 localhost\n::1 localhost\n')
+    for folder in ('srv', 'proc', 'dev', 'checkout'):
+        (root / folder).mkdir(exist_ok=True)
+    # no package that is installed later may start a service
+    policy = root / 'usr/sbin/policy-rc.d'
+    policy.write_text('#!/bin/sh\nexit 101\n')
+    policy.chmod(0o755)
+    shutil.rmtree(root / 'var/cache/apt/archives', ignore_errors=True)
+    (root / 'var/cache/apt/archives/partial').mkdir(parents=True)
+
+
+def java_version(java: str) -> int:
+    """Major version of this Java; 0 if it does not run."""
+    try:
+        done = subprocess.run([java, '-version'], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return parse_java_version(done.stderr + done.stdout)
+
+
+def parse_java_version(text: str) -> int:
+    """The major version in what `java -version` prints."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found.group(1)) if found else 0
+
+
+def find_java() -> str | None:
+    """A Java that Kafka 3.8 runs on: 17 to 23 (24 has no security manager)."""
+    candidates = [shutil.which('java') or '']
+    if home := os.environ.get('JAVA_HOME'):
+        candidates.insert(0, f'{home}/bin/java')
+    candidates += sorted(str(p) for p in Path('/usr/lib/jvm').glob('*/bin/java'))
+    return next((c for c in candidates if c and 17 <= java_version(c) < 24), None)
+
+
+def java(progress: Progress) -> str:
+    """A fitting Java; installed when there is none."""
+    found = find_java()
+    if found is None and os.geteuid() == 0 and shutil.which('apt-get'):
+        for package in JAVA_PACKAGES:
+            try:
+                apt_install([package], progress)
+            except BrokerError as error:
+                progress.say(str(error).splitlines()[0])
+            else:
+                break
+        found = find_java()
+    if found is None:
+        raise BrokerError(
+            f'missing: Java 17 or 21 (package {" or ".join(JAVA_PACKAGES)}); install it, '
+            'or start a container engine (docker or podman)'
+        )
+    return found
+
+
+def kafka_jars(progress: Progress) -> Path:
+    """The folder with Kafka's jars; fetched by Maven when it is not there."""
+    jars = cache_folder() / KAFKA_FOLDER
+    if jars.is_dir():
+        return jars
+    with locked('install-kafka', progress):
+        if jars.is_dir():
+            return jars
+        need({'mvn': 'maven'}, progress)
+        temporary = jars.with_name(jars.name + '.new')
+        remove(temporary)
+        temporary.mkdir(parents=True)
+        (temporary / 'pom.xml').write_text(KAFKA_POM)
+        with progress.step(f'fetching Kafka {KAFKA_VERSION} (Maven, once)'):
+            run_shown(
+                [
+                    'mvn',
+                    '--batch-mode',
+                    '--no-transfer-progress',
+                    'dependency:copy-dependencies',
+                    '-DincludeScope=runtime',
+                    f'-DoutputDirectory={temporary}',
+                ],
+                progress,
+                cwd=temporary,
+            )
+            if not list(temporary.glob(f'kafka_2.13-{KAFKA_VERSION}.jar')):
+                raise BrokerError('Maven ended well but did not bring the jars of Kafka')
+            temporary.rename(jars)
+    return jars

@@ -1,0 +1,321 @@
+"""Kafka on loopback, for the benchmarks: one node in KRaft mode, shared or private."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import install, room
+from .probe import kafka_answers, parse_kafka
+from .state import (
+    BrokerError,
+    Progress,
+    free_ports,
+    locked,
+    read_state,
+    remove,
+    run_folder,
+    sweep,
+    write_state,
+)
+
+SHARED = 'kafka'
+IMAGE = f'apache/kafka:{install.KAFKA_VERSION}'
+IMAGE_JARS = '/opt/kafka/libs'
+HOST = '127.0.0.1'
+START_TIMEOUT = 90.0
+# what Kafka's own start script gives, for a fair comparison
+JAVA_OPTIONS = (
+    '-Xms1G',
+    '-Xmx1G',
+    '-server',
+    '-XX:+UseG1GC',
+    '-XX:MaxGCPauseMillis=20',
+    '-XX:InitiatingHeapOccupancyPercent=35',
+    '-XX:+ExplicitGCInvokesConcurrent',
+    '-Djava.awt.headless=true',
+)
+LOG4J = """\
+log4j.rootLogger=INFO, out
+log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.layout=org.apache.log4j.PatternLayout
+log4j.appender.out.layout.ConversionPattern=[%d] %p %m (%c)%n
+"""
+
+
+def properties(port: int, controller_port: int, data: str) -> str:
+    """The text of `server.properties`."""
+    return '\n'.join(
+        [
+            'process.roles=broker,controller',
+            'node.id=1',
+            f'controller.quorum.voters=1@{HOST}:{controller_port}',
+            f'listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}',
+            f'advertised.listeners=PLAINTEXT://{HOST}:{port}',
+            'controller.listener.names=CONTROLLER',
+            'listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT',
+            f'log.dirs={data}',
+            'offsets.topic.replication.factor=1',
+            'transaction.state.log.replication.factor=1',
+            'transaction.state.log.min.isr=1',
+            'offsets.topic.num.partitions=4',
+            'transaction.state.log.num.partitions=4',
+            'group.initial.rebalance.delay.ms=0',
+            '',
+        ]
+    )
+
+
+class Kafka:
+    """A running Kafka: `address` is HOST:PORT."""
+
+    kind = 'kafka'
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        host: str = HOST,
+        controller_port: int = 0,
+        room: room.Room | None = None,
+        java: str = 'java',
+        jars: str = IMAGE_JARS,
+        progress: Progress | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._controller_port = controller_port
+        self._room = room
+        self._java = java
+        self._jars = jars
+        self._progress = progress or Progress(quiet=True)
+        self._private = False
+        self._complete = False  # whether its start came to its end
+
+    @property
+    def external(self) -> bool:
+        """Whether it is a broker that others started, named by RBFLY_KAFKA."""
+        return self._room is None
+
+    @property
+    def address(self) -> str:
+        host = f'[{self.host}]' if ':' in self.host else self.host
+        return f'{host}:{self.port}'
+
+    def variables(self) -> dict[str, str]:
+        """The address as an environment variable."""
+        return {'RBFLY_KAFKA': self.address}
+
+    def alive(self) -> bool:
+        """Whether it runs and answers."""
+        return (self._room is None or self._room.alive()) and kafka_answers(self.host, self.port)
+
+    @classmethod
+    def private(cls, *, progress: Progress | None = None) -> Kafka:
+        """A Kafka of this process, gone when this process is; use it as a context."""
+        sweep()
+        instance = f'private-{os.getpid()}-{secrets.token_hex(4)}'
+        broker = _make(instance, progress or Progress(quiet=True))
+        broker._private = True
+        return broker
+
+    def start(self, *, timeout: float = START_TIMEOUT) -> None:
+        """Format the storage, start, and wait until it is ready."""
+        current = self._in_room
+        folder = current.folder
+        try:
+            (folder / 'srv').mkdir(parents=True)
+            base = self._base
+            text = properties(self.port, self._controller_port, f'{base}/data')
+            (folder / 'srv/server.properties').write_text(text)
+            (folder / 'srv/log4j.properties').write_text(LOG4J)
+            write_state(folder, self.save())  # to be found even if this is cut short
+            with self._progress.step(current.starting):
+                current.start(self._main(), {'HOME': base}, private=self._private)
+            with self._progress.step('starting Kafka'):
+                deadline = time.monotonic() + timeout
+                while not kafka_answers(self.host, self.port, timeout=2):
+                    if not current.alive():
+                        raise BrokerError(f'Kafka ended while starting:\n{current.log()}')
+                    if time.monotonic() > deadline:
+                        raise BrokerError(
+                            f'Kafka is not ready after {timeout:.0f} s:\n{current.log()}'
+                        )
+                    self._progress.update(current.log().rpartition('\n')[2])
+                    time.sleep(0.2)
+            self._complete = True
+            write_state(folder, self.save())
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill it and remove its data."""
+        self._in_room.kill()
+        remove(self._in_room.folder)
+
+    def __enter__(self) -> Kafka:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def save(self) -> dict[str, Any]:
+        """What `load` needs to find it again."""
+        return {
+            'kind': self.kind,
+            'complete': self._complete,
+            'port': self.port,
+            **self._in_room.save(),
+        }
+
+    @classmethod
+    def load(cls, folder: Path, progress: Progress | None = None) -> Kafka | None:
+        """The instance of this folder, if its state says that there is one."""
+        state = read_state(folder)
+        if state is None:
+            return None
+        broker = cls(state['port'], room=room.load(folder, state), progress=progress)
+        broker._complete = bool(state['complete'])
+        return broker
+
+    @property
+    def _in_room(self) -> room.Room:
+        if self._room is None:
+            raise BrokerError(f'{self.address} is not a broker that was started here')
+        return self._room
+
+    @property
+    def _base(self) -> str:
+        """The folder `srv` as the broker sees it."""
+        current = self._in_room
+        return '/srv' if current.kind == 'container' else str(current.folder / 'srv')
+
+    def _main(self) -> list[str]:
+        base = self._base
+        cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip('=')
+        java = [
+            self._java,
+            *JAVA_OPTIONS,
+            f'-Dlog4j.configuration=file:{base}/log4j.properties',
+            '-cp',
+            f'{self._jars}/*',
+        ]
+        script = (
+            'n=$1; shift; c=$1; shift; "$@" kafka.tools.StorageTool format -t "$c" '
+            '-c "$n" && exec "$@" kafka.Kafka "$n"'
+        )
+        return ['sh', '-c', script, 'sh', f'{base}/server.properties', cluster, *java]
+
+
+def _make(instance: str, progress: Progress) -> Kafka:
+    port, controller_port = free_ports(2)
+    folder = run_folder(instance)
+    unique = instance if instance != SHARED else f'{SHARED}-{secrets.token_hex(4)}'
+    if engine := room.engine():
+        progress.say(f'using {engine}, image {IMAGE}')
+        return Kafka(
+            port,
+            controller_port=controller_port,
+            progress=progress,
+            room=room.Container(folder, unique, engine, IMAGE),
+        )
+    install.need({'setsid': 'util-linux'}, progress)
+    java = install.java(progress)
+    jars = install.kafka_jars(progress)
+    return Kafka(
+        port,
+        controller_port=controller_port,
+        room=room.Host(folder, unique),
+        java=java,
+        jars=str(jars),
+        progress=progress,
+    )
+
+
+def external(environ: Mapping[str, str] | None = None) -> Kafka | None:
+    """The broker that RBFLY_KAFKA names, if it does."""
+    env = os.environ if environ is None else environ
+    address = env.get('RBFLY_KAFKA')
+    if not address:
+        return None
+    host, port = parse_kafka(address)
+    return Kafka(port, host=host)
+
+
+def running(progress: Progress | None = None) -> Kafka | None:
+    """The shared broker that was started here, if it runs."""
+    broker = Kafka.load(run_folder(SHARED), progress)
+    if broker is None or not broker._complete or not broker._in_room.alive():
+        return None
+    return broker
+
+
+def up(*, progress: Progress | None = None) -> Kafka:
+    """The broker of RBFLY_KAFKA, or the shared one, which is started if it does not run."""
+    progress = progress or Progress()
+    if broker := external():
+        if not broker.alive():
+            raise BrokerError(f'RBFLY_KAFKA={broker.address}: no Kafka answers')
+        progress.say('using RBFLY_KAFKA')
+        return broker
+    with locked(SHARED, progress):
+        if broker := running(progress):
+            progress.say('Kafka runs already')
+            return broker
+        if stale := Kafka.load(run_folder(SHARED)):
+            stale.stop()
+        remove(run_folder(SHARED))
+        broker = _make(SHARED, progress)
+        broker.start()
+        return broker
+
+
+def down(progress: Progress | None = None) -> bool:
+    """Stop the shared broker; `False` if there was none. One of RBFLY_KAFKA is never touched."""
+    progress = progress or Progress()
+    folder = run_folder(SHARED)
+    if not folder.exists():
+        return False
+    with locked(SHARED, progress):
+        broker = Kafka.load(folder, progress)
+        if broker is None:
+            remove(folder)
+            return False
+        ran = broker._in_room.alive()
+        with progress.step('stopping Kafka'):
+            broker.stop()
+        return ran
+
+
+def status() -> dict[str, Any]:
+    """What runs, as plain values."""
+    if broker := external():
+        return {
+            'kind': SHARED,
+            'running': broker.alive(),
+            'how': 'RBFLY_KAFKA',
+            'variables': broker.variables(),
+        }
+    shared = running()
+    if shared is None:
+        return {'kind': SHARED, 'running': False}
+    return {
+        'kind': SHARED,
+        'running': shared.alive(),
+        'how': shared._in_room.kind,
+        'logs': str(shared._in_room.folder),
+        'variables': shared.variables(),
+    }

@@ -1,0 +1,625 @@
+"""
+RabbitMQ on loopback: one node or a cluster, shared or private.
+
+The main process of its room is the port mapper of Erlang, of this instance alone; the nodes are
+started, stopped and killed beside it, one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import install, room
+from .node import CERTIFICATES, HOST, Node, configuration, make_nodes
+from .probe import Address, parse_uri, peer_properties
+from .state import (
+    BrokerError,
+    Progress,
+    free_ports,
+    locked,
+    read_state,
+    remove,
+    run_folder,
+    sweep,
+    wait_until,
+    write_state,
+)
+
+SHARED = 'rabbitmq'
+IMAGE = 'rabbitmq:4.0'
+START_TIMEOUT = 120.0
+USER = 'rabbitmq'
+# Erlang's own connections stay on loopback, too
+LOOPBACK = '-kernel inet_dist_use_interface {127,0,0,1}'
+STARTED = b'Server startup complete'
+
+
+class RabbitMQ:
+    """
+    A running RabbitMQ.
+
+    Get the shared one by `perf.brokers.up('rabbitmq')`, one of your own by `RabbitMQ.private()`.
+    """
+
+    kind = 'rabbitmq'
+
+    def __init__(
+        self,
+        nodes: list[Node],
+        *,
+        room: room.Room | None = None,
+        epmd_port: int = 0,
+        plugins: Sequence[str] = (),
+        extra: Sequence[str] = (),
+        cookie: str = '',
+        progress: Progress | None = None,
+        address: Address | None = None,
+        uris: Mapping[str, str] | None = None,
+    ) -> None:
+        self.nodes = nodes
+        self.plugins = tuple(plugins)
+        self._room = room
+        self._epmd_port = epmd_port
+        self._extra = tuple(extra)
+        self._cookie = cookie
+        self._progress = progress or Progress(quiet=True)
+        self._address = address
+        self._uris = dict(uris or {})
+        self._private = False
+        self._complete = False  # whether its start came to its end
+        self._log_offsets: dict[int, int] = {}  # where the log of the latest start begins
+
+    # --- addresses ---
+
+    @property
+    def external(self) -> bool:
+        """Whether it is a broker that others started, named by RBFLY_URI."""
+        return self._room is None
+
+    @property
+    def uri(self) -> str:
+        """Stream URI of the first node."""
+        return self._uris.get('RBFLY_URI') or self.nodes[0].uri
+
+    @property
+    def uris(self) -> list[str]:
+        """Stream URIs of all nodes."""
+        return [self.uri] if self.external else [node.uri for node in self.nodes]
+
+    @property
+    def tls_uri(self) -> str | None:
+        """Stream URI of the first node's TLS listener."""
+        return self._uris.get('RBFLY_TLS_URI') if self.external else self.nodes[0].tls_uri
+
+    @property
+    def amqp_uri(self) -> str | None:
+        """AMQP 0.9.1 URI of the first node."""
+        return self._uris.get('RBFLY_AMQP_URI') if self.external else self.nodes[0].amqp_uri
+
+    @property
+    def ca_file(self) -> Path | None:
+        """Certificate of the authority that signed the servers' ones."""
+        if self.external:
+            path = self._uris.get('RBFLY_TLS_CA')
+            return Path(path) if path else None
+        return self.srv / 'tls' / 'ca.pem'
+
+    @property
+    def client_cert(self) -> tuple[Path, Path]:
+        """Certificate and key of the user `guest`, for the mechanism EXTERNAL."""
+        return self.srv / 'tls' / 'client.pem', self.srv / 'tls' / 'client.key'
+
+    def variables(self) -> dict[str, str]:
+        """The addresses as environment variables."""
+        found = {
+            'RBFLY_URI': self.uri,
+            'RBFLY_TLS_URI': self.tls_uri,
+            'RBFLY_TLS_CA': str(self.ca_file or ''),
+            'RBFLY_AMQP_URI': self.amqp_uri,
+        }
+        if len(self.nodes) > 1:
+            found['RBFLY_URIS'] = ','.join(self.uris)
+        return {name: value for name, value in found.items() if value}
+
+    @property
+    def srv(self) -> Path:
+        """The folder that the nodes see as /srv."""
+        return self._in_room.folder / 'srv'
+
+    def log_file(self, node: int = 0) -> Path:
+        """The log of a node."""
+        n = self.nodes[node]
+        return self.srv / n.folder / 'log' / f'{n.name}.log'
+
+    # --- control ---
+
+    def ctl(self, *args: str, node: int = 0, timeout: float = 60) -> str:
+        """Run rabbitmqctl against a node; what it prints."""
+        return self.tool('rabbitmqctl', *args, node=node, timeout=timeout)
+
+    def tool(self, name: str, *args: str, node: int = 0, timeout: float = 60) -> str:
+        """Run one of RabbitMQ's tools (rabbitmqctl, rabbitmq-streams, ...) against a node."""
+        return self._in_room.run(
+            [self._program(name), '--node', self.nodes[node].name, *args],
+            self._node_environment(self.nodes[node]),
+            user=USER,
+            timeout=timeout,
+        )
+
+    def alive(self, node: int | None = None) -> bool:
+        """Whether a node, or all of them, runs."""
+        if self._room is None:
+            return self._answers(self.nodes[0])
+        if not self._room.alive():
+            return False
+        nodes = self.nodes if node is None else [self.nodes[node]]
+        return all(self._started(n) and not self._ended(n) for n in nodes)
+
+    def start_node(self, node: int, *, timeout: float = START_TIMEOUT) -> None:
+        """Start a node and wait until it is ready; its ports and data are those it had."""
+        self._launch(self.nodes[node])
+        self._await_ready([self.nodes[node]], timeout)
+
+    def stop_node(self, node: int, *, timeout: float = 60) -> None:
+        """Stop a node in an orderly way and wait for its end."""
+        if not self.alive(node):
+            return
+        self.ctl('shutdown', node=node, timeout=timeout)
+        self._await_end(self.nodes[node], timeout)
+
+    def restart_node(self, node: int = 0, *, timeout: float = START_TIMEOUT) -> None:
+        """Stop a node in an orderly way and start it again."""
+        self.stop_node(node)
+        self.start_node(node, timeout=timeout)
+
+    def kill_node(self, node: int = 0) -> None:
+        """Kill a node without warning, and wait for its end."""
+        self._signal(node, 'KILL')
+        self._await_end(self.nodes[node], 10)
+
+    def pause_node(self, node: int = 0) -> None:
+        """Stop a node's process in its tracks: its connections stay, nothing answers."""
+        self._signal(node, 'STOP')
+
+    def resume_node(self, node: int = 0) -> None:
+        """Let a paused node go on."""
+        self._signal(node, 'CONT')
+
+    def stop(self, *, orderly: bool = True, timeout: float = 30) -> None:
+        """Stop all nodes and remove the data; nothing is left."""
+        current = self._in_room
+        if orderly and current.alive():
+            running = [n for n in self.nodes if self.alive(n.index)]
+            with self._progress.step(f'stopping {len(running)} node(s)'):
+                self._shut_down(running, timeout)
+        current.kill()
+        remove(current.folder)
+
+    # --- making one ---
+
+    @classmethod
+    def private(
+        cls,
+        nodes: int = 1,
+        *,
+        advertised_ports: Sequence[int | None] | None = None,
+        advertised_hosts: Sequence[str | None] | None = None,
+        advertised_tls_ports: Sequence[int | None] | None = None,
+        plugins: Sequence[str] = (),
+        config: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> RabbitMQ:
+        """
+        A RabbitMQ of this process, gone when this process is, however it ends.
+
+        It is started by `start` or by entering it as a context; its ports are known before, so
+        proxies can be put in front of the nodes: they are named by `advertised_ports`, and
+        `None` in it stands for the node's own port.
+        """
+        sweep()
+        instance = f'private-{os.getpid()}-{secrets.token_hex(4)}'
+        broker = _make(
+            instance,
+            nodes,
+            advertised_ports,
+            advertised_hosts,
+            advertised_tls_ports,
+            plugins,
+            config,
+            progress or Progress(quiet=True),
+        )
+        broker._private = True
+        return broker
+
+    def start(self, *, timeout: float = START_TIMEOUT) -> None:
+        """Start all nodes; a cluster's first one before the others, which join it."""
+        current = self._in_room
+        try:
+            self._write_files()
+            write_state(current.folder, self.save())  # to be found even if this is cut short
+            with self._progress.step(current.starting):
+                current.start(
+                    ['epmd', '-port', str(self._epmd_port), '-address', HOST],
+                    self._environment(),
+                    private=self._private,
+                )
+            current.run(['sh', '-c', CERTIFICATES], self._environment(), user=USER)
+            first, others = self.nodes[0], self.nodes[1:]
+            with self._progress.step('starting RabbitMQ'):
+                self._launch(first)
+                self._await_ready([first], timeout)
+            if others:
+                with self._progress.step(f'starting {len(others)} more node(s)'):
+                    for node in others:
+                        self._launch(node)
+                    self._await_ready(others, timeout)
+            self._complete = True
+            write_state(current.folder, self.save())
+        except BaseException:
+            current.kill()
+            remove(current.folder)
+            raise
+
+    def __enter__(self) -> RabbitMQ:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop(orderly=False)
+
+    # --- state ---
+
+    def save(self) -> dict[str, Any]:
+        """What `load` needs to find it again."""
+        return {
+            'kind': self.kind,
+            'complete': self._complete,
+            'epmd_port': self._epmd_port,
+            'plugins': self.plugins,
+            'extra': self._extra,
+            'cookie': self._cookie,
+            'nodes': [dataclasses.asdict(node) for node in self.nodes],
+            **self._in_room.save(),
+        }
+
+    @classmethod
+    def load(cls, folder: Path, progress: Progress | None = None) -> RabbitMQ | None:
+        """The instance of this folder, if its state says that there is one."""
+        state = read_state(folder)
+        if state is None:
+            return None
+        broker = cls(
+            [Node(**node) for node in state['nodes']],
+            room=room.load(folder, state),
+            epmd_port=state['epmd_port'],
+            plugins=state['plugins'],
+            extra=state['extra'],
+            cookie=state['cookie'],
+            progress=progress,
+        )
+        broker._complete = bool(state['complete'])
+        return broker
+
+    # --- parts ---
+
+    @property
+    def _in_room(self) -> room.Room:
+        if self._room is None:
+            raise BrokerError(f'{self.uri} is not a broker that was started here')
+        return self._room
+
+    @property
+    def _home(self) -> str | None:
+        """Where RabbitMQ is; a container's image knows it itself."""
+        if not isinstance(self._in_room, room.Root):
+            return None
+        root = self._in_room.root
+        found = next(root.glob('usr/lib/rabbitmq/lib/rabbitmq_server-*'))
+        return f'/{found.relative_to(root)}'
+
+    def _program(self, name: str) -> str:
+        # not Debian's wrappers: they do not hand over every argument as it was
+        return f'{self._home}/sbin/{name}' if self._home else name
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            'HOME': '/srv',
+            'ERL_EPMD_PORT': str(self._epmd_port),
+            'ERL_EPMD_ADDRESS': HOST,
+            'RABBITMQ_CTL_ERL_ARGS': LOOPBACK,
+            'RABBITMQ_CTL_DIST_PORT_MIN': '0',
+            'RABBITMQ_CTL_DIST_PORT_MAX': '0',
+        }
+
+    def _node_environment(self, node: Node) -> dict[str, str]:
+        base = f'/srv/{node.folder}'
+        plugins = {'PLUGINS_DIR': f'{self._home}/plugins'} if self._home else {}
+        return {
+            **self._environment(),
+            **plugins,
+            'RABBITMQ_NODENAME': node.name,
+            'RABBITMQ_CONFIG_FILE': f'{base}/rabbitmq.conf',
+            'RABBITMQ_CONFIG_FILES': f'{base}/conf.d',  # empty: not what a package or image has
+            'RABBITMQ_ENABLED_PLUGINS_FILE': f'{base}/enabled_plugins',
+            'RABBITMQ_DIST_PORT': str(node.dist_port),
+            'RABBITMQ_MNESIA_BASE': f'{base}/data',
+            'RABBITMQ_LOG_BASE': f'{base}/log',
+            'RABBITMQ_LOGS': f'{base}/log/{node.name}.log',
+            'RABBITMQ_PID_FILE': f'{base}/pid',
+            'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS': LOOPBACK,
+        }
+
+    def _write_files(self) -> None:
+        folder = self._in_room.folder
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+        for name in ('tls', *(node.folder for node in self.nodes)):
+            (self.srv / name).mkdir(parents=True)
+        cookie = self.srv / '.erlang.cookie'
+        cookie.write_text(self._cookie)
+        cookie.chmod(0o600)
+        plugins = sorted({'rabbitmq_stream', *self.plugins})
+        for node in self.nodes:
+            base = self.srv / node.folder
+            text = configuration(node, self.nodes, plugins, self._extra)
+            (base / 'rabbitmq.conf').write_text(text)
+            (base / 'conf.d').mkdir()
+            (base / 'enabled_plugins').write_text(f'[{",".join(plugins)}].\n')
+
+    def _started(self, node: Node) -> bool:
+        return (self.srv / node.folder / 'node.log').exists()
+
+    def _ended(self, node: Node) -> bool:
+        return (self.srv / node.folder / 'node.exit').exists()
+
+    def _launch(self, node: Node) -> None:
+        log = self.log_file(node.index)
+        self._log_offsets[node.index] = log.stat().st_size if log.exists() else 0
+        (self.srv / node.folder / 'node.exit').unlink(missing_ok=True)
+        self._in_room.spawn(
+            [self._program('rabbitmq-server')],
+            self._node_environment(node),
+            user=USER,
+            out=f'/srv/{node.folder}/node',
+        )
+
+    def _await_ready(self, nodes: Sequence[Node], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        waiting = list(nodes)
+        while waiting:
+            waiting = [n for n in waiting if not self._is_ready(n)]
+            for node in waiting:
+                if self._ended(node) or not self._in_room.alive():
+                    raise BrokerError(f'{node.name} ended while starting:\n{self._tail(node)}')
+                if time.monotonic() > deadline:
+                    raise BrokerError(
+                        f'{node.name} is not ready after {timeout:.0f} s:\n{self._tail(node)}'
+                    )
+            if waiting:
+                self._progress.update(self._tail(waiting[0], 1))
+                time.sleep(0.1)
+
+    def _is_ready(self, node: Node) -> bool:
+        try:
+            with open(self.log_file(node.index), 'rb') as log:
+                log.seek(self._log_offsets.get(node.index, 0))
+                if STARTED not in log.read():
+                    return False
+        except OSError:
+            return False
+        return self._answers(node)
+
+    def _answers(self, node: Node) -> bool:
+        address = self._address or Address(node.host, node.stream_port)
+        try:
+            return bool(peer_properties(address, timeout=2))
+        except OSError:
+            return False
+
+    def _all_answer(self, timeout: float = 20) -> bool:
+        return wait_until(lambda: all(map(self._answers, self.nodes)), timeout, 0.2)
+
+    def _tail(self, node: Node, lines: int = 15) -> str:
+        """The end of what the node wrote."""
+        for path in (self.log_file(node.index), self.srv / node.folder / 'node.log'):
+            try:
+                text = path.read_text(errors='replace').splitlines()
+            except OSError:
+                continue
+            if text:
+                return '\n'.join(text[-lines:])
+        return self._in_room.log()
+
+    def _await_end(self, node: Node, timeout: float) -> None:
+        if not wait_until(lambda: self._ended(node), timeout):
+            raise BrokerError(f'{node.name} still runs after {timeout:.0f} s')
+
+    def _signal(self, node: int, name: str) -> None:
+        pid = f'/srv/{self.nodes[node].folder}/pid'
+        self._in_room.run(['sh', '-c', f'kill -{name} "$(cat {pid})"'])
+
+    def _shut_down(self, nodes: Sequence[Node], timeout: float) -> None:
+        """Ask all nodes at once to stop; the time is bounded, what remains is killed later."""
+        current = self._in_room
+        program, env = self._program('rabbitmqctl'), current.environment(self._environment())
+        asked = [
+            subprocess.Popen(
+                current.command([program, '--node', n.name, 'shutdown'], env, user=USER),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for n in nodes
+        ]
+        wait_until(lambda: all(p.poll() is not None for p in asked), timeout)
+        for process in asked:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _make(
+    instance: str,
+    nodes: int,
+    advertised_ports: Sequence[int | None] | None,
+    advertised_hosts: Sequence[str | None] | None,
+    advertised_tls_ports: Sequence[int | None] | None,
+    plugins: Sequence[str],
+    config: Sequence[str],
+    progress: Progress,
+) -> RabbitMQ:
+    if nodes < 1:
+        raise ValueError('at least one node')
+    epmd_port, *ports = free_ports(1 + 5 * nodes)
+    members = make_nodes(nodes, ports, advertised_ports, advertised_hosts, advertised_tls_ports)
+    folder = run_folder(instance)
+    unique = instance if instance != SHARED else f'{SHARED}-{secrets.token_hex(4)}'
+    engine = room.engine()
+    made: room.Room
+    if engine:
+        progress.say(f'using {engine}, image {IMAGE}')
+        made = room.Container(folder, unique, engine, IMAGE, f'{USER}:{USER}')
+    else:
+        made = room.Root(folder, unique, install.rabbitmq_root(progress))
+    return RabbitMQ(
+        members,
+        room=made,
+        epmd_port=epmd_port,
+        plugins=plugins,
+        extra=config,
+        cookie=secrets.token_hex(16),
+        progress=progress,
+    )
+
+
+# --- the shared one ----------------------------------------------------------------------------
+
+
+def external(environ: Mapping[str, str] | None = None) -> RabbitMQ | None:
+    """The broker that RBFLY_URI names, if it does."""
+    env = os.environ if environ is None else environ
+    uri = env.get('RBFLY_URI')
+    if not uri:
+        return None
+    address = parse_uri(uri)
+    names = ('RBFLY_URI', 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI')
+    node = Node(0, '', address.port, host=address.host)
+    return RabbitMQ(
+        [node], address=address, uris={name: env[name] for name in names if env.get(name)}
+    )
+
+
+def running(progress: Progress | None = None) -> RabbitMQ | None:
+    """The shared broker that was started here, if it runs."""
+    broker = RabbitMQ.load(run_folder(SHARED), progress)
+    if broker is None or not broker._complete or not broker._in_room.alive():
+        return None
+    return broker
+
+
+def up(
+    nodes: int | None = None,
+    *,
+    plugins: Sequence[str] = (),
+    config: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> RabbitMQ:
+    """The broker of RBFLY_URI, or the shared one, which is started if it does not run."""
+    progress = progress or Progress()
+    if broker := external():
+        try:
+            found = peer_properties(broker._address or Address('', 0))
+        except OSError as error:
+            raise BrokerError(f'RBFLY_URI={broker.uri}: no stream port answers: {error}') from None
+        progress.say(f'using RBFLY_URI: {found.get("product")} {found.get("version")}')
+        return broker
+    with locked(SHARED, progress):
+        if broker := running(progress):
+            if nodes not in (None, len(broker.nodes)):
+                raise BrokerError(
+                    f'RabbitMQ runs already, with {len(broker.nodes)} node(s): '
+                    'take it down first (brokers down rabbitmq)'
+                )
+            if missing := sorted({*plugins} - {*broker.plugins, 'rabbitmq_stream'}):
+                raise BrokerError(
+                    f'RabbitMQ runs already, without {", ".join(missing)}: '
+                    'take it down first (brokers down rabbitmq)'
+                )
+            for node in broker.nodes:
+                if not broker.alive(node.index):
+                    with progress.step(f'starting {node.name} again'):
+                        broker.start_node(node.index)
+            if not broker._all_answer():
+                raise BrokerError(
+                    'RabbitMQ runs, but does not answer: take it down (brokers down rabbitmq)'
+                )
+            progress.say('RabbitMQ runs already')
+            return broker
+        if stale := RabbitMQ.load(run_folder(SHARED)):
+            stale.stop(orderly=False)
+        remove(run_folder(SHARED))
+        broker = _make(SHARED, nodes or 1, None, None, None, plugins, config, progress)
+        broker.start()
+        return broker
+
+
+def down(progress: Progress | None = None) -> bool:
+    """Stop the shared broker; `False` if there was none. One of RBFLY_URI is never touched."""
+    progress = progress or Progress()
+    folder = run_folder(SHARED)
+    if not folder.exists():
+        return False
+    with locked(SHARED, progress):
+        broker = RabbitMQ.load(folder, progress)
+        if broker is None:
+            remove(folder)
+            return False
+        ran = broker._in_room.alive()
+        broker.stop()
+        return ran
+
+
+def status() -> dict[str, Any]:
+    """What runs, as plain values."""
+    if broker := external():
+        answers = broker.alive()
+        return {
+            'kind': SHARED,
+            'running': answers,
+            'how': 'RBFLY_URI',
+            'variables': broker.variables(),
+        }
+    shared = running()
+    if shared is None:
+        return {'kind': SHARED, 'running': False}
+    nodes = [
+        {**dataclasses.asdict(node), 'running': shared.alive(node.index)} for node in shared.nodes
+    ]
+    return {
+        'kind': SHARED,
+        'running': all(node['running'] for node in nodes),
+        'how': shared._in_room.kind,
+        'nodes': nodes,
+        'logs': str(shared.srv),
+        'variables': shared.variables(),
+    }
+
+
+def cluster_members(broker: RabbitMQ) -> list[str]:
+    """Names of the nodes that run in the cluster, as the first node sees it."""
+    found = json.loads(broker.ctl('cluster_status', '--formatter', 'json'))
+    return sorted(found['running_nodes'])

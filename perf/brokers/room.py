@@ -1,0 +1,515 @@
+"""
+Rooms: where the processes of a broker live, and die together.
+
+A room has one main process. Killing it takes everything in the room with it. Commands, the
+nodes of a broker among them, are started inside with `run` and `spawn`. The folder `srv` of the
+instance is `/srv` inside, so paths in a broker's configuration are the same in every room.
+
+`Root`: a Debian root filesystem, in mount and process namespaces of its own.
+`Container`: the same, made by a container engine.
+`Host`: this system, for what needs Java only.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .state import MARKER, BrokerError, is_running, processes_of, start_time, wait_until
+
+NOFILE = 65536
+
+# Outside: waits for the room's end, tells it, and removes a private instance's folder.
+# Arguments: the folder, 1 if it is to be removed, the command.
+OUTER = """
+folder=$1; private=$2; shift 2
+"$@"
+: >"$folder/ended"
+[ "$private" = 1 ] && rm -rf "$folder"
+"""
+
+# Inside: runs the main process; a private instance ends when its owner does, which closes the
+# pipe that is standard input here. Arguments: 1 if private, the command.
+WATCH = """
+private=$1; shift
+exec 3<&0 </dev/null
+"$@" 3<&- &
+main=$!
+if [ "$private" = 1 ]; then
+    { cat <&3 >/dev/null; kill -KILL "$main"; } &
+    exec 3<&-
+fi
+wait "$main"
+"""
+
+# The number that the outer system gives this process, before /proc is replaced.
+ANNOUNCE = 'read -r pid rest </proc/self/stat'
+ANNOUNCED = 'echo "$pid" >"$folder/main.new" && mv "$folder/main.new" "$folder/main"'
+
+ROOT_MOUNTS = """
+mount -t proc proc "$root/proc"
+mount --bind /dev "$root/dev"
+"""
+
+# Arguments: root, folder, then those of WATCH.
+ROOT_MAIN = f"""
+set -e
+root=$1; folder=$2; shift 2
+{ANNOUNCE}
+{ROOT_MOUNTS}
+mount --bind "$folder/srv" "$root/srv"
+chroot "$root" chown -R rabbitmq:rabbitmq /srv
+{ANNOUNCED}
+set +e
+{WATCH}
+"""
+
+# Arguments: folder, then those of WATCH.
+HOST_MAIN = f"""
+folder=$1; shift
+{ANNOUNCE}
+{ANNOUNCED}
+{WATCH}
+"""
+
+# Arguments: the owner of /srv, then those of WATCH.
+CONTAINER_MAIN = f"""
+owner=$1; shift
+[ -z "$owner" ] || chown -R "$owner" /srv
+: >/srv/.prepared
+{WATCH}
+"""
+
+# As many files as a broker wants, or as many as there may be.
+LIMITS = f'ulimit -n {NOFILE} 2>/dev/null || ulimit -n "$(ulimit -H -n)"; exec "$@"'
+
+UNSHARE = ('unshare', '--mount', '--pid', '--fork', '--kill-child', '--')
+
+
+def env_arguments(env: Mapping[str, str]) -> list[str]:
+    """Arguments of `env`: nothing but these variables."""
+    return ['env', '-i', *(f'{k}={v}' for k, v in env.items())]
+
+
+class Room(abc.ABC):
+    """One room; see the module."""
+
+    kind: str
+    starting = 'making namespaces'
+
+    def __init__(self, folder: Path, instance: str) -> None:
+        self.folder = folder
+        self.instance = instance
+        self._lifeline: int | None = None
+
+    # what a room is made of
+
+    @abc.abstractmethod
+    def main_command(self, argv: Sequence[str], env: Mapping[str, str], private: bool) -> list[str]:
+        """The command, run by the outer system, whose life is the room's."""
+
+    @abc.abstractmethod
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
+    ) -> list[str]:
+        """The command, run by the outer system, that runs `argv` inside."""
+
+    @abc.abstractmethod
+    def alive(self) -> bool:
+        """Whether the main process runs."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Kill everything in the room and wait for its end."""
+
+    def save(self) -> dict[str, Any]:
+        """What `load` needs to find the room again."""
+        return {'room': self.kind, 'instance': self.instance}
+
+    # what is done with it
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a process inside."""
+        path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'
+        return {'PATH': path, 'LANG': 'C.UTF-8', **env, MARKER: self.instance}
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, private: bool) -> None:
+        """Start the room with this main process, in a session of its own."""
+        command = [
+            'setsid',
+            '--fork',
+            'sh',
+            '-c',
+            OUTER,
+            'sh',
+            str(self.folder),
+            str(int(private)),
+            *self.main_command(argv, self.environment(env), private),
+        ]
+        read_end = -1
+        if private:
+            read_end, self._lifeline = os.pipe()
+        with open(self.folder / 'room.log', 'w+b') as log:
+            try:
+                subprocess.run(
+                    command,
+                    stdin=read_end if private else subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    check=True,
+                    env={**os.environ, MARKER: self.instance},
+                )
+            finally:
+                if private:
+                    os.close(read_end)
+            wait_until(lambda: self._ended() or self.alive(), self.start_timeout)
+            if not self.alive():
+                log.seek(0)  # of a private instance, the file may be gone already
+                text = log.read().decode(errors='replace').strip()
+                raise BrokerError(f'the processes cannot be started:\n{text}')
+
+    def _ended(self) -> bool:
+        return (self.folder / 'ended').exists() or not self.folder.exists()
+
+    start_timeout = 10.0
+
+    def log(self) -> str:
+        """What the main process wrote."""
+        try:
+            return (self.folder / 'room.log').read_text(errors='replace')[-2000:].strip()
+        except OSError:
+            return ''
+
+    def run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        user: str | None = None,
+        timeout: float | None = 60,
+    ) -> str:
+        """Run a command inside; its output, or a `BrokerError` with it."""
+        command = self.command(argv, self.environment(env or {}), user=user)
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors='replace',
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            raise BrokerError(f'{" ".join(argv)}: no end after {timeout} s') from None
+        if done.returncode:
+            text = (done.stderr + done.stdout).strip()
+            raise BrokerError(f'{" ".join(argv)}: exit code {done.returncode}: {text}')
+        return done.stdout
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], *, user: str, out: str) -> None:
+        """Start a command inside and leave it; it writes `out.log` and, at its end, `out.exit`."""
+        script = 'out=$1; shift; rm -f "$out.exit"; "$@" >>"$out.log" 2>&1; echo $? >"$out.exit"'
+        command = self.command(
+            ['sh', '-c', script, 'sh', out, *argv], self.environment(env), user=user
+        )
+        subprocess.run(
+            ['setsid', '--fork', *command],
+            check=True,
+            env={**os.environ, MARKER: self.instance},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def release(self) -> None:
+        """Close the pipe that keeps a private room alive."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def _main(self) -> tuple[int, int] | None:
+        """Number and start time of the main process, once it has announced itself."""
+        try:
+            pid = int((self.folder / 'main').read_text())
+        except (OSError, ValueError):
+            return None
+        started = start_time(pid)
+        return None if started is None else (pid, started)
+
+    def _gone(self) -> None:
+        """Wait until no process carries the marker; kill what is left."""
+
+        def empty() -> bool:
+            return not processes_of(self.instance)
+
+        if not wait_until(empty, 5):
+            for pid in processes_of(self.instance):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not wait_until(empty, 5):
+                raise BrokerError(f'processes still run: {processes_of(self.instance)}')
+
+
+class Local(Room):
+    """A room whose main process is one of this system's."""
+
+    def __init__(self, folder: Path, instance: str, main: tuple[int, int] | None = None) -> None:
+        super().__init__(folder, instance)
+        self.main = main
+
+    def alive(self) -> bool:
+        self.main = self.main or self._main()
+        return self.main is not None and is_running(*self.main)
+
+    def kill(self) -> None:
+        self.release()
+        main = self.main or self._main()
+        if main is not None and is_running(*main):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(main[0], signal.SIGKILL)
+        self._gone()
+
+    def save(self) -> dict[str, Any]:
+        return {**super().save(), 'main': self.main}
+
+
+class Root(Local):
+    """A Debian root filesystem, in mount and process namespaces of its own."""
+
+    kind = 'root'
+
+    def __init__(
+        self, folder: Path, instance: str, root: Path, main: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(folder, instance, main)
+        self.root = root
+
+    def main_command(self, argv: Sequence[str], env: Mapping[str, str], private: bool) -> list[str]:
+        return [
+            *UNSHARE,
+            'sh',
+            '-c',
+            ROOT_MAIN,
+            'sh',
+            str(self.root),
+            str(self.folder),
+            str(int(private)),
+            *self.inside(argv, env, 'rabbitmq'),
+        ]
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
+    ) -> list[str]:
+        if not self.alive() or self.main is None:
+            raise BrokerError('the broker does not run')
+        return [
+            # the root, too: this may itself run in a root filesystem (`exec`)
+            'nsenter',
+            f'--target={self.main[0]}',
+            '--mount',
+            '--pid',
+            '--root',
+            '--',
+            *self.inside(argv, env, user),
+        ]
+
+    def inside(self, argv: Sequence[str], env: Mapping[str, str], user: str | None) -> list[str]:
+        drop = (
+            []
+            if user is None
+            else [
+                'sh',
+                '-c',
+                LIMITS,
+                'sh',
+                'setpriv',
+                f'--reuid={user}',
+                f'--regid={user}',
+                '--clear-groups',
+                '--',
+            ]
+        )
+        return ['chroot', str(self.root), *drop, *env_arguments(env), *argv]
+
+    def save(self) -> dict[str, Any]:
+        return {**super().save(), 'root': str(self.root)}
+
+
+class Host(Local):
+    """This system; as root, the processes are in a process namespace of their own."""
+
+    kind = 'host'
+    starting = 'starting Java'
+
+    def main_command(self, argv: Sequence[str], env: Mapping[str, str], private: bool) -> list[str]:
+        unshare = list(UNSHARE) if os.geteuid() == 0 else []
+        return [
+            *unshare,
+            'sh',
+            '-c',
+            HOST_MAIN,
+            'sh',
+            str(self.folder),
+            str(int(private)),
+            *env_arguments(env),
+            *argv,
+        ]
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
+    ) -> list[str]:
+        return [*env_arguments(env), *argv]
+
+    def kill(self) -> None:
+        # without a namespace, the end of one is not the end of all
+        for pid in processes_of(self.instance):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        super().kill()
+
+
+class Container(Room):
+    """A container of an engine, on the host's network."""
+
+    kind = 'container'
+    starting = 'starting the container (its image is fetched once)'
+    start_timeout = 600.0  # the image may have to be fetched
+
+    def __init__(
+        self, folder: Path, instance: str, engine: str, image: str, owner: str = ''
+    ) -> None:
+        super().__init__(folder, instance)
+        self.engine = engine
+        self.image = image
+        self.owner = owner
+
+    @property
+    def name(self) -> str:
+        return f'rbfly-{self.instance}'
+
+    def main_command(self, argv: Sequence[str], env: Mapping[str, str], private: bool) -> list[str]:
+        return [
+            self.engine,
+            'run',
+            '--rm',
+            '--interactive',
+            '--name',
+            self.name,
+            '--network',
+            'host',
+            '--user',
+            '0',
+            '--ulimit',
+            f'nofile={NOFILE}:{NOFILE}',
+            '--volume',
+            f'{self.folder / "srv"}:/srv',
+            *self.env_options(env),
+            '--entrypoint',
+            'sh',
+            self.image,
+            '-c',
+            CONTAINER_MAIN,
+            'sh',
+            self.owner,
+            str(int(private)),
+            *argv,
+        ]
+
+    def command(
+        self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
+    ) -> list[str]:
+        return [
+            self.engine,
+            'exec',
+            '--user',
+            user or '0',
+            *self.env_options(env),
+            self.name,
+            *argv,
+        ]
+
+    @staticmethod
+    def env_options(env: Mapping[str, str]) -> list[str]:
+        # the image knows best where its programs are
+        return [a for k, v in env.items() if k != 'PATH' for a in ('--env', f'{k}={v}')]
+
+    def alive(self) -> bool:
+        done = subprocess.run(
+            [self.engine, 'inspect', '--format', '{{.State.Running}}', self.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode == 0 and done.stdout.strip() == 'true'
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, private: bool) -> None:
+        super().start(argv, env, private=private)
+        if not wait_until((self.folder / 'srv/.prepared').exists, 30):
+            raise BrokerError('the container does not start:\n' + self.log())
+
+    def kill(self) -> None:
+        if self.alive():
+            # the files are of the container's users: give them back, to be removed
+            owner = f'{os.geteuid()}:{os.getegid()}'
+            subprocess.run(
+                self.command(['chown', '-R', owner, '/srv'], {}), capture_output=True, timeout=30
+            )
+        self.release()
+        subprocess.run(
+            [self.engine, 'rm', '--force', self.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
+        self._gone()
+
+    def save(self) -> dict[str, Any]:
+        return {**super().save(), 'engine': self.engine, 'image': self.image}
+
+
+def load(folder: Path, state: Mapping[str, Any]) -> Room:
+    """The room that a state file tells of."""
+    instance = str(state['instance'])
+    if state['room'] == 'container':
+        return Container(folder, instance, state['engine'], state['image'])
+    main = (int(state['main'][0]), int(state['main'][1])) if state.get('main') else None
+    if state['room'] == 'root':
+        return Root(folder, instance, Path(state['root']), main)
+    return Host(folder, instance, main)
+
+
+def engine(environ: Mapping[str, str] | None = None) -> str | None:
+    """
+    The container engine that answers, if any; a client without an engine does not count.
+
+    `RBFLY_ENGINE` names one, or `none`.
+    """
+    env = os.environ if environ is None else environ
+    wanted = env.get('RBFLY_ENGINE', '')
+    if wanted == 'none':
+        return None
+    formats = {'docker': '{{.ServerVersion}}', 'podman': '{{.Version.Version}}'}
+    for name, template in formats.items():
+        if wanted in ('', name) and shutil.which(name):
+            try:
+                done = subprocess.run(
+                    [name, 'info', '--format', template],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=20,
+                )
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            if done.returncode == 0 and done.stdout.strip():
+                return name
+    if wanted:
+        raise BrokerError(f'RBFLY_ENGINE={wanted}: no such container engine answers')
+    return None
