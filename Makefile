@@ -1,0 +1,82 @@
+# Everything is set up by the target that needs it; `make help` lists them.
+
+PYTHON ?= python3
+VARIANT ?= release
+SUFFIX = $(if $(filter release,$(VARIANT)),,-$(VARIANT))
+VENV = build/venv$(SUFFIX)
+BIN = $(VENV)/bin
+SOURCES := $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd')
+# Objects of one variant never serve another.
+SWITCH_debug = RBFLY_DEBUG=1
+SWITCH_sanitize = RBFLY_SANITIZE=1
+PIP = $(BIN)/python -m pip --disable-pip-version-check -q
+EXTRAS ?= uvloop compression perf test lint doc
+PYTEST ?= $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help build debug demo test quick lint types doc perf brokers-down clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
+	    while IFS='|' read -r name text; do printf '  make %-14s %s\n' $$name "$$text"; done
+
+# -- set-up
+
+$(BIN)/python:
+	@mkdir -p build
+	@$(PYTHON) -m venv $(VENV) 2> build/venv.log || { \
+	    echo 'installing python3-venv and python3-dev'; rm -rf $(VENV); \
+	    { apt-get update && apt-get install -y python3-venv python3-dev; } >> build/venv.log 2>&1 && \
+	    $(PYTHON) -m venv $(VENV); } || { cat build/venv.log; exit 1; }
+	@$(PIP) install -U pip
+
+$(VENV)/requirements: pyproject.toml $(BIN)/python
+	@echo 'installing what tests, benchmarks and documentation need into $(VENV)'
+	@$(PIP) install $$($(BIN)/python tools/requirements.py $(EXTRAS))
+	@touch $@
+
+$(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
+	@echo 'building rbfly ($(VARIANT))'
+	@$(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+# -- use
+
+build: $(VENV)/installed  ## build and install into build/venv (VARIANT=debug, sanitize: another one)
+
+debug:  ## the same with bounds checks and assertions, into build/venv-debug
+	@$(MAKE) --no-print-directory build VARIANT=debug
+
+demo: build  ## publish and consume 100,000 messages on a real broker
+	@$(BIN)/python -m perf demo
+
+test: build  ## every test, against a real broker
+	@$(PYTEST)
+
+quick: build  ## the tests that need no broker
+	@$(PYTEST) --ignore tests/broker
+
+lint: build  ## ruff and cython-lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@PATH=$(BIN):$$PATH cython-lint src
+
+types: build  ## mypy --strict, and the stubs against the compiled modules
+	@$(BIN)/mypy
+	@$(BIN)/python -m mypy.stubtest $(STUBS) --allowlist tests/stubtest.txt
+
+doc: build  ## the documentation, into doc/_build/html
+	@$(BIN)/sphinx-build -qW --keep-going -b html doc doc/_build/html
+	@echo 'doc/_build/html/index.html'
+
+perf: build  ## the benchmark, small; `python -m perf --help` tells of the rest
+	@$(BIN)/python -m perf --quick
+
+brokers-down: $(BIN)/python  ## stop the brokers that were left running
+	@$(BIN)/python -m perf brokers down
+
+clean:  ## remove everything that was built
+	@rm -rf build dist doc/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+STUBS = rbfly.amqp._codec rbfly.amqp._message rbfly.streams._publish rbfly.streams._chunk \
+    rbfly.streams._engine

@@ -1,0 +1,16 @@
+"""Sphinx configuration; `make doc` builds with warnings as errors."""
+
+from rbfly import __version__
+
+project = 'RbFly'
+author = 'the RbFly developers'
+project_copyright = author
+version = release = __version__
+extensions = ['sphinx.ext.autodoc']
+exclude_patterns = ['_build']
+html_theme = 'furo'
+html_title = 'RbFly'
+autodoc_typehints = 'description'
+autodoc_member_order = 'bysource'
+autodoc_type_aliases = {'AMQPBody': 'rbfly.types.AMQPBody'}
+default_role = 'code'
