@@ -25,6 +25,7 @@ cdef class Chunk:
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
     cdef int _open_batch(self) except -1
+    cdef void _drop(self) noexcept
     cdef int _skip_below(self, uint64_t offset) except -1
 
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)

@@ -14,12 +14,12 @@ The bytes of a chunk are kept once; messages are decoded in place, when they are
 
 cimport cython
 from cpython.buffer cimport PyBUF_READ
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u32, load_u64
-from rbfly.amqp._message cimport decode_body, decode_context
+from rbfly.amqp._message cimport MessageCtx, decode_body, decode_context
 
 from collections import deque
 from zlib import crc32
@@ -114,15 +114,15 @@ cdef class Chunk:
                 if self.batch_p != self.batch_end:
                     raise ChunkError('sub-entry batch holds more than its messages')
                 self.batch = None
-            if self.left == 0:
-                if self.p != self.end:
-                    raise ChunkError('chunk holds more than its messages')
+            if self.p == self.end and self.left == 0:
                 return 0
-            if self.end - self.p < 4:
-                raise ChunkError('chunk ends before its last message')
-            if self.p[0] & BATCH_BIT:
+            if self.p != self.end and self.p[0] & BATCH_BIT:
                 self._open_batch()
                 continue
+            if self.left == 0:
+                raise ChunkError('chunk holds more than its messages')
+            if self.end - self.p < 4:
+                raise ChunkError('chunk ends before its last message')
             size = load_u32(self.p)
             if size > self.end - self.p - 4:
                 raise ChunkError('message is longer than its chunk')
@@ -148,8 +148,11 @@ cdef class Chunk:
             raise ChunkError('sub-entry batch is longer than its chunk')
         if records > self.left:
             raise ChunkError('sub-entry batch has more messages than its chunk')
-        if compression:
+        if compression and records:
             raise ChunkError(f'sub-entry batch with compression {compression} cannot be read')
+        if compression:
+            self.p += BATCH_HEADER + <Py_ssize_t> stored
+            return 0
         if plain != stored:
             raise ChunkError('sizes of an uncompressed sub-entry batch differ')
         self.batch = self.owner
@@ -158,6 +161,12 @@ cdef class Chunk:
         self.batch_left = records
         self.p = self.batch_end
         return 0
+
+    cdef void _drop(self) noexcept:
+        # Leave what is left of a damaged chunk.
+        self.p = self.end
+        self.left = 0
+        self.batch = None
 
     cdef int _skip_below(self, uint64_t offset) except -1:
         cdef const uint8_t *p = NULL
@@ -209,14 +218,21 @@ cdef class LastMessage:
     cdef Py_ssize_t size
     cdef uint64_t offset
     cdef double timestamp
+    cdef bint amqp
 
     def context(self):
-        """Context of the message.
+        """Context of the message; its body is the bytes of the message if it is not AMQP 1.0.
 
         :raises LookupError: no message was given yet.
         """
         if self.message is NULL:
             raise LookupError('no message was received yet')
+        if not self.amqp:
+            return MessageCtx(
+                self.message[:self.size],
+                stream_offset=self.offset,
+                stream_timestamp=self.timestamp,
+            )
         return decode_context(self.owner, self.message, self.size, self.offset, self.timestamp)
 
 
@@ -237,6 +253,7 @@ cdef class MessageCursor:
         self.queue = ChunkQueue()
         self.amqp = amqp
         self.last = LastMessage.__new__(LastMessage)
+        self.last.amqp = amqp
 
     def rewind(self, uint64_t start):
         """Forget the chunks at hand; messages below offset `start` will be dropped."""
@@ -253,6 +270,8 @@ cdef class MessageCursor:
         :raises ChunkError: a chunk is damaged; it is left behind.
         """
         cdef Chunk chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
         while True:
             chunk = self.chunk
             if chunk is not None:
@@ -260,6 +279,7 @@ cdef class MessageCursor:
                     return True
                 self.chunk = None
                 self.on_chunk_consumed(chunk)
+                chunk._next(&p, &n)     # raises if bytes are left behind the last message
             if not self.queue.chunks:
                 return False
             chunk = self.queue.chunks.popleft()
@@ -285,7 +305,7 @@ cdef class MessageCursor:
         try:
             chunk._next(&p, &n)
         except BaseException:
-            chunk.left = 0
+            chunk._drop()
             raise
         last.message = p
         last.size = n

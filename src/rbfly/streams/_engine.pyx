@@ -6,16 +6,15 @@ PublishConfirm and PublishError go to the publisher's window, Deliver to the sub
 in C; every other frame goes to `on_frame`.  The engine creates no future, task or timer.
 """
 
-cimport cython
 from cpython.buffer cimport PyBUF_WRITE
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from rbfly._wire cimport load_u16, load_u32, load_u64
-from rbfly.streams._chunk cimport Chunk, ChunkQueue, parse_chunk
+from rbfly.streams._chunk cimport ChunkQueue, parse_chunk
 from rbfly.streams._publish cimport PublishWindow
 
 from rbfly.streams.error import FrameError

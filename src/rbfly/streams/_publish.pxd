@@ -40,6 +40,7 @@ cdef class PublishWindow:
     cdef bint amqp
     cdef bint busy
     cdef bint unsorted              # queued ids are not ascending
+    cdef set batch_ids              # ids not released, once one came out of order; else None
     cdef bint has_last
     cdef uint64_t last_id           # highest id given so far, if has_last
     cdef bint batched
@@ -51,7 +52,7 @@ cdef class PublishWindow:
     cdef Py_ssize_t capacity_hint
     cdef OutBuffer out              # the open frame
     cdef Frame open
-    cdef list frames                # finished and not yet settled, in order; the open one is not in it
+    cdef list frames                # finished and not all settled, in order; not the open one
     cdef uint64_t frames_base       # number of frames[0]
     cdef uint64_t next_frame        # number of the first finished frame that was not sent
     cdef Entry *ring
@@ -61,6 +62,7 @@ cdef class PublishWindow:
     cdef uint64_t tail
     cdef uint64_t cursor            # where the next confirm is expected
 
+    cdef int _check_idle(self) except -1
     cdef int _grow_ring(self) except -1
     cdef int _open_frame(self) except -1
     cdef int _finish_frame(self) except -1

@@ -5,7 +5,7 @@ frame are kept until every id in it is settled, so that what is unsettled can be
 
     Publish v1   size u32 | key u16 | version u16 | publisher u8 | count u32 | entries
     entry v1     id u64 | length u32 | message
-    entry v2     id u64 | filter value (u16 length, or ffff for none) | length u32 | message
+    entry v2     id u64 | filter value (u16 length, 0 for none) | length u32 | message
 
 This room answers questions: it holds no future, calls no transport and knows no loop.
 """
@@ -18,16 +18,15 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from rbfly._wire cimport (
-    OutBuffer, load_u16, load_u32, load_u64, out_discard, out_finish, out_open, out_reserve,
+    OutBuffer, load_u16, load_u64, out_discard, out_finish, out_open, out_reserve,
     out_size, put_bytes, put_u8, put_u16, put_u32, put_u64, store_u32,
 )
 from rbfly.amqp._message cimport MessageCtx, encode_message
 
 from rbfly.amqp._message import MessageCtx as _MessageCtx
-from rbfly.streams.error import PublisherError
+from rbfly.streams.error import ArgumentError, ArgumentTypeError, PublisherError
 
 
 cdef enum:
@@ -36,12 +35,12 @@ cdef enum:
     COUNT_AT = 9
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
-    NO_FILTER = 0xFFFF
     FILTER_MAX = 0xFFFE
     RING = 64
 
 # A frame length is u32; an entry's start and size are kept as u32 too.
 cdef Py_ssize_t UNLIMITED = 0x7FFFFFFF
+cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF
 
 
 @cython.final
@@ -98,7 +97,7 @@ cdef class PublishWindow:
         bint batched=False,
     ):
         if max_unconfirmed < 1:
-            raise ValueError('max_unconfirmed must be at least 1')
+            raise ArgumentError('max_unconfirmed must be at least 1')
         self.publisher_id = publisher_id
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
         self.max_unconfirmed = max_unconfirmed
@@ -133,7 +132,7 @@ cdef class PublishWindow:
         """Encode a message into the open frame; gives its publishing id.
 
         :raises AMQPEncoderError: the value has no AMQP 1.0 form; nothing has changed then.
-        :raises ValueError: an explicit publishing id that was used before or is too low.
+        :raises ArgumentError: an explicit publishing id that was used before or is too low.
         :raises PublisherError: the message fits no frame; nothing has changed then.
         """
         cdef uint64_t id = self.next_id
@@ -141,17 +140,23 @@ cdef class PublishWindow:
         cdef object value = None
         cdef bint disorder = False
         cdef OutBuffer full
+        cdef uint64_t i
 
         if type(message) is _MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
             id = (<MessageCtx> message).stream_publish_id
             if self.has_last and id <= self.last_id:
                 if not self.batched or self.has_released and id <= self.last_released:
-                    raise ValueError(f'publish id {id} is not above those sent before')
-                if self._find(id) is not NULL:
-                    raise ValueError(f'publish id {id} is in the batch already')
+                    raise ArgumentError(f'publish id {id} is not above those sent before')
+                if self.batch_ids is None:
+                    self.batch_ids = {
+                        self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
+                    }
+                if id in self.batch_ids:
+                    raise ArgumentError(f'publish id {id} is in the batch already')
                 disorder = True
-        if self.busy:
-            raise PublisherError('a message cannot be published while another one is encoded')
+        elif self.has_last and id == self.last_id:
+            raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
+        self._check_idle()
         self.busy = True
         try:
             if self.filter_extract is not None:
@@ -160,7 +165,9 @@ cdef class PublishWindow:
                     else _MessageCtx(message, None, None, None, None, None, None)
                 )
                 if value is not None and not isinstance(value, str):
-                    raise TypeError(f'filter value must be str or None, not {type(value).__name__}')
+                    raise ArgumentTypeError(
+                        f'filter value must be str or None, not {type(value).__name__}'
+                    )
             if self.open is None:
                 self._open_frame()
             start = out_size(&self.out)
@@ -198,11 +205,13 @@ cdef class PublishWindow:
         self._push(id, start, waiter)
         if disorder:
             self.unsorted = True
+        if self.batch_ids is not None:
+            self.batch_ids.add(id)
         if not self.has_last or id > self.last_id:
             self.last_id = id
             self.has_last = True
         if id >= self.next_id:
-            self.next_id = id + 1
+            self.next_id = id + 1 if id < LAST_ID else id
         if self.open.count >= self.frame_entries:
             self._finish_frame()
         return id
@@ -210,6 +219,7 @@ cdef class PublishWindow:
     def take(self):
         """The next frame to write (bytes); None if nothing waits or the window is full."""
         cdef Frame frame
+        self._check_idle()
         if self.batched:
             if self.next_frame == self.released:
                 return None
@@ -229,8 +239,10 @@ cdef class PublishWindow:
 
     def release(self):
         """Let `take` give what was appended so far, ascending by id."""
+        self._check_idle()
         if self.unsorted:
             self._repack(self.released_end)
+        self.batch_ids = None
         self._mark_released()
         if self.has_last:
             self.last_released = self.last_id
@@ -238,6 +250,7 @@ cdef class PublishWindow:
 
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         """Queue everything unsettled again, in order, for a publisher declared anew."""
+        self._check_idle()
         self.publisher_id = publisher_id
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
         self._repack(self.head)
@@ -248,12 +261,15 @@ cdef class PublishWindow:
         cdef Waiter waiter
         cdef Frame frame
         cdef object w
+        self._check_idle()
         if self.open is not None:
             self.frames.append(self.open)
             self.open = None
             out_discard(&self.out)
         for f in self.frames:
             frame = <Frame> f
+            if frame.waiters is None:       # settled, behind one that is not
+                continue
             for w in frame.waiters:
                 waiter = <Waiter> w
                 if waiter.remaining:
@@ -263,6 +279,7 @@ cdef class PublishWindow:
         self.next_frame = self.released = self.frames_base
         self.frames = []
         self.head = self.sent = self.cursor = self.released_end = self.tail
+        self.batch_ids = None
         self.in_flight = 0
         self.unsorted = False
         return done
@@ -272,6 +289,12 @@ cdef class PublishWindow:
         return self.confirm(
             <const uint8_t *> PyBytes_AS_STRING(ids), PyBytes_GET_SIZE(ids) // 8
         )
+
+    cdef int _check_idle(self) except -1:
+        # The encoder and the filter call the user's code, which must not come back to here.
+        if self.busy:
+            raise PublisherError('a publisher cannot be used while it encodes a message')
+        return 0
 
     # -- frames
 
@@ -313,17 +336,23 @@ cdef class PublishWindow:
         elif value is None or value == '':
             out_reserve(out, 14)
             put_u64(out, id)
-            put_u16(out, NO_FILTER)
+            # not null: 4.0.5 crashes on that where it does not know the publisher
+            put_u16(out, 0)
         else:
-            text = PyUnicode_AsUTF8AndSize(value, &n)
+            try:
+                text = PyUnicode_AsUTF8AndSize(value, &n)
+            except UnicodeEncodeError as ex:
+                raise ArgumentError(f'filter value is not valid Unicode: {ex}') from None
             if n > FILTER_MAX:
-                raise ValueError(f'filter value of {n} bytes is too long; the limit is {FILTER_MAX}')
+                raise ArgumentError(f'filter value of {n} bytes; the limit is {FILTER_MAX}')
             out_reserve(out, 14 + n)
             put_u64(out, id)
             put_u16(out, <uint16_t> n)
             put_bytes(out, text, n)
         at = out_size(out)
         out.p += 4
+        if not self.amqp and type(message) is _MessageCtx:
+            message = (<MessageCtx> message).take_body()
         if self.amqp:
             encode_message(out, message)
         elif type(message) is bytes:
@@ -332,10 +361,13 @@ cdef class PublishWindow:
             put_bytes(out, PyBytes_AS_STRING(message), n)
         else:
             if not PyObject_CheckBuffer(message):
-                raise TypeError(
+                raise ArgumentTypeError(
                     f'a publisher of raw messages takes bytes, not {type(message).__name__}'
                 )
-            PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+            try:
+                PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+            except BufferError as ex:
+                raise ArgumentTypeError(f'a raw message must be contiguous: {ex}') from None
             try:
                 out_reserve(out, view.len)
                 put_bytes(out, view.buf, view.len)

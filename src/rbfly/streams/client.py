@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import ssl as ssl_module
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from ..amqp import get_message_ctx
 from ..error import RbFlyError
 from . import commands
-from .commands import ArgumentError, Tune
+from .commands import Tune
 from .connection import Connection
 from .const import ResponseCode
-from .error import ProtocolError, StreamDoesNotExist
+from .error import ArgumentError, ProtocolError, StreamConnectionError, StreamDoesNotExist
 from .offset import Offset
-from .publisher import BasePublisher, Publisher
+from .publisher import BasePublisher, Publisher, delete_publisher, deleted
 from .subscriber import Subscription, stored_offset
 from .topology import Settings, Topology
 from .types import BloomFilterExtract, MessageFilter, PublisherInfo
@@ -60,7 +59,7 @@ def streams_client(
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
-        auth_mechanism, ssl = AuthMechanism.PLAIN, auth_mechanism
+        ssl, auth_mechanism = auth_mechanism, AuthMechanism.PLAIN
     uris = [uri] if isinstance(uri, str) else list(uri)
     if not uris:
         raise ArgumentError('at least one URI is needed')
@@ -126,14 +125,8 @@ class StreamsClient:
         :param wait_connected: if false, a client that is not connected raises ConnectionError.
         """
         if not wait_connected and not self.connected:
-            raise StreamsClient._not_connected()
+            raise StreamConnectionError('the client is not connected')
         return await self._topology.locator()
-
-    @staticmethod
-    def _not_connected() -> ConnectionError:
-        from .error import StreamConnectionError
-
-        return StreamConnectionError('the client is not connected')
 
     async def disconnect(self) -> None:
         """Close every connection; silent if there is none.  The client can be used again."""
@@ -192,6 +185,8 @@ class StreamsClient:
         check_stream(stream)
         integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
         if max_age is not None:
+            if not isinstance(max_age, timedelta):
+                raise ArgumentError(f'max_age must be timedelta, not {type(max_age).__name__}')
             seconds = max_age // timedelta(seconds=1)
             if seconds < 1 or max_age != timedelta(seconds=seconds):
                 raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
@@ -227,6 +222,27 @@ class StreamsClient:
 
     # -- publishing and subscribing
 
+    @overload
+    def publisher(
+        self,
+        stream: str,
+        *,
+        name: str | None = None,
+        filter_extract: BloomFilterExtract | None = None,
+        amqp: bool = True,
+        max_unconfirmed: int = 10_000,
+    ) -> AbstractAsyncContextManager[Publisher]: ...
+    @overload
+    def publisher(
+        self,
+        stream: str,
+        *,
+        name: str | None = None,
+        filter_extract: BloomFilterExtract | None = None,
+        cls: type[P],
+        amqp: bool = True,
+        max_unconfirmed: int = 10_000,
+    ) -> AbstractAsyncContextManager[P]: ...
     @asynccontextmanager
     async def publisher(
         self,
@@ -234,10 +250,10 @@ class StreamsClient:
         *,
         name: str | None = None,
         filter_extract: BloomFilterExtract | None = None,
-        cls: type[P] = Publisher,  # type: ignore[assignment]  # mypy: default of a type variable
+        cls: type[Any] = Publisher,
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
-    ) -> AsyncIterator[P]:
+    ) -> AsyncIterator[Any]:
         """A publisher to a stream, closed at the end of `async with`.
 
         :param stream: name of the stream.
@@ -263,28 +279,26 @@ class StreamsClient:
             connection = await self._topology.publishing(stream)
             publisher_id = connection.publisher_ids.pop()
             try:
-                await connection.request(
-                    commands.DeclarePublisher(publisher_id, info.name, stream)
-                )
+                await connection.request(commands.DeclarePublisher(publisher_id, info.name, stream))
                 message_id = 1
                 if info.name:
                     message_id += await connection.request(
                         commands.QueryPublisherSequence(info.name, stream)
                     )
             except BaseException:
-                await asyncio.shield(delete_publisher(connection, publisher_id))
+                delete_publisher(connection, publisher_id)
                 raise
-            publisher = cls(publisher_id, info, self, message_id)  # type: ignore[call-arg]
+            publisher = cls(publisher_id, info, self, message_id)
             if isinstance(publisher, BasePublisher):
                 publisher._attach(connection)
             try:
                 yield publisher
             finally:
                 try:
-                    await cast(Any, publisher).close()
+                    await publisher.close()
                 finally:
                     if not isinstance(publisher, BasePublisher):
-                        await delete_publisher(connection, publisher_id)
+                        await deleted(delete_publisher(connection, publisher_id))
         finally:
             self._names.discard(key)
 
@@ -331,16 +345,6 @@ class StreamsClient:
         return None if offset.value is None else int(offset.value) - 1
 
 
-async def delete_publisher(connection: Connection, publisher_id: int) -> None:
-    """Remove a publisher that may or may not be declared; its id can be used again then."""
-    if connection.is_open:
-        try:
-            await connection.request(commands.DeletePublisher(publisher_id))
-        except RbFlyError:
-            pass
-    connection.publisher_ids.add(publisher_id)
-
-
 def check_stream(stream: str) -> None:
     if not isinstance(stream, str):
         raise ArgumentError(f'stream must be str, not {type(stream).__name__}')
@@ -361,8 +365,9 @@ def connection(coro: F) -> F:
         function = function.func
 
     def client_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StreamsClient:
-        bound = coro.args if isinstance(coro, functools.partial) else ()
-        for value in (*bound, *args, *kwargs.values()):
+        if isinstance(coro, functools.partial):
+            args, kwargs = coro.args + args, coro.keywords | kwargs
+        for value in (*args, *kwargs.values()):
             if isinstance(value, StreamsClient):
                 return value
         raise RbFlyError(f'{function.__name__} was called without a streams client')
@@ -373,9 +378,10 @@ def connection(coro: F) -> F:
             async with client_of(args, kwargs):
                 return await coro(*args, **kwargs)
 
+        wrapper: Any = run
     elif inspect.isasyncgenfunction(function):
 
-        async def run(*args: Any, **kwargs: Any) -> Any:
+        async def iterate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             async with client_of(args, kwargs):
                 generator = coro(*args, **kwargs)
                 try:
@@ -384,6 +390,7 @@ def connection(coro: F) -> F:
                 finally:
                     await generator.aclose()
 
+        wrapper = iterate
     else:
         raise RbFlyError(f'{coro!r} is neither a coroutine function nor an async generator one')
-    return cast(F, functools.update_wrapper(run, function))
+    return cast(F, functools.update_wrapper(wrapper, function))

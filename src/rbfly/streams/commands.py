@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
-from ..error import RbFlyError
 from .const import RESPONSE, Key, OffsetCode, ResponseCode
-from .error import FrameError
+from .error import ArgumentError, ArgumentOverflowError, FrameError
 from .offset import Offset, OffsetType
 
 T = TypeVar('T')
@@ -25,10 +24,6 @@ T = TypeVar('T')
 HEARTBEAT = struct.pack('>IHH', 4, Key.HEARTBEAT, 1)
 NAME_MAX = 255  # bytes of a publisher, consumer or offset reference
 STRING_MAX = 0xFFFE  # 0xffff is the length of a null string
-
-
-class ArgumentError(RbFlyError, ValueError):
-    """An argument that the protocol cannot carry, e.g. a name that is too long."""
 
 
 # -- bytes out
@@ -270,9 +265,7 @@ class Metadata(Command[dict[str, StreamMetadata]]):
         return array(string(name) for name in self.streams)
 
     def parse(self, reader: Reader) -> dict[str, StreamMetadata]:
-        brokers = dict(
-            reader.array(lambda: (reader.u16(), Broker(reader.string(), reader.u32())))
-        )
+        brokers = dict(reader.array(lambda: (reader.u16(), Broker(reader.string(), reader.u32()))))
 
         def stream() -> tuple[str, StreamMetadata]:
             name, code, leader = reader.string(), reader.u16(), reader.u16()
@@ -366,6 +359,8 @@ def credit(subscription_id: int, chunks: int) -> bytes:
 
 
 def store_offset(name: str, stream: str, offset: int) -> bytes:
+    if not 0 <= offset < 2**64:
+        raise ArgumentOverflowError(f'offset must be in 0 to 2**64 - 1, not {offset}')
     body = reference(name, 'offset reference') + string(stream) + struct.pack('>Q', offset)
     return frame(Key.STORE_OFFSET, body)
 

@@ -19,6 +19,7 @@ from .commands import Broker, Command, ServerClose, Tune
 from .const import RESPONSE, Key, ResponseCode
 from .error import (
     AuthenticationError,
+    ChunkError,
     FrameError,
     StreamConnectionError,
     TLSError,
@@ -106,10 +107,12 @@ class Connection(Engine, asyncio.BufferedProtocol):
             _, connection = await loop.create_connection(
                 lambda: cls(info), info.host, info.port, ssl=info.ssl
             )
-        except ssl_module.SSLEOFError as ex:
-            raise StreamConnectionError(f'{info}: {ex}') from ex
         except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
             raise TLSError(f'{info}: {ex}') from ex
+        except (ConnectionResetError, ConnectionAbortedError) as ex:
+            if info.ssl is None:
+                raise StreamConnectionError(f'{info}: {ex}') from ex
+            raise TLSError(f'{info}: closed during the TLS handshake; is it a TLS port?') from ex
         except (OSError, UnicodeError) as ex:
             raise StreamConnectionError(f'{info}: {ex}') from ex
         try:
@@ -155,8 +158,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """True until the connection is closed or lost."""
-        return self.error is None
+        """True until the connection is closed or lost, or its event loop has ended."""
+        return self.error is None and not self._loop.is_closed()
 
     async def close(self) -> None:
         """Say goodbye and close; silent if the connection is gone already."""
@@ -168,6 +171,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 pass
             finally:
                 self.abort(StreamConnectionError('the connection was closed'))
+        elif self._transport is not None:
+            # The answer to the broker's Close may be on its way; a stuck peer is not waited for.
+            await asyncio.wait([self._closed], timeout=CLOSE_TIMEOUT)
+            self._transport.abort()
         await asyncio.shield(self._closed)
 
     def abort(self, error: Exception) -> None:
@@ -185,7 +192,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.stop()
         if self._timer is not None:
             self._timer.cancel()
-        for future in (*self._requests.values(), self._tune):
+        waiting: list[asyncio.Future[Any]] = [*self._requests.values(), self._tune]
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting any more
@@ -239,11 +247,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
         """
         future = self.send_request(command)
         reader = commands.Reader(await future)
-        if command.key is not Key.METADATA:
-            code = reader.u16()
-            if code != ResponseCode.OK:
-                raise protocol_error(code, stream=getattr(command, 'stream', ''))
-        return command.parse(reader)
+        try:
+            if command.key is not Key.METADATA:
+                code = reader.u16()
+                if code != ResponseCode.OK:
+                    raise protocol_error(code, stream=getattr(command, 'stream', ''))
+            return command.parse(reader)
+        except FrameError as ex:
+            self.on_failure(ex)
+            raise self.error or ex from ex.__cause__
 
     def send_request(self, command: Command[Any]) -> asyncio.Future[bytes]:
         """Send a request now; the future gets the bytes behind the correlation id."""
@@ -288,7 +300,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             logger.warning('%s: frame 0x%04x version %d skipped', self.info, key, version)
 
     def on_failure(self, error: Exception) -> None:
-        if isinstance(error, FrameError):
+        if isinstance(error, FrameError | ChunkError):
             failure = FrameError(f'{self.info} does not speak the stream protocol: {error}')
             failure.__cause__ = error
             self.abort(failure)

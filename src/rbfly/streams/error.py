@@ -7,6 +7,9 @@ from ..error import RbFlyError
 from .const import ResponseCode
 
 __all__ = [
+    'ArgumentError',
+    'ArgumentOverflowError',
+    'ArgumentTypeError',
     'AuthenticationError',
     'ChunkError',
     'ConfirmTimeout',
@@ -69,7 +72,7 @@ class StreamDoesNotExist(ProtocolError):
 
 
 class AuthenticationError(ProtocolError):
-    """Wrong user or password, or no SASL mechanism in common (codes 0x07, 0x08, 0x09, 0x0b)."""
+    """Wrong user or password, or no SASL mechanism in common (codes 0x07 to 0x0b)."""
 
 
 class VirtualHostError(ProtocolError):
@@ -89,6 +92,18 @@ class PublishError(ProtocolError):
         self.errors = [(publish_id, code)]
 
 
+class ArgumentError(RbFlyError, ValueError):
+    """An argument that cannot be used, e.g. a name that is too long for the protocol."""
+
+
+class ArgumentTypeError(RbFlyError, TypeError):
+    """An argument of a type that cannot be used."""
+
+
+class ArgumentOverflowError(RbFlyError, OverflowError):
+    """A number that its field in the protocol cannot carry."""
+
+
 class PublisherError(RbFlyError):
     """A publisher was used wrongly: closed, or a message that fits no frame."""
 
@@ -97,7 +112,7 @@ class SubscriptionError(RbFlyError):
     """A subscription was used wrongly: closed, or iterated by two tasks at once."""
 
 
-class URIError(RbFlyError, ValueError):
+class URIError(ArgumentError):
     """A broker URI that cannot be understood."""
 
 
@@ -129,6 +144,7 @@ _BY_CODE: dict[int, type[ProtocolError]] = {
     ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: AuthenticationError,
     ResponseCode.AUTHENTICATION_FAILURE: AuthenticationError,
     ResponseCode.SASL_ERROR: AuthenticationError,
+    ResponseCode.SASL_CHALLENGE: AuthenticationError,  # PLAIN and EXTERNAL have none
     ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK: AuthenticationError,
     ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE: VirtualHostError,
 }

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from .const import OffsetCode
+from .error import ArgumentOverflowError
 
 __all__ = ['Offset', 'OffsetType']
 
@@ -51,7 +52,7 @@ class Offset:
         :raises OverflowError: out of range.
         """
         if not 0 <= offset < 2**64:
-            raise OverflowError(f'offset must be in 0 to 2**64 - 1, not {offset}')
+            raise ArgumentOverflowError(f'offset must be in 0 to 2**64 - 1, not {offset}')
         return Offset(OffsetType.OFFSET, offset)
 
     @staticmethod
@@ -59,7 +60,10 @@ class Offset:
         """Start at the first chunk written at that time or later.
 
         :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
+        :raises OverflowError: out of range: the protocol has 64-bit milliseconds.
         """
+        if not -(2**63) <= timestamp * 1000 < 2**63:
+            raise ArgumentOverflowError(f'timestamp is out of range: {timestamp}')
         return Offset(OffsetType.TIMESTAMP, timestamp)
 
     @staticmethod

@@ -15,7 +15,6 @@ from . import commands
 from ._publish import PublishWindow, Waiter
 from .error import (
     ConfirmTimeout,
-    ProtocolError,
     PublisherError,
     PublishError,
     StreamConnectionError,
@@ -212,19 +211,10 @@ class BasePublisher:
         finally:
             self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
             self._detach()
-            await self._delete()
+            await deleted(delete_publisher(self._connection, self._id))
 
     def _release(self) -> None:
         self._write()
-
-    async def _delete(self) -> None:
-        connection = self._connection
-        if connection.is_open:
-            try:
-                await connection.request(commands.DeletePublisher(self._id))
-            except (ProtocolError, StreamConnectionError):
-                pass  # the broker has removed it already
-        connection.publisher_ids.add(self._id)
 
 
 class Publisher(BasePublisher):
@@ -248,9 +238,10 @@ class Publisher(BasePublisher):
         if timeout:
             try:
                 async with asyncio.timeout(timeout):
-                    return await self.send(message)
+                    await self.send(message)
             except TimeoutError:
                 raise ConfirmTimeout(f'no confirm within {timeout} s') from None
+            return
         self._check()
         if self._is_full():
             await self._wait_room()
@@ -312,3 +303,18 @@ class PublisherBatchFast(BasePublisher):
         self._waiter = Waiter()
         self._window.release()
         self._write()
+
+
+def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Future[bytes] | None:
+    """Remove a publisher that may or may not be declared; the broker's answer frees its id."""
+    if not connection.is_open:
+        return None
+    future = connection.send_request(commands.DeletePublisher(publisher_id))
+    future.add_done_callback(lambda _: connection.publisher_ids.add(publisher_id))
+    return future
+
+
+async def deleted(future: asyncio.Future[bytes] | None) -> None:
+    """Wait for the answer; whoever is cancelled meanwhile leaves the request alone."""
+    if future is not None:
+        await asyncio.wait([future], timeout=CLOSE_TIMEOUT)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 __all__ = ['Subscription']
 
 INITIAL_CREDIT = 10  # chunks
+CLOSE_TIMEOUT = 30.0  # seconds that aclose() waits for the broker
+
+
+class StreamMovedError(StreamConnectionError):
+    """The broker has ended the subscription: the stream is elsewhere now, or was deleted."""
 
 
 class Current:
@@ -105,10 +110,8 @@ class Subscription(MessageCursor):
         self._wakeup()
         future = self._unsubscribe()
         if future is not None:
-            try:
-                await future
-            except StreamConnectionError:
-                pass
+            # Whoever is cancelled meanwhile leaves the request alone: its answer frees the id.
+            await asyncio.wait([future], timeout=CLOSE_TIMEOUT)
 
     def __del__(self) -> None:
         if not self._closed:
@@ -138,6 +141,8 @@ class Subscription(MessageCursor):
                     await self._subscribe()
                 while not self._closed and not self.advance():
                     if self._error:
+                        if isinstance(self._error[0], StreamMovedError):
+                            await self._topology.check_stream(self.stream)
                         raise self._error[0]
                     self._wakeup.future = asyncio.get_running_loop().create_future()
                     await self._wakeup.future
@@ -147,17 +152,21 @@ class Subscription(MessageCursor):
             raise StopAsyncIteration
         self._current.task = asyncio.current_task()
         set_message_ctx(cast(MessageCtx, self._current))
-        return cast(AMQPBody, self.take())
+        return self.take()
 
     # -- connection
 
     async def _subscribe(self) -> None:
         offset = self._offset
         connection = await self._topology.consuming(self.stream)
-        if offset.type == OffsetType.REFERENCE:
-            offset = await stored_offset(connection, self.stream, str(offset.value))
-        self.rewind(int(offset.value) if offset.type == OffsetType.OFFSET else 0)  # type: ignore[arg-type]
         self._id = subscription_id = connection.subscription_ids.pop()
+        if offset.type == OffsetType.REFERENCE:
+            try:
+                offset = await stored_offset(connection, self.stream, str(offset.value))
+            except BaseException:
+                connection.subscription_ids.add(subscription_id)
+                raise
+        self.rewind(int(offset.value) if offset.type == OffsetType.OFFSET else 0)  # type: ignore[arg-type]
         connection.set_subscription(subscription_id, self.queue)
         properties = {}
         if self._filter is not None:
@@ -174,7 +183,7 @@ class Subscription(MessageCursor):
 
         def metadata_update(stream: str) -> None:
             if stream == request.stream:
-                lost(StreamConnectionError(f'stream {stream!r} left the node, or was deleted'))
+                lost(StreamMovedError(f'stream {stream!r} has left the node'))
 
         connection.on_lost[self.queue] = lost
         connection.on_metadata_update[self.queue] = metadata_update
@@ -217,5 +226,3 @@ async def stored_offset(connection: Connection, stream: str, reference: str) -> 
             raise
         return Offset.FIRST
     return Offset.offset(value + 1)
-
-

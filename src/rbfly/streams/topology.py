@@ -43,6 +43,9 @@ class Role(Enum):
     CONSUME = 'consume'
 
 
+Key = tuple[Role, Broker | None]
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to connect.
@@ -73,8 +76,9 @@ class Topology:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._connections: dict[tuple[Role, Broker | None], list[Connection]] = {}
-        self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
+        self._connections: dict[Key, list[Connection]] = {}
+        self._locks: dict[Key, asyncio.Lock] = {}
+        self._last_errors: dict[Key, Exception] = {}
         self._established = False
 
     @property
@@ -113,6 +117,13 @@ class Topology:
             if connection.is_open:
                 return connection
 
+    async def check_stream(self, stream: str) -> None:
+        """Ask a node whether a stream exists.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        await self._locate(await self.locator(), stream)
+
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
         connections = [item for group in self._connections.values() for item in group]
@@ -146,51 +157,67 @@ class Topology:
         return await self._get(role, node)
 
     async def _get(self, role: Role, node: Broker | None) -> Connection:
+        settings = self.settings
         key = (role, node)
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            group = self._connections.setdefault(key, [])
-            group[:] = [item for item in group if item.is_open]
-            for connection in group:
-                if role is Role.PUBLISH and connection.publisher_ids:
-                    return connection
-                if role is Role.CONSUME and connection.subscription_ids:
-                    return connection
-            connection = await self._connect(node)
-            group.append(connection)
-            return connection
+        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            # The limit covers waiting for another task that is connecting.
+            async with asyncio.timeout(limit or None), lock:
+                for connection in self._group(key):
+                    if role is Role.PUBLISH and connection.publisher_ids:
+                        return connection
+                    if role is Role.CONSUME and connection.subscription_ids:
+                        return connection
+                self._last_errors.pop(key, None)
+                connection = await self._connect(key)
+                self._group(key).append(connection)
+                return connection
+        except TimeoutError:
+            last = self._last_errors.get(key)
+            if last is None:
+                names = ', '.join(str(info) for info in self._infos(node))
+                raise ConnectTimeout(f'{names}: no answer within {limit} s') from None
+            raise StreamConnectionError(f'{last} (gave up after {limit} s)') from last
+
+    def _group(self, key: Key) -> list[Connection]:
+        """The open connections to a node in a role."""
+        group = self._connections.setdefault(key, [])
+        group[:] = [item for item in group if item.is_open]
+        return group
 
     # -- connecting
 
-    async def _connect(self, node: Broker | None) -> Connection:
+    def _infos(self, node: Broker | None) -> list[ConnectionInfo]:
+        infos = list(self.settings.infos)
+        if node is None:
+            return infos
+        return [replace(infos[0], host=node.host, port=node.port), *infos]
+
+    async def _connect(self, key: Key) -> Connection:
         settings = self.settings
-        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        last: Exception | None = None
-        infos = list(settings.infos)
-        if node is not None:
-            infos = [replace(infos[0], host=node.host, port=node.port), *infos]
-        try:
-            async with asyncio.timeout(limit or None):
-                for delay in backoff():
-                    for info in infos:
-                        try:
-                            connection = await Connection.open(
-                                info,
-                                settings.auth_mechanism,
-                                settings.connection_name,
-                                settings.tune,
-                            )
-                        except (ProtocolError, TLSError, FrameError):
-                            raise  # no retry can mend these
-                        except StreamConnectionError as ex:
-                            last = ex
-                        else:
-                            self._established = True
-                            return connection
-                    logger.warning('%s; trying again in %.1f s', last, delay)
-                    await asyncio.sleep(delay)
-        except TimeoutError:
-            if last is None:
-                names = ', '.join(str(info) for info in infos)
-                raise ConnectTimeout(f'{names}: no answer within {limit} s') from None
-            raise StreamConnectionError(f'{last} (gave up after {limit} s)') from last
+        infos = self._infos(key[1])
+        for delay in backoff():
+            for info in infos:
+                try:
+                    connection = await Connection.open(
+                        info,
+                        settings.auth_mechanism,
+                        settings.connection_name,
+                        settings.tune,
+                    )
+                except (ProtocolError, FrameError):
+                    raise  # no retry can mend these
+                except StreamConnectionError as ex:
+                    # Nor TLS; but a proxy may take a connection while the node behind it is away.
+                    if isinstance(ex, TLSError) and not (
+                        self._established and isinstance(ex.__cause__, ConnectionError)
+                    ):
+                        raise
+                    self._last_errors[key] = ex
+                else:
+                    self._established = True
+                    return connection
+            logger.warning('%s; trying again in %.1f s', self._last_errors[key], delay)
+            await asyncio.sleep(delay)
         raise AssertionError('unreachable')

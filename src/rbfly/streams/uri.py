@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import unquote, urlsplit
@@ -56,26 +57,37 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     """
     if not isinstance(uri, str):
         raise URIError(f'URI must be str, not {type(uri).__name__}')
-    shown = uri.rpartition('@')[2] if '@' in uri else uri
-    try:
-        parts = urlsplit(uri)
-        port = parts.port
-        hostname = parts.hostname
-    except ValueError as ex:
-        raise URIError(f'malformed URI, at ...{shown!r}: {reason(ex, uri, shown)}') from None
-    try:
-        scheme = Scheme(parts.scheme)
-    except ValueError:
-        known = ' or '.join(item.value for item in Scheme)
-        raise URIError(f'scheme must be {known}, not {parts.scheme!r}') from None
-    if not uri[len(parts.scheme) :].startswith('://'):
-        raise URIError(f'malformed URI, at ...{shown!r}: no // behind the scheme')
-    if parts.fragment or uri.endswith('#'):
-        raise URIError('malformed URI: write a # in a password or vhost as %23')
-    if port == 0:
-        raise URIError('malformed URI: port 0')
     if any(character <= ' ' for character in uri):
         raise URIError('malformed URI: white space or control characters in it')
+    # No text of the URI but its scheme is repeated in an error: where the parts of a malformed
+    # one begin and end is not known, so any of them may hold the password.
+    problem = ''
+    try:
+        parts = urlsplit(uri)
+        hostname = parts.hostname
+    except ValueError:
+        problem = 'user, password, host or port cannot be told apart'
+    else:
+        try:
+            port = parts.port
+        except ValueError:
+            problem = 'the port is not a number from 1 to 65535'
+    if problem:
+        raise URIError(f'malformed URI: {problem}; are special characters percent-encoded?')
+    scheme = next((item for item in Scheme if item.value == parts.scheme), None)
+    if scheme is None:
+        known = ' or '.join(item.value for item in Scheme)
+        raise URIError(f'scheme must be {known}, not {parts.scheme!r}')
+    if not uri[len(parts.scheme) :].startswith('://'):
+        raise URIError('malformed URI: no // behind the scheme')
+    if parts.fragment or uri.endswith('#'):
+        raise URIError('malformed URI: write a # in a password or vhost as %23')
+    if '@' in parts.query:
+        raise URIError('malformed URI: write a ? in a password or vhost as %3F')
+    if port == 0:
+        raise URIError('malformed URI: port 0')
+    if '@' in parts.path and '@' not in parts.netloc:
+        raise URIError('malformed URI: write a / in a password as %2F, an @ in a vhost as %40')
     if scheme is Scheme.PLAIN and ssl is not None:
         raise URIError(f'an SSL context needs the scheme {Scheme.TLS.value}')
     if scheme is Scheme.TLS and ssl is None:
@@ -94,16 +106,11 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
 
 def decode(text: str, what: str) -> str:
-    try:
+    result = None
+    with suppress(UnicodeDecodeError):
         result = unquote(text, errors='strict')
-    except UnicodeDecodeError:
-        raise URIError(f'malformed URI: {what} is not percent-encoded UTF-8') from None
+    if result is None:
+        raise URIError(f'malformed URI: {what} is not percent-encoded UTF-8')
     if '\0' in result:
         raise URIError(f'malformed URI: NUL in the {what}')
     return result
-
-
-def reason(ex: ValueError, uri: str, shown: str) -> str:
-    """What was wrong, without the credentials that the message may repeat."""
-    text = str(ex)
-    return text if shown == uri else text.split(':')[0].split('@')[-1] if '@' in text else text

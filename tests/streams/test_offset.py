@@ -1,0 +1,69 @@
+"""Offsets: where a subscription starts."""
+
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from rbfly.streams import Offset, OffsetType
+
+
+def test_constants() -> None:
+    assert Offset.FIRST.type is OffsetType.FIRST
+    assert Offset.LAST.type is OffsetType.LAST
+    assert Offset.NEXT.type is OffsetType.NEXT
+    assert {Offset.FIRST.value, Offset.LAST.value, Offset.NEXT.value} == {None}
+
+
+def test_numbers_of_the_types() -> None:
+    assert [int(item) for item in OffsetType] == [1, 2, 3, 4, 5, 0xFFFF]
+
+
+@pytest.mark.parametrize('offset', [0, 1, 2**63, 2**64 - 1])
+def test_absolute_offset(offset: int) -> None:
+    found = Offset.offset(offset)
+    assert (found.type, found.value) == (OffsetType.OFFSET, offset)
+
+
+@pytest.mark.parametrize('offset', [-1, 2**64])
+def test_absolute_offset_out_of_range(offset: int) -> None:
+    with pytest.raises(OverflowError):
+        Offset.offset(offset)
+
+
+@pytest.mark.parametrize('timestamp', [0, 1.5, -1.5, 1_700_000_000.123])
+def test_timestamp(timestamp: float) -> None:
+    found = Offset.timestamp(timestamp)
+    assert (found.type, found.value) == (OffsetType.TIMESTAMP, timestamp)
+
+
+@pytest.mark.parametrize('timestamp', [math.nan, math.inf, -math.inf, 1e17, -1e17])
+def test_timestamp_that_the_protocol_cannot_carry(timestamp: float) -> None:
+    with pytest.raises(OverflowError):
+        Offset.timestamp(timestamp)
+
+
+def test_reference() -> None:
+    found = Offset.reference('ré')
+    assert (found.type, found.value) == (OffsetType.REFERENCE, 'ré')
+
+
+def test_offsets_are_values() -> None:
+    assert Offset.offset(5) == Offset.offset(5)
+    assert Offset.offset(5) != Offset.timestamp(5)
+    assert len({Offset.offset(5), Offset.offset(5), Offset.FIRST}) == 2
+    with pytest.raises(FrozenInstanceError):
+        Offset.FIRST.value = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ('offset', 'text'),
+    [
+        (Offset.FIRST, 'Offset.FIRST'),
+        (Offset.offset(5), 'Offset.OFFSET(5)'),
+        (Offset.timestamp(1.5), 'Offset.TIMESTAMP(1.5)'),
+        (Offset.reference('r'), 'Offset.REFERENCE(r)'),
+    ],
+)
+def test_repr(offset: Offset, text: str) -> None:
+    assert repr(offset) == text
