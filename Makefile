@@ -59,11 +59,11 @@ quick: build  ## the tests that need no broker
 lint: build  ## ruff and cython-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@PATH=$(BIN):$$PATH cython-lint src
+	@PATH=$(BIN):$$PATH cython-lint src fuzz
 
 types: build  ## mypy --strict, and the stubs against the compiled modules
 	@$(BIN)/mypy
-	@$(BIN)/python -m mypy.stubtest $(STUBS) --allowlist tests/stubtest.txt
+	@$(BIN)/python -m mypy.stubtest --allowlist tests/stubtest.txt $(STUBS)
 
 doc: build  ## the documentation, into doc/_build/html
 	@$(BIN)/sphinx-build -qW --keep-going -b html doc doc/_build/html
@@ -78,5 +78,5 @@ brokers-down: $(BIN)/python  ## stop the brokers that were left running
 clean:  ## remove everything that was built
 	@rm -rf build dist doc/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-STUBS = rbfly.amqp._codec rbfly.amqp._message rbfly.streams._publish rbfly.streams._chunk \
-    rbfly.streams._engine
+STUBS = rbfly.amqp._types rbfly.amqp._codec rbfly.amqp._sections rbfly.amqp._message \
+    rbfly.streams._publish rbfly.streams._chunk rbfly.streams._engine

@@ -10,6 +10,7 @@ Environment switches, each with a build folder of its own so that objects never 
 
 import os
 import sys
+from pathlib import Path
 
 from Cython.Build import cythonize
 from Cython.Compiler import Options
@@ -25,15 +26,20 @@ SANITIZE = switch('RBFLY_SANITIZE')
 ANNOTATE = switch('RBFLY_ANNOTATE')
 WERROR = switch('RBFLY_WERROR')
 
-VARIANT = '-'.join(
-    word
-    for word, on in (('debug', DEBUG), ('sanitize', SANITIZE), ('annotate', ANNOTATE))
-    if on
-) or 'release'
+VARIANT = (
+    '-'.join(
+        word
+        for word, on in (('debug', DEBUG), ('sanitize', SANITIZE), ('annotate', ANNOTATE))
+        if on
+    )
+    or 'release'
+)
 BUILD = os.path.join('build', f'{VARIANT}-{sys.implementation.cache_tag}')
 
 MODULES = (
+    'rbfly.amqp._types',
     'rbfly.amqp._codec',
+    'rbfly.amqp._sections',
     'rbfly.amqp._message',
     'rbfly.streams._publish',
     'rbfly.streams._chunk',
@@ -49,6 +55,7 @@ DIRECTIVES = {
     'nonecheck': CHECKED,
     'cdivision': True,
     'embedsignature': False,
+    'auto_pickle': False,
     'warn.maybe_uninitialized': True,
     'show_performance_hints': False,
 }
@@ -70,6 +77,11 @@ if WERROR:
     CFLAGS.append('-Werror')
     Options.warning_errors = True
 
+# Neither Cython nor setuptools sees that a directive or a flag has changed.
+SETTINGS = Path(BUILD, 'settings')
+CHANGED = repr((DIRECTIVES, CFLAGS, LDFLAGS))
+FORCE = not SETTINGS.exists() or SETTINGS.read_text() != CHANGED
+
 extensions = [
     Extension(
         name,
@@ -81,13 +93,18 @@ extensions = [
     for name in MODULES
 ]
 
+modules = cythonize(
+    extensions,
+    build_dir=os.path.join(BUILD, 'cython'),
+    include_path=['src'],
+    compiler_directives=DIRECTIVES,
+    annotate=ANNOTATE,
+    force=FORCE,
+)
+SETTINGS.parent.mkdir(parents=True, exist_ok=True)
+SETTINGS.write_text(CHANGED)
+
 setup(
-    ext_modules=cythonize(
-        extensions,
-        build_dir=os.path.join(BUILD, 'cython'),
-        include_path=['src'],
-        compiler_directives=DIRECTIVES,
-        annotate=ANNOTATE,
-    ),
+    ext_modules=modules,
     options={'build': {'build_base': BUILD}},
 )

@@ -34,6 +34,20 @@ cdef extern from *:
         store_u32(p, (uint32_t)(v >> 32)); store_u32(p + 4, (uint32_t)v);
     }
 
+    /* IEEE 754: a float of 32 bits is held as a double. */
+    static inline double load_double(const uint8_t *p) {
+        uint64_t bits = load_u64(p); double v; memcpy(&v, &bits, 8); return v;
+    }
+    static inline double load_float(const uint8_t *p) {
+        uint32_t bits = load_u32(p); float v; memcpy(&v, &bits, 4); return (double)v;
+    }
+    static inline uint64_t double_bits(double v) {
+        uint64_t bits; memcpy(&bits, &v, 8); return bits;
+    }
+    static inline uint32_t float_bits(double v) {
+        float f = (float)v; uint32_t bits; memcpy(&bits, &f, 4); return bits;
+    }
+
     /* A cursor that cannot pass the end of its slice. */
     typedef struct {
         const uint8_t *p;
@@ -133,6 +147,10 @@ cdef extern from *:
     uint16_t load_u16(const uint8_t *p) noexcept nogil
     uint32_t load_u32(const uint8_t *p) noexcept nogil
     uint64_t load_u64(const uint8_t *p) noexcept nogil
+    double load_double(const uint8_t *p) noexcept nogil
+    double load_float(const uint8_t *p) noexcept nogil
+    uint64_t double_bits(double v) noexcept nogil
+    uint32_t float_bits(double v) noexcept nogil
     void store_u16(uint8_t *p, uint16_t v) noexcept nogil
     void store_u32(uint8_t *p, uint32_t v) noexcept nogil
     void store_u64(uint8_t *p, uint64_t v) noexcept nogil

@@ -235,4 +235,6 @@ def test_errors_are_of_the_family() -> None:
 
 
 def test_query_is_ignored() -> None:
-    assert parse_uri('rabbitmq-stream://host/v?heartbeat=5') == parse_uri('rabbitmq-stream://host/v')
+    assert parse_uri('rabbitmq-stream://host/v?heartbeat=5') == parse_uri(
+        'rabbitmq-stream://host/v'
+    )

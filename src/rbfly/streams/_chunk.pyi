@@ -2,6 +2,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Self, final
 
+from typing_extensions import disjoint_base
+
 from ..amqp import MessageCtx
 from ..types import AMQPBody
 
@@ -38,6 +40,7 @@ class ChunkQueue:
 class LastMessage:
     def context(self) -> MessageCtx: ...
 
+@disjoint_base
 class MessageCursor:
     @property
     def queue(self) -> ChunkQueue: ...

@@ -247,11 +247,15 @@ class Broker:
 
 @dataclass(frozen=True)
 class StreamMetadata:
-    """Where a stream is: code, the leader (None: none right now), the replicas."""
+    """Where a stream is: code, the leader (None: none right now), the replicas.
+
+    :param alone: the broker knows of one node only.
+    """
 
     code: int
     leader: Broker | None
     replicas: tuple[Broker, ...]
+    alone: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,7 @@ class Metadata(Command[dict[str, StreamMetadata]]):
             name, code, leader = reader.string(), reader.u16(), reader.u16()
             replicas = reader.array(reader.u16)
             found = tuple(brokers[ref] for ref in replicas if ref in brokers)
-            return name, StreamMetadata(code, brokers.get(leader), found)
+            return name, StreamMetadata(code, brokers.get(leader), found, len(brokers) == 1)
 
         return dict(reader.array(stream))
 

@@ -53,6 +53,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar frame_max: negotiated limit of a frame in bytes, 0 for none.
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar advertised: the node's advertised address, None if it does not tell.
+    :ivar node: the node that was wanted; another one may have answered.
     :ivar error: why the connection ended; None while it is open.
     :ivar paused: the transport has enough to write for now.
     """
@@ -63,6 +64,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.frame_max = 0
         self.heartbeat = 0
         self.advertised: Broker | None = None
+        self.node: Broker | None = None
         self.server_properties: dict[str, str] = {}
         self.error: Exception | None = None
         self.paused = False
@@ -78,6 +80,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._step = 'connecting'
+        self._on_step: Callable[[str], None] = lambda step: None
         self._timer: asyncio.TimerHandle | None = None
         self._wrote = False
         self._seen = 0
@@ -93,8 +96,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
         name: str = '',
         tune: Tune = Tune(0, 60),  # noqa: B008 - immutable
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> Connection:
         """Connect to a node, authenticate and open the virtual host.
+
+        :param on_step: told of each step that is waited for.
 
         :raises AuthenticationError: wrong user or password, or no mechanism in common.
         :raises VirtualHostError: unknown virtual host, or the user may not enter it.
@@ -103,6 +109,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         :raises StreamConnectionError: no connection, or it ended during the handshake.
         """
         loop = asyncio.get_running_loop()
+        on_step('connecting')
         try:
             _, connection = await loop.create_connection(
                 lambda: cls(info), info.host, info.port, ssl=info.ssl
@@ -115,6 +122,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             raise TLSError(f'{info}: closed during the TLS handshake; is it a TLS port?') from ex
         except (OSError, UnicodeError) as ex:
             raise StreamConnectionError(f'{info}: {ex}') from ex
+        connection._on_step = on_step
         try:
             await connection._handshake(auth_mechanism, name, tune)
         except BaseException:
@@ -125,36 +133,40 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     async def _handshake(self, auth: AuthMechanism, name: str, tune: Tune) -> None:
         # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
-        self._step = 'exchanging peer properties'
+        self._enter('exchanging peer properties')
         properties = PROPERTIES | ({'connection_name': name} if name else {})
         self.server_properties = await self.request(commands.PeerProperties(properties))
-        self._step = 'negotiating the SASL mechanism'
+        self._enter('negotiating the SASL mechanism')
         offered = await self.request(commands.SaslHandshake())
         if auth.value not in offered:
             raise AuthenticationError(
                 ResponseCode.SASL_MECHANISM_NOT_SUPPORTED,
                 f'{self.info} offers {", ".join(offered) or "none"}, not {auth.value}',
             )
-        self._step = 'authenticating'
+        self._enter('authenticating')
         data = b''
         if auth is AuthMechanism.PLAIN:
             data = f'\0{self.info.username}\0{self.info.password}'.encode()
         await self.request(commands.SaslAuthenticate(auth.value, data))
-        self._step = 'waiting for the broker to tune'
+        self._enter('waiting for the broker to tune')
         agreed = tune.agree(await self._tune)
         self.frame_max, self.heartbeat = agreed.frame_max, agreed.heartbeat
         self.write(agreed.encode())
-        self._step = 'opening the virtual host'
+        self._enter('opening the virtual host')
         opened = await self.request(commands.Open(self.info.virtual_host))
         host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
         if host and port.isdecimal():
             self.advertised = Broker(host, int(port))
         if broker_version(self.server_properties) >= FIRST_OPTIONAL:
-            self._step = 'exchanging command versions'
+            self._enter('exchanging command versions')
             await self.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
         self._step = 'open'
         if self.heartbeat:
             self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
+
+    def _enter(self, step: str) -> None:
+        self._step = step
+        self._on_step(step)
 
     @property
     def is_open(self) -> bool:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
+ADDRESS_TIMEOUT = 10.0  # for one address, where there are others to try
 
 
 class Role(Enum):
@@ -41,9 +42,6 @@ class Role(Enum):
 
     PUBLISH = 'publish'
     CONSUME = 'consume'
-
-
-Key = tuple[Role, Broker | None]
 
 
 @dataclass(frozen=True)
@@ -71,23 +69,40 @@ def backoff() -> Iterator[float]:
         delay = min(2 * delay, BACKOFF_LAST)
 
 
+class Attempt:
+    """How far connecting has come, for the error where it ends."""
+
+    def __init__(self, infos: list[ConnectionInfo]) -> None:
+        self.infos = infos
+        self.step = 'waiting for another attempt'
+        self.error: StreamConnectionError | None = None
+
+    def __str__(self) -> str:
+        return ', '.join(str(info) for info in self.infos)
+
+    def on_step(self, step: str) -> None:
+        self.step = step
+
+
 class Topology:
     """The connections of one client: one per node and role, more where its ids run out."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._connections: dict[Key, list[Connection]] = {}
-        self._locks: dict[Key, asyncio.Lock] = {}
-        self._last_errors: dict[Key, Exception] = {}
+        self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
+        self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
+        self._reached: dict[Broker, ConnectionInfo] = {}
         self._established = False
 
     @property
     def connected(self) -> bool:
         """True if any connection is open."""
-        return any(item.is_open for group in self._connections.values() for item in group)
+        return any(self._open(role) for role in Role)
 
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
+        for connection in self._open(Role.CONSUME):
+            return connection
         return await self._get(Role.CONSUME, None)
 
     async def publishing(self, stream: str) -> Connection:
@@ -96,10 +111,9 @@ class Topology:
         :raises StreamDoesNotExist: there is no such stream.
         """
         while True:
-            locator = await self.locator()
-            found = await self._locate(locator, stream)
+            found = await self._locate(stream)
             assert found.leader is not None
-            connection = await self._node(Role.PUBLISH, found.leader, locator, found)
+            connection = await self._get(Role.PUBLISH, found.leader, found.alone)
             if connection.is_open:
                 return connection
 
@@ -109,11 +123,10 @@ class Topology:
         :raises StreamDoesNotExist: there is no such stream.
         """
         while True:
-            locator = await self.locator()
-            found = await self._locate(locator, stream)
+            found = await self._locate(stream)
             assert found.leader is not None
-            node = random.choice(found.replicas) if found.replicas else found.leader
-            connection = await self._node(Role.CONSUME, node, locator, found)
+            node = random.choice(found.replicas or (found.leader,))
+            connection = await self._get(Role.CONSUME, node, found.alone)
             if connection.is_open:
                 return connection
 
@@ -122,90 +135,108 @@ class Topology:
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        await self._locate(await self.locator(), stream)
+        await self._locate(stream)
 
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
         connections = [item for group in self._connections.values() for item in group]
-        self._connections.clear()
+        for group in self._connections.values():
+            group.clear()
         self._established = False
         await asyncio.gather(*(item.close() for item in connections))
 
     # -- nodes
 
-    async def _locate(self, locator: Connection, stream: str) -> StreamMetadata:
-        for delay in backoff():
-            metadata = await locator.request(commands.Metadata((stream,)))
-            found = metadata.get(stream)
-            if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
-                raise StreamDoesNotExist(stream)
-            if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-                raise protocol_error(found.code, stream=stream)
-            if found.leader is not None:
-                return found
-            logger.warning('stream %r has no leader now; asking again in %.1f s', stream, delay)
-            await asyncio.sleep(delay)
+    @property
+    def _limit(self) -> float | None:
+        """Seconds to try for; None for no limit."""
+        settings = self.settings
+        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
+        return limit or None
+
+    async def _locate(self, stream: str) -> StreamMetadata:
+        limit = self.settings.reconnect_timeout or self.settings.connect_timeout or None
+        locator = await self.locator()
+        try:
+            async with asyncio.timeout(limit):
+                for delay in backoff():
+                    metadata = await locator.request(commands.Metadata((stream,)))
+                    found = metadata.get(stream)
+                    if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+                        raise StreamDoesNotExist(stream)
+                    if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+                        raise protocol_error(found.code, stream=stream)
+                    if found.leader is not None:
+                        return found
+                    logger.warning('stream %r has no leader; asking in %.1f s', stream, delay)
+                    await asyncio.sleep(delay)
+        except TimeoutError:
+            raise ProtocolError(
+                ResponseCode.STREAM_NOT_AVAILABLE, f'stream {stream!r} had no leader for {limit} s'
+            ) from None
         raise AssertionError('unreachable')
 
-    async def _node(
-        self, role: Role, node: Broker, locator: Connection, found: StreamMetadata
-    ) -> Connection:
-        # The node that the locator reached, or the only one, is dialled at the address that is
-        # known to work: an advertised one may not be reachable through NAT or a proxy.
-        if node == locator.advertised or (found.leader == node and not found.replicas):
-            return await self._get(role, None)
-        return await self._get(role, node)
-
-    async def _get(self, role: Role, node: Broker | None) -> Connection:
-        settings = self.settings
-        key = (role, node)
-        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        try:
-            # The limit covers waiting for another task that is connecting.
-            async with asyncio.timeout(limit or None), lock:
-                for connection in self._group(key):
-                    if role is Role.PUBLISH and connection.publisher_ids:
-                        return connection
-                    if role is Role.CONSUME and connection.subscription_ids:
-                        return connection
-                self._last_errors.pop(key, None)
-                connection = await self._connect(key)
-                self._group(key).append(connection)
-                return connection
-        except TimeoutError:
-            last = self._last_errors.get(key)
-            if last is None:
-                names = ', '.join(str(info) for info in self._infos(node))
-                raise ConnectTimeout(f'{names}: no answer within {limit} s') from None
-            raise StreamConnectionError(f'{last} (gave up after {limit} s)') from last
-
-    def _group(self, key: Key) -> list[Connection]:
-        """The open connections to a node in a role."""
-        group = self._connections.setdefault(key, [])
+    def _open(self, role: Role) -> list[Connection]:
+        group = self._connections[role]
         group[:] = [item for item in group if item.is_open]
         return group
 
+    async def _get(self, role: Role, node: Broker | None, alone: bool = True) -> Connection:
+        """A connection with a free id in a role: to a node, or to any for None."""
+        limit = self._limit
+        attempt = Attempt(self._infos(node, alone))
+        lock = self._locks.setdefault((role, node), asyncio.Lock())
+        try:
+            # The limit covers waiting for another task that is connecting.
+            async with asyncio.timeout(limit), lock:
+                for connection in self._open(role):
+                    if node is not None and node not in (connection.advertised, connection.node):
+                        continue
+                    ids = connection.publisher_ids
+                    if role is Role.CONSUME:
+                        ids = connection.subscription_ids
+                    if ids:
+                        return connection
+                connection = await self._connect(attempt)
+                connection.node = node
+                self._open(role).append(connection)
+                return connection
+        except TimeoutError:
+            if attempt.error is None:
+                raise ConnectTimeout(
+                    f'{attempt}: no answer within {limit} s, while {attempt.step}'
+                ) from None
+            raise StreamConnectionError(f'{attempt.error} (gave up after {limit} s)') from (
+                attempt.error
+            )
+
     # -- connecting
 
-    def _infos(self, node: Broker | None) -> list[ConnectionInfo]:
+    def _infos(self, node: Broker | None, alone: bool) -> list[ConnectionInfo]:
         infos = list(self.settings.infos)
-        if node is None:
+        if node is None or alone:
             return infos
-        return [replace(infos[0], host=node.host, port=node.port), *infos]
+        # The address that reached it before, or the advertised one.  That may not be reachable,
+        # through NAT or a proxy: then the URIs, which reach some node.
+        first = self._reached.get(node) or replace(infos[0], host=node.host, port=node.port)
+        return [first, *(info for info in infos if info != first)]
 
-    async def _connect(self, key: Key) -> Connection:
+    async def _connect(self, attempt: Attempt) -> Connection:
         settings = self.settings
-        infos = self._infos(key[1])
         for delay in backoff():
-            for info in infos:
+            for info in attempt.infos:
+                several = len(attempt.infos) > 1
                 try:
-                    connection = await Connection.open(
-                        info,
-                        settings.auth_mechanism,
-                        settings.connection_name,
-                        settings.tune,
-                    )
+                    async with asyncio.timeout(ADDRESS_TIMEOUT if several else None):
+                        connection = await Connection.open(
+                            info,
+                            settings.auth_mechanism,
+                            settings.connection_name,
+                            settings.tune,
+                            attempt.on_step,
+                        )
+                except TimeoutError:
+                    attempt.error = ConnectTimeout(f'{info}: no answer for {ADDRESS_TIMEOUT} s')
                 except (ProtocolError, FrameError):
                     raise  # no retry can mend these
                 except StreamConnectionError as ex:
@@ -214,10 +245,12 @@ class Topology:
                         self._established and isinstance(ex.__cause__, ConnectionError)
                     ):
                         raise
-                    self._last_errors[key] = ex
+                    attempt.error = ex
                 else:
                     self._established = True
+                    if connection.advertised is not None:
+                        self._reached[connection.advertised] = info
                     return connection
-            logger.warning('%s; trying again in %.1f s', self._last_errors[key], delay)
+            logger.warning('%s; trying again in %.1f s', attempt.error, delay)
             await asyncio.sleep(delay)
         raise AssertionError('unreachable')

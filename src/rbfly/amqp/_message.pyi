@@ -1,0 +1,98 @@
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Protocol, final
+
+from rbfly.amqp._sections import AMQPHeader as AMQPHeader
+from rbfly.amqp._sections import AMQPProperties as AMQPProperties
+from rbfly.types import AMQPAnnotations, AMQPAppProperties, AMQPBody
+
+__pyx_capi__: Final[dict[str, Any]]
+__test__: Final[dict[str, Any]]
+
+class _ContextHolder(Protocol):
+    def _current_message_ctx(self) -> MessageCtx: ...
+
+@final
+class Sections: ...
+
+@final
+class MessageCtx:
+    stream_offset: int
+    stream_timestamp: float
+    stream_publish_id: int
+    is_set_stream_publish_id: bool
+    def __init__(
+        self,
+        body: AMQPBody,
+        header: AMQPHeader | None = None,
+        delivery_annotations: AMQPAnnotations | None = None,
+        annotations: AMQPAnnotations | None = None,
+        properties: AMQPProperties | None = None,
+        app_properties: AMQPAppProperties | None = None,
+        footer: AMQPAnnotations | None = None,
+        *,
+        stream_offset: int = 0,
+        stream_timestamp: float = 0,
+        stream_publish_id: int = 0,
+        is_set_stream_publish_id: bool = False,
+    ) -> None: ...
+    # what a message holds is known to its reader only
+    body: Any
+    @property
+    def header(self) -> AMQPHeader: ...
+    @header.setter
+    def header(self, value: AMQPHeader | None) -> None: ...
+    @property
+    def delivery_annotations(self) -> dict[Any, Any]: ...
+    @delivery_annotations.setter
+    def delivery_annotations(self, value: Mapping[Any, Any] | None) -> None: ...
+    @property
+    def annotations(self) -> dict[Any, Any]: ...
+    @annotations.setter
+    def annotations(self, value: Mapping[Any, Any] | None) -> None: ...
+    @property
+    def properties(self) -> AMQPProperties: ...
+    @properties.setter
+    def properties(self, value: AMQPProperties | None) -> None: ...
+    @property
+    def app_properties(self) -> dict[str, Any]: ...
+    @app_properties.setter
+    def app_properties(self, value: Mapping[str, Any] | None) -> None: ...
+    @property
+    def footer(self) -> dict[Any, Any]: ...
+    @footer.setter
+    def footer(self, value: Mapping[Any, Any] | None) -> None: ...
+    @property
+    def raw(self) -> memoryview | None: ...
+    def body_view(self) -> memoryview: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+def encode_amqp(buffer: bytearray, message: MessageCtx) -> int: ...
+def encode_amqp_bytes(message: AMQPBody | MessageCtx) -> bytes: ...
+def decode_amqp(buffer: bytes | bytearray | memoryview) -> MessageCtx: ...
+def stream_message_ctx(
+    body: AMQPBody,
+    *,
+    publish_id: int | None = None,
+    header: AMQPHeader | None = None,
+    properties: AMQPProperties | None = None,
+    annotations: Mapping[Any, Any] | None = None,
+    delivery_annotations: Mapping[Any, Any] | None = None,
+    app_properties: Mapping[str, Any] | None = None,
+    footer: Mapping[Any, Any] | None = None,
+) -> MessageCtx: ...
+def full_context(
+    body: AMQPBody,
+    *,
+    publish_id: int | None = None,
+    header: AMQPHeader | None = None,
+    properties: AMQPProperties | None = None,
+    annotations: Mapping[Any, Any] | None = None,
+    delivery_annotations: Mapping[Any, Any] | None = None,
+    app_properties: Mapping[str, Any] | None = None,
+    footer: Mapping[Any, Any] | None = None,
+) -> MessageCtx: ...
+def get_message_ctx() -> MessageCtx: ...
+def set_message_ctx(context: MessageCtx | _ContextHolder) -> None: ...
+def restore_message(*args: Any) -> MessageCtx: ...

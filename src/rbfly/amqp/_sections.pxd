@@ -1,0 +1,28 @@
+# Header and properties, and how they are written.  No ABI promise between releases.
+
+cimport cython
+
+from rbfly._wire cimport OutBuffer
+
+
+@cython.final
+cdef class AMQPHeader:
+    cdef readonly bint durable
+    cdef readonly object priority
+    cdef readonly object ttl
+    cdef readonly bint first_acquirer
+    cdef readonly object delivery_count
+
+    cdef tuple astuple(self)
+
+
+@cython.final
+cdef class AMQPProperties:
+    cdef tuple _fields
+
+
+# Lists of the fields; `count` is what header_length or properties_length gave, not 0.
+cdef Py_ssize_t header_length(AMQPHeader header) except -1
+cdef Py_ssize_t properties_length(AMQPProperties properties) except -1
+cdef int encode_header(OutBuffer *out, AMQPHeader header, Py_ssize_t count) except -1
+cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t count) except -1

@@ -1,0 +1,355 @@
+# cython: language_level=3str
+"""Sections of AMQP 1.0 messages that have fields, and bodies of several sections (part 3, 3.2)."""
+
+from uuid import UUID
+
+cimport cython
+from cpython.datetime cimport datetime, import_datetime
+
+from rbfly._wire cimport OutBuffer
+from rbfly.amqp._codec cimport (
+    close_compound, encode_ubyte, encode_uint, encode_ulong, encode_value, open_compound,
+    put_timestamp,
+)
+from rbfly.amqp._types cimport Symbol
+
+from rbfly.amqp._types import Timestamp
+from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
+
+import_datetime()
+
+
+class DataBody(bytes):
+    """Body of several data sections: their concatenation, as bytes.
+
+    :param sections: content of each data section (iterable of bytes).
+    :ivar sections: the same (tuple of bytes).
+    """
+
+    def __new__(cls, sections=()):
+        parts = tuple([bytes(part) for part in sections])
+        if not parts:
+            parts = (b'',)
+        self = bytes.__new__(cls, b''.join(parts))
+        self.sections = parts
+        return self
+
+    def __reduce__(self):
+        return type(self), (self.sections,)
+
+
+class SequenceBody(list):
+    """Body of sequence sections: their concatenation, as a list.
+
+    :param sections: items of each sequence section (iterable of iterables).
+    :ivar lengths: number of items of each section.  A list whose length was changed is written as
+        one section.
+    """
+
+    def __init__(self, sections=()):
+        parts = [list(part) for part in sections]
+        list.__init__(self, [item for part in parts for item in part])
+        self.lengths = tuple([len(part) for part in parts]) or (0,)
+
+    @property
+    def sections(self):
+        """The sections (list of lists)."""
+        if sum(self.lengths) != len(self):
+            return [list(self)]
+        result = []
+        start = 0
+        for n in self.lengths:
+            result.append(list(self[start:start + n]))
+            start += n
+        return result
+
+    def __reduce__(self):
+        return type(self), (self.sections,)
+
+
+cdef object check_uint(object value, object limit, str name):
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise AMQPEncoderTypeError(f'{name} is int, not {type(value).__name__}')
+    if not 0 <= value <= limit:
+        raise AMQPEncoderOverflowError(f'{name} is 0 to {limit}')
+    return int(value)
+
+
+cdef object check_bool(object value, str name):
+    if value is not True and value is not False:
+        raise AMQPEncoderTypeError(f'{name} is bool, not {type(value).__name__}')
+    return value
+
+
+@cython.final
+cdef class AMQPHeader:
+    """Header section: how a message is to be delivered (part 3, section 3.2.1).
+
+    Immutable.  Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong value.
+
+    :param fields: values in the order of the specification (list), instead of keywords.
+    :param durable: the message survives a failure of an intermediary (bool); False by default.
+    :param priority: 0 to 255; 4 by default.
+    :param ttl: time to live in milliseconds, 0 to 2**32 - 1; None for no limit.
+    :param first_acquirer: nobody has acquired the message before (bool); False by default.
+    :param delivery_count: unsuccessful deliveries before, 0 to 2**32 - 1; 0 by default.
+    """
+
+    def __init__(
+        self, fields=None, *, durable=None, priority=None, ttl=None, first_acquirer=None,
+        delivery_count=None,
+    ):
+        if fields is not None:
+            if len(fields) > 5:
+                raise AMQPEncoderTypeError(f'a header has 5 fields, not {len(fields)}')
+            durable, priority, ttl, first_acquirer, delivery_count = (
+                list(fields) + [None] * (5 - len(fields))
+            )
+        self.durable = False if durable is None else check_bool(durable, 'durable')
+        self.priority = 4 if priority is None else check_uint(priority, 0xff, 'priority')
+        self.ttl = None if ttl is None else check_uint(ttl, 0xffffffff, 'ttl')
+        self.first_acquirer = (
+            False if first_acquirer is None else check_bool(first_acquirer, 'first_acquirer')
+        )
+        self.delivery_count = (
+            0 if delivery_count is None
+            else check_uint(delivery_count, 0xffffffff, 'delivery_count')
+        )
+
+    cdef tuple astuple(self):
+        return self.durable, self.priority, self.ttl, self.first_acquirer, self.delivery_count
+
+    def __repr__(self):
+        return (
+            f'AMQPHeader(durable={self.durable}, priority={self.priority}, ttl={self.ttl}, '
+            f'first_acquirer={self.first_acquirer}, delivery_count={self.delivery_count})'
+        )
+
+    def __eq__(self, other):
+        if type(other) is not AMQPHeader:
+            return NotImplemented
+        return self.astuple() == (<AMQPHeader> other).astuple()
+
+    def __hash__(self):
+        return hash(self.astuple())
+
+    def __reduce__(self):
+        return AMQPHeader, (list(self.astuple()),)
+
+
+cdef tuple PROPERTY_NAMES = (
+    'message_id', 'user_id', 'to', 'subject', 'reply_to', 'correlation_id', 'content_type',
+    'content_encoding', 'absolute_expiry_time', 'creation_time', 'group_id', 'group_sequence',
+    'reply_to_group_id',
+)
+
+
+cdef object check_property(int index, object value):
+    """The value of a property as it is kept; a subclass is kept as the type it stands for."""
+    name = PROPERTY_NAMES[index]
+    if value is None:
+        return None
+    if index == 0 or index == 5:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return check_uint(value, 0xffffffffffffffff, name)
+        if isinstance(value, (UUID, bytes)):
+            return value
+        if isinstance(value, (bytearray, memoryview)):
+            return bytes(value)
+        if isinstance(value, str):
+            return str(value)
+        raise AMQPEncoderTypeError(
+            f'{name} is int, UUID, bytes or str, not {type(value).__name__}'
+        )
+    if index == 1:
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return bytes(value)
+        raise AMQPEncoderTypeError(f'{name} is bytes, not {type(value).__name__}')
+    if index == 6 or index == 7:
+        if type(value) is Symbol:
+            return value
+        if isinstance(value, str):
+            return Symbol(str(value))
+        raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
+    if index == 8 or index == 9:
+        if isinstance(value, (datetime, Timestamp)):
+            return value
+        raise AMQPEncoderTypeError(f'{name} is datetime, not {type(value).__name__}')
+    if index == 11:
+        return check_uint(value, 0xffffffff, name)
+    if isinstance(value, str):
+        return str(value)
+    raise AMQPEncoderTypeError(f'{name} is str, not {type(value).__name__}')
+
+
+@cython.final
+cdef class AMQPProperties:
+    """Properties section (part 3, section 3.2.4).
+
+    Immutable; each field is None if absent.  Raises AMQPEncoderTypeError,
+    AMQPEncoderValueError or AMQPEncoderOverflowError for a wrong value.
+
+    :param fields: values in the order of the keywords (list), instead of keywords.
+    :param message_id: int of 0 to 2**64 - 1, UUID, bytes or str.
+    :param user_id: bytes.
+    :param to: address (str).
+    :param subject: str.
+    :param reply_to: address (str).
+    :param correlation_id: int of 0 to 2**64 - 1, UUID, bytes or str.
+    :param content_type: Symbol; a str is made one.
+    :param content_encoding: Symbol; a str is made one.
+    :param absolute_expiry_time: datetime or Timestamp.
+    :param creation_time: datetime or Timestamp.
+    :param group_id: str.
+    :param group_sequence: int of 0 to 2**32 - 1.
+    :param reply_to_group_id: str.
+    """
+
+    def __init__(
+        self, fields=None, *, message_id=None, user_id=None, to=None, subject=None, reply_to=None,
+        correlation_id=None, content_type=None, content_encoding=None, absolute_expiry_time=None,
+        creation_time=None, group_id=None, group_sequence=None, reply_to_group_id=None,
+    ):
+        if fields is None:
+            fields = (
+                message_id, user_id, to, subject, reply_to, correlation_id, content_type,
+                content_encoding, absolute_expiry_time, creation_time, group_id, group_sequence,
+                reply_to_group_id,
+            )
+        else:
+            if len(fields) > 13:
+                raise AMQPEncoderTypeError(f'properties have 13 fields, not {len(fields)}')
+            fields = tuple(fields) + (None,) * (13 - len(fields))
+        self._fields = tuple([check_property(i, value) for i, value in enumerate(fields)])
+
+    @property
+    def message_id(self):
+        return self._fields[0]
+
+    @property
+    def user_id(self):
+        return self._fields[1]
+
+    @property
+    def to(self):
+        return self._fields[2]
+
+    @property
+    def subject(self):
+        return self._fields[3]
+
+    @property
+    def reply_to(self):
+        return self._fields[4]
+
+    @property
+    def correlation_id(self):
+        return self._fields[5]
+
+    @property
+    def content_type(self):
+        return self._fields[6]
+
+    @property
+    def content_encoding(self):
+        return self._fields[7]
+
+    @property
+    def absolute_expiry_time(self):
+        return self._fields[8]
+
+    @property
+    def creation_time(self):
+        return self._fields[9]
+
+    @property
+    def group_id(self):
+        return self._fields[10]
+
+    @property
+    def group_sequence(self):
+        return self._fields[11]
+
+    @property
+    def reply_to_group_id(self):
+        return self._fields[12]
+
+    def __repr__(self):
+        fields = ', '.join(
+            f'{name}={value!r}' for name, value in zip(PROPERTY_NAMES, self._fields)
+            if value is not None
+        )
+        return f'AMQPProperties({fields})'
+
+    def __eq__(self, other):
+        if type(other) is not AMQPProperties:
+            return NotImplemented
+        return self._fields == (<AMQPProperties> other)._fields
+
+    def __hash__(self):
+        return hash(self._fields)
+
+    def __reduce__(self):
+        return AMQPProperties, (list(self._fields),)
+
+
+# --- encoding ---
+
+cdef Py_ssize_t header_length(AMQPHeader header) except -1:
+    """Number of fields up to the last one that differs from its default."""
+    if header.delivery_count != 0:
+        return 5
+    if header.first_acquirer:
+        return 4
+    if header.ttl is not None:
+        return 3
+    if header.priority != 4:
+        return 2
+    return 1 if header.durable else 0
+
+
+cdef int encode_header(OutBuffer *out, AMQPHeader header, Py_ssize_t count) except -1:
+    cdef Py_ssize_t first = open_compound(out, count)
+    encode_value(out, True if header.durable else None, 0)
+    if count >= 2:
+        if header.priority != 4:
+            encode_ubyte(out, header.priority)
+        else:
+            encode_value(out, None, 0)
+    if count >= 3:
+        if header.ttl is not None:
+            encode_uint(out, header.ttl)
+        else:
+            encode_value(out, None, 0)
+    if count >= 4:
+        encode_value(out, True if header.first_acquirer else None, 0)
+    if count >= 5:
+        encode_uint(out, header.delivery_count)
+    return close_compound(out, first, count, 0xc0)
+
+
+cdef Py_ssize_t properties_length(AMQPProperties properties) except -1:
+    """Number of fields up to the last one that is set."""
+    cdef Py_ssize_t count = 13
+    while count > 0 and properties._fields[count - 1] is None:
+        count -= 1
+    return count
+
+
+cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t count) except -1:
+    cdef Py_ssize_t first = open_compound(out, count)
+    cdef Py_ssize_t i
+    cdef tuple fields = properties._fields
+    for i in range(count):
+        value = fields[i]
+        if value is None:
+            encode_value(out, None, 0)
+        elif i == 11:
+            encode_uint(out, value)
+        elif isinstance(value, Timestamp):
+            put_timestamp(out, value)
+        elif isinstance(value, int):
+            encode_ulong(out, value)
+        else:
+            encode_value(out, value, 0)
+    return close_compound(out, first, count, 0xc0)

@@ -1,0 +1,51 @@
+# Python classes of AMQP types, and conversions of Python's own ones.
+# No ABI promise between releases.
+
+cimport cython
+from cpython.datetime cimport datetime
+from libc.stdint cimport int64_t, uint8_t
+
+
+@cython.final
+cdef class Symbol:
+    cdef readonly str name
+    cdef Py_hash_t _hash
+
+
+@cython.final
+cdef class Described:
+    cdef readonly object descriptor
+    cdef readonly object value
+
+
+@cython.final
+cdef class AMQPArray:
+    cdef readonly type element_type
+    cdef readonly tuple items
+    cdef readonly tuple descriptors
+    cdef int _code
+
+
+cdef inline Symbol new_symbol(str name):
+    """A symbol whose name is known to be ASCII."""
+    cdef Symbol symbol = Symbol.__new__(Symbol)
+    symbol.name = name
+    symbol._hash = hash(name) ^ 0x53594d
+    if symbol._hash == -1:
+        symbol._hash = -2
+    return symbol
+
+
+# Classes of array elements by their wide constructor, and constructors by class.
+cdef dict ELEMENT_TYPES
+cdef dict ELEMENT_CODES
+# Constructors of classes that are not written as the Python type that they inherit from.
+cdef dict WIRE_CLASSES
+
+cdef str clip(object value)
+cdef bytes copy_buffer(object value)
+cdef dict plain_dict(object value)
+cdef list plain_list(object value)
+cdef int64_t milliseconds(datetime value) except? -1
+cdef object from_milliseconds(int64_t ms)
+cdef object uuid_of(const uint8_t *p)

@@ -1,0 +1,441 @@
+# cython: language_level=3str
+"""Python classes for the AMQP 1.0 types that Python lacks, and what the codec asks of Python's own.
+
+Classes and conversions only: nothing here knows a constructor's layout on the wire.
+"""
+
+import struct
+from uuid import UUID, SafeUUID
+
+cimport cython
+from cpython.datetime cimport datetime, datetime_new, get_utc, import_datetime, timedelta
+from libc.stdint cimport int64_t, uint8_t
+
+from rbfly._wire cimport load_u64
+
+from rbfly.error import (
+    AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
+)
+
+import_datetime()
+
+cdef extern from 'Python.h':
+    object PyLong_FromUnsignedLongLong(unsigned long long value)
+    int PyObject_GenericSetAttr(object o, object name, object value) except -1
+
+__all__ = [
+    'AMQPArray', 'Byte', 'Char', 'Decimal128', 'Decimal32', 'Decimal64', 'Described', 'Float32',
+    'Int', 'Long', 'Short', 'Symbol', 'Timestamp', 'UByte', 'UInt', 'ULong', 'UShort',
+]
+
+
+@cython.final
+cdef class Symbol:
+    """AMQP symbol: an ASCII name out of a constrained domain (part 1, section 1.6.21).
+
+    A symbol is not a string: ``Symbol('a') != 'a'``.  Raises AMQPEncoderValueError for a name
+    that is not ASCII.
+
+    :param name: the name (str).
+    """
+
+    def __init__(self, str name not None):
+        if not name.isascii():
+            raise AMQPEncoderValueError(f'a symbol is ASCII, not {clip(name)}')
+        self.name = str(name)
+        self._hash = hash(name) ^ 0x53594d
+        if self._hash == -1:
+            self._hash = -2
+
+    def __str__(self):
+        return self.name
+
+    def __repr__(self):
+        return f'Symbol({self.name!r})'
+
+    def __eq__(self, other):
+        if type(other) is not Symbol:
+            return NotImplemented
+        return self is other or self.name == (<Symbol> other).name
+
+    def __hash__(self):
+        return self._hash
+
+    def __reduce__(self):
+        return Symbol, (self.name,)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@cython.final
+cdef class Described:
+    """A value with a descriptor that tells its meaning (part 1, section 1.2).
+
+    :param descriptor: any AMQP value; by custom a :class:`Symbol`, or an int, which is written
+        as ulong.
+    :param value: any AMQP value.
+    """
+
+    def __init__(self, descriptor, value):
+        self.descriptor = descriptor
+        self.value = value
+
+    def __repr__(self):
+        return f'Described({self.descriptor!r}, {self.value!r})'
+
+    def __eq__(self, other):
+        if type(other) is not Described:
+            return NotImplemented
+        return (
+            self.descriptor == (<Described> other).descriptor
+            and self.value == (<Described> other).value
+        )
+
+    def __hash__(self):
+        return hash((self.descriptor, self.value))
+
+    def __reduce__(self):
+        return Described, (self.descriptor, self.value)
+
+
+@cython.final
+cdef class AMQPArray:
+    """Array: values of one type behind one constructor (part 1, section 1.6.24).
+
+    An immutable sequence.  Raises AMQPEncoderTypeError for a type that arrays cannot hold.
+
+    :param element_type: type of the elements: ``type(None)``, bool, one of the integer classes of
+        :mod:`rbfly.types`, int (as :class:`Long`), Float32, float, Char, datetime, Timestamp, UUID,
+        bytes, str, Symbol, Decimal32, Decimal64, Decimal128, list, dict or AMQPArray.
+    :param items: the elements (iterable).
+    :param descriptors: descriptors of the elements, outermost first (iterable); mostly none or one.
+    """
+
+    def __init__(self, type element_type not None, items=(), *, descriptors=()):
+        code = ELEMENT_CODES.get(element_type)
+        if code is None:
+            raise AMQPEncoderTypeError(f'an array cannot hold {element_type.__name__}')
+        self.element_type = ELEMENT_TYPES[code]
+        self._code = code
+        self.items = tuple(items)
+        self.descriptors = tuple(descriptors)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __iter__(self):
+        return iter(self.items)
+
+    def __repr__(self):
+        described = f', descriptors={self.descriptors!r}' if self.descriptors else ''
+        return f'AMQPArray({self.element_type.__name__}, {list(self.items)!r}{described})'
+
+    def __eq__(self, other):
+        if type(other) is not AMQPArray:
+            return NotImplemented
+        return (
+            self._code == (<AMQPArray> other)._code
+            and self.items == (<AMQPArray> other).items
+            and self.descriptors == (<AMQPArray> other).descriptors
+        )
+
+    def __hash__(self):
+        return hash((self._code, self.items, self.descriptors))
+
+    def __reduce__(self):
+        return restore_array, (self.element_type, self.items, self.descriptors)
+
+
+def restore_array(element_type, items, descriptors):
+    return AMQPArray(element_type, items, descriptors=descriptors)
+
+
+cdef str clip(object value):
+    try:
+        text = repr(value)
+    except Exception:
+        text = f'<{type(value).__name__}>'
+    return text if len(text) <= 40 else text[:37] + '...'
+
+
+class _Integer(int):
+    __slots__ = ()
+    _min = 0
+    _max = 0
+
+    def __new__(cls, value=0, /):
+        self = int.__new__(cls, value)
+        if not cls._min <= self <= cls._max:
+            raise AMQPEncoderOverflowError(
+                f'{cls.__name__} holds {cls._min} to {cls._max}, not {int.__repr__(self)[:40]}'
+            )
+        return self
+
+    def __repr__(self):
+        return f'{type(self).__name__}({int.__repr__(self)})'
+
+    def __str__(self):
+        return int.__repr__(self)
+
+
+class UByte(_Integer):
+    """AMQP ubyte: an integer of 0 to 255."""
+
+    __slots__ = ()
+    _max = 0xff
+
+
+class UShort(_Integer):
+    """AMQP ushort: an integer of 0 to 65,535."""
+
+    __slots__ = ()
+    _max = 0xffff
+
+
+class UInt(_Integer):
+    """AMQP uint: an integer of 0 to 2**32 - 1."""
+
+    __slots__ = ()
+    _max = 0xffffffff
+
+
+class ULong(_Integer):
+    """AMQP ulong: an integer of 0 to 2**64 - 1."""
+
+    __slots__ = ()
+    _max = 0xffffffffffffffff
+
+
+class Byte(_Integer):
+    """AMQP byte: an integer of -128 to 127."""
+
+    __slots__ = ()
+    _min = -0x80
+    _max = 0x7f
+
+
+class Short(_Integer):
+    """AMQP short: an integer of -32,768 to 32,767."""
+
+    __slots__ = ()
+    _min = -0x8000
+    _max = 0x7fff
+
+
+class Int(_Integer):
+    """AMQP int: an integer of -2**31 to 2**31 - 1."""
+
+    __slots__ = ()
+    _min = -0x80000000
+    _max = 0x7fffffff
+
+
+class Long(_Integer):
+    """AMQP long: an integer of -2**63 to 2**63 - 1."""
+
+    __slots__ = ()
+    _min = -0x8000000000000000
+    _max = 0x7fffffffffffffff
+
+
+class Timestamp(_Integer):
+    """AMQP timestamp as an integer: milliseconds since 1970 UTC, -2**63 to 2**63 - 1.
+
+    A timestamp in the years 1 to 9999 is read as datetime, any other one as this class.
+    """
+
+    __slots__ = ()
+    _min = -0x8000000000000000
+    _max = 0x7fffffffffffffff
+
+
+class Float32(float):
+    """AMQP float: a number of 32 bits; rounded when it is made.  It is read as float."""
+
+    __slots__ = ()
+
+    def __new__(cls, value=0.0, /):
+        number = float(value)
+        try:
+            rounded = struct.unpack('>f', struct.pack('>f', number))[0]
+        except OverflowError:
+            raise AMQPEncoderOverflowError(f'{number!r} is out of the range of Float32') from None
+        return float.__new__(cls, rounded)
+
+    def __repr__(self):
+        return f'{type(self).__name__}({float.__repr__(self)})'
+
+    def __str__(self):
+        return float.__repr__(self)
+
+
+class Char(str):
+    """AMQP char: one Unicode scalar value."""
+
+    __slots__ = ()
+
+    def __new__(cls, value, /):
+        self = str.__new__(cls, value)
+        if len(self) != 1 or 0xd800 <= ord(self) <= 0xdfff:
+            raise AMQPEncoderValueError(f'a Char is one Unicode scalar value, not {clip(value)}')
+        return self
+
+    def __repr__(self):
+        return f'{type(self).__name__}({str.__repr__(self)})'
+
+    def __str__(self):
+        return str.__str__(self)
+
+
+class _Decimal(bytes):
+    __slots__ = ()
+    _size = 0
+
+    def __new__(cls, value, /):
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise AMQPEncoderTypeError(f'{cls.__name__} is made of bytes')
+        self = bytes.__new__(cls, value)
+        if len(self) != cls._size:
+            raise AMQPEncoderValueError(f'{cls.__name__} has {cls._size} bytes, not {len(self)}')
+        return self
+
+    def __repr__(self):
+        return f'{type(self).__name__}({bytes.__repr__(self)})'
+
+
+class Decimal32(_Decimal):
+    """AMQP decimal32: 4 opaque bytes of IEEE 754 decimal32."""
+
+    __slots__ = ()
+    _size = 4
+
+
+class Decimal64(_Decimal):
+    """AMQP decimal64: 8 opaque bytes of IEEE 754 decimal64."""
+
+    __slots__ = ()
+    _size = 8
+
+
+class Decimal128(_Decimal):
+    """AMQP decimal128: 16 opaque bytes of IEEE 754 decimal128."""
+
+    __slots__ = ()
+    _size = 16
+
+
+# Python class of each wire type, by the wide constructor, and back.
+cdef dict ELEMENT_TYPES = {
+    0x40: type(None), 0x56: bool, 0x50: UByte, 0x60: UShort, 0x70: UInt, 0x80: ULong, 0x51: Byte,
+    0x61: Short, 0x71: Int, 0x81: Long, 0x72: Float32, 0x82: float, 0x73: Char, 0x83: datetime,
+    0x98: UUID, 0xb0: bytes, 0xb1: str, 0xb3: Symbol, 0x74: Decimal32, 0x84: Decimal64,
+    0x94: Decimal128, 0xd0: list, 0xd1: dict, 0xf0: AMQPArray,
+}
+cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items()}
+ELEMENT_CODES.update({int: 0x81, tuple: 0xd0, Timestamp: 0x83})
+
+# Classes that are written as themselves and not as the Python type they inherit from.
+cdef dict WIRE_CLASSES = {
+    UByte: 0x50, UShort: 0x60, UInt: 0x70, ULong: 0x80, Byte: 0x51, Short: 0x61, Int: 0x71,
+    Long: 0x81, Timestamp: 0x83, Float32: 0x72, Char: 0x73, Decimal32: 0x74, Decimal64: 0x84,
+    Decimal128: 0x94,
+}
+
+
+# --- conversions ---
+
+cdef bytes copy_buffer(object value):
+    try:
+        return memoryview(value).tobytes()
+    except Exception as ex:
+        raise AMQPEncoderValueError(f'a buffer that cannot be read: {ex}') from ex
+
+
+cdef dict plain_dict(object value):
+    try:
+        return {key: value[key] for key in value}
+    except Exception as ex:
+        raise AMQPEncoderValueError(f'a mapping that cannot be read: {clip(ex)}') from ex
+
+
+cdef list plain_list(object value):
+    cdef Py_ssize_t n
+    try:
+        # by length: iteration of a foreign object need not end
+        n = len(value)
+        return [value[i] for i in range(n)] if not isinstance(value, (list, tuple)) else list(value)
+    except Exception as ex:
+        raise AMQPEncoderValueError(f'a sequence that cannot be read: {clip(ex)}') from ex
+
+
+cdef int64_t milliseconds(datetime value) except? -1:
+    """Milliseconds since 1970 UTC, rounded down; a naive datetime is UTC."""
+    cdef int64_t year = value.year, month = value.month, era, days, offset = 0
+    cdef timedelta delta
+    # days of the proleptic Gregorian calendar, counted in years that begin in March
+    if month <= 2:
+        year -= 1
+        month += 12
+    era = year // 400
+    days = (
+        era * 146097 + (year - era * 400) * 365 + (year - era * 400) // 4
+        - (year - era * 400) // 100 + (153 * (month - 3) + 2) // 5 + value.day - 1 - 719468
+    )
+    if value.tzinfo is not None:
+        try:
+            delta = value.utcoffset()
+        except Exception as ex:
+            raise AMQPEncoderValueError(f'a datetime without UTC offset: {clip(ex)}') from ex
+        if delta is not None:
+            offset = (<int64_t> delta.days * 86400 + delta.seconds) * 1000000 + delta.microseconds
+    cdef int64_t micros = (
+        ((days * 24 + value.hour) * 60 + value.minute) * 60 + value.second
+    ) * 1000000 + value.microsecond - offset
+    if micros >= 0:
+        return micros // 1000
+    return -((999 - micros) // 1000)
+
+
+cdef object from_milliseconds(int64_t ms):
+    cdef int64_t days, seconds, era, day, year, month
+    if not -62135596800000 <= ms <= 253402300799999:
+        return Timestamp(ms)
+    # the inverse of milliseconds(); all quantities are made positive first
+    ms += 62135596800000
+    days = ms // 86400000 + 306
+    ms = ms % 86400000
+    era = days // 146097
+    day = days - era * 146097
+    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day = day - (153 * month + 2) // 5 + 1
+    year += era * 400
+    month += 3
+    if month > 12:
+        month -= 12
+        year += 1
+    seconds = ms // 1000
+    return datetime_new(
+        <int> year, <int> month, <int> day, <int> (seconds // 3600), <int> (seconds // 60 % 60),
+        <int> (seconds % 60), <int> (ms % 1000 * 1000), get_utc(),
+    )
+
+
+cdef object uuid_of(const uint8_t *p):
+    # as UUID(bytes=...) does it, without its checks of other forms
+    value = UUID.__new__(UUID)
+    PyObject_GenericSetAttr(
+        value, 'int',
+        (PyLong_FromUnsignedLongLong(load_u64(p)) << 64)
+        | PyLong_FromUnsignedLongLong(load_u64(p + 8)),
+    )
+    PyObject_GenericSetAttr(value, 'is_safe', SafeUUID.unknown)
+    return value

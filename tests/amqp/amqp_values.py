@@ -1,0 +1,146 @@
+"""What the tests of the codec share: single values to bytes and back, and the golden vectors."""
+
+import ast
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rbfly.amqp import decode_amqp, encode_amqp_bytes
+from rbfly.types import (
+    AMQPArray,
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Described,
+    Float32,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+
+VALUE = bytes.fromhex('005377')
+
+
+def encode_value(value: Any) -> bytes:
+    """The bytes of one value, as they are inside of a list."""
+    data = encode_amqp_bytes([value])
+    assert data[:3] == VALUE
+    assert data[3] in (0xC0, 0xD0)
+    return data[6:] if data[3] == 0xC0 else data[12:]
+
+
+def decode_value(data: bytes) -> Any:
+    return decode_amqp(VALUE + data).body
+
+
+class Data:
+    """Type codes as the vectors name them."""
+
+    NULL = type(None)
+    BOOL = bool
+    UINT = UInt
+    INT = Int
+    LONG = Long
+    STRING = str
+    SYMBOL = Symbol
+    LIST = list
+    ARRAY = AMQPArray
+
+
+UNDESCRIBED = object()
+
+
+def array(descriptor: Any, element_type: type, *items: Any) -> AMQPArray:
+    descriptors = () if descriptor is UNDESCRIBED else (descriptor,)
+    return AMQPArray(element_type, items, descriptors=descriptors)
+
+
+NAMES: dict[str, Any] = {
+    'ubyte': UByte,
+    'ushort': UShort,
+    'uint': UInt,
+    'ulong': ULong,
+    'byte': Byte,
+    'short': Short,
+    'int32': Int,
+    'long_': Long,
+    'float32': Float32,
+    'char': Char,
+    'timestamp': Timestamp,
+    'symbol': Symbol,
+    'decimal32': lambda v: Decimal32(v.to_bytes(4, 'big')),
+    'decimal64': lambda v: Decimal64(v.to_bytes(8, 'big')),
+    'decimal128': lambda v: Decimal128(v.to_bytes(16, 'big')),
+    'Described': Described,
+    'Array': array,
+    'UNDESCRIBED': UNDESCRIBED,
+    'Data': Data,
+    'uuid': uuid,
+    'float': float,
+}
+
+
+class PlainIntegers(ast.NodeTransformer):
+    """A plain integer of the vectors is a long."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id not in ('Array', 'Described'):
+            return node
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        # a repetition, [None]*255: the count is no value
+        node.left = self.visit(node.left)
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        return self.wrap(node) if isinstance(node.operand, ast.Constant) else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return self.wrap(node) if type(node.value) is int else node
+
+    @staticmethod
+    def wrap(node: ast.expr) -> ast.AST:
+        value = ast.literal_eval(node)
+        if type(value) is not int:
+            return node
+        return ast.Call(func=ast.Name(id='long_', ctx=ast.Load()), args=[node], keywords=[])
+
+
+def python_value(expression: str) -> Any:
+    tree = ast.fix_missing_locations(PlainIntegers().visit(ast.parse(expression, mode='eval')))
+    return eval(compile(tree, expression, 'eval'), NAMES)
+
+
+def load_vectors() -> list[dict[str, str | None]]:
+    path = Path(__file__).parent.parent / 'data' / 'amqp10-vectors.json'
+    vectors: list[dict[str, str | None]] = json.loads(path.read_text())
+    return vectors
+
+
+VECTORS = load_vectors()
+MESSAGES = [v for v in VECTORS if str(v['name']).startswith(('section ', 'message ', 'stored '))]
+MALFORMED = [v for v in VECTORS if str(v['name']).startswith('bad ')]
+VALUES = [v for v in VECTORS if v not in MESSAGES and v not in MALFORMED]
+
+
+def vector_name(vector: dict[str, str | None]) -> str:
+    return str(vector['name'])
+
+
+def outcome(function: Callable[[], Any]) -> str:
+    """Result or error, for comparing two decoders."""
+    try:
+        return repr(function())
+    except Exception as ex:
+        return type(ex).__name__

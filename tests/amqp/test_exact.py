@@ -1,0 +1,81 @@
+"""Every vector, cut and damaged, out of memory of exactly its size; `make sanitize` gives it teeth.
+
+What is decoded must be what the same bytes give as `bytes`.
+"""
+
+import gc
+
+import pytest
+from amqp_values import MALFORMED, MESSAGES, VALUE, VECTORS, vector_name
+from exact import exact
+
+from rbfly.amqp import decode_amqp
+from rbfly.error import AMQPDecoderError
+
+EMPTY_DATA = bytes.fromhex('005375a000')
+SECTIONS = (
+    'header',
+    'delivery_annotations',
+    'annotations',
+    'properties',
+    'app_properties',
+    'body',
+    'footer',
+)
+
+
+def inputs(vector: dict[str, str | None]) -> list[bytes]:
+    data = bytes.fromhex(str(vector['hex']))
+    if vector in MESSAGES:
+        return [data, data + EMPTY_DATA]
+    if vector in MALFORMED:
+        return [data, data + EMPTY_DATA, VALUE + data]
+    return [VALUE + data]
+
+
+def read(data: bytes | memoryview) -> list[str]:
+    """Every part of a message, or why it cannot be read."""
+    try:
+        ctx = decode_amqp(data)
+    except AMQPDecoderError as ex:
+        return [str(ex)]
+    found = []
+    for name in SECTIONS:
+        try:
+            found.append(repr(getattr(ctx, name)))
+        except AMQPDecoderError as ex:
+            found.append(str(ex))
+    try:
+        found.append(decode_amqp(data).body_view().hex())
+    except (TypeError, AMQPDecoderError) as ex:
+        found.append(str(ex))
+    assert ctx.raw == data
+    return found
+
+
+@pytest.mark.parametrize('size', [0, 1, 2, 7, 8, 9, 255, 4096])
+def test_exact(size: int) -> None:
+    data = bytes(i & 0xFF for i in range(size))
+    view = exact(data)
+    assert view == data
+    assert view.readonly
+    part = view[size // 2 :]
+    del view
+    gc.collect()
+    assert part == data[size // 2 :]
+
+
+@pytest.mark.parametrize('vector', VECTORS, ids=vector_name)
+def test_cut(vector: dict[str, str | None]) -> None:
+    for data in inputs(vector):
+        for n in range(len(data) + 1):
+            assert read(exact(data[:n])) == read(data[:n])
+
+
+@pytest.mark.parametrize('vector', VECTORS, ids=vector_name)
+def test_flipped(vector: dict[str, str | None]) -> None:
+    for data in inputs(vector):
+        for i in range(len(data)):
+            for mask in (0xFF, 0x01, 0x10, 0x80):
+                other = data[:i] + bytes([data[i] ^ mask]) + data[i + 1 :]
+                assert read(exact(other)) == read(other)

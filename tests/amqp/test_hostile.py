@@ -1,0 +1,490 @@
+"""Bytes and values that are made to do harm: a clean error, in bounded time and memory."""
+
+import struct
+import sys
+import tracemalloc
+from typing import Any
+
+import pytest
+from amqp_values import VALUE, decode_value, encode_value
+
+from rbfly.amqp import decode_amqp, encode_amqp_bytes, stream_message_ctx
+from rbfly.error import AMQPDecoderError, AMQPEncoderTypeError, AMQPEncoderValueError
+from rbfly.types import AMQPArray, Described, Int, Symbol
+
+DEPTH = 100
+
+
+def read(data: bytes) -> Any:
+    ctx = decode_amqp(data)
+    return (
+        ctx.body,
+        ctx.header,
+        ctx.delivery_annotations,
+        ctx.annotations,
+        ctx.properties,
+        ctx.app_properties,
+        ctx.footer,
+    )
+
+
+def fails(data: bytes) -> AMQPDecoderError:
+    with pytest.raises(AMQPDecoderError) as info:
+        read(data)
+    error = info.value
+    assert error.position is not None
+    assert 0 <= error.position <= len(data)
+    assert str(error.position) in str(error)
+    return error
+
+
+# --- depth ---
+
+
+def nested_lists(n: int) -> Any:
+    value: Any = None
+    for _ in range(n):
+        value = [value]
+    return value
+
+
+def wrap_list32(data: bytes, n: int) -> bytes:
+    for _ in range(n):
+        data = b'\xd0' + struct.pack('>II', len(data) + 4, 1) + data
+    return data
+
+
+def test_depth_that_is_allowed() -> None:
+    value = nested_lists(DEPTH)
+    assert decode_value(encode_value(value[0])) == value[0]
+    assert decode_amqp(encode_amqp_bytes(value)).body == value
+    described: Any = None
+    for _ in range(DEPTH):
+        described = Described(None, described)
+    assert decode_amqp(encode_amqp_bytes(described)).body == described
+
+
+def deeper(kind: str) -> Any:
+    value: Any = None
+    for _ in range(DEPTH + 1):
+        match kind:
+            case 'list':
+                value = [value]
+            case 'tuple':
+                value = (value,)
+            case 'map':
+                value = {'k': value}
+            case 'described':
+                value = Described(None, value)
+            case 'descriptor':
+                value = Described(value, None)
+            case 'foreign':
+                value = Foreign(value)
+            case 'array':
+                value = AMQPArray(list, [[value]])
+            case 'arrays':
+                value = AMQPArray(AMQPArray, [value]) if value else AMQPArray(Int, [1])
+            case 'array descriptor':
+                value = AMQPArray(Int, [1], descriptors=[value])
+    return value
+
+
+class Foreign:
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item
+
+
+KINDS = ['list', 'tuple', 'map', 'described', 'descriptor', 'foreign', 'array', 'arrays']
+
+
+@pytest.mark.parametrize('kind', [*KINDS, 'array descriptor'])
+def test_value_nested_too_deep(kind: str) -> None:
+    with pytest.raises(AMQPEncoderValueError):
+        encode_amqp_bytes(deeper(kind))
+    with pytest.raises(AMQPEncoderValueError):
+        encode_amqp_bytes(stream_message_ctx(b'', footer={'x-a': deeper(kind)}))
+
+
+def test_a_million_deep() -> None:
+    value = nested_lists(1_000_000)
+    with pytest.raises(AMQPEncoderValueError):
+        encode_amqp_bytes(value)
+    described: Any = None
+    for _ in range(100_000):
+        described = Described(described, described)
+    with pytest.raises(AMQPEncoderValueError):
+        encode_amqp_bytes(described)
+    # taken apart by hand: deallocation of some of these is recursive in CPython
+    while value is not None:
+        value = value[0]
+    while described is not None:
+        described = described.value
+
+
+def test_value_that_contains_itself() -> None:
+    items: list[Any] = []
+    items.append(items)
+    pairs: dict[str, Any] = {}
+    pairs['a'] = pairs
+    values: list[Any] = [items, pairs, [pairs, items], (items,)]
+    for value in values:
+        with pytest.raises(AMQPEncoderValueError):
+            encode_amqp_bytes(value)
+        with pytest.raises(AMQPEncoderValueError):
+            encode_amqp_bytes(stream_message_ctx(b'', app_properties={'a': value}))
+
+
+def test_value_that_is_wide_and_deep_ends() -> None:
+    # 2 ** 100 lists by reference: refused for its depth before it is written
+    value: Any = []
+    for _ in range(DEPTH + 5):
+        value = [value]
+    with pytest.raises(AMQPEncoderValueError):
+        encode_amqp_bytes([value] * 1000)
+
+
+@pytest.mark.parametrize('n', [DEPTH + 1, 300, 10_000, 100_000])
+def test_bytes_nested_too_deep(n: int) -> None:
+    described = b'\x00' * n + b'\x40' * (n + 1)
+    descriptors = b'\x00' * n + b'\x40' * (n + 1)
+    arrays = b'\xe0\x04\x01' + b'\x00' * n + b'\x40' * (n + 1)
+    for data in (described, descriptors, arrays):
+        fails(VALUE + data)
+    if n <= 10_000:
+        fails(VALUE + wrap_list32(b'\x40', n))
+        fails(bytes.fromhex('005376') + wrap_list32(b'\x40', n))
+        lists = b'\xf0' + struct.pack('>II', 9 * n, 1) + b'\xf0'
+        fails(VALUE + lists * n)
+
+
+def test_100000_list8_headers() -> None:
+    for size in (0xFF, 3, 2):
+        data = bytes([0xC0, size, 1]) * 100_000
+        fails(VALUE + data)
+        fails(bytes.fromhex('005376') + data)
+        fails(bytes.fromhex('005370') + data)
+    fails(VALUE + wrap_list32(b'\xc0\xff\x01' * 100_000, 1))
+
+
+# --- sizes and counts ---
+
+BAD_VALUES = [
+    'b1ffffffff61',
+    'b0ffffffff61',
+    'b3ffffffff61',
+    'b080000000',
+    'b100000001',
+    'a001',
+    'a301',
+    'd0ffffffff0000000040',
+    'd00000000500000001',
+    'd000000005ffffffff40',
+    'd0000000050000000240',
+    'd0000000060000000140' + '40',
+    'd1000000050000000140',
+    'd100000006000000034040',
+    'd1ffffffffffffffff',
+    'c00401404040',
+    'c0030255' + '01',
+    'c00501550155' + '02',
+    'c001014040',
+    'c10201' + '40',
+    'c103034040',
+    'c10000',
+    'c0',
+    'c100',
+    'e0',
+    'e00100',
+    'e00101',
+    'e002' + '0150',
+    'e0030250' + '01',
+    'e0040150' + '0102',
+    'e00301' + '0040',
+    'e00200' + '3f',
+    'e0020200',
+    'e003025602',
+    'f000000004' + '00000000',
+    'f000000006000000005000',
+    'f0ffffffff0000000150' + '00',
+    'f000000006ffffffff5000',
+    'f000000005ffffffff40',
+    'f000000005ffffffff45',
+    'f000000005ffffffff43',
+    'f0' + '00000005' + '00010001' + '41',
+    '7300110000',
+    '730000d800',
+    '730000dfff',
+    '73ffffffff',
+    '5602',
+    '56ff',
+    'a101ff',
+    'a102c080',
+    'a103eda080',
+    'a104f4908080',
+    'a101c3',
+    'a10180',
+    'b1000000' + '01ff',
+    'a30180',
+    'b300000001ff',
+    '00',
+    '0040',
+    '000000',
+    '',
+]
+
+
+@pytest.mark.parametrize('data', BAD_VALUES)
+def test_bad_value(data: str) -> None:
+    value = bytes.fromhex(data)
+    fails(VALUE + value)
+    fails(VALUE + b'\xc0' + bytes([len(value) + 1, 1]) + value)
+    # the same behind a good key, in a map, and as a descriptor
+    fails(VALUE + b'\xc1' + bytes([len(value) + 4, 2]) + b'\xa1\x01k' + value)
+    fails(VALUE + b'\x00' + value + b'\x40')
+
+
+@pytest.mark.parametrize('code', range(256))
+def test_every_constructor_alone(code: int) -> None:
+    data = VALUE + bytes([code])
+    if code in (0x40, 0x41, 0x42, 0x43, 0x44, 0x45):
+        read(data)
+    else:
+        fails(data)
+
+
+ASSIGNED = {
+    *(0x40, 0x41, 0x42, 0x43, 0x44, 0x45, 0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x60, 0x61),
+    *(0x70, 0x71, 0x72, 0x73, 0x74, 0x80, 0x81, 0x82, 0x83, 0x84, 0x94, 0x98, 0xA0, 0xA1, 0xA3),
+    *(0xB0, 0xB1, 0xB3, 0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0),
+}
+WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 10: 1, 11: 4}
+
+
+@pytest.mark.parametrize('code', sorted(ASSIGNED))
+def test_every_constructor_with_zeros(code: int) -> None:
+    match code >> 4:
+        case 0xC:
+            rest = b'\x01\x00'
+        case 0xD:
+            rest = struct.pack('>II', 4, 0)
+        case 0xE:
+            rest = b'\x02\x00\x50'
+        case 0xF:
+            rest = struct.pack('>IIB', 5, 0, 0x50)
+        case width:
+            rest = bytes(WIDTHS[width])
+    read(VALUE + bytes([code]) + rest)
+    for n in range(len(rest)):
+        fails(VALUE + bytes([code]) + rest[:n])
+    fails(VALUE + bytes([code]) + rest + b'\x40')
+
+
+@pytest.mark.parametrize('code', sorted(set(range(256)) - ASSIGNED - {0}))
+def test_unknown_constructor(code: int) -> None:
+    for size in (0, 1, 2, 4, 8, 16):
+        fails(VALUE + bytes([code]) + bytes(size))
+    error = fails(VALUE + b'\xc0\x03\x02\x40' + bytes([code]))
+    assert f'0x{code:02x}' in str(error)
+    fails(VALUE + b'\xe0\x03\x01' + bytes([code]) + b'\x00')
+
+
+def test_unhashable_keys() -> None:
+    for key in ('45', 'c10100', 'c0020140', '004045', 'e00501c0020140'):
+        data = bytes.fromhex(key)
+        error = fails(VALUE + b'\xc1' + bytes([len(data) + 2, 2]) + data + b'\x40')
+        assert 'key' in str(error)
+
+
+def peak(data: bytes) -> int:
+    tracemalloc.start()
+    try:
+        fails(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    'data',
+    [
+        'd0ffffffffffffffff',
+        'd07ffffffffffffff0',
+        'd100000004fffffffe',
+        'b1fffffff0',
+        'b0fffffff0',
+        'f0fffffff0ffffffff50',
+        'f000000005ffffffff40',
+        'f000000006ffffffff5000',
+    ],
+)
+def test_no_memory_for_what_is_declared(data: str) -> None:
+    assert peak(VALUE + bytes.fromhex(data)) < 100_000
+
+
+def test_nested_counts_add_up() -> None:
+    # every level claims as many items as it has bytes: that must not multiply
+    size = 200_000
+    data = b'\x40' * size
+    for _ in range(20):
+        data = b'\xd0' + struct.pack('>II', len(data) + 4, len(data)) + data
+    assert peak(VALUE + data) < 40 * size
+    # the same by arrays of lists
+    data = b'\x40' * size
+    for _ in range(20):
+        data = b'\xf0' + struct.pack('>II', len(data) + 5, len(data) // 9) + b'\xd0' + data
+    assert peak(VALUE + data) < 40 * size
+
+
+def test_arrays_without_bytes_are_capped_per_message() -> None:
+    assert len(decode_value(bytes.fromhex('f0000000050000ffff40'))) == 65535
+    one = bytes.fromhex('f0000000050000800040')
+    items = one * 3
+    fails(VALUE + b'\xd0' + struct.pack('>II', len(items) + 4, 3) + items)
+    inner = bytes.fromhex('00000005' + '00008000' + '40') * 3
+    fails(VALUE + b'\xf0' + struct.pack('>II', len(inner) + 5, 3) + b'\xf0' + inner)
+    assert len(decode_value(encode_value(AMQPArray(type(None), [None] * 65536)))) == 65536
+    with pytest.raises(AMQPEncoderValueError):
+        encode_value(AMQPArray(type(None), [None] * 65537))
+
+
+# --- structure ---
+
+BODY = '005375a00161'
+BAD_MESSAGES = [
+    '',
+    '00',
+    '0053',
+    '005375',
+    '40',
+    '5375a00161',
+    '005340' + '40',
+    '00536f' + '45',
+    '005379a00161',
+    '0053f5a00161',
+    '004075a00161',
+    '0080000000000000006f40',
+    '00800000000100000075a00161',
+    '0080ffffffffffffff75a00161',
+    '008000000000000000',
+    '00a3',
+    '00a3ff61',
+    '00a30361626340',
+    '00b3',
+    '00b3000000',
+    '00b3ffffffff61',
+    '00b300000003616263' + '40',
+    '00a110616d71703a646174613a62696e617279a00161',
+    # section without body, or with another value than its type
+    '00537045',
+    '00537345',
+    '005374c10100',
+    '005378c10100',
+    '005375' + '40',
+    '005375a10161',
+    '005375' + '45',
+    '005376' + '40',
+    '005376c10100',
+    '00537640',
+    '005370c10100' + BODY,
+    '00537041' + BODY,
+    '00537145' + BODY,
+    '00537245' + BODY,
+    '005373c10100' + BODY,
+    '00537445' + BODY,
+    BODY + '00537845',
+    # order and multiplicity
+    '0053704500537045' + BODY,
+    '0053734500537345' + BODY,
+    '0053734500537045' + BODY,
+    BODY + '00537345',
+    BODY + '005374c10100',
+    BODY + '00537740',
+    BODY + '00537645',
+    '00537645' + BODY,
+    '00537740' + BODY,
+    '0053774000537740',
+    '0053764500537740',
+    BODY + '005378c10100' + '005378c10100',
+    BODY + '005378c10100' + BODY,
+    '005378c10100' + BODY,
+    # trailing bytes
+    BODY + '00',
+    BODY + '40',
+    BODY + '005375',
+    BODY + '0053',
+    # fields
+    '005370c003015001' + BODY,
+    '005370c00201' + '45' + BODY,
+    '005370c0040240a000' + BODY,
+    '005370c004024054ff' + BODY,
+    '005370c00706' + '404040404040' + BODY,
+    '005373c00f0e' + '40' * 14 + BODY,
+    '005373c0020141' + BODY,
+    '005373c0030154ff' + BODY,
+    '005373c0030140' + BODY,
+    '005373c0050240a10161' + BODY,
+    # keys
+    '005374c10402540140' + BODY,
+    '005374c10402a300' + '40' + BODY,
+    '005374c1030240' + '40' + BODY,
+    '005372c10402a10040' + BODY,
+    '005372c1030240' + '40' + BODY,
+    '005371c10402a00040' + BODY,
+    BODY + '005378c10402' + '54ff' + '40',
+    BODY + '005378c1020140',
+]
+
+
+@pytest.mark.parametrize('data', BAD_MESSAGES)
+def test_bad_message(data: str) -> None:
+    fails(bytes.fromhex(data))
+
+
+GOOD_MESSAGES = [
+    # null for a section is as good as none, and so are empty sections
+    '00537040' + '00537140' + '00537240' + '00537340' + '00537440' + BODY + '00537840',
+    '00537045' + '005371c10100' + '005372c10100' + '00537345' + '005374c10100' + BODY,
+    '005370c00100' + '005373d00000000400000000' + BODY,
+    # other widths of a descriptor
+    '0080000000000000007345' + BODY,
+    '00a314' + b'amqp:properties:list'.hex() + '45' + BODY,
+    '00b300000010616d71703a646174613a62696e617279a00161',
+    '005375b00000000161',
+    # header with every field, and content types as strings
+    '005370c00605' + '4140404143' + BODY,
+    '005373c00a07' + '404040404040a10161' + BODY,
+    # numbers in other widths
+    '005370c00403404043' + BODY,
+    '005370c007024070000000' + '05' + BODY,
+]
+
+
+@pytest.mark.parametrize('data', GOOD_MESSAGES)
+def test_good_message(data: str) -> None:
+    value = read(bytes.fromhex(data))
+    assert value[0] == b'a'
+    again = decode_amqp(encode_amqp_bytes(decode_amqp(bytes.fromhex(data))))
+    assert again == decode_amqp(bytes.fromhex(data))
+
+
+def test_error_names_position_and_what_was_found() -> None:
+    error = fails(VALUE + bytes.fromhex('c0060340a101623f'))
+    assert error.position == 10
+    assert '0x3f' in str(error)
+    assert error.offset is None
+    assert error.data is None
+
+
+def test_errors_do_not_pile_up_in_the_codec() -> None:
+    bad: Any = [Symbol('a'), object()]
+    for _ in range(1000):
+        fails(VALUE + b'\xc0\x04\x02\x40\xa1\x05')
+        with pytest.raises(AMQPEncoderTypeError):
+            encode_amqp_bytes(bad)
+    assert sys.exc_info() == (None, None, None)

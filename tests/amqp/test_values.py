@@ -1,0 +1,685 @@
+"""Single values: what each Python type is on the wire, and what comes back."""
+
+import copy
+import enum
+import math
+import pickle
+import struct
+from array import array
+from collections import OrderedDict, UserDict, UserList, deque
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from amqp_values import decode_value, encode_value
+
+from rbfly.error import (
+    AMQPEncoderError,
+    AMQPEncoderOverflowError,
+    AMQPEncoderTypeError,
+    AMQPEncoderValueError,
+)
+from rbfly.types import (
+    AMQPArray,
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Described,
+    Float32,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+
+INTEGERS = [
+    (0, '5400'),
+    (127, '547f'),
+    (-128, '5480'),
+    (128, '7100000080'),
+    (-129, '71ffffff7f'),
+    (2**30 - 1, '713fffffff'),
+    (2**30, '7140000000'),
+    (-(2**30), '71c0000000'),
+    (2**31 - 1, '717fffffff'),
+    (-(2**31), '7180000000'),
+    (2**31, '810000000080000000'),
+    (-(2**31) - 1, '81ffffffff7fffffff'),
+    (2**60 - 1, '810fffffffffffffff'),
+    (2**60, '811000000000000000'),
+    (2**63 - 1, '817fffffffffffffff'),
+    (-(2**63), '818000000000000000'),
+    (2**63, '808000000000000000'),
+    (2**64 - 1, '80ffffffffffffffff'),
+]
+
+
+@pytest.mark.parametrize(('value', 'data'), INTEGERS)
+def test_integer(value: int, data: str) -> None:
+    assert encode_value(value).hex() == data
+    decoded = decode_value(bytes.fromhex(data))
+    assert decoded == value
+    assert type(decoded) is int
+
+
+@pytest.mark.parametrize('value', [2**64, -(2**63) - 1, 10**30, -(10**30)])
+def test_integer_too_large(value: int) -> None:
+    with pytest.raises(AMQPEncoderOverflowError):
+        encode_value(value)
+    with pytest.raises(OverflowError):
+        encode_value([{'a': value}])
+
+
+WRAPPERS: list[tuple[type[int], int, int]] = [
+    (UByte, 0, 2**8 - 1),
+    (UShort, 0, 2**16 - 1),
+    (UInt, 0, 2**32 - 1),
+    (ULong, 0, 2**64 - 1),
+    (Byte, -(2**7), 2**7 - 1),
+    (Short, -(2**15), 2**15 - 1),
+    (Int, -(2**31), 2**31 - 1),
+    (Long, -(2**63), 2**63 - 1),
+]
+
+
+@pytest.mark.parametrize(('cls', 'low', 'high'), WRAPPERS)
+def test_integer_class(cls: type[int], low: int, high: int) -> None:
+    for value in {low, low + 1, 0, 1, 127, high - 1, high}:
+        wrapped = cls(value)
+        assert wrapped == value
+        assert repr(wrapped) == f'{cls.__name__}({value})'
+        assert str(wrapped) == f'{wrapped}' == str(value)
+        for other in (copy.copy(wrapped), copy.deepcopy(wrapped)):
+            assert type(other) is cls
+            assert other == value
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            other = pickle.loads(pickle.dumps(wrapped, protocol))
+            assert type(other) is cls
+            assert other == value
+        decoded = decode_value(encode_value(wrapped))
+        assert decoded == value
+        assert type(decoded) is int
+        assert list(decode_value(encode_value(AMQPArray(cls, [wrapped])))) == [value]
+    for value in (low - 1, high + 1):
+        with pytest.raises(AMQPEncoderOverflowError):
+            cls(value)
+        with pytest.raises(AMQPEncoderOverflowError):
+            encode_value(AMQPArray(cls, [value]))
+
+
+def test_integer_class_is_written_as_its_type() -> None:
+    codes = {
+        UByte: '5005',
+        UShort: '600005',
+        UInt: '5205',
+        ULong: '5305',
+        Byte: '5105',
+        Short: '610005',
+        Int: '5405',
+        Long: '5505',
+    }
+    for cls, data in codes.items():
+        assert encode_value(cls(5)).hex() == data
+
+        class Sub(cls):  # type: ignore[misc, valid-type]
+            pass
+
+        assert encode_value(Sub(5)).hex() == data
+    assert encode_value(UInt(0)).hex() == '43'
+    assert encode_value(ULong(0)).hex() == '44'
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Name(enum.StrEnum):
+    A = 'a'
+
+
+class Flag(enum.IntFlag):
+    X = 4
+
+
+class MyInt(int):
+    pass
+
+
+class MyFloat(float):
+    pass
+
+
+class MyStr(str):
+    pass
+
+
+class MyBytes(bytes):
+    pass
+
+
+class MyList(list[int]):
+    pass
+
+
+class MyDict(dict[str, int]):
+    pass
+
+
+class MySequence:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+SUBCLASSES: list[tuple[Any, Any]] = [
+    (Number.ONE, 1),
+    (Name.A, 'a'),
+    (Flag.X, 4),
+    (MyInt(7), 7),
+    (MyInt(2**40), 2**40),
+    (MyInt(2**63), 2**63),
+    (MyFloat(1.5), 1.5),
+    (MyStr('é'), 'é'),
+    (MyBytes(b'ab'), b'ab'),
+    (bytearray(b'ab'), b'ab'),
+    (memoryview(b'abcd')[1:3], b'bc'),
+    (memoryview(b'abcd')[::2], b'ac'),
+    (memoryview(array('H', [1])), b'\x01\x00' if struct.pack('=H', 1)[0] else b'\x00\x01'),
+    (MyList([1]), [1]),
+    ((1, (2,)), [1, [2]]),
+    (range(3), [0, 1, 2]),
+    (deque([1]), [1]),
+    (array('i', [1, -1]), [1, -1]),
+    (UserList([1]), [1]),
+    (MySequence(2), [0, 1]),
+    (MyDict(a=1), {'a': 1}),
+    (OrderedDict(a=1), {'a': 1}),
+    (UserDict({'a': 1}), {'a': 1}),
+    (MappingProxyType({'a': 1}), {'a': 1}),
+]
+
+
+@pytest.mark.parametrize(('value', 'plain'), SUBCLASSES)
+def test_subclass_is_what_it_is(value: Any, plain: Any) -> None:
+    assert encode_value(value) == encode_value(plain)
+    decoded = decode_value(encode_value(value))
+    assert decoded == plain
+    assert type(decoded) is type(plain)
+
+
+def test_ordered_dict_keeps_its_order() -> None:
+    value = OrderedDict(a=1, b=2)
+    value.move_to_end('a')
+    assert list(decode_value(encode_value(value))) == ['b', 'a']
+
+
+def test_str_keys_of_subclasses() -> None:
+    assert decode_value(encode_value({Name.A: 1, MyStr('b'): 2})) == {'a': 1, 'b': 2}
+
+
+@pytest.mark.parametrize(
+    'value', [{1, 2}, frozenset(), 1j, object(), type, int, timedelta(1), iter([1]), ...]
+)
+def test_no_type_for_it(value: Any) -> None:
+    with pytest.raises(AMQPEncoderTypeError):
+        encode_value(value)
+    with pytest.raises(TypeError, match=type(value).__name__):
+        encode_value([value])
+
+
+def test_text() -> None:
+    for text in ('', 'a' * 255, 'a' * 256, 'é', 'é' * 127, 'é' * 128, 'ÿ', '\U0001f389' * 70000):
+        data = encode_value(text)
+        utf8 = text.encode()
+        if len(utf8) <= 255:
+            assert data == b'\xa1' + bytes([len(utf8)]) + utf8
+        else:
+            assert data == b'\xb1' + struct.pack('>I', len(utf8)) + utf8
+        assert decode_value(data) == text
+    for other in ('\ud800', 'a\udfff', 'x' * 300 + '\udc80'):
+        with pytest.raises(AMQPEncoderValueError):
+            encode_value(other)
+        with pytest.raises(ValueError, match='UTF-8'):
+            encode_value({other: 1})
+
+
+def test_binary() -> None:
+    for size in (0, 1, 255, 256, 70000):
+        value = b'\xff' * size
+        data = encode_value(value)
+        assert data[0] == (0xA0 if size <= 255 else 0xB0)
+        assert decode_value(data) == value
+        assert encode_value(bytearray(value)) == data
+        assert encode_value(memoryview(value)) == data
+
+
+def test_float() -> None:
+    for value in (0.0, -0.0, 1.5, math.inf, -math.inf, 5e-324, 1.7976931348623157e308):
+        decoded = decode_value(encode_value(value))
+        assert struct.pack('>d', decoded) == struct.pack('>d', value)
+    for bits in (0x7FF8000000000000, 0x7FF8000000001234, 0xFFF8000000000001):
+        nan = struct.unpack('>d', struct.pack('>Q', bits))[0]
+        assert encode_value(nan) == b'\x82' + struct.pack('>Q', bits)
+        assert math.isnan(decode_value(encode_value(nan)))
+
+
+def test_float32() -> None:
+    assert encode_value(Float32(1.5)).hex() == '723fc00000'
+    assert Float32(0.1) == struct.unpack('>f', struct.pack('>f', 0.1))[0]
+    assert repr(Float32(1.5)) == 'Float32(1.5)'
+    assert str(Float32(1.5)) == '1.5'
+    decoded = decode_value(encode_value(Float32(0.1)))
+    assert decoded == Float32(0.1)
+    assert type(decoded) is float
+    assert math.copysign(1, decode_value(bytes.fromhex('7280000000'))) == -1
+    assert math.isnan(decode_value(encode_value(Float32(math.nan))))
+    assert decode_value(encode_value(Float32(math.inf))) == math.inf
+    with pytest.raises(AMQPEncoderOverflowError):
+        Float32(1e39)
+    for other in (copy.copy(Float32(0.1)), pickle.loads(pickle.dumps(Float32(0.1)))):
+        assert type(other) is Float32
+        assert other == Float32(0.1)
+
+
+def test_char() -> None:
+    assert encode_value(Char('A')).hex() == '7300000041'
+    decoded = decode_value(encode_value(Char('\U0010ffff')))
+    assert decoded == '\U0010ffff'
+    assert type(decoded) is Char
+    assert repr(Char('A')) == "Char('A')"
+    assert str(Char('A')) == 'A'
+    assert type(pickle.loads(pickle.dumps(Char('A')))) is Char
+    for text in ('', 'ab', '\ud800'):
+        with pytest.raises(AMQPEncoderValueError):
+            Char(text)
+
+
+@pytest.mark.parametrize(('cls', 'size'), [(Decimal32, 4), (Decimal64, 8), (Decimal128, 16)])
+def test_decimal(cls: type[bytes], size: int) -> None:
+    value = cls(bytes(range(size)))
+    assert encode_value(value)[1:] == bytes(range(size))
+    decoded = decode_value(encode_value(value))
+    assert decoded == value
+    assert type(decoded) is cls
+    assert type(copy.deepcopy(value)) is cls
+    assert pickle.loads(pickle.dumps(value)) == value
+    assert repr(value).startswith(cls.__name__ + "(b'")
+    assert decode_value(encode_value(AMQPArray(cls, [value]))).items == (value,)
+    with pytest.raises(AMQPEncoderValueError):
+        cls(b'')
+    with pytest.raises(AMQPEncoderTypeError):
+        cls(size)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
+
+
+class NoOffset(tzinfo):
+    def dst(self, when: datetime | None) -> timedelta | None:
+        return None
+
+    def tzname(self, when: datetime | None) -> str | None:
+        return None
+
+    def utcoffset(self, when: datetime | None) -> timedelta | None:
+        return None
+
+
+class BadOffset(NoOffset):
+    def utcoffset(self, when: datetime | None) -> timedelta | None:
+        raise KeyError('offset')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        EPOCH,
+        EPOCH + MILLISECOND,
+        EPOCH - MILLISECOND,
+        datetime(1, 1, 1, tzinfo=UTC),
+        datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
+        datetime(1600, 2, 29, 12, tzinfo=UTC),
+        datetime(1900, 2, 28, 23, 59, 59, tzinfo=UTC),
+        datetime(1900, 3, 1, tzinfo=UTC),
+        datetime(2000, 2, 29, 1, 2, 3, 4000, tzinfo=UTC),
+        datetime(2024, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
+    ],
+)
+def test_timestamp(value: datetime) -> None:
+    ms = (value - EPOCH) // MILLISECOND
+    data = b'\x83' + struct.pack('>q', ms)
+    assert encode_value(value) == data
+    assert decode_value(data) == value
+    assert decode_value(data).tzinfo is UTC
+    assert encode_value(value.replace(tzinfo=None)) == data
+    assert encode_value(value.replace(tzinfo=NoOffset())) == data
+    assert encode_value(Timestamp(ms)) == data
+
+
+def test_every_day_of_the_calendar() -> None:
+    day = timedelta(days=97, hours=5, milliseconds=1)
+    value = datetime(1, 1, 1, tzinfo=UTC)
+    while value < datetime(9999, 9, 1, tzinfo=UTC):
+        data = encode_value(value)
+        assert struct.unpack('>q', data[1:])[0] == (value - EPOCH) // MILLISECOND
+        assert decode_value(data) == value
+        value += day
+
+
+def test_timestamp_is_rounded_down() -> None:
+    for micros, ms in ((1, 0), (999, 0), (1000, 1), (-1, -1), (-1000, -1), (-1001, -2)):
+        value = EPOCH + timedelta(microseconds=micros)
+        assert encode_value(value) == b'\x83' + struct.pack('>q', ms)
+
+
+def test_timestamp_with_offset() -> None:
+    zone = timezone(timedelta(hours=-5, minutes=-30, seconds=-1))
+    value = datetime(2020, 1, 1, tzinfo=zone)
+    assert decode_value(encode_value(value)) == value
+    with pytest.raises(AMQPEncoderValueError):
+        encode_value(datetime(2020, 1, 1, tzinfo=BadOffset()))
+
+
+@pytest.mark.parametrize('ms', [-(2**63), 2**63 - 1, -62135596800001, 253402300800000])
+def test_timestamp_that_no_datetime_holds(ms: int) -> None:
+    decoded = decode_value(b'\x83' + struct.pack('>q', ms))
+    assert decoded == ms
+    assert type(decoded) is Timestamp
+    assert encode_value(decoded) == b'\x83' + struct.pack('>q', ms)
+
+
+def test_uuid() -> None:
+    for value in (UUID(int=0), UUID(int=2**128 - 1), UUID(int=2**64), UUID(int=2**127 + 5)):
+        data = encode_value(value)
+        assert data == b'\x98' + value.bytes
+        decoded = decode_value(data)
+        assert decoded == value
+        assert type(decoded) is UUID
+        assert decoded.is_safe == value.is_safe
+        assert pickle.loads(pickle.dumps(decoded)) == value
+
+
+def test_symbol() -> None:
+    symbol = Symbol('x-a')
+    assert str(symbol) == symbol.name == 'x-a'
+    assert repr(symbol) == "Symbol('x-a')"
+    assert symbol == Symbol('x-a')
+    assert hash(symbol) == hash(Symbol('x-a'))
+    assert symbol != Symbol('x-b')
+    assert symbol != 'x-a'
+    assert len({symbol: 1, 'x-a': 2, Symbol('x-a'): 3}) == 2
+    for other in (copy.copy(symbol), copy.deepcopy(symbol), pickle.loads(pickle.dumps(symbol))):
+        assert other == symbol
+        assert type(other) is Symbol
+    assert encode_value(Symbol('')).hex() == 'a300'
+    for size in (0, 1, 31, 32, 33, 255, 256, 70000):
+        data = encode_value(Symbol('a' * size))
+        assert data[0] == (0xA3 if size <= 255 else 0xB3)
+        assert decode_value(data) == Symbol('a' * size)
+    with pytest.raises(AMQPEncoderValueError):
+        Symbol('é')
+    with pytest.raises(TypeError):
+        Symbol(1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Symbol(None)  # type: ignore[arg-type]
+
+
+def test_described() -> None:
+    value = Described(Symbol('d'), [1])
+    assert repr(value) == "Described(Symbol('d'), [1])"
+    assert value == Described(Symbol('d'), [1])
+    assert value != Described(Symbol('e'), [1])
+    assert value != Described(Symbol('d'), [2])
+    assert value != [1]
+    assert hash(Described(1, 2)) == hash(Described(1, 2))
+    with pytest.raises(TypeError):
+        hash(value)
+    for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert other == value
+    assert copy.deepcopy(value).value is not value.value
+    for descriptor in (1, ULong(1)):
+        assert encode_value(Described(descriptor, None)).hex() == '00530140'
+    assert encode_value(Described(-1, None)).hex() == '0054ff40'
+    nested = Described(Described(1, 2), Described(Symbol('s'), {'a': Described(None, b'')}))
+    assert decode_value(encode_value(nested)) == nested
+
+
+ARRAYS: list[tuple[AMQPArray, str]] = [
+    (AMQPArray(bool, [True, False]), 'e00402560100'),
+    (AMQPArray(UByte, [1]), 'e0030150' + '01'),
+    (AMQPArray(UShort, [1]), 'e0040160' + '0001'),
+    (AMQPArray(UInt, [1]), 'e0060170' + '00000001'),
+    (AMQPArray(ULong, [1]), 'e00a0180' + '0000000000000001'),
+    (AMQPArray(Byte, [-1]), 'e0030151' + 'ff'),
+    (AMQPArray(Short, [-1]), 'e0040161' + 'ffff'),
+    (AMQPArray(Int, [-1]), 'e0060171' + 'ffffffff'),
+    (AMQPArray(Long, [-1]), 'e00a0181' + 'ffffffffffffffff'),
+    (AMQPArray(Float32, [1.5]), 'e0060172' + '3fc00000'),
+    (AMQPArray(float, [1.5]), 'e00a0182' + '3ff8000000000000'),
+    (AMQPArray(Char, [Char('A')]), 'e0060173' + '00000041'),
+    (AMQPArray(datetime, [EPOCH]), 'e00a0183' + '00' * 8),
+    (AMQPArray(UUID, [UUID(int=1)]), 'e0120198' + '00' * 15 + '01'),
+    (AMQPArray(bytes, [b'a']), 'e00701b0' + '0000000161'),
+    (AMQPArray(str, ['é']), 'e00801b1' + '00000002c3a9'),
+    (AMQPArray(Symbol, [Symbol('a')]), 'e00701b3' + '0000000161'),
+    (AMQPArray(list, [[1], []]), 'e01402d0' + '000000060000000154010000000400000000'),
+    (AMQPArray(dict, [{}]), 'e00a01d1' + '0000000400000000'),
+    (AMQPArray(AMQPArray, [AMQPArray(UByte, [7])]), 'e00c01f0' + '00000006000000015007'),
+    (AMQPArray(type(None), [None, None]), 'e0020240'),
+    (AMQPArray(Symbol), 'e00200b3'),
+    (AMQPArray(str, ['x'], descriptors=(ULong(5),)), 'e00a0100' + '5305' + 'b10000000178'),
+]
+
+
+@pytest.mark.parametrize(('value', 'data'), ARRAYS, ids=lambda v: repr(v)[:40])
+def test_array(value: AMQPArray, data: str) -> None:
+    assert encode_value(value).hex() == data
+    decoded = decode_value(bytes.fromhex(data))
+    assert decoded == value
+    assert decoded.element_type is value.element_type
+    assert encode_value(decoded).hex() == data
+    for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert other == value
+
+
+def test_array_is_a_sequence() -> None:
+    value = AMQPArray(int, [3, 4, 5])
+    assert value.element_type is Long
+    assert len(value) == 3
+    assert value[0] == 3
+    assert value[1:] == (4, 5)
+    assert repr(value) == 'AMQPArray(Long, [3, 4, 5])'
+    assert list(value) == [3, 4, 5]
+    assert value != [3, 4, 5]
+    assert value != AMQPArray(Int, [3, 4, 5])
+    assert hash(value) == hash(AMQPArray(Long, [3, 4, 5]))
+    assert {value: 1}[AMQPArray(int, (3, 4, 5))] == 1
+    assert decode_value(encode_value({value: 1})) == {value: 1}
+
+
+def test_array_of_many() -> None:
+    for n in (31, 32, 33, 62, 63, 64, 255, 256, 1000):
+        value = AMQPArray(UInt, range(n))
+        assert decode_value(encode_value(value)) == value
+    value = AMQPArray(UByte, [1] * 253)
+    assert encode_value(value)[0] == 0xE0
+    value = AMQPArray(UByte, [1] * 254)
+    assert encode_value(value)[0] == 0xF0
+
+
+def test_array_with_several_descriptors() -> None:
+    value = AMQPArray(str, ['x', 'y'], descriptors=(Symbol('a'), Described(1, 2)))
+    assert repr(value).endswith("descriptors=(Symbol('a'), Described(1, 2)))")
+    assert decode_value(encode_value(value)) == value
+
+
+@pytest.mark.parametrize(
+    ('element_type', 'item'),
+    [
+        (bool, 1),
+        (UByte, 'a'),
+        (UByte, True),
+        (Long, 1.0),
+        (float, 1),
+        (Float32, 'a'),
+        (Char, 65),
+        (datetime, 'a'),
+        (UUID, 'a'),
+        (bytes, 'a'),
+        (str, b'a'),
+        (Symbol, 'a'),
+        (Decimal32, b'abcd'),
+        (list, 'ab'),
+        (dict, []),
+        (AMQPArray, [1]),
+        (type(None), 0),
+    ],
+)
+def test_array_with_a_wrong_element(element_type: type, item: Any) -> None:
+    with pytest.raises(AMQPEncoderTypeError):
+        encode_value(AMQPArray(element_type, [item]))
+
+
+def test_array_of_a_wrong_type() -> None:
+    for cls in (object, set, Described):
+        with pytest.raises(AMQPEncoderTypeError):
+            AMQPArray(cls)
+
+
+def test_list_widths() -> None:
+    for n in (0, 1, 31, 32, 33, 100, 254, 255, 256, 1000):
+        value = [None] * n
+        data = encode_value(value)
+        if n == 0:
+            assert data.hex() == '45'
+        elif n <= 254:
+            assert data[:3] == bytes([0xC0, n + 1, n])
+        else:
+            assert data[0] == 0xD0
+        assert decode_value(data) == value
+    # few items of many bytes: the header that was written first does not fit
+    for sizes in ((252,), (253,), (255,), (256,), (100, 152), (100, 151), (60000, 1), (125,) * 32):
+        items = ['a' * n for n in sizes]
+        data = encode_value(items)
+        content = b''.join(map(encode_value, items))
+        assert data[0] == (0xC0 if len(content) <= 254 else 0xD0)
+        assert data.endswith(content)
+        assert decode_value(data) == items
+
+
+def test_map_widths() -> None:
+    assert encode_value({}).hex() == 'c10100'
+    for n in (1, 15, 16, 17, 84, 85, 86, 126, 127, 128, 500):
+        value = {Byte(i - 128) if i < 256 else str(i): None for i in range(n)}
+        data = encode_value(value)
+        content = b''.join(encode_value(k) + b'\x40' for k in value)
+        assert data[0] == (0xC1 if len(content) <= 254 and 2 * n <= 255 else 0xD1)
+        assert decode_value(data) == {(int(k) if isinstance(k, int) else k): None for k in value}
+
+
+def test_map_keys() -> None:
+    value = {
+        1: 'a',
+        'x': 1,
+        b'x': 2,
+        Symbol('x'): 3,
+        None: 4,
+        1.5: 5,
+        UUID(int=1): 6,
+        EPOCH: 7,
+        Described(1, 'a'): 8,
+        AMQPArray(Int, [1]): 9,
+        Char('c'): 10,
+        'k' * 33: 11,
+        'é': 12,
+    }
+    decoded = decode_value(encode_value(value))
+    assert decoded == value
+    assert list(decoded) == list(value)
+
+
+def test_keys_of_every_length() -> None:
+    # more than the cache of keys holds, each length, twice
+    value = {chr(97 + i % 26) * n + str(i): i for i in range(30) for n in range(34)}
+    data = encode_value(value)
+    assert decode_value(data) == value
+    assert decode_value(data) == value
+    keys = [*decode_value(encode_value({'repeated-key': 1, 'é': 2}))]
+    again = [*decode_value(encode_value({'repeated-key': 1, 'é': 2}))]
+    assert keys[0] is again[0]
+
+
+def test_duplicate_key_keeps_the_last() -> None:
+    assert decode_value(bytes.fromhex('c10b04' + 'a101615401' + 'a101615402')) == {'a': 2}
+
+
+def test_list_that_changes_while_it_is_encoded() -> None:
+    class Trap:
+        def __len__(self) -> int:
+            value.clear()
+            return 0
+
+        def __getitem__(self, index: int) -> int:
+            return 0
+
+    value: list[Any] = [Trap(), 'x' * 1000, 2]
+    with pytest.raises(AMQPEncoderValueError):
+        encode_value(value)
+
+    class Grow(Trap):
+        def __len__(self) -> int:
+            pairs[str(len(pairs))] = 1
+            return 0
+
+    pairs: dict[str, Any] = {'a': Grow(), 'b': 1}
+    with pytest.raises(AMQPEncoderValueError):
+        encode_value(pairs)
+
+
+class Broken:
+    def __len__(self) -> int:
+        raise KeyError('len')
+
+    def __getitem__(self, index: int) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        raise ValueError('repr')
+
+
+class BrokenItem(Broken):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        raise ZeroDivisionError
+
+
+class BrokenMap(UserDict[str, int]):
+    def __getitem__(self, key: str) -> int:
+        raise ZeroDivisionError
+
+
+def test_foreign_errors_become_encoder_errors() -> None:
+    released = memoryview(b'abc')
+    released.release()
+    for value in (Broken(), BrokenItem(), BrokenMap({'a': 1}), released):
+        with pytest.raises(AMQPEncoderError):
+            encode_value(value)
+        with pytest.raises(AMQPEncoderError):
+            encode_value({'a': [value]})
