@@ -1,0 +1,336 @@
+"""Bad input: one clear error within the connect timeout, and nothing is left behind."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from urllib.parse import quote, urlsplit
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from perf.brokers import RabbitMQ
+from rbfly.error import RbFlyError
+from rbfly.streams.error import (
+    AuthenticationError,
+    ConnectTimeout,
+    FrameError,
+    ProtocolError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    URIError,
+    VirtualHostError,
+)
+from tests.brokers import until
+from tests.fake import CLOSING, GARBAGE, RESETTING, SILENT, TRUNCATED, FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+from tests.leaks import Snapshot
+
+TIMEOUT = 0.4  # connect timeout where it has to run out
+HANG = 15.0  # a guard only
+
+
+@pytest_asyncio.fixture
+async def clean() -> AsyncIterator[Snapshot]:
+    """Fails if a task, a socket or a pending future stays."""
+    snapshot = Snapshot(futures=True)
+    yield snapshot
+    await snapshot.check()
+
+
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        return int(sock.getsockname()[1])
+
+
+async def failure(client: rbs.StreamsClient) -> RbFlyError:
+    """The error that the first use of a client ends with; then it is closed."""
+    async with asyncio.timeout(HANG):
+        with pytest.raises(RbFlyError) as caught:
+            await client.create_stream('test')
+        assert not client.connected
+        await client.disconnect()
+    return caught.value
+
+
+async def test_refused_port(clean: Snapshot) -> None:
+    port = closed_port()
+    client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=TIMEOUT)
+    error = await failure(client)
+    assert isinstance(error, StreamConnectionError)
+    assert f'127.0.0.1:{port}' in str(error)
+    assert 'refused' in str(error).lower() or 'connect call failed' in str(error).lower()
+
+
+async def test_host_does_not_resolve(clean: Snapshot) -> None:
+    client = rbs.streams_client('rabbitmq-stream://no-such-host.invalid/', connect_timeout=3)
+    error = await failure(client)
+    assert isinstance(error, StreamConnectionError)
+    assert 'no-such-host.invalid' in str(error)
+
+
+async def test_host_that_no_name_server_takes(clean: Snapshot) -> None:
+    client = rbs.streams_client(f'rabbitmq-stream://{"x" * 70}/', connect_timeout=TIMEOUT)
+    assert isinstance(await failure(client), StreamConnectionError)
+
+
+async def test_amqp_091_port(own_broker: RabbitMQ, clean: Snapshot) -> None:
+    port = urlsplit(own_broker.amqp_uri).port
+    error = await failure(rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/'))
+    assert isinstance(error, FrameError)
+    assert f'127.0.0.1:{port} does not speak the stream protocol' in str(error)
+
+
+async def test_wrong_password(broker: RabbitMQ, clean: Snapshot) -> None:
+    address = urlsplit(broker.uri)
+    uri = f'rabbitmq-stream://guest:s3cret-wrong@{address.hostname}:{address.port}/'
+    error = await failure(rbs.streams_client(uri))
+    assert isinstance(error, AuthenticationError)
+    assert error.code == 0x08
+    assert 's3cret' not in str(error)
+
+
+async def test_unknown_user(broker: RabbitMQ, clean: Snapshot) -> None:
+    address = urlsplit(broker.uri)
+    uri = f'rabbitmq-stream://nobody:nothing@{address.hostname}:{address.port}/'
+    error = await failure(rbs.streams_client(uri))
+    assert isinstance(error, AuthenticationError)
+    assert error.code == 0x08
+
+
+async def test_unknown_virtual_host(broker: RabbitMQ, clean: Snapshot) -> None:
+    error = await failure(rbs.streams_client(broker.uri.rstrip('/') + '/no-such-vhost'))
+    assert isinstance(error, VirtualHostError)
+    assert error.code == 0x0C
+
+
+async def test_publisher_of_unknown_stream(client: rbs.StreamsClient, clean: Snapshot) -> None:
+    for name in (None, 'reference'):
+        with pytest.raises(StreamDoesNotExist, match='no-such-stream') as caught:
+            async with asyncio.timeout(HANG), client.publisher('no-such-stream', name=name):
+                pytest.fail('there is no such stream')
+        assert caught.value.code == 0x02
+        assert isinstance(caught.value, ProtocolError)
+    await client.disconnect()
+
+
+async def test_subscribe_to_unknown_stream(client: rbs.StreamsClient, clean: Snapshot) -> None:
+    with pytest.raises(StreamDoesNotExist, match='no-such-stream'):
+        await asyncio.wait_for(anext(client.subscribe('no-such-stream')), HANG)
+    await client.disconnect()
+
+
+@pytest.mark.parametrize('reference', [rbs.Offset.reference('x'), rbs.Offset.FIRST])
+async def test_subscribe_to_a_queue_that_is_no_stream(
+    own_broker: RabbitMQ, own_client: rbs.StreamsClient, clean: Snapshot, reference: rbs.Offset
+) -> None:
+    import pika
+
+    with pika.BlockingConnection(pika.URLParameters(str(own_broker.amqp_uri))) as amqp:
+        amqp.channel().queue_declare('classic', durable=True)
+        try:
+            with pytest.raises(StreamDoesNotExist):
+                await anext(own_client.subscribe('classic', offset=reference))
+        finally:
+            amqp.channel().queue_delete('classic')
+    await own_client.disconnect()
+
+
+@pytest.mark.parametrize(
+    'uri',
+    [
+        '',
+        'localhost:5552',
+        'http://localhost/',
+        'rabbitmq-stream:localhost',
+        'rabbitmq-stream://localhost:port/',
+        'rabbitmq-stream://localhost:0/',
+        'rabbitmq-stream://localhost:99999/',
+        'rabbitmq-stream://[::1/',
+        'rabbitmq-stream://user:a#b@localhost/',
+        'rabbitmq-stream://user:a?b@localhost/',
+        'rabbitmq-stream://user:%ff@localhost/',
+        'rabbitmq-stream://local host/',
+        'rabbitmq-stream://localhost/%00',
+    ],
+)
+def test_malformed_uri(uri: str) -> None:
+    with pytest.raises(URIError) as caught:
+        rbs.streams_client(uri)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_ssl_context_without_tls_scheme() -> None:
+    context = ssl.create_default_context()
+    with pytest.raises(URIError):
+        rbs.streams_client('rabbitmq-stream://localhost/', ssl=context)
+
+
+async def test_listens_but_never_answers(clean: Snapshot) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(('127.0.0.1', 0))
+        deaf.listen()
+        uri = f'rabbitmq-stream://127.0.0.1:{deaf.getsockname()[1]}/'
+        error = await failure(rbs.streams_client(uri, connect_timeout=TIMEOUT))
+        assert isinstance(error, ConnectTimeout)
+
+
+@pytest.mark.both_loops
+async def test_tls_port_that_never_answers(clean: Snapshot) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(('127.0.0.1', 0))
+        deaf.listen()
+        uri = f'rabbitmq-stream+tls://127.0.0.1:{deaf.getsockname()[1]}/'
+        error = await failure(rbs.streams_client(uri, connect_timeout=TIMEOUT))
+        assert isinstance(error, ConnectTimeout)
+
+
+@pytest.mark.parametrize('step', [item for item in Step if item is not Step.TUNE])
+async def test_stops_answering_in_a_step_of_the_handshake(clean: Snapshot, step: Step) -> None:
+    async with FakeBroker(at={step: SILENT}) as fake:
+        error = await failure(rbs.streams_client(fake.uri, connect_timeout=TIMEOUT))
+        assert isinstance(error, ConnectTimeout)
+        assert str(fake.port) in str(error)
+        assert fake.connection.commands()[-1] == step
+
+
+async def test_never_tunes(clean: Snapshot) -> None:
+    def authenticate(connection: Peer, request: Frame) -> None:
+        connection.answer(request)
+
+    async with FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake:
+        error = await failure(rbs.streams_client(fake.uri, connect_timeout=TIMEOUT))
+        assert isinstance(error, ConnectTimeout)
+
+
+@pytest.mark.parametrize('how', [CLOSING, RESETTING])
+@pytest.mark.parametrize('step', list(Step))
+async def test_closes_in_a_step_of_the_handshake(clean: Snapshot, step: Step, how: object) -> None:
+    async with FakeBroker(at={step: how}) as fake:  # type: ignore[dict-item]
+        error = await failure(rbs.streams_client(fake.uri, connect_timeout=TIMEOUT))
+        assert isinstance(error, StreamConnectionError)
+        assert 'connection lost while' in str(error)
+        assert len(fake.connections) > 1  # a broker that restarts would be met again
+
+
+@pytest.mark.parametrize(
+    ('step', 'how'),
+    [(step, GARBAGE) for step in Step if step is not Step.TUNE]
+    # what follows the code of the answer to SaslAuthenticate is not read
+    + [(step, TRUNCATED) for step in Step if step not in (Step.TUNE, Step.SASL_AUTHENTICATE)],
+)
+async def test_garbage_in_a_step_of_the_handshake(clean: Snapshot, step: Step, how: object) -> None:
+    async with FakeBroker(at={step: how}) as fake:  # type: ignore[dict-item]
+        error = await failure(rbs.streams_client(fake.uri, connect_timeout=HANG))
+        assert isinstance(error, FrameError)
+        assert 'does not speak the stream protocol' in str(error)
+        assert str(fake.port) in str(error)
+        assert len(fake.connections) == 1
+
+
+async def test_truncated_tune(clean: Snapshot) -> None:
+    def authenticate(connection: Peer, request: Frame) -> None:
+        connection.answer(request)
+        connection.send(bytes.fromhex('00000008 0014 0001 00100000'))
+
+    async with FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake:
+        assert isinstance(await failure(rbs.streams_client(fake.uri)), FrameError)
+
+
+async def test_connection_killed_mid_handshake(clean: Snapshot) -> None:
+    """Each step is killed a few times, then the handshake succeeds."""
+    kills: list[Step] = [step for step in Step if step is not Step.TUNE for _ in range(2)]
+
+    def killer(connection: Peer, request: Frame) -> None:
+        if kills and request.key == kills[0]:
+            kills.pop(0)
+            connection.transport.abort()
+        else:
+            fake.default(connection, request)
+
+    fake = FakeBroker(at=dict.fromkeys(Step, killer))
+    async with fake, asyncio.timeout(60):
+        client = rbs.streams_client(fake.uri, connect_timeout=60)
+        await fake_connect(client, kills)
+        assert client.connected
+        await client.disconnect()
+        assert len(fake.connections) == 11
+
+
+async def fake_connect(client: rbs.StreamsClient, kills: list[Step]) -> None:
+    # A new client after each failure keeps the delays between the tries short.
+    while kills:
+        left = len(kills)
+        task = asyncio.create_task(client.get_protocol())
+        await until(lambda n=left, t=task: len(kills) < n or t.done(), 'killed')  # type: ignore[misc]
+        if not kills:
+            await task
+            return
+        task.cancel()
+        await asyncio.wait([task])
+    await client.get_protocol()
+
+
+@pytest.mark.parametrize('step', [item for item in Step if item is not Step.TUNE])
+async def test_cancelled_in_a_step_of_the_handshake(clean: Snapshot, step: Step) -> None:
+    reached = asyncio.get_running_loop().create_future()
+
+    def stall(connection: Peer, request: Frame) -> None:
+        reached.set_result(None)
+
+    async with FakeBroker(at={step: stall}) as fake:
+        client = rbs.streams_client(fake.uri)
+        task = asyncio.create_task(client.create_stream('test'))
+        await reached
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(HANG):
+                await task
+        assert not client.connected
+        await client.disconnect()
+
+
+async def test_disconnect_in_the_middle_of_a_handshake(clean: Snapshot) -> None:
+    reached = asyncio.get_running_loop().create_future()
+    stalled: list[tuple[Peer, Frame]] = []
+
+    def stall(connection: Peer, request: Frame) -> None:
+        stalled.append((connection, request))
+        reached.set_result(None)
+
+    async with FakeBroker(at={Step.OPEN: stall}) as fake:
+        client = rbs.streams_client(fake.uri)
+        task = asyncio.create_task(client.create_stream('test'))
+        await reached
+        await client.disconnect()
+        fake.default(*stalled[0])
+        await task
+        assert client.connected  # used behind `disconnect`: it is closed by the next one
+        await client.disconnect()
+        assert not client.connected
+
+
+async def test_many_tasks_wait_no_longer_than_one(clean: Snapshot) -> None:
+    uri = f'rabbitmq-stream://127.0.0.1:{closed_port()}/'
+    client = rbs.streams_client(uri, connect_timeout=1)
+    async with asyncio.timeout(8):  # one behind the other would take 20 seconds
+        tasks = (client.create_stream(f'test-{i}') for i in range(20))
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(error, StreamConnectionError) for error in errors)
+
+
+async def test_second_uri_is_tried(broker: RabbitMQ, clean: Snapshot) -> None:
+    dead = f'rabbitmq-stream://127.0.0.1:{closed_port()}/'
+    async with rbs.streams_client([dead, broker.uri]) as client:
+        await client.delete_stream('no-such-stream')
+        assert client.connected
+
+
+def test_password_is_not_shown() -> None:
+    client = rbs.streams_client(f'rabbitmq-stream://user:{quote("pä/ss", safe="")}@localhost/')
+    assert 'ss' not in repr(client)
+    with pytest.raises(URIError) as caught:
+        rbs.streams_client('rabbitmq-stream://user:secret/more@localhost/')
+    assert 'secret' not in str(caught.value)

@@ -1,0 +1,766 @@
+"""Handshake and frames: what is agreed with a broker, and how its frames are taken.
+
+Mostly against the fake broker, which can do what a real one does not.
+"""
+
+import asyncio
+import logging
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+import rbfly.streams as rbs
+from perf.brokers import RabbitMQ
+from rbfly.streams.error import (
+    AuthenticationError,
+    PublisherError,
+    StreamConnectionError,
+)
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+
+HANG = 20.0  # a guard only
+
+
+# -- 19: authentication
+
+
+async def test_unsupported_sasl_mechanism_of_the_client() -> None:
+    async with FakeBroker(mechanisms=['AMQPLAIN', 'ANONYMOUS']) as fake:
+        client = rbs.streams_client(fake.uri)
+        with pytest.raises(AuthenticationError, match='AMQPLAIN, ANONYMOUS, not PLAIN') as caught:
+            await client.get_protocol()
+        assert caught.value.code == 0x07
+        assert Step.SASL_AUTHENTICATE not in fake.connection.commands()
+
+
+async def test_broker_offers_no_sasl_mechanism() -> None:
+    async with FakeBroker(mechanisms=[]) as fake:
+        with pytest.raises(AuthenticationError, match='offers none'):
+            await rbs.streams_client(fake.uri).get_protocol()
+
+
+async def test_external_is_not_offered_without_tls(broker: RabbitMQ) -> None:
+    client = rbs.streams_client(broker.uri, rbs.AuthMechanism.EXTERNAL)
+    with pytest.raises(AuthenticationError, match='EXTERNAL'):
+        await client.get_protocol()
+
+
+@pytest.mark.parametrize('challenge', [b'', b'\x00\x03abc', b'\xff\xff', b'\xffgarbage' * 50])
+async def test_garbage_sasl_challenge(challenge: bytes) -> None:
+    def authenticate(connection: Peer, request: Frame) -> None:
+        connection.answer(request, challenge, code=0x0A)
+
+    async with FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake:
+        with pytest.raises(AuthenticationError) as caught:
+            await rbs.streams_client(fake.uri).get_protocol()
+        assert caught.value.code == 0x0A
+        assert len(fake.connections) == 1
+
+
+@pytest.mark.parametrize('code', [0x07, 0x08, 0x09, 0x0B])
+async def test_authentication_refused(code: int) -> None:
+    def authenticate(connection: Peer, request: Frame) -> None:
+        connection.answer(request, code=code)
+        connection.transport.close()
+
+    async with FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake:
+        with pytest.raises(AuthenticationError) as caught:
+            await rbs.streams_client(fake.uri).get_protocol()
+        assert caught.value.code == code
+        assert len(fake.connections) == 1
+
+
+# -- 20: names that are not ASCII, URIs that are percent-encoded
+
+
+@contextmanager
+def user(broker: RabbitMQ, name: str, password: str, vhost: str = '/') -> Iterator[None]:
+    broker.ctl('add_user', name, password)
+    try:
+        broker.ctl('set_permissions', '-p', vhost, name, '.*', '.*', '.*')
+        yield
+    finally:
+        broker.ctl('delete_user', name)
+
+
+@pytest.mark.parametrize('encoded', [True, False])
+async def test_user_and_password_not_ascii(own_broker: RabbitMQ, encoded: bool) -> None:
+    name, password = 'zażółć', 'gęślą-jaźń-€'
+    shown = (quote(name), quote(password)) if encoded else (name, password)
+    with user(own_broker, name, password):
+        address = urlsplit(own_broker.uri)
+        uri = f'rabbitmq-stream://{shown[0]}:{shown[1]}@{address.hostname}:{address.port}/'
+        async with rbs.streams_client(uri) as client:
+            await client.create_stream('zażółć')
+            await client.delete_stream('zażółć')
+
+
+async def test_password_of_reserved_characters(own_broker: RabbitMQ) -> None:
+    name, password = 'a user', 'p@ss:w/rd?#[x]%2F+&'
+    with user(own_broker, name, password):
+        address = urlsplit(own_broker.uri)
+        login = f'{quote(name, safe="")}:{quote(password, safe="")}'
+        uri = f'rabbitmq-stream://{login}@{address.hostname}:{address.port}/'
+        async with rbs.streams_client(uri) as client:
+            assert (await client.get_protocol()).is_open
+
+
+async def test_stream_name_not_ascii(client: rbs.StreamsClient) -> None:
+    name = 'strumień ✓ 流 🐇'
+    await client.create_stream(name)
+    try:
+        async with client.publisher(name, name='wydawca-流') as publisher:
+            await publisher.send('zażółć')
+        async with client.subscribe(name, offset=rbs.Offset.FIRST) as messages:
+            assert await anext(messages) == 'zażółć'
+        await client.write_offset(name, 'odnośnik-流', 5)
+        assert await client.read_offset(name, 'odnośnik-流') == 5
+    finally:
+        await client.delete_stream(name)
+
+
+@pytest.mark.parametrize('path', ['', '/', '/%2f', '/%2F'])
+async def test_default_virtual_host(broker: RabbitMQ, path: str) -> None:
+    async with rbs.streams_client(broker.uri.rstrip('/') + path) as client:
+        assert (await client.get_protocol()).is_open
+
+
+async def test_virtual_host_with_slash_and_not_ascii(own_broker: RabbitMQ) -> None:
+    vhost = 'żółw/a b'
+    own_broker.ctl('add_vhost', vhost)
+    try:
+        own_broker.ctl('set_permissions', '-p', vhost, 'guest', '.*', '.*', '.*')
+        uri = own_broker.uri.rstrip('/') + '/' + quote(vhost, safe='')
+        async with rbs.streams_client(uri) as client:
+            await client.create_stream('in-the-vhost')
+        listed = own_broker.ctl('list_queues', '-q', '-p', vhost, 'name')
+        assert 'in-the-vhost' in listed
+    finally:
+        own_broker.ctl('delete_vhost', vhost)
+
+
+async def test_ipv6_literal() -> None:
+    loop = asyncio.get_running_loop()
+    async with FakeBroker() as fake:
+        server = await loop.create_server(lambda: Peer(fake), '::1', 0)
+        port = server.sockets[0].getsockname()[1]
+        async with rbs.streams_client(f'rabbitmq-stream://guest:guest@[::1]:{port}/') as client:
+            await client.create_stream('test')
+        server.close()
+        assert wire.CREATE in fake.connection.commands()
+
+
+async def test_default_user_is_guest() -> None:
+    async with FakeBroker() as fake:
+        async with rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{fake.port}') as client:
+            await client.get_protocol()
+        sasl = next(item for item in fake.connection.frames if item.key == Step.SASL_AUTHENTICATE)
+        assert sasl.body.endswith(b'\x00\x05PLAIN\x00\x00\x00\x0c\0guest\0guest')
+        opened = next(item for item in fake.connection.frames if item.key == Step.OPEN)
+        assert opened.body[4:] == b'\x00\x01/'
+
+
+async def test_connection_name_is_told() -> None:
+    async with FakeBroker() as fake:
+        async with rbs.streams_client(fake.uri, connection_name='my-ąpp') as client:
+            await client.get_protocol()
+        body = fake.connection.frames[0].body
+        assert wire.string('connection_name') + wire.string('my-ąpp') in body
+        assert wire.string('product') + wire.string('RbFly') in body
+
+
+# -- 21: tune
+
+
+@pytest.mark.parametrize(
+    ('ours', 'theirs', 'agreed'),
+    [
+        (0, 0, 0),
+        (0, 4096, 4096),
+        (4096, 0, 4096),
+        (4096, 8192, 4096),
+        (8192, 4096, 4096),
+        (0, 2**32 - 1, 2**32 - 1),
+        (2**32 - 1, 1048576, 1048576),
+    ],
+)
+async def test_tune_frame_max(ours: int, theirs: int, agreed: int) -> None:
+    async with FakeBroker(tune=(theirs, 60)) as fake:
+        async with rbs.streams_client(fake.uri, frame_max=ours) as client:
+            connection = await client.get_protocol()
+            assert connection.frame_max == agreed
+        tune = next(item for item in fake.connection.frames if item.key == Step.TUNE)
+        assert struct.unpack('>II', tune.body) == (agreed, 60)
+
+
+@pytest.mark.parametrize(
+    ('ours', 'theirs', 'agreed'),
+    [(0, 0, 0), (0, 30, 30), (30, 0, 30), (10, 60, 10), (60, 10, 10), (2**32 - 1, 0, 2**32 - 1)],
+)
+async def test_tune_heartbeat(ours: int, theirs: int, agreed: int) -> None:
+    async with FakeBroker(tune=(1048576, theirs)) as fake:
+        async with rbs.streams_client(fake.uri, heartbeat=ours) as client:
+            connection = await client.get_protocol()
+            assert connection.heartbeat == agreed
+        tune = next(item for item in fake.connection.frames if item.key == Step.TUNE)
+        assert struct.unpack('>II', tune.body) == (1048576, agreed)
+
+
+@pytest.mark.parametrize('argument', [{'heartbeat': -1}, {'frame_max': -1}, {'frame_max': 2**32}])
+def test_tune_out_of_range(argument: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match='must be in 0'):
+        rbs.streams_client('rabbitmq-stream://localhost/', **argument)  # type: ignore[arg-type]
+
+
+async def test_one_frame_of_the_handshake_in_each_read() -> None:
+    """RabbitMQ up to 4.2.4 closes the connection otherwise."""
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        assert fake.connection.commands() == list(Step)
+        reads = fake.connection.reads
+        # Tune has no answer, so that Open may follow it in the same segment.
+        assert len(reads) in (len(Step), len(Step) - 1)
+        for data in reads[:3]:
+            assert len(data) == 4 + struct.unpack_from('>I', data)[0]
+
+
+# -- heartbeats
+
+
+async def test_heartbeats_are_sent_when_idle() -> None:
+    def count(connection: Peer) -> int:
+        return connection.commands().count(wire.HEARTBEAT)
+
+    async with FakeBroker(tune=(0, 1)) as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        await heartbeats(fake.connection, lambda: count(fake.connection) >= 3)
+        assert client.connected
+
+
+async def heartbeats(connection: Peer, done: Callable[[], bool]) -> None:
+    """Send heartbeats as a broker does until `done()`."""
+    limit = time.monotonic() + HANG
+    while not done():
+        assert time.monotonic() < limit
+        connection.send(wire.frame(wire.HEARTBEAT, b''))
+        await asyncio.sleep(0.2)
+
+
+async def test_heartbeat_of_zero_disables_without_spinning() -> None:
+    async with FakeBroker(tune=(0, 0)) as fake:
+        client = rbs.streams_client(fake.uri, heartbeat=0)
+        async with client:
+            await client.get_protocol()
+            before = time.process_time()
+            await asyncio.sleep(1.0)
+            assert time.process_time() - before < 0.5
+            assert client.connected
+            assert wire.HEARTBEAT not in fake.connection.commands()
+
+
+async def test_dead_peer_is_detected() -> None:
+    async with FakeBroker(tune=(0, 1), on={wire.CREATE: wire.SILENT}) as fake:
+        client = rbs.streams_client(fake.uri)
+        start = time.monotonic()
+        with pytest.raises(StreamConnectionError, match='nothing received for 2 seconds'):
+            async with asyncio.timeout(HANG):
+                await client.create_stream('test')
+        assert time.monotonic() - start > 1.5
+        assert not client.connected
+        await client.disconnect()
+
+
+async def test_heartbeats_with_a_real_broker(broker: RabbitMQ) -> None:
+    async with rbs.streams_client(broker.uri, heartbeat=1) as client:
+        connection = await client.get_protocol()
+        assert connection.heartbeat == 1
+        received = connection.received
+        # RabbitMQ closes after 2 to 3 seconds without a heartbeat of ours.
+        await asyncio.sleep(4.0)
+        assert connection.is_open
+        assert connection.received - received >= 3 * 8
+        await client.delete_stream('no-such-stream')
+
+
+# -- 23: frames and TCP segments
+
+
+async def test_frames_split_across_segments() -> None:
+    """Every byte of the broker's comes by itself."""
+
+    def slowly(connection: Peer, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        queue = pending.setdefault(connection, [])
+        queue += [data[i : i + 1] for i in range(len(data))]
+        if len(queue) == len(data):
+            loop.call_soon(step, connection)
+
+    def step(connection: Peer) -> None:
+        queue = pending[connection]
+        if queue and not connection.transport.is_closing():
+            connection.transport.write(queue.pop(0))
+            asyncio.get_running_loop().call_later(0.0005, step, connection)
+
+    pending: dict[Peer, list[bytes]] = {}
+    async with (
+        FakeBroker(write=slowly) as fake,
+        asyncio.timeout(HANG),
+        rbs.streams_client(fake.uri) as client,
+    ):
+        await client.create_stream('test')
+        async with client.publisher('test') as publisher:
+            await asyncio.gather(*(publisher.send(b'x') for _ in range(20)))
+
+
+def delivering(messages: list[bytes], cut: object = None) -> FakeBroker:
+    """A broker that answers Subscribe and sends all messages, ten a chunk."""
+
+    def subscribe(connection: Peer, request: Frame) -> None:
+        subscription_id = request.body[4]
+        connection.answer(request)
+        data = b''.join(
+            wire.deliver(subscription_id, wire.chunk(i, messages[i : i + 10]))
+            for i in range(0, len(messages), 10)
+        )
+        connection.send(data)
+
+    return FakeBroker(on={wire.SUBSCRIBE: subscribe}, write=cut)  # type: ignore[arg-type]
+
+
+async def test_many_frames_in_one_segment() -> None:
+    messages = [b'%d' % i for i in range(5000)]
+    async with delivering(messages) as fake, rbs.streams_client(fake.uri) as client:
+        offset = rbs.Offset.FIRST
+        async with client.subscribe('test', offset=offset, amqp=False) as subscription:
+            found = [await anext(subscription) for _ in messages]
+    assert found == messages
+
+
+async def test_frames_split_at_random() -> None:
+    generator = random.Random(19)
+
+    def randomly(connection: Peer, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            n = generator.choice([1, 2, 3, 7, 50, 1000])
+            connection.transport.write(data[at : at + n])
+            at += n
+
+    messages = [generator.randbytes(generator.randrange(300)) for i in range(2000)]
+    async with delivering(messages, randomly) as fake, rbs.streams_client(fake.uri) as client:
+        offset = rbs.Offset.FIRST
+        async with client.subscribe('test', offset=offset, amqp=False) as subscription:
+            found = [await anext(subscription) for _ in messages]
+    assert found == messages
+
+
+async def test_deliver_larger_than_frame_max(broker: RabbitMQ, stream: str) -> None:
+    """RabbitMQ delivers whole chunks, whatever was agreed."""
+    messages = [bytes([i]) * 100_000 for i in range(20)]
+    async with (
+        rbs.streams_client(broker.uri) as client,
+        client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for message in messages:
+            publisher.batch(message)
+        await publisher.flush()
+    async with rbs.streams_client(broker.uri, frame_max=4096) as client:
+        async with client.subscribe(stream, offset=rbs.Offset.FIRST) as subscription:
+            found = [await anext(subscription) for _ in messages]
+        assert (await client.get_protocol()).frame_max == 4096
+    assert found == messages
+
+
+# -- 24, 25, 26: the limit of our own frames
+
+FRAME_MAX = 512
+ROOM = FRAME_MAX - 21  # of the message of a Publish v1 frame
+
+
+def publishes(fake: FakeBroker) -> list[Frame]:
+    return [f for c in fake.connections for f in c.frames if f.key == wire.PUBLISH]
+
+
+async def test_message_bigger_than_any_frame_is_rejected_locally(
+    broker: RabbitMQ, stream: str
+) -> None:
+    async with rbs.streams_client(broker.uri, frame_max=FRAME_MAX) as client:
+        async with client.publisher(stream, amqp=False) as publisher:
+            await publisher.send(b'before')
+            with pytest.raises(PublisherError, match=f'limit is {ROOM} bytes'):
+                await publisher.send(b'x' * (ROOM + 1))
+            await publisher.send(b'y' * ROOM)
+            await publisher.send(b'after')
+        async with client.publisher(stream, amqp=False, cls=rbs.PublisherBatchFast) as batch:
+            batch.batch(b'batched')
+            with pytest.raises(PublisherError, match=f'limit is {ROOM} bytes'):
+                batch.batch(b'x' * (ROOM + 1))
+            await batch.flush()
+        offset = rbs.Offset.FIRST
+        async with client.subscribe(stream, offset=offset, amqp=False) as subscription:
+            found = [await anext(subscription) for _ in range(4)]
+        assert found == [b'before', b'y' * ROOM, b'after', b'batched']
+
+
+@pytest.mark.parametrize(('extra', 'frames'), [(0, [10]), (1, [9, 1])])
+async def test_batch_that_fits_exactly_and_one_byte_over(extra: int, frames: list[int]) -> None:
+    # 10 entries of 12 + n bytes behind 9 bytes of the frame
+    size = 9 + 10 * (12 + 30)
+    async with (
+        FakeBroker(tune=(size, 60)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False, cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for i in range(10):
+            publisher.batch(b'x' * (30 + (extra if i == 9 else 0)))
+        await publisher.flush()
+    sent = publishes(fake)
+    assert [len(item.publishing_ids) for item in sent] == frames
+    assert [i for item in sent for i in item.publishing_ids] == list(range(1, 11))
+    assert max(len(item.body) + 4 for item in sent) <= size
+
+
+async def test_concurrent_sends_split_at_the_limit() -> None:
+    async with (
+        FakeBroker(tune=(FRAME_MAX, 60)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        await asyncio.gather(*(publisher.send(b'x' * (i % 400)) for i in range(500)))
+    sent = publishes(fake)
+    assert [i for item in sent for i in item.publishing_ids] == list(range(1, 501))
+    assert max(len(item.body) + 4 for item in sent) <= FRAME_MAX
+
+
+@pytest.mark.parametrize(('extra', 'frames'), [(0, [10]), (1, [9, 1])])
+async def test_filter_path_counts_its_bytes(extra: int, frames: list[int]) -> None:
+    value = 'wartość'  # 9 bytes
+    size = 9 + 10 * (14 + 9 + 30)
+    async with (
+        FakeBroker(tune=(size, 60)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher(
+            'test', amqp=False, cls=rbs.PublisherBatchFast, filter_extract=lambda _: value
+        ) as publisher,
+    ):
+        for i in range(10):
+            publisher.batch(b'x' * (30 + (extra if i == 9 else 0)))
+        await publisher.flush()
+    sent = publishes(fake)
+    assert {item.version for item in sent} == {2}
+    assert [len(item.publishing_ids) for item in sent] == frames
+    assert max(len(item.body) + 4 for item in sent) <= size
+
+
+async def test_filter_path_rejects_what_fits_no_frame() -> None:
+    async with (
+        FakeBroker(tune=(FRAME_MAX, 60)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False, filter_extract=lambda _: 'abc') as publisher,
+    ):
+        room = FRAME_MAX - 9 - 14 - 3
+        await publisher.send(b'x' * room)
+        with pytest.raises(PublisherError, match='fits no frame'):
+            await publisher.send(b'x' * (room + 1))
+        await publisher.send(b'x')
+    assert len(publishes(fake)[0].body) + 4 == FRAME_MAX
+
+
+# -- 27: the broker's Close
+
+
+def close_frame(code: int, reason: str, correlation_id: int = 1) -> bytes:
+    body = struct.pack('>IH', correlation_id, code) + wire.string(reason)
+    return wire.frame(wire.CLOSE, body)
+
+
+async def test_close_of_the_broker_is_answered_and_its_reason_reported() -> None:
+    def closing(connection: Peer, request: Frame) -> None:
+        connection.send(close_frame(0x0D, 'unknown frame: no żart', 7))
+
+    async with FakeBroker(on={wire.CREATE: closing}) as fake:
+        client = rbs.streams_client(fake.uri)
+        with pytest.raises(StreamConnectionError, match=r'unknown frame: no żart.*0x0d'):
+            await client.create_stream('test')
+        await until(fake.connection.lost.done, 'the client closes')
+        answer = fake.connection.frames[-1]
+        assert answer.key == 0x8000 | wire.CLOSE
+        assert struct.unpack('>IH', answer.body) == (7, 1)
+        assert not client.connected
+        await client.disconnect()
+
+
+async def test_close_of_the_broker_in_the_handshake() -> None:
+    def closing(connection: Peer, request: Frame) -> None:
+        connection.send(close_frame(0x0E, 'frame too large'))
+
+    async with FakeBroker(at={Step.OPEN: closing}) as fake:
+        client = rbs.streams_client(fake.uri, connect_timeout=0.5)
+        with pytest.raises(StreamConnectionError, match='frame too large'):
+            await client.get_protocol()
+        assert 0x8000 | wire.CLOSE in fake.connection.commands()
+
+
+async def test_close_of_a_real_broker(broker: RabbitMQ) -> None:
+    async with rbs.streams_client(broker.uri) as client:
+        connection = await client.get_protocol()
+        lost = asyncio.get_running_loop().create_future()
+        connection.on_lost[lost] = lost.set_result
+        connection.write(wire.frame(0x0777, b''))
+        async with asyncio.timeout(HANG):
+            error = await lost
+        assert 'unknown frame' in str(error)
+        await client.delete_stream('no-such-stream')  # on a new connection
+
+
+async def test_publisher_and_subscription_learn_of_the_close() -> None:
+    async with FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake:
+        client = rbs.streams_client(fake.uri)
+        subscription = client.subscribe('test')
+        reading = asyncio.ensure_future(anext(subscription))
+        with pytest.raises(StreamConnectionError, match='going away'):  # noqa: PT012
+            async with client.publisher('test') as publisher:
+                sending = asyncio.create_task(publisher.send('x'))
+                await until(lambda: bool(publishes(fake)), 'the message has left')
+                await until(
+                    lambda: any(wire.SUBSCRIBE in c.commands() for c in fake.connections),
+                    'subscribed',
+                )
+                for connection in fake.connections:
+                    connection.send(close_frame(0x01, 'going away'))
+                await sending
+        with pytest.raises(StreamConnectionError, match='going away'):
+            await reading
+        await subscription.aclose()
+        await client.disconnect()
+
+
+# -- 28: unknown commands and versions
+
+
+async def test_unknown_command_and_version_skipped_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def create(connection: Peer, request: Frame) -> None:
+        for _ in range(3):
+            connection.send(wire.frame(0x0099, b'what is this'))
+            connection.send(wire.frame(wire.DELIVER, b'\0' * 20, version=9))
+            connection.send(wire.frame(wire.PUBLISH_CONFIRM, b'', version=2))
+        connection.answer(request)
+
+    async with (
+        FakeBroker(on={wire.CREATE: create}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        with caplog.at_level(logging.DEBUG, 'rbfly'):
+            await client.create_stream('test')
+            await client.create_stream('test')
+    told = [item.getMessage() for item in caplog.records if 'skipped' in item.getMessage()]
+    assert len(told) == 3
+    assert sum('0x0099' in item for item in told) == 1
+    assert sum('version 9' in item for item in told) == 1
+
+
+async def test_answer_that_nobody_waits_for_is_skipped() -> None:
+    def create(connection: Peer, request: Frame) -> None:
+        connection.send(wire.frame(0x8000 | wire.CREATE, struct.pack('>IH', 12345, 1)))
+        connection.send(wire.frame(0x8000 | wire.CREATE, b''))
+        connection.answer(request)
+        connection.answer(request)
+
+    async with (
+        FakeBroker(on={wire.CREATE: create}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        await client.create_stream('test')
+        await client.create_stream('test')
+        assert len(fake.connections) == 1
+
+
+# -- 29: command versions
+
+
+async def test_command_versions_are_exchanged() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        sent = fake.connection.frames[-1]
+        assert sent.key == Step.EXCHANGE_COMMAND_VERSIONS
+        # Deliver up to version 2, and nothing that some broker may not know
+        assert sent.body[4:] == struct.pack('>IHHH', 1, 8, 1, 2)
+
+
+@pytest.mark.parametrize('version', ['3.9.29', '3.10.8', '', 'unknown', '4', '3.x'])
+async def test_old_brokers_exchange_no_versions(version: str) -> None:
+    messages = [b'%d' % i for i in range(25)]
+    fake = delivering(messages)
+    fake.version = version
+    async with fake, rbs.streams_client(fake.uri) as client:
+        async with client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as subscription:
+            assert [await anext(subscription) for _ in messages] == messages
+        async with client.publisher('test') as publisher:
+            await publisher.send('x')
+    for connection in fake.connections:
+        assert Step.EXCHANGE_COMMAND_VERSIONS not in connection.commands()
+
+
+@pytest.mark.parametrize('version', ['3.11.0', '3.13.7', '4.0.5', '4.3.5+beta.1', '10.0.0'])
+async def test_newer_brokers_exchange_versions(version: str) -> None:
+    async with FakeBroker(version=version) as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        assert fake.connection.commands()[-1] == Step.EXCHANGE_COMMAND_VERSIONS
+
+
+async def test_deliver_version_2() -> None:
+    def subscribe(connection: Peer, request: Frame) -> None:
+        connection.answer(request)
+        body = struct.pack('>BQ', request.body[4], 3) + wire.chunk(0, [b'a', b'b'])
+        connection.send(wire.frame(wire.DELIVER, body, version=2))
+
+    async with (
+        FakeBroker(on={wire.SUBSCRIBE: subscribe}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', amqp=False) as subscription,
+    ):
+        assert [await anext(subscription) for _ in 'ab'] == [b'a', b'b']
+
+
+# -- damaged frames after the handshake
+
+
+@pytest.mark.parametrize(
+    'data',
+    [
+        b'\0\0\0\0',
+        b'\x7f\xff\xff\xff',
+        wire.frame(wire.PUBLISH_CONFIRM, b'\0\xff\xff\xff\xff'),
+        wire.frame(wire.METADATA_UPDATE, b'\0'),
+        wire.frame(wire.CLOSE, b'\0'),
+        wire.deliver(0, b'\x50'),
+        wire.deliver(0, b'\x51' + wire.chunk(0, [b'x'])[1:]),
+    ],
+)
+async def test_damaged_frame_ends_the_connection(data: bytes) -> None:
+    async with FakeBroker() as fake:
+        client = rbs.streams_client(fake.uri)
+        reading = asyncio.ensure_future(anext(client.subscribe('test')))
+        await until(
+            lambda: bool(fake.connections) and wire.SUBSCRIBE in fake.connection.commands(),
+            'subscribed',
+        )
+        fake.connection.send(data)
+        with pytest.raises(StreamConnectionError, match='does not speak the stream protocol'):
+            async with asyncio.timeout(HANG):
+                await reading
+        assert not client.connected
+        await client.disconnect()
+
+
+async def test_truncated_answer_ends_the_connection() -> None:
+    async with FakeBroker(on={wire.METADATA: wire.TRUNCATED}) as fake:
+        client = rbs.streams_client(fake.uri)
+        with pytest.raises(StreamConnectionError, match='does not speak the stream protocol'):
+            async with client.publisher('test'):
+                pytest.fail('no metadata')
+        assert not client.connected
+        await client.disconnect()
+
+
+# -- cancellation of requests
+
+
+@pytest.mark.parametrize(
+    'key',
+    [
+        wire.METADATA,
+        wire.DECLARE_PUBLISHER,
+        wire.QUERY_PUBLISHER_SEQUENCE,
+        wire.PUBLISH,
+        wire.DELETE_PUBLISHER,
+    ],
+)
+async def test_cancelled_publisher_leaves_nothing(key: int) -> None:
+    """Cancellation takes effect at once, though the broker has stopped answering."""
+    reached = asyncio.get_running_loop().create_future()
+
+    def stall(connection: Peer, request: Frame) -> None:
+        if not reached.done():
+            reached.set_result(None)
+
+    async def publish() -> None:
+        async with client.publisher('test', name='name') as publisher:
+            await publisher.send('x', timeout=0 if key == wire.PUBLISH else 60)
+
+    async with FakeBroker(on={key: stall}) as fake:
+        client = rbs.streams_client(fake.uri)
+        task = asyncio.create_task(publish())
+        await reached
+        if key == wire.PUBLISH:
+            fake.handlers[wire.PUBLISH] = fake.default
+            task.cancel()
+            # the close waits for the confirm, for which a second cancellation does not
+            await asyncio.wait([task], timeout=0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(HANG):
+                await task
+        fake.handlers.clear()
+        async with asyncio.timeout(HANG), client.publisher('test', name='name') as publisher:
+            await publisher.send('y')
+        await client.disconnect()
+
+
+@pytest.mark.parametrize(
+    'key', [wire.METADATA, wire.QUERY_OFFSET, wire.SUBSCRIBE, wire.UNSUBSCRIBE]
+)
+async def test_cancelled_subscription_leaves_nothing(key: int) -> None:
+    reached = asyncio.get_running_loop().create_future()
+
+    def stall(connection: Peer, request: Frame) -> None:
+        if not reached.done():
+            reached.set_result(None)
+
+    async def subscribe() -> None:
+        async with client.subscribe('test', offset=rbs.Offset.reference('x'), timeout=0.1) as sub:
+            await anext(sub)
+
+    async with FakeBroker(on={key: stall}) as fake:
+        client = rbs.streams_client(fake.uri)
+        task = asyncio.create_task(subscribe())
+        await reached
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, TimeoutError)):
+            async with asyncio.timeout(HANG):
+                await task
+        await asyncio.wait_for(client.delete_stream('test'), HANG)
+        await client.disconnect()
+
+
+async def test_cancelled_disconnect_closes() -> None:
+    async with FakeBroker(on={wire.CLOSE: wire.SILENT}) as fake:
+        client = rbs.streams_client(fake.uri)
+        await client.get_protocol()
+        task = asyncio.create_task(client.disconnect())
+        await until(lambda: wire.CLOSE in fake.connection.commands(), 'Close was sent')
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(fake.connection.lost.done, 'the connection is closed')
+        assert not client.connected
+
+
+async def test_close_that_is_not_answered() -> None:
+    async with FakeBroker(on={wire.CLOSE: wire.SILENT}) as fake, asyncio.timeout(HANG):
+        async with rbs.streams_client(fake.uri) as client:
+            await client.get_protocol()
+        assert not client.connected
+        await until(fake.connection.lost.done, 'the connection is closed')

@@ -1,0 +1,146 @@
+"""Byte strings between this client, rstream and pika (AMQP 0.9.1), in every direction."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+import rstream
+
+import rbfly.streams as rbs
+from perf.brokers import RabbitMQ
+
+generator = random.Random(5)
+BODIES = [
+    b'',
+    b'\0',
+    b'text',
+    'zażółć'.encode(),
+    bytes(range(256)),
+    *(generator.randbytes(n) for n in (1, 254, 255, 256, 257, 4000, 65535, 65536, 200_000)),
+    *(b'%d' % i for i in range(200)),
+]
+Read = Callable[[RabbitMQ, str, int], Any]
+
+
+async def write_rbfly(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
+    async with rbs.streams_client(broker.uri) as client:
+        async with client.publisher(stream) as publisher:
+            await publisher.send(bodies[0])
+        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as batch:
+            for body in bodies[1:]:
+                batch.batch(body)
+            await batch.flush()
+
+
+async def read_rbfly(broker: RabbitMQ, stream: str, n: int) -> list[Any]:
+    async with (
+        rbs.streams_client(broker.uri) as client,
+        client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=20) as messages,
+    ):
+        return [await anext(messages) for _ in range(n)]
+
+
+def channel(broker: RabbitMQ) -> Iterator[Any]:
+    with pika.BlockingConnection(pika.URLParameters(str(broker.amqp_uri))) as connection:
+        yield connection.channel()
+
+
+def pika_write(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
+    for amqp in channel(broker):
+        amqp.confirm_delivery()
+        for body in bodies:
+            amqp.basic_publish('', stream, body, mandatory=True)
+
+
+def pika_read(broker: RabbitMQ, stream: str, n: int) -> list[bytes]:
+    found: list[bytes] = []
+    for amqp in channel(broker):
+        amqp.basic_qos(prefetch_count=100)
+        for method, _, body in amqp.consume(
+            stream, arguments={'x-stream-offset': 'first'}, inactivity_timeout=20
+        ):
+            assert method is not None, f'{len(found)} of {n} messages'
+            found.append(body)
+            amqp.basic_ack(method.delivery_tag)
+            if len(found) == n:
+                break
+        amqp.cancel()
+    return found
+
+
+async def write_pika(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
+    await asyncio.to_thread(pika_write, broker, stream, bodies)
+
+
+async def read_pika(broker: RabbitMQ, stream: str, n: int) -> list[bytes]:
+    return await asyncio.to_thread(pika_read, broker, stream, n)
+
+
+def login(broker: RabbitMQ) -> dict[str, Any]:
+    address = urlsplit(broker.uri)
+    return {
+        'host': address.hostname,
+        'port': address.port,
+        'username': 'guest',
+        'password': 'guest',
+    }
+
+
+async def write_rstream(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
+    async with rstream.Producer(**login(broker)) as producer:
+        for body in bodies:
+            await producer.send_wait(stream, rstream.AMQPMessage(body=body))
+
+
+async def read_rstream(broker: RabbitMQ, stream: str, n: int) -> list[bytes]:
+    found: list[bytes] = []
+    complete = asyncio.Event()
+
+    def on_message(message: Any, context: Any) -> None:
+        # it gives the body of an amqp-value section as `value`
+        body = message.body if message.body is not None else message.value
+        found.append(bytes(body))
+        if len(found) == n:
+            complete.set()
+
+    consumer = rstream.Consumer(**login(broker))
+    await consumer.start()
+    try:
+        await consumer.subscribe(
+            stream,
+            on_message,
+            decoder=rstream.amqp_decoder,
+            offset_specification=rstream.ConsumerOffsetSpecification(rstream.OffsetType.FIRST),
+        )
+        async with asyncio.timeout(30):
+            await complete.wait()
+    finally:
+        await consumer.close()
+    return found
+
+
+WRITE = {'rbfly': write_rbfly, 'rstream': write_rstream, 'pika': write_pika}
+READ: dict[str, Read] = {'rbfly': read_rbfly, 'rstream': read_rstream, 'pika': read_pika}
+
+
+@pytest.mark.parametrize(
+    ('writer', 'reader'),
+    [
+        ('rbfly', 'rbfly'),
+        ('rbfly', 'rstream'),
+        ('rbfly', 'pika'),
+        ('rstream', 'rbfly'),
+        ('pika', 'rbfly'),
+    ],
+)
+async def test_byte_strings(
+    own_broker: RabbitMQ, own_stream: str, writer: str, reader: str
+) -> None:
+    # rstream writes an empty body as a message of no bytes at all, which is not AMQP 1.0
+    bodies = [body for body in BODIES if body or writer != 'rstream']
+    await WRITE[writer](own_broker, own_stream, bodies)
+    assert await READ[reader](own_broker, own_stream, len(bodies)) == bodies

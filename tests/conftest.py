@@ -1,0 +1,61 @@
+"""The event loop of each test, and what no test may leave behind."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.leaks import Snapshot
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+pytest_plugins = ['tests.brokers']
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        '--loop',
+        choices=('uvloop', 'asyncio', 'both'),
+        default='uvloop',
+        help='event loop of the asyncio tests (default: uvloop)',
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, LoopFactory]:
+    import uvloop  # installed with the extra `test`
+
+    factories: dict[str, LoopFactory] = {
+        'uvloop': uvloop.new_event_loop,
+        'asyncio': asyncio.new_event_loop,
+    }
+    name = config.getoption('--loop')
+    if name == 'both' or item.get_closest_marker('both_loops'):
+        return factories
+    return {name: factories[name]}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
+            item.fixturenames.insert(0, 'tidy')
+
+
+@pytest_asyncio.fixture
+async def tidy() -> AsyncIterator[None]:
+    """Fails an asyncio test that leaves a task or a socket, or an exception nobody looked at."""
+    strays: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
+    before = Snapshot()
+    yield
+    await before.check()
+    gc.collect()  # futures with an exception that was never retrieved tell so when they go
+    assert not strays

@@ -1,0 +1,80 @@
+"""What a test left behind: tasks, sockets, futures that nobody will ever finish."""
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+
+SETTLE_TIMEOUT = 5.0  # seconds for what is being closed to be gone
+
+
+def sockets() -> set[str]:
+    """Open network sockets of this process, by inode; not those that event loops keep."""
+    found = set()
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            target = os.readlink(f'/proc/self/fd/{name}')
+            if target.startswith('socket:'):
+                with socket.socket(fileno=os.dup(int(name))) as item:
+                    if item.family in (socket.AF_INET, socket.AF_INET6):
+                        found.add(target)
+        except OSError:
+            continue  # closed meanwhile
+    return found
+
+
+def tasks() -> set['asyncio.Task[object]']:
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+def pending_futures() -> dict[int, 'asyncio.Future[object]']:
+    """Futures of this loop that are not done and that something still refers to."""
+    gc.collect()
+    loop = asyncio.get_running_loop()
+    return {
+        id(item): item
+        for item in gc.get_objects()
+        if isinstance(item, asyncio.Future)
+        and not isinstance(item, asyncio.Task)
+        and not item.done()
+        and item.get_loop() is loop
+    }
+
+
+@dataclass
+class Snapshot:
+    """What there is now, to be compared with later."""
+
+    futures: bool = False
+    sockets: set[str] = field(default_factory=sockets)
+    tasks: set['asyncio.Task[object]'] = field(default_factory=tasks)
+    known: 'dict[int, asyncio.Future[object]]' = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.futures:
+            self.known = pending_futures()
+
+    def new(self) -> list[str]:
+        """What came since and is still there."""
+        found = [f'task {item!r}' for item in tasks() - self.tasks]
+        found += [f'socket {item}' for item in sockets() - self.sockets]
+        if self.futures and not found:
+            found += [
+                f'future {item!r}'
+                for key, item in pending_futures().items()
+                if self.known.get(key) is not item
+            ]
+        return found
+
+    async def check(self) -> None:
+        """Wait until nothing new is left; fail if something stays.
+
+        A transport needs a few turns of the loop to close its socket.
+        """
+        limit = time.monotonic() + SETTLE_TIMEOUT
+        while found := self.new():
+            if time.monotonic() > limit:
+                raise AssertionError('left behind: ' + '; '.join(found))
+            await asyncio.sleep(0.01)

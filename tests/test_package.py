@@ -1,0 +1,113 @@
+"""The package as it is installed: from an sdist, into an empty environment, no checkout beside it.
+
+The extension modules are built without optimisation here: this is about files, not about speed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXTENSIONS = [
+    'rbfly/amqp/_codec',
+    'rbfly/amqp/_message',
+    'rbfly/streams/_chunk',
+    'rbfly/streams/_engine',
+    'rbfly/streams/_publish',
+]
+PROGRAM = """
+import rbfly, rbfly.streams, rbfly.types, rbfly.error
+from rbfly.amqp import decode_amqp, encode_amqp, stream_message_ctx
+body = {'text': 'zażółć', 'list': [1, 2.5, None, True], 'bytes': b'abc'}
+buffer = bytearray(1024)
+size = encode_amqp(buffer, stream_message_ctx(body))
+assert decode_amqp(bytes(buffer[:size])).body == body
+client = rbfly.streams.streams_client('rabbitmq-stream://localhost/')
+assert not client.connected
+print(rbfly.__file__)
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    env = {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
+    env['RBFLY_DEBUG'] = '1'
+    result = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result.stdout
+
+
+@pytest.fixture(scope='module')
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from a copy of the checkout in which nothing was built."""
+    folder = tmp_path_factory.mktemp('sdist')
+    ignore = shutil.ignore_patterns(
+        '.git', 'build', 'dist', '*.egg-info', '__pycache__', '.*_cache', '.hypothesis', '*.so'
+    )
+    shutil.copytree(ROOT, folder / 'copy', ignore=ignore)
+    make = 'from setuptools.build_meta import build_sdist; build_sdist("..")'
+    run(sys.executable, '-c', make, cwd=folder / 'copy')
+    (path,) = folder.glob('*.tar.gz')
+    shutil.rmtree(folder / 'copy')
+    return path
+
+
+@pytest.fixture(scope='module')
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from the sdist."""
+    folder = tmp_path_factory.mktemp('wheel')
+    options = ['--no-index', '--no-deps', '--no-build-isolation', '--quiet']
+    run(sys.executable, '-m', 'pip', 'wheel', *options, str(sdist), cwd=folder)
+    (path,) = folder.glob('*.whl')
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_files_of_the_sdist(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition('/')[2] for name in archive.getnames()}
+    for name in EXTENSIONS:
+        assert f'src/{name}.pyx' in names
+        assert f'src/{name}.pxd' in names or name.endswith('_engine')
+    for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'src/rbfly/_wire.pxd'):
+        assert name in names
+    assert not [name for name in names if name.endswith(('.c', '.so', '.o'))]
+
+
+@pytest.mark.timeout(600)
+def test_files_of_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = next(name for name in names if name.endswith('.dist-info/METADATA'))
+        text = archive.read(metadata).decode()
+    for name in EXTENSIONS:
+        assert f'{name}.pyi' in names
+        assert f'{name}.pxd' in names or name.endswith('_engine')
+        assert [item for item in names if item.startswith(f'{name}.') and item.endswith('.so')]
+    for name in ('rbfly/py.typed', 'rbfly/_wire.pxd', 'rbfly/streams/client.py'):
+        assert name in names
+    assert not [name for name in names if name.endswith(('.c', '.h', '.html', '.pyc'))]
+    tops = {name.partition('/')[0] for name in names}
+    assert tops == {'rbfly', metadata.partition('/')[0]}
+    assert not [name for name in names if 'test' in name.lower()]
+    assert 'License-Expression: Apache-2.0' in text
+    needed = [line for line in text.splitlines() if line.startswith('Requires-Dist:')]
+    assert all('extra ==' in line for line in needed)
+
+
+@pytest.mark.timeout(600)
+def test_installed_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / 'venv'
+    run(sys.executable, '-m', 'venv', '--without-pip', environment, cwd=tmp_path)
+    python = environment / 'bin' / 'python'
+    options = ['--no-index', '--no-deps', '--quiet']
+    run(sys.executable, '-m', 'pip', '--python', python, 'install', *options, wheel, cwd=tmp_path)
+    printed = run(python, '-I', '-X', 'dev', '-W', 'error', '-c', PROGRAM, cwd=tmp_path)
+    assert Path(printed.strip()).is_relative_to(environment)
