@@ -450,7 +450,7 @@ def test_private_room_ends_with_its_owner(tmp_path: Path, private: bool) -> None
         again = room.load(folder, saved)
         assert again.alive()
         again.kill()
-    assert not host.alive()
+    assert state.wait_until(lambda: not host.alive(), 10)
     assert state.wait_until(lambda: not state.processes_of(host.instance), 10)
 
 
