@@ -91,6 +91,30 @@ def user(broker: RabbitMQ, name: str, password: str, vhost: str = '/') -> Iterat
         broker.ctl('delete_user', name)
 
 
+@pytest.mark.parametrize(('length', 'opens'), [(7_900, True), (20_000, False)])
+async def test_long_token_against_the_limit_before_open(length: int, opens: bool) -> None:
+    """A token of OAuth 2 is a long password; brokers from 4.3.5 take 8,192 bytes before Open."""
+    sizes: list[int] = []
+
+    def limited(connection: Peer, request: Frame) -> None:
+        sizes.append(len(request.body))
+        if len(request.body) > 8192:
+            wire.CLOSING(connection, request)
+        else:
+            connection.broker.default(connection, request)
+
+    async with FakeBroker(at={Step.SASL_AUTHENTICATE: limited}) as fake:
+        uri = fake.uri.replace('guest:guest', 'user:' + 'x' * length)
+        client = rbs.streams_client(uri, connect_timeout=0.5)
+        if opens:
+            async with client:
+                await client.get_protocol()
+        else:
+            with pytest.raises(StreamConnectionError, match='authenticating'):
+                await client.get_protocol()
+    assert set(sizes) == {4 + 2 + 5 + 4 + len('\0user\0') + length}
+
+
 @pytest.mark.parametrize('encoded', [True, False])
 async def test_user_and_password_not_ascii(own_broker: RabbitMQ, encoded: bool) -> None:
     name, password = 'zażółć', 'gęślą-jaźń-€'

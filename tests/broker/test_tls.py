@@ -1,7 +1,9 @@
 """TLS, on both event loops in any case."""
 
+import asyncio
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,10 +76,30 @@ async def test_wrong_authority(own_broker: RabbitMQ, tmp_path: Path) -> None:
 
 
 async def test_wrong_host_name(own_broker: RabbitMQ, context: ssl.SSLContext) -> None:
+    # The broker's certificate is for localhost and 127.0.0.1; a relay makes it answer elsewhere.
     port = urlsplit(tls_uri(own_broker)).port
-    uri = f'rabbitmq-stream+tls://guest:guest@127.0.0.2:{port}/'
-    with pytest.raises(StreamConnectionError):
-        await rbs.streams_client(uri, ssl=context, connect_timeout=2).get_protocol()
+    assert port is not None
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection('127.0.0.1', port)
+        await asyncio.gather(copy(reader, to_writer), copy(to_reader, writer))
+
+    async with await asyncio.start_server(relay, '127.0.0.2', 0) as server:
+        relayed = server.sockets[0].getsockname()[1]
+        uri = f'rabbitmq-stream+tls://guest:guest@127.0.0.2:{relayed}/'
+        error = await fails(rbs.streams_client(uri, ssl=context))
+    assert '127.0.0.2' in str(error)
+    assert 'certificate is not valid for' in str(error)
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def test_plain_port_with_tls_scheme(own_broker: RabbitMQ, context: ssl.SSLContext) -> None:
