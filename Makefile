@@ -11,10 +11,12 @@ SWITCH_debug = RBFLY_DEBUG=1
 SWITCH_sanitize = RBFLY_SANITIZE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 EXTRAS ?= uvloop compression perf test lint doc
+FUZZ ?= codec --seconds 60
+SANITIZE ?= tests/amqp tests/streams
 PYTEST ?= $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help build debug demo test quick lint types doc perf brokers-down clean
+.PHONY: help build debug demo test quick lint types sanitize fuzz hot doc perf brokers-down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
@@ -64,6 +66,19 @@ lint: build  ## ruff and cython-lint
 types: build  ## mypy --strict, and the stubs against the compiled modules
 	@$(BIN)/mypy
 	@$(BIN)/python -m mypy.stubtest --allowlist tests/stubtest.txt $(STUBS)
+
+sanitize:  ## the codec and the engine under AddressSanitizer and UBSan (SANITIZE=tests)
+	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf test'
+	@build/venv-sanitize/bin/python tools/sanitize.py -m pytest -p no:faulthandler $(SANITIZE)
+
+fuzz: $(VENV)/requirements  ## coverage-guided fuzzing (FUZZ='codec --seconds 60'; values, stream)
+	@command -v clang > /dev/null || { echo 'installing clang'; { apt-get update && \
+	    apt-get install -y --no-install-recommends clang llvm libclang-rt-dev; } > build/clang.log \
+	    2>&1; } || { cat build/clang.log; exit 1; }
+	@$(BIN)/python fuzz/run.py $(FUZZ)
+
+hot: $(VENV)/requirements  ## hold the hot functions to their share of Python calls
+	@$(BIN)/python tools/hot.py
 
 doc: build  ## the documentation, into doc/_build/html
 	@$(BIN)/sphinx-build -qW --keep-going -b html doc doc/_build/html

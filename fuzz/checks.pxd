@@ -1,0 +1,8 @@
+# What must hold of messages and values, whatever they were made of.
+
+from rbfly.amqp._message cimport MessageCtx
+
+cdef bint same(object a, object b) except -1
+cdef int check_round_trip(MessageCtx ctx) except -1
+cdef int check_position(object error, Py_ssize_t size) except -1
+cdef int finding(str problem) except -1

@@ -1,0 +1,381 @@
+"""Build the fuzz targets and run one of them.
+
+    python fuzz/run.py codec --seconds 60           any bytes as a message
+    python fuzz/run.py values --runs 1000000        Python values, derived from bytes, as a message
+    python fuzz/run.py stream --workers 2           any bytes as a chunk, or as frames
+    python fuzz/run.py codec FILE...                only these inputs, such as a finding
+    python fuzz/run.py codec --minimise             keep in fuzz/corpus what build/fuzz has found
+
+Needs clang with its sanitizer runtimes (Debian: clang, libclang-rt-dev), CPython's headers and
+library, and Cython.  Everything that is made lies in build/fuzz; an input that fails is left in
+build/fuzz/findings, and the exit status is 1 then.
+"""
+
+import argparse
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / 'build' / 'fuzz'
+LIB = BUILD / f'lib-{sys.implementation.cache_tag}'
+KEPT = ROOT / 'fuzz' / 'corpus'
+FINDINGS = BUILD / 'findings'
+TARGETS = ('codec', 'values', 'stream')
+# Longest input: beyond sizes of one byte, beyond the depth limit, and still quick.
+MAX_LEN = {'codec': 640, 'values': 512, 'stream': 1024}
+KEPT_FILES = 300
+
+CC = os.environ.get('FUZZ_CC', 'clang')
+SANITIZERS = 'address,undefined'
+CFLAGS = [
+    '-std=c11', '-O2', '-gline-tables-only', '-fPIC', '-fno-strict-aliasing',
+    '-fno-omit-frame-pointer', '-fno-sanitize-recover=all', '-Wno-everything',
+]  # fmt: skip
+# Cython's calling code adds 0 to a null pointer, which clang counts as an overflow.
+UNCHECKED = ['-fno-sanitize=pointer-overflow']
+SETTINGS = {
+    # the interpreter's own allocator would hide what lies behind a block
+    'PYTHONMALLOC': 'malloc',
+    'PYTHONHASHSEED': '0',
+    'PYTHONNOUSERSITE': '1',
+    'PYTHONDONTWRITEBYTECODE': '1',
+    'ASAN_OPTIONS': 'detect_leaks=0:malloc_context_size=1:quarantine_size_mb=8:'
+    'allocator_release_to_os_interval_ms=-1:detect_stack_use_after_return=0',
+    'UBSAN_OPTIONS': 'print_stacktrace=1:halt_on_error=1',
+}
+
+
+class Problem(Exception):
+    """Something that the user has to mend."""
+
+
+# -- build
+
+
+def run(*command: object) -> None:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise Problem(f'{" ".join(words)}\n{done.stdout}{done.stderr}')
+
+
+def check_tools() -> None:
+    if shutil.which(CC) is None:
+        raise Problem(f'{CC} is missing (Debian: apt-get install clang libclang-rt-dev)')
+    runtimes = subprocess.run([CC, '--print-runtime-dir'], capture_output=True, text=True)
+    found = runtimes.stdout.strip()
+    folders = [Path(found), Path(found).parent / 'linux']
+    if not any(list(folder.glob('libclang_rt.fuzzer*')) for folder in folders):
+        raise Problem(
+            f"clang's runtime libclang_rt.fuzzer is not in {found} (Debian: libclang-rt-dev)"
+        )
+    headers = Path(sysconfig.get_path('include'))
+    if not (headers / 'Python.h').exists():
+        raise Problem(f'Python.h is not in {headers} (Debian: apt-get install python3-dev)')
+
+
+def directives() -> dict[str, Any]:
+    """Compiler directives of the release build, out of setup.py."""
+    tree = ast.parse((ROOT / 'setup.py').read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'DIRECTIVES':
+            code = compile(ast.Expression(node.value), 'setup.py', 'eval')
+            found: dict[str, Any] = eval(code, {'CHECKED': False, 'DEBUG': False})
+            return found
+    raise Problem('setup.py has no DIRECTIVES')
+
+
+def library_flags() -> list[str]:
+    """What an executable needs to embed this Python."""
+    get = sysconfig.get_config_var
+    folder = get('LIBDIR')
+    words = [f'-L{folder}', f'-L{get("LIBPL")}', f'-Wl,-rpath,{folder}']
+    words += [f'-lpython{get("LDVERSION")}', *str(get('LIBS')).split(), '-lm']
+    return words
+
+
+def is_newer(made: Path, *sources: Path) -> bool:
+    return made.exists() and all(made.stat().st_mtime > s.stat().st_mtime for s in sources)
+
+
+def compile_module(name: str, source: Path) -> None:
+    made = LIB.joinpath(*name.split('.')).with_suffix('.so')
+    if is_newer(made, source, ROOT / 'fuzz' / 'run.py'):
+        return
+    made.parent.mkdir(parents=True, exist_ok=True)
+    sanitizers = SANITIZERS
+    if not name.startswith('fuzz.'):
+        # coverage guides through the package, not through the checks
+        sanitizers += ',fuzzer-no-link'
+    run(
+        CC, *CFLAGS, f'-fsanitize={sanitizers}', *UNCHECKED, '-shared', '-DRBFLY_DEBUG=0',
+        f'-I{sysconfig.get_path("include")}', source, '-o', made,
+    )  # fmt: skip
+
+
+def copy_sources() -> None:
+    for source in (ROOT / 'src').rglob('*.py'):
+        made = LIB / source.relative_to(ROOT / 'src')
+        made.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, made)
+    # the package asks for its version
+    metadata = LIB / 'rbfly-0.dist-info' / 'METADATA'
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text('Metadata-Version: 2.1\nName: rbfly\nVersion: 0\n')
+    (LIB / 'fuzz').mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ROOT / 'fuzz' / '__init__.py', LIB / 'fuzz' / '__init__.py')
+
+
+def build() -> Path:
+    """Everything that is out of date; returns the fuzzer."""
+    check_tools()
+    try:
+        from Cython.Build import cythonize
+        from setuptools import Extension
+    except ImportError as ex:
+        raise Problem(f'{ex.name} is missing: pip install Cython setuptools') from None
+    os.chdir(ROOT)
+    sources = [*Path('src').rglob('*.pyx'), *Path('fuzz').glob('*.pyx')]
+    names = {s: '.'.join(s.relative_to('src' if s.parts[0] == 'src' else '.').with_suffix('').parts)
+             for s in sources}  # fmt: skip
+    modules = cythonize(  # type: ignore[no-untyped-call,unused-ignore]
+        [Extension(name, [str(source)]) for source, name in names.items()],
+        build_dir=str(BUILD / 'cython'),
+        include_path=['src', '.'],
+        compiler_directives=directives(),
+        quiet=True,
+    )
+    copy_sources()
+    for module in modules:
+        compile_module(module.name, Path(module.sources[0]))
+    driver = ROOT / 'fuzz' / 'driver.c'
+    fuzzer = LIB / 'fuzzer'
+    if not is_newer(fuzzer, driver, ROOT / 'fuzz' / 'run.py'):
+        # the modules find the sanitizers' functions in the executable
+        run(
+            CC, *CFLAGS, f'-fsanitize=fuzzer,{SANITIZERS}', '-rdynamic',
+            f'-I{sysconfig.get_path("include")}', driver, *library_flags(), '-o', fuzzer,
+        )  # fmt: skip
+    return fuzzer
+
+
+# -- inputs
+
+
+def vectors() -> Iterator[bytes]:
+    for vector in json.loads((ROOT / 'tests' / 'data' / 'amqp10-vectors.json').read_text()):
+        data = bytes.fromhex(vector['hex'])
+        name = vector['name']
+        if name.startswith(('section ', 'message ', 'stored ', 'bad ')):
+            yield data
+            yield data + bytes.fromhex('005375a000')
+        if not name.startswith(('section ', 'message ', 'stored ')):
+            yield bytes.fromhex('005377') + data
+            # as the value of an annotation, and of a descriptor
+            pair = bytes.fromhex('00000002a303782d61') + data
+            size = len(pair).to_bytes(4)
+            yield bytes.fromhex('005372d1') + size + pair + bytes.fromhex('005375a000')
+            yield bytes.fromhex('00537700a30164') + data
+
+
+def chunks() -> Iterator[bytes]:
+    """Chunks around the vectors' messages, behind the byte that chooses the chunk reader."""
+    messages = [data for data in vectors() if len(data) < 200]
+    entries = [len(m).to_bytes(4) + m for m in messages]
+    for i in range(0, len(entries) - 3, 3):
+        three = b''.join(entries[i : i + 3])
+        batch = b'\x80\x00\x03' + len(three).to_bytes(4) * 2 + three
+        for count, data in ((3, three), (3, batch), (6, batch + three)):
+            head = b'\x50\x00\x00\x03' + count.to_bytes(4) + bytes(7) + b'\x01' + bytes(16)
+            chunk = head + bytes(4) + len(data).to_bytes(4) + bytes(8) + data
+            yield b'\x00' + chunk
+            deliver = b'\x00\x08\x00\x01\x01' + chunk
+            yield b'\x01\x0b' + len(deliver).to_bytes(4) + deliver
+
+
+def frames() -> Iterator[bytes]:
+    confirm = bytes.fromhex('00000019 00030001 02 00000002 0000000000000001 0000000000000002')
+    refusal = bytes.fromhex('0000001300040001020000000100000000000000030012')
+    heartbeat = bytes.fromhex('0000000400170001')
+    for data in (confirm, refusal, heartbeat, confirm + refusal + heartbeat):
+        for cuts in (b'\x01\x00', b'\x01\x07', b'\x03\x31'):
+            yield cuts + data
+
+
+def seeds(target: str) -> Iterator[bytes]:
+    if target == 'codec':
+        yield from vectors()
+    elif target == 'stream':
+        yield from chunks()
+        yield from frames()
+    else:
+        for i in range(256):
+            yield bytes((i * j + (j >> 3)) & 0xFF for j in range(1, 48))
+
+
+def write_seeds(target: str) -> Path:
+    folder = BUILD / 'seeds' / target
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for data in seeds(target):
+        if len(data) <= MAX_LEN[target]:
+            (folder / sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)
+    return folder
+
+
+# -- run
+
+
+def environment(target: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        **SETTINGS,
+        'PYTHONPATH': str(LIB),
+        'PYTHONHOME': f'{sys.base_prefix}:{sys.base_exec_prefix}',
+        'RBFLY_FUZZ_TARGET': f'fuzz.{target}',
+    }
+
+
+def last(pattern: str, text: str) -> str:
+    found = re.findall(pattern, text)
+    return found[-1] if found else '0'
+
+
+def start(fuzzer: Path, target: str, number: int, words: list[str]) -> tuple[int, str]:
+    """One process of libFuzzer; exit status and what it wrote."""
+    log = BUILD / f'{target}-{number}.log'
+    command = [str(fuzzer), f'-artifact_prefix={FINDINGS}/{target}-', *words]
+    with log.open('w') as file:
+        done = subprocess.run(command, stdout=file, stderr=file, env=environment(target))
+    return done.returncode, log.read_text(errors='replace')
+
+
+def report(target: str, status: int, text: str) -> int:
+    """Tell what one process did; returns its number of executions."""
+    runs = int(last(r'stat::number_of_executed_units: (\d+)', text))
+    if status:
+        begin = max(text.find('ERROR:'), text.find('fuzz: finding'), 0)
+        print(text[max(begin - 1500, 0) : begin + 4000])
+        for path in re.findall(r'Test unit written to (\S+)', text):
+            data = Path(path).read_bytes()
+            print(f'FINDING {path}\n  {data.hex()}\n  again: python fuzz/run.py {target} {path}')
+    covered = last(r'cov: (\d+)', text)
+    places = last(r'Loaded \d+ modules +\((\d+) inline', text)
+    speed = last(r'stat::average_exec_per_sec: +(\d+)', text)
+    inputs = last(r'corp: (\d+)', text)
+    print(
+        f'{target}: {runs} executions, {speed} a second; {covered} of {places} places covered '
+        f'by {inputs} inputs'
+    )
+    return runs
+
+
+def fuzz(fuzzer: Path, args: argparse.Namespace) -> int:
+    work = BUILD / 'corpus' / args.target
+    work.mkdir(parents=True, exist_ok=True)
+    corpus: Path = args.corpus or KEPT / args.target
+    folders = [work, write_seeds(args.target)]
+    if corpus.is_dir():
+        folders.append(corpus)
+    words = [
+        f'-max_len={MAX_LEN[args.target]}',
+        f'-max_total_time={args.seconds}',
+        f'-runs={args.runs // args.workers if args.runs else -1}',
+        '-timeout=20', '-rss_limit_mb=1536', '-malloc_limit_mb=16', '-detect_leaks=0',
+        '-entropic_scale_per_exec_time=1', '-print_final_stats=1', '-reload=20',
+    ]  # fmt: skip
+    dictionary = ROOT / 'fuzz' / f'{args.target}.dict'
+    if dictionary.exists():
+        words.append(f'-dict={dictionary}')
+    if args.seed:
+        words.append(f'-seed={args.seed}')
+    begin = time.monotonic()
+    with ThreadPoolExecutor(args.workers) as pool:
+        done = list(
+            pool.map(
+                lambda i: start(fuzzer, args.target, i, [*words, *map(str, folders)]),
+                range(args.workers),
+            )
+        )
+    total = sum(report(args.target, *result) for result in done)
+    failed = any(status for status, _ in done)
+    seconds = time.monotonic() - begin
+    print(f'{total} executions in {seconds:.0f} s, {"a" if failed else "no"} finding')
+    return 1 if failed else 0
+
+
+def replay(fuzzer: Path, args: argparse.Namespace) -> int:
+    status, text = start(fuzzer, args.target, 0, [str(path.resolve()) for path in args.files])
+    print(text)
+    return 1 if status else 0
+
+
+def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
+    """Keep the smallest set of inputs that covers what all of them cover."""
+    kept = KEPT / args.target
+    kept.mkdir(parents=True, exist_ok=True)
+    made = BUILD / 'minimised' / args.target
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    folders = [made, kept, BUILD / 'corpus' / args.target]
+    status, text = start(
+        fuzzer, args.target, 0,
+        ['-merge=1', '-use_counters=0', '-max_len=1000', *(str(f) for f in folders if f.is_dir())],
+    )  # fmt: skip
+    if status:
+        print(text[-4000:])
+        return 1
+    found = sorted(made.iterdir(), key=lambda path: (path.stat().st_size, path.name))
+    shutil.rmtree(kept)
+    kept.mkdir()
+    for path in found[:KEPT_FILES]:
+        shutil.copyfile(path, kept / path.name)
+    print(f'{kept}: {min(len(found), KEPT_FILES)} of {len(found)} inputs')
+    return 0
+
+
+def main() -> int:
+    summary, usage = str(__doc__).split('\n\n', 1)
+    parser = argparse.ArgumentParser(
+        prog='python fuzz/run.py',
+        description=summary,
+        epilog=usage,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('target', choices=TARGETS)
+    parser.add_argument('files', nargs='*', type=Path, help='run these inputs and nothing else')
+    parser.add_argument('--runs', type=int, default=0, help='executions in all (no limit)')
+    parser.add_argument('--seconds', type=int, default=60, help='time limit; 0: none (60)')
+    parser.add_argument('--workers', type=int, default=1, help='processes (1)')
+    parser.add_argument('--corpus', type=Path, help='inputs to start from (fuzz/corpus/TARGET)')
+    parser.add_argument('--seed', type=int, default=0, help="libFuzzer's random seed")
+    parser.add_argument('--minimise', action='store_true', help='rewrite fuzz/corpus/TARGET')
+    args = parser.parse_args()
+    args.files = [path.resolve() for path in args.files]
+    if args.corpus:
+        args.corpus = args.corpus.resolve()
+    try:
+        fuzzer = build()
+        FINDINGS.mkdir(parents=True, exist_ok=True)
+        if args.files:
+            return replay(fuzzer, args)
+        return minimise(fuzzer, args) if args.minimise else fuzz(fuzzer, args)
+    except Problem as ex:
+        print(ex, file=sys.stderr)
+        return 2
+
+
+if __name__ == '__main__':
+    sys.exit(main())

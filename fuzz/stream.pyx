@@ -1,0 +1,199 @@
+# cython: language_level=3str
+"""Target: any bytes as a chunk, or as what a socket receives."""
+
+from zlib import crc32
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t
+from libc.string cimport memcpy
+
+from fuzz.checks cimport finding
+from rbfly._wire cimport store_u32
+
+from rbfly.error import AMQPDecoderError
+from rbfly.streams._chunk import Chunk, ChunkQueue, MessageCursor
+from rbfly.streams._engine import Engine
+from rbfly.streams._publish import PublishWindow, Waiter
+from rbfly.streams.error import ChunkError, FrameError
+
+cdef extern from '<sanitizer/asan_interface.h>':
+    void ASAN_POISON_MEMORY_REGION(const void *p, size_t n) noexcept
+    void ASAN_UNPOISON_MEMORY_REGION(const void *p, size_t n) noexcept
+
+cdef enum:
+    HEADER = 48
+    FRAME_CAP = 1 << 19
+    GUARD = 4096
+
+
+# --- chunks ---
+
+class Cursor(MessageCursor):
+    """What a subscription is, without its loop."""
+
+    def __init__(self, amqp, chunk, start):
+        super().__init__(amqp)
+        self.rewind(start)
+        self.consumed = 0
+        self.queue.push(chunk)
+
+    def on_chunk_consumed(self, chunk):
+        self.consumed += 1
+
+
+cdef list drain(object cursor, Py_ssize_t limit):
+    """Messages and errors of the only chunk; each one moves on."""
+    cdef list found = []
+    while True:
+        if len(found) > limit:
+            finding('a chunk does not come to its end')
+        try:
+            if not cursor.advance():
+                break
+        except ChunkError:
+            found.append(ChunkError)
+            continue
+        try:
+            found.append(cursor.take())
+        except ChunkError:
+            found.append(ChunkError)
+        except AMQPDecoderError as ex:
+            if ex.offset is None or type(ex.data) is not bytes:
+                finding('a decoder error without offset and data')
+            found.append(AMQPDecoderError)
+        else:
+            try:
+                cursor.last.context()
+            except AMQPDecoderError:
+                if cursor.amqp:
+                    finding('a message with a body and without context')
+    if cursor.consumed != 1:
+        finding(f'a chunk was consumed {cursor.consumed} times')
+    return found
+
+
+cdef int check_chunk(bytes data, uint8_t how) except -1:
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(data)
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(data)
+    cdef list messages = None
+    if how & 1 == 0 and n >= HEADER:
+        # random bytes would hardly ever have the right length and CRC
+        p[0] = 0x50
+        store_u32(p + 36, <unsigned int> (n - HEADER))
+        store_u32(p + 32, crc32(memoryview(data)[HEADER:]))
+    try:
+        chunk = Chunk.parse(data)
+    except ChunkError:
+        return 0
+    try:
+        chunk.verify()
+    except ChunkError:
+        if how & 1 == 0:
+            finding('the right CRC is refused')
+        return 0
+    try:
+        messages = Chunk.parse(data).messages()
+    except ChunkError:
+        pass
+    raw = drain(Cursor(False, chunk, 0), n)
+    if messages is not None and raw != messages:
+        finding(f'the chunk holds {messages!r}, the cursor gives {raw!r}')
+    decoded = drain(Cursor(True, Chunk.parse(data), 0), n)
+    if len(decoded) != len(raw):
+        finding(f'{len(raw)} messages, {len(decoded)} bodies')
+    if chunk.offset >= 2**63:
+        return 0
+    later = drain(Cursor(False, Chunk.parse(data), chunk.offset + (how >> 4)), n)
+    if messages is not None and later != messages[how >> 4:]:
+        finding(f'{messages!r} from {how >> 4} are {later!r}')
+    return 0
+
+
+# --- frames ---
+
+class Recorder(Engine):
+    """An engine with a publisher and a subscription, and what came out of it."""
+
+    def __init__(self):
+        super().__init__(FRAME_CAP)
+        self.events = []
+        self.queue = ChunkQueue()
+        self.window = PublishWindow(2, 1 << 16, 16, 1)
+        self.window.on_settled = self.on_settled
+        self.waiter = Waiter(sealed=True)
+        for message in (b'a', b'b', b'c'):
+            self.window.append(message, self.waiter)
+        self.window.take()
+        self.set_publisher(2, self.window)
+        self.set_subscription(1, self.queue)
+
+    def on_settled(self, done):
+        self.events.append(('settled', len(done), self.window.in_flight))
+
+    def on_frame(self, key, version, body):
+        self.events.append((key, version, body))
+
+    def on_failure(self, error):
+        if not isinstance(error, (FrameError, ChunkError)):
+            raise error
+        self.events.append(repr(error))
+
+    def outcome(self):
+        chunks = [(c.offset, c.records, c.committed_chunk_id) for c in self.queue.chunks]
+        return self.events, chunks, self.window.in_flight, self.waiter.errors
+
+
+cdef int receive(object engine, const uint8_t *p, Py_ssize_t n) except -1:
+    """What a loop does, with the rest of the buffer made unreadable."""
+    cdef Py_buffer view
+    cdef uint8_t *guard
+    cdef Py_ssize_t part, guarded
+    while n > 0:
+        PyObject_GetBuffer(engine.get_buffer(-1), &view, PyBUF_WRITABLE)
+        try:
+            if view.len <= 0:
+                finding('the engine has no room')
+            part = min(n, view.len)
+            memcpy(view.buf, p, part)
+            guard = <uint8_t *> view.buf + part
+            guarded = min(view.len - part, <Py_ssize_t> GUARD)
+        finally:
+            PyBuffer_Release(&view)
+        ASAN_POISON_MEMORY_REGION(guard, guarded)
+        try:
+            engine.buffer_updated(part)
+        finally:
+            ASAN_UNPOISON_MEMORY_REGION(guard, guarded)
+        p += part
+        n -= part
+    return 0
+
+
+cdef int check_frames(const uint8_t *p, Py_ssize_t n, uint8_t cuts) except -1:
+    cdef Py_ssize_t at = 0, part
+    whole = Recorder()
+    receive(whole, p, n)
+    pieces = Recorder()
+    while at < n:
+        part = min(1 + (cuts & 0x0f), n - at)
+        receive(pieces, p + at, part)
+        at += part
+        cuts = <uint8_t> (cuts * 5 + 3)
+    if whole.outcome() != pieces.outcome():
+        finding(f'at once {whole.outcome()}, in pieces {pieces.outcome()}')
+    if whole.received != n or pieces.received != n:
+        finding('bytes are counted wrongly')
+    return 0
+
+
+cdef api int target(const uint8_t *data, Py_ssize_t size) except -1:
+    if size < 2:
+        return 0
+    if data[0] & 1:
+        check_frames(data + 2, size - 2, data[1])
+    else:
+        check_chunk(
+            PyBytes_FromStringAndSize(<const char *> data + 1, size - 1), data[0] >> 1
+        )
+    return 0
