@@ -26,6 +26,8 @@ examples:
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    go on with the run that was interrupted last
   python -m perf compare old.jsonl new.jsonl
+  python -m perf report run.jsonl            doc/performance.rst and its figures
+  python -m perf instructions                of the codec, counted by valgrind
 
 Brokers are taken from RBFLY_URI and RBFLY_KAFKA; without these they are started on loopback.
 """
@@ -127,6 +129,28 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument('a', type=Path, metavar='A')
     compare.add_argument('b', type=Path, metavar='B')
 
+    count = commands.add_parser(
+        'instructions',
+        help='count the instructions of codec lanes, with valgrind',
+        description=do_instructions.__doc__,
+    )
+    count.set_defaults(func=do_instructions)
+    count.add_argument(
+        '--lanes', type=words, default=[], metavar='A,B', help='default: those of rbfly'
+    )
+    count.add_argument('--out', type=Path, metavar='FILE', help='where to store them, JSON')
+    count.add_argument('--against', type=Path, metavar='FILE', help='an earlier such file')
+    count.add_argument('--keep', type=Path, metavar='FOLDER', help='keep the files of callgrind')
+
+    report = commands.add_parser(
+        'report',
+        help='write the report and its figures from result files',
+        description=do_report.__doc__,
+    )
+    report.set_defaults(func=do_report)
+    report.add_argument('files', type=Path, nargs='+', metavar='FILE')
+    report.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
+
     listing = commands.add_parser(
         'list', help='list scenarios and lanes, and what is missing', description=do_list.__doc__
     )
@@ -150,7 +174,7 @@ def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
     found = {}
     for kind in lanes.KINDS.values():
         if kind.name in kinds:
-            scale = args.scale.get(kind.name, args.scale.get(''))
+            scale = args.scale.get(kind.name, args.scale.get(kind.like, args.scale.get('')))
             if scale is not None:
                 found[kind.name] = kind.count(scale)
             elif args.quick:
@@ -228,7 +252,9 @@ def open_stores(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     classes = {'rabbitmq': RabbitStore, 'kafka': KafkaStore}
     stores: dict[str, Any] = {}
     errors: dict[str, str] = {}
-    for broker in {lanes.find(name).library.broker: None for name in names}:
+    brokers_needed = {lanes.find(name).library.broker: None for name in names}
+    brokers_needed.pop('', None)
+    for broker in brokers_needed:
         try:
             stores[broker] = classes[broker](target.address(broker))
             stores[broker].about()
@@ -251,6 +277,20 @@ def describe_lane(name: str) -> dict[str, str]:
     }
 
 
+def describe_kind(name: str) -> dict[str, Any]:
+    from . import runner
+
+    kind = lanes.KINDS[name]
+    return {
+        'scenario': kind.scenario,
+        'title': kind.title,
+        'size': kind.size,
+        'full': kind.full,
+        'warm_up': runner.WARM_UP[name],
+        'floor': kind.floor,
+    }
+
+
 def do_run(args: argparse.Namespace) -> int:
     """Run every lane once in each round, in an order shuffled with the seed of the run."""
     from . import runner, table
@@ -266,7 +306,7 @@ def do_run(args: argparse.Namespace) -> int:
         path, settings, left_out = begin(args)
 
     stores, errors = open_stores(settings.lanes)
-    if errors and (args.resume or not stores):
+    if errors and args.resume:
         raise CommandError('; '.join(errors.values()))
     kept = []
     for name in settings.lanes:
@@ -275,6 +315,8 @@ def do_run(args: argparse.Namespace) -> int:
             left_out.append({'lane': name, 'reason': errors[broker]})
         else:
             kept.append(name)
+    if not kept and errors:
+        raise CommandError('; '.join(errors.values()))
     for item in left_out:
         say(f'left out {item["lane"]}: {item["reason"]}')
     if not kept:
@@ -297,6 +339,8 @@ def do_run(args: argparse.Namespace) -> int:
             {
                 'environment': about,
                 'settings': settings.dump(),
+                'scenarios': lanes.SCENARIOS,
+                'kinds': {name: describe_kind(name) for name in settings.counts},
                 'lanes': [describe_lane(name) for name in kept],
                 'left_out': left_out,
             },
@@ -324,6 +368,41 @@ def do_compare(args: argparse.Namespace) -> int:
 
     for line in table.compare(read(args.a), read(args.b)):
         print(line)
+    return 0
+
+
+def do_instructions(args: argparse.Namespace) -> int:
+    """Count instructions per operation of codec lanes with valgrind: exact on a busy machine."""
+    from . import instructions
+
+    try:
+        instructions.check()
+        chosen = instructions.chosen(args.lanes)
+        for lane in chosen:
+            if reason := lanes.missing(lane.library):
+                raise CommandError(f'{lane.name}: {reason}')
+        earlier = instructions.load(args.against) if args.against else None
+        found = instructions.measure([lane.name for lane in chosen], keep=args.keep)
+    except (instructions.InstructionsError, ValueError) as ex:
+        raise CommandError(str(ex)) from None
+    path = args.out or instructions.default_path(results_folder())
+    instructions.store(path, found)
+    for line in instructions.report(found, earlier):
+        print(line)
+    say(f'stored: {path}')
+    return 0
+
+
+def do_report(args: argparse.Namespace) -> int:
+    """Write the page performance.rst and its figures from result files alone."""
+    from . import report
+
+    try:
+        written = report.write(args.files, args.out or environment.folder() / 'doc')
+    except report.ReportError as ex:
+        raise CommandError(str(ex)) from None
+    for path in written:
+        print(path)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Result files: JSON lines, a header first, then a line per lane and round, appended as they come.
 
-    {"type": "header", "format": 1, "environment": {...}, "settings": {...}, "lanes": [...],
-     "left_out": [...]}
+    {"type": "header", "format": 1, "environment": {...}, "settings": {...}, "scenarios": {...},
+     "kinds": {...}, "lanes": [...], "left_out": [...]}
     {"type": "result", "scenario": ..., "lane": ..., "round": ..., "order": ..., "count": ...,
      "seconds": ..., "rate": ..., "cpu_user": ..., "cpu_sys": ..., "cpu_per_message": ...,
      "max_rss": ..., "stored": ...}
@@ -56,6 +56,7 @@ class Results:
     header: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    resumed: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -67,6 +68,8 @@ class Results:
             self.rows.append(record)
         elif record['type'] == 'failure':
             self.failures.append(record)
+        elif record['type'] == 'resumed':
+            self.resumed.append(record['environment'])
 
     def done(self) -> set[tuple[str, int]]:
         """Lanes and rounds that have a result."""

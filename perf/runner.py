@@ -3,7 +3,7 @@
 A round runs every lane once, one after the other, in an order that is shuffled with the seed of
 the run and the number of the round.  Each lane has a process of its own for the whole run.  After
 each turn of a lane the messages in the broker are counted; a lane whose count is not what it
-said has failed, and takes no further part.
+said has failed, and takes no further part.  Lanes that need no broker have nothing to count.
 """
 
 import json
@@ -26,7 +26,15 @@ from .store import RabbitStore, Store, StoreError
 __all__ = ['LaneError', 'order', 'run']
 
 # messages of the turn before the first round, which is not recorded
-WARM_UP = {'single': 200, 'batch': 2_000, 'window': 20_000, 'consume': 20_000}
+WARM_UP = {
+    'single': 200,
+    'batch': 2_000,
+    'single-format': 200,
+    'batch-format': 2_000,
+    'window': 20_000,
+    'consume': 20_000,
+    **dict.fromkeys(lanes.CODEC_KINDS, 1_000),
+}
 PATIENCE = 60.0
 
 
@@ -100,18 +108,19 @@ class Worker:
 
 
 class Turn:
-    """A lane with its process and its stream."""
+    """A lane with its process and, if it needs a broker, its stream."""
 
-    def __init__(self, lane: lanes.Lane, store: Store, stream: str) -> None:
+    def __init__(self, lane: lanes.Lane, store: Store | None, stream: str) -> None:
         self.lane = lane
         self.store = store
         self.stream = stream
         self.worker = Worker(lane)
-        self.expected = store.count(stream) if lane.kind.consumes else 0
+        self.expected = store.count(stream) if store and lane.kind.consumes else 0
 
     def open(self) -> None:
         """Connect and warm up."""
-        command = {'do': 'open', 'address': self.store.address, 'stream': self.stream}
+        address = self.store.address if self.store else ''
+        command = {'do': 'open', 'address': address, 'stream': self.stream}
         self.worker.ask(command, PATIENCE)
         self.run(WARM_UP[self.lane.kind.name], warm_up=True)
 
@@ -125,6 +134,8 @@ class Turn:
         reported = answer['count']
         if reported != count and not (consumes and warm_up):
             raise LaneError(f'asked for {count:,} messages, it reports {reported:,}')
+        if self.store is None:
+            return {**answer, 'stored': None}
         if not consumes:
             self.expected += reported
         stored = self.store.count(self.stream)
@@ -163,6 +174,8 @@ def streams(
     names: dict[str, str] = {}
     try:
         for lane in map(lanes.find, settings.lanes):
+            if not lane.library.broker:
+                continue
             store = stores[lane.library.broker]
             kind = lane.kind.name
             name = f'perf-{token}-{kind if lane.kind.consumes else lane.name}'
@@ -210,7 +223,7 @@ def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
             lane = lanes.find(name)
             progress.doing(f'starting {name}')
             try:
-                turn = Turn(lane, stores[lane.library.broker], names[name])
+                turn = Turn(lane, stores.get(lane.library.broker), names.get(name, ''))
                 stack.callback(turn.worker.end)
                 turns[name] = turn
                 turn.open()

@@ -16,9 +16,8 @@ HEAD = (
     '95 % interval',
     'CPU us',
     'peak MB',
-    'of floor',
-    'CPU of floor',
 )
+FLOOR = ('of floor', 'CPU of floor')
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -49,6 +48,16 @@ def ratio_by_round(results: Results, lane: str, floor: str, name: str) -> Interv
     return ratio_interval([over[i] for i in both], [under[i] for i in both], seed, paired=True)
 
 
+def ratios(results: Results, lane: str, references: Sequence[str]) -> Iterator[str]:
+    """Ratio of the rate of a lane to that of others."""
+    failed = results.failed()
+    for name in references:
+        found = None
+        if name != lane and name not in failed:
+            found = ratio_by_round(results, lane, name, 'rate')
+        yield ratio(found) if found else ''
+
+
 def summary(results: Results) -> Iterator[str]:
     """Median rates, CPU and memory, and ratios to the floor, a table per kind of work."""
     settings = results.settings
@@ -58,7 +67,9 @@ def summary(results: Results) -> Iterator[str]:
         if not chosen:
             continue
         floor = f'{kind.floor}-{kind.name}'
-        rows: list[tuple[str, ...]] = [HEAD]
+        references = [(title, name) for title, name in kind.references if name in settings.lanes]
+        titles = FLOOR if kind.floor else tuple(f'of {title}' for title, _ in references)
+        rows: list[tuple[str, ...]] = [(*HEAD, *titles)]
         for name in chosen:
             values = list(results.column(name, 'rate').values())
             if name in failed or not values:
@@ -67,8 +78,10 @@ def summary(results: Results) -> Iterator[str]:
             cpu = median(results.column(name, 'cpu_per_message').values()) * 1e6
             peak = median(results.column(name, 'max_rss').values()) / 2**20
             cells = [name, str(len(values)), f'{rate.value:,.0f}', rates(rate)]
-            cells += [f'{cpu:.2f}', f'{peak:.0f}']
-            if name == floor:
+            cells += [f'{cpu:.2f}' if cpu >= 1 else f'{cpu:.3f}', f'{peak:.0f}']
+            if not kind.floor:
+                cells += ratios(results, name, [reference for _, reference in references])
+            elif name == floor:
                 cells += ['floor', '']
             elif floor in failed:
                 cells += ['', '']

@@ -30,5 +30,5 @@ def address(broker: str) -> str:
 def about(broker: str) -> dict[str, str]:
     """What is known of a broker without asking it; Kafka does not tell its version."""
     if broker == 'kafka' and VARIABLES[broker] not in os.environ:
-        return {'version': KAFKA_VERSION}
+        return {'version': KAFKA_VERSION, 'mode': 'KRaft, one node'}
     return {}

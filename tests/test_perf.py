@@ -1,6 +1,7 @@
 """The benchmark runner below its brokers: statistics, result files, order of rounds, options."""
 
 import asyncio
+import importlib
 import json
 import random
 import struct
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from perf import cli, environment, kafka, lanes, runner, table, wire, worker
+from perf import cli, environment, instructions, kafka, lanes, runner, table, target, wire, worker
 from perf.lanes.base import Target, Work
+from perf.lanes.codec import MESSAGES, Case, Codec
 from perf.results import Results, ResultsError, Settings, Writer, read
 from perf.stats import median_interval, ratio_interval
 
@@ -221,11 +223,17 @@ def test_compare_of_files_with_nothing_in_common(tmp_path: Path) -> None:
 # -- lanes
 
 
-def test_every_lane_is_in_a_scenario_and_has_a_floor() -> None:
+def test_every_lane_is_in_a_scenario_and_has_a_floor_or_references() -> None:
     for name, lane in lanes.LANES.items():
         assert lane.name == name
         assert lane.kind.scenario in lanes.SCENARIOS
-        assert f'{lane.kind.floor}-{lane.kind.name}' in lanes.LANES
+        assert lane.kind.floor or lane.kind.references
+        if lane.kind.floor:
+            assert f'{lane.kind.floor}-{lane.kind.name}' in lanes.LANES
+        if lane.kind.scenario == 'codec':
+            assert {title for title, _ in lane.kind.references} >= {'msgspec', 'rstream', 'proton'}
+        if lane.kind.references:
+            assert all(reference in lanes.LANES for _, reference in lane.kind.references)
         assert lane.kind.name in runner.WARM_UP
         assert (ROOT / 'perf' / 'lanes' / f'{lane.library.module}.py').exists()
 
@@ -329,6 +337,43 @@ def test_run_is_the_command_when_none_is_given(monkeypatch: pytest.MonkeyPatch) 
     assert cli.main(['run', '--rounds', '8']) == 0
     assert cli.main([]) == 0
     assert given == [7, 8, None]
+
+
+def test_runs_without_a_broker_ask_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_broker(broker: str) -> str:
+        raise AssertionError(broker)
+
+    monkeypatch.setattr(target, 'address', no_broker)
+    monkeypatch.setattr(lanes, 'missing', lambda library: '')
+    monkeypatch.setattr(runner, 'Worker', FakeWorker)
+    out = tmp_path / 'r.jsonl'
+    argv = ['--lanes', '*-seed', '--rounds', '3', '--seed', '1', '--out', str(out)]
+    assert cli.main(argv) == 0
+    text = capsys.readouterr().out
+    assert 'of msgspec' in text
+    assert 'rbfly-encode-into-seed' in text
+    assert 'floor' not in text
+    results = read(out)
+    assert len(results.rows) == 3 * len(results.settings.lanes)
+    assert {row['stored'] for row in results.rows} == {None}
+
+
+def test_a_lane_of_a_codec_is_left_out_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_broker(broker: str) -> str:
+        raise target.TargetError('no broker')
+
+    monkeypatch.setattr(target, 'address', no_broker)
+    monkeypatch.setattr(lanes, 'missing', lambda library: '')
+    monkeypatch.setattr(runner, 'Worker', FakeWorker)
+    argv = ['--rounds', '1', '--out', str(tmp_path / 'r.jsonl')]
+    assert cli.main(['--lanes', 'rbfly-single,rbfly-decode-seed', *argv]) == 0
+    assert 'left out rbfly-single: no broker' in capsys.readouterr().out
+    assert cli.main(['--lanes', 'rbfly-single', *argv]) == 2
+    assert 'perf: no broker' in capsys.readouterr().err
 
 
 def test_lanes_that_are_missing_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,3 +706,88 @@ def test_kafka_offsets_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(connection, 'request', request)
     assert connection.count('abc') == 100
+
+
+# -- codecs
+
+
+CODEC_LANES = [lane for lane in lanes.LANES.values() if not lane.library.broker]
+
+
+@pytest.mark.parametrize('lane', CODEC_LANES, ids=lambda lane: lane.name)
+def test_codec_decodes_what_was_encoded(lane: lanes.Lane) -> None:
+    if reason := lanes.missing(lane.library):
+        pytest.skip(reason)
+    module = importlib.import_module(f'perf.lanes.{lane.library.module}')
+    work: Codec = module.make(lane.kind.name, Target('', ''))
+    found = asyncio.run(worker.measure(work, 10))
+    assert found['count'] == 10
+
+
+def test_statements_of_the_seed_are_those_of_the_design() -> None:
+    pytest.importorskip('msgspec')
+    statements = {}
+    for name in ('rbfly-encode-into', 'rbfly-decode', 'msgspec-encode', 'msgspec-decode'):
+        lane = lanes.find(f'{name}-seed')
+        module = importlib.import_module(f'perf.lanes.{lane.library.module}')
+        statements[name] = module.make(lane.kind.name, Target('', '')).case.statement
+    assert statements == {
+        'rbfly-encode-into': 'encode_amqp(buffer, stream_message_ctx(data))',
+        'rbfly-decode': 'decode_amqp(raw).body',
+        'msgspec-encode': 'encode(data)',
+        'msgspec-decode': 'decode(raw)',
+    }
+    data = {'large-int': 2**31 - 1, 'small-list': [1, 2, 3], 'bin-string': b'abc'}
+    assert MESSAGES['seed'].body == data
+
+
+def test_nested_document_has_100_values() -> None:
+    def count(value: Any) -> int:
+        if isinstance(value, dict):
+            return sum(map(count, value.values()))
+        return sum(map(count, value)) if isinstance(value, list) else 1
+
+    assert count(MESSAGES['nested'].body) == 100
+    assert len(MESSAGES['properties'].properties) == 5
+    assert len(MESSAGES['properties'].app_properties) == 10
+
+
+def test_case_that_gives_something_else_is_refused() -> None:
+    Case('x = 2; x + y', {'y': 3}, 5).check()
+    Case('y', {'y': 'a' * 1000}, 1000, len).check()
+    with pytest.raises(ValueError, match=r"y gives 'aaaa.*\.\.\., not 5"):
+        Case('y', {'y': 'a' * 1000}, 5).check()
+
+
+def test_instructions_are_the_difference_of_two_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(instructions, 'check', lambda: None)
+    monkeypatch.setattr(instructions, 'run', lambda lane, count, out: 10**6 + count * len(lane))
+    names = ['rbfly-decode-seed', 'rbfly-decode-properties']
+    found = instructions.measure(names, 100)
+    assert found == {name: len(name) for name in names}
+    path = tmp_path / 'i.json'
+    instructions.store(path, found)
+    assert instructions.load(path) == found
+    text = '\n'.join(instructions.report(found, {**found, names[0]: 34.0}))
+    assert '0.500' in text
+    assert f'of the body alone: {23 / 17:.2f}' in text
+
+
+def test_instructions_are_read_from_a_file_of_callgrind() -> None:
+    assert instructions.total('events: Ir\nfn=(1) main\n0 12\nsummary: 123456\n') == 123456
+    assert instructions.total('events: Ir\ntotals: 77\n') == 77
+    with pytest.raises(instructions.InstructionsError, match='counted nothing'):
+        instructions.total('events: Ir\n')
+
+
+def test_instructions_need_valgrind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr('shutil.which', lambda name: None)
+    assert cli.main(['instructions', '--out', str(tmp_path / 'i.json')]) == 2
+    assert 'valgrind is not installed' in capsys.readouterr().err
+    (tmp_path / 'i.json').write_text('[]')
+    with pytest.raises(instructions.InstructionsError, match='not a file of instructions'):
+        instructions.load(tmp_path / 'i.json')

@@ -26,8 +26,10 @@ __all__ = [
 
 SCENARIOS = {
     'publish': 'messages of 10 bytes, confirmed: one after the other, and in batches of 100',
+    'amqp': 'what AMQP 1.0 costs: messages of 10 bytes, as AMQP and as raw bytes, confirmed',
     'pipeline': 'messages of 10 bytes, up to 10,000 of them unconfirmed',
     'consume': 'a stream of messages of 10 bytes, read from its first message to its last',
+    'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
 }
 
 
@@ -39,8 +41,10 @@ class Kind:
     :ivar scale: scale when none is given.
     :ivar quick: messages per round of a quick run.
     :ivar size: messages in a batch; counts are multiples of it.
-    :ivar floor: library whose lane is the floor of this kind.
+    :ivar floor: library whose lane is the floor of this kind; empty if it has none.
     :ivar slowest: messages per second, below which a lane is taken for stuck.
+    :ivar like: kind whose scale it takes when none is given for itself.
+    :ivar references: what else lanes are compared with, titles and names of lanes.
     """
 
     name: str
@@ -53,6 +57,8 @@ class Kind:
     floor: str
     slowest: int
     consumes: bool = False
+    like: str = ''
+    references: tuple[tuple[str, str], ...] = ()
 
     def count(self, scale: float) -> int:
         """Messages per round at that scale."""
@@ -61,13 +67,13 @@ class Kind:
 
 @dataclass(frozen=True)
 class Library:
-    """Something that publishes or consumes.
+    """Something that publishes, consumes, encodes or decodes.
 
     :ivar module: module of its lanes, in this package.
     :ivar kinds: names of the kinds of work that it does.
     :ivar needs: distributions on the package index without which it cannot run.
     :ivar loop: event loop that its lanes run on.
-    :ivar broker: broker it talks to.
+    :ivar broker: broker it talks to; empty if it needs none.
     :ivar how: how it is used.
     """
 
@@ -96,6 +102,55 @@ class Lane:
         return self.library.name == self.kind.floor
 
 
+# What is encoded and decoded, and how: a kind of work for each pair that has a meaning.
+CODEC_WORK = {
+    'encode-into': 'into a buffer that is used again',
+    'encode': 'to new bytes',
+    'decode': 'and its body read',
+    'decode-all': 'and all its sections read',
+}
+CODEC_MESSAGES = {
+    'seed': "`{'large-int': 2**31-1, 'small-list': [1, 2, 3], 'bin-string': b'abc'}`",
+    'data10': '10 bytes',
+    'data1k': '1,024 bytes',
+    'properties': 'the seed with 5 properties and 10 application properties',
+    'nested': 'a document of 100 values in maps and lists',
+}
+PEERS_OF_CODEC = ('msgspec', 'rstream', 'proton')
+
+
+def codec_kind(work: str, message: str) -> Kind:
+    # to have written into a buffer is compared with having made bytes, where that is all there is
+    peers = 'encode' if work == 'encode-into' else work
+    references = [(name, f'{name}-{peers}-{message}') for name in PEERS_OF_CODEC]
+    if (work, message) == ('decode', 'properties'):
+        references.append(('rbfly without properties', 'rbfly-decode-seed'))
+    verb = 'encoded' if work.startswith('encode') else 'decoded'
+    return Kind(
+        name=f'{work}-{message}',
+        scenario='codec',
+        title=f'{CODEC_MESSAGES[message]}: {verb} {CODEC_WORK[work]}',
+        full=10_000,
+        scale=0.1 if message == 'nested' else 1,
+        quick=1_000 if message == 'nested' else 10_000,
+        size=1,
+        floor='',
+        slowest=500,
+        references=tuple(references),
+    )
+
+
+CODEC_KINDS = {
+    kind.name: kind
+    for kind in (
+        codec_kind(work, message)
+        for message in CODEC_MESSAGES
+        for work in CODEC_WORK
+        # where there is nothing but a body, the body is all sections
+        if work != 'decode-all' or message == 'properties'
+    )
+}
+
 KINDS = {
     kind.name: kind
     for kind in (
@@ -122,6 +177,32 @@ KINDS = {
             slowest=2_000,
         ),
         Kind(
+            name='single-format',
+            scenario='amqp',
+            title='each message confirmed before the next',
+            full=200_000,
+            scale=0.05,
+            quick=500,
+            size=1,
+            floor='',
+            slowest=100,
+            like='single',
+            references=(('raw bytes', 'rbfly-raw-single-format'),),
+        ),
+        Kind(
+            name='batch-format',
+            scenario='amqp',
+            title='batches of 100, each confirmed before the next',
+            full=1_000_000,
+            scale=0.2,
+            quick=20_000,
+            size=100,
+            floor='',
+            slowest=2_000,
+            like='batch',
+            references=(('raw bytes', 'rbfly-raw-batch-format'),),
+        ),
+        Kind(
             name='window',
             scenario='pipeline',
             title='up to 10,000 messages unconfirmed',
@@ -144,6 +225,7 @@ KINDS = {
             slowest=5_000,
             consumes=True,
         ),
+        *CODEC_KINDS.values(),
     )
 }
 
@@ -158,7 +240,9 @@ LIBRARIES = {
             loop='none',
             broker='rabbitmq',
             how='blocking socket; frames encoded before the clock starts, confirms counted;'
-            ' consuming: record counts read from chunk headers',
+            ' single: 1 message a frame, batch: 100, window: 1,000;'
+            ' consuming: 10 chunks of credit, one given back for each, record counts read from'
+            ' chunk headers',
         ),
         Library(
             name='bare-uvloop',
@@ -176,7 +260,27 @@ LIBRARIES = {
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how='Publisher.send; PublisherBatchFast.batch and flush; async for over bodies',
+            how='single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
+            ' `flush`; consume: `async for` over decoded bodies, `Offset.FIRST`',
+        ),
+        Library(
+            name='rbfly-amqp',
+            module='rbfly',
+            kinds=('single-format', 'batch-format'),
+            needs=('rbfly', 'uvloop'),
+            loop='uvloop',
+            broker='rabbitmq',
+            how="body `'{:010d}'.format(n).encode()`; `Publisher.send`; 100 times"
+            ' `PublisherBatchFast.batch`, then `flush`',
+        ),
+        Library(
+            name='rbfly-raw',
+            module='rbfly_raw',
+            kinds=('single-format', 'batch-format'),
+            needs=('rbfly', 'uvloop'),
+            loop='uvloop',
+            broker='rabbitmq',
+            how='as `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
         ),
         Library(
             name='rstream',
@@ -185,7 +289,9 @@ LIBRARIES = {
             needs=('rstream', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how='AMQPMessage; Producer.send_wait; Producer.send_batch with its confirm callback',
+            how='`Producer` with its defaults; `AMQPMessage(body=body)` made before the clock'
+            ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
+            ' the next when all 100 are confirmed',
         ),
         Library(
             name='aiokafka',
@@ -194,10 +300,50 @@ LIBRARIES = {
             needs=('aiokafka', 'msgpack', 'uvloop'),
             loop='uvloop',
             broker='kafka',
-            how='MessagePack, acks=all, one partition; send_and_wait; create_batch and send_batch',
+            how="`AIOKafkaProducer(acks='all', linger_ms=0)`, values by `msgpack.packb`, one"
+            ' partition, one replica; single: `send_and_wait`; batch: `create_batch`, 100 times'
+            ' `append`, `send_batch`, its future awaited',
         ),
     )
 }
+
+
+def codec(name: str, needs: str, how: str, into: bool = False) -> Library:
+    return Library(
+        name=name,
+        module=f'codec_{name}',
+        kinds=tuple(kind for kind in CODEC_KINDS if into or not kind.startswith('encode-into')),
+        needs=(needs,),
+        loop='none',
+        broker='',
+        how=how,
+    )
+
+
+# The same libraries as codecs only; apart, because they need neither a broker nor an event loop.
+CODECS = (
+    codec(
+        'rbfly',
+        'rbfly',
+        '`encode_amqp(buffer, stream_message_ctx(data))`, `encode_amqp_bytes`,'
+        ' `decode_amqp(raw).body`',
+        into=True,
+    ),
+    codec(
+        'msgspec',
+        'msgspec',
+        'MessagePack: one `Encoder`, one `Decoder`, `encode_into` for a buffer; sections as a map'
+        ' of three, a `Struct` where only the body is read',
+        into=True,
+    ),
+    codec('rstream', 'rstream', '`bytes(AMQPMessage(value=data))`, `amqp_decoder(raw).value`'),
+    codec(
+        'proton',
+        'python-qpid-proton',
+        'one `Message` used again: `encode` and `decode`; Data sections by `inferred=True`',
+    ),
+)
+LIBRARIES |= {f'{library.name} codec': library for library in CODECS}
 
 LANES = {
     lane.name: lane

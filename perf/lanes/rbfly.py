@@ -6,16 +6,20 @@ import rbfly.streams as rbs
 
 from .base import Target, Work, bodies
 
-__all__ = ['make']
+__all__ = ['MAKE', 'make']
 
 BATCH = 100
 
 
 class Client(Work):
-    """What the lanes have in common: the client, and its end."""
+    """What the lanes have in common: the client, and its end.
 
-    def __init__(self, target: Target) -> None:
+    :ivar amqp: publish as AMQP 1.0, not as raw bytes.
+    """
+
+    def __init__(self, target: Target, amqp: bool = True) -> None:
         super().__init__(target)
+        self.amqp = amqp
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -29,7 +33,7 @@ class Single(Client):
     async def open(self) -> None:
         await super().open()
         self.publisher: rbs.Publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream)
+            self.client.publisher(self.target.stream, amqp=self.amqp)
         )
 
     async def prepare(self, count: int) -> None:
@@ -51,7 +55,7 @@ class Batch(Client):
     async def open(self) -> None:
         await super().open()
         self.publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, cls=rbs.PublisherBatchFast)
+            self.client.publisher(self.target.stream, cls=rbs.PublisherBatchFast, amqp=self.amqp)
         )
 
     async def prepare(self, count: int) -> None:
@@ -91,7 +95,13 @@ class Consume(Client):
         await self.subscription.aclose()
 
 
-MAKE: dict[str, type[Client]] = {'single': Single, 'batch': Batch, 'consume': Consume}
+MAKE: dict[str, type[Client]] = {
+    'single': Single,
+    'single-format': Single,
+    'batch': Batch,
+    'batch-format': Batch,
+    'consume': Consume,
+}
 
 
 def make(kind: str, target: Target) -> Work:

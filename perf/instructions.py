@@ -1,0 +1,177 @@
+"""Instructions per operation of codec lanes, counted by valgrind's callgrind.
+
+A lane is run twice in a process of its own, `COUNT` and twice `COUNT` operations; the difference
+is that many operations and nothing else, neither start nor imports.  With a fixed hash seed
+the counts are the same in every run on the same build, however busy the machine is.  The
+interpreter's own part of the timed statement is in them.
+
+    python -m perf.instructions LANE COUNT      what valgrind runs
+"""
+
+import compileall
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from . import environment, lanes
+from .lanes.base import Target
+from .lanes.codec import Codec
+from .progress import Progress
+
+__all__ = [
+    'COUNT',
+    'InstructionsError',
+    'check',
+    'chosen',
+    'default_path',
+    'load',
+    'measure',
+    'report',
+    'store',
+]
+
+COUNT = 1_000
+TOTAL = re.compile(r'^(?:summary|totals):\s*(\d+)', re.MULTILINE)
+
+
+class InstructionsError(Exception):
+    """Instructions could not be counted."""
+
+
+def check() -> None:
+    """Make sure that valgrind is there.
+
+    :raises InstructionsError: it is not.
+    """
+    if shutil.which('valgrind') is None:
+        raise InstructionsError('valgrind is not installed; apt-get install valgrind, or the like')
+
+
+def chosen(words: list[str]) -> list[lanes.Lane]:
+    """Lanes of the codec scenario that words name; those of this client if there are none."""
+    return lanes.select(words or ['rbfly'], ['codec'])
+
+
+def total(text: str) -> int:
+    """Instructions in a callgrind file."""
+    found = TOTAL.search(text)
+    if found is None:
+        raise InstructionsError('callgrind has counted nothing')
+    return int(found.group(1))
+
+
+def run(lane: str, count: int, out: Path) -> int:
+    """Instructions of a process that does so many operations."""
+    command = ['valgrind', '--tool=callgrind', f'--callgrind-out-file={out}']
+    command += [sys.executable, '-m', 'perf.instructions', lane, str(count)]
+    # what is in the environment moves the stack, and with it a count or two
+    kept = {name: os.environ[name] for name in ('PATH', 'HOME', 'LANG') if name in os.environ}
+    done = subprocess.run(
+        command,
+        cwd=environment.folder(),
+        env={**kept, 'PYTHONHASHSEED': '0', 'PYTHONDONTWRITEBYTECODE': '1'},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode or not out.exists():
+        words = done.stderr.strip().splitlines()
+        raise InstructionsError(f'{lane}: {words[-1] if words else "valgrind failed"}')
+    return total(out.read_text())
+
+
+def measure(names: Sequence[str], count: int = COUNT, keep: Path | None = None) -> dict[str, float]:
+    """Instructions per operation, by lane.
+
+    :param keep: folder that the callgrind files stay in, for `callgrind_annotate`.
+    """
+    check()
+    # or the first process would compile what the others read
+    compileall.compile_dir(Path(__file__).parent, quiet=1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        runs = [(name, n) for name in names for n in (count, 2 * count)]
+        counts: dict[tuple[str, int], int] = {}
+        with (
+            Progress(len(runs), 'instructions', 'runs') as progress,
+            ThreadPoolExecutor(environment.cpus()) as pool,
+        ):
+            files = [folder / f'callgrind.{name}.{n}' for name, n in runs]
+            answers = pool.map(run, *zip(*runs, strict=True), files)
+            for key, answer in zip(runs, answers, strict=True):
+                counts[key] = answer
+                progress.step()
+    return {name: (counts[name, 2 * count] - counts[name, count]) / count for name in names}
+
+
+def store(path: Path, found: dict[str, float], count: int = COUNT) -> None:
+    """Write counts, and where they were made, to a file."""
+    libraries = {lanes.find(name).library for name in found}
+    version = subprocess.run(['valgrind', '--version'], capture_output=True, text=True)
+    record = {
+        'type': 'instructions',
+        'environment': environment.describe(lanes.versions(libraries), {}),
+        'valgrind': version.stdout.strip(),
+        'count': count,
+        'instructions': found,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
+
+
+def load(path: Path) -> dict[str, float]:
+    """Counts of a file."""
+    try:
+        record: Any = json.loads(path.read_text(encoding='utf-8'))
+        found: dict[str, float] = record['instructions']
+    except OSError as ex:
+        raise InstructionsError(f'cannot read {path}: {ex.strerror}') from None
+    except (ValueError, KeyError, TypeError):
+        raise InstructionsError(f'{path} is not a file of instructions') from None
+    return found
+
+
+def default_path(folder: Path) -> Path:
+    return folder / f'instructions-{datetime.now(UTC):%Y%m%d-%H%M%S}.json'
+
+
+def report(found: dict[str, float], earlier: dict[str, float] | None = None) -> Iterator[str]:
+    """A table of the counts, with those of an earlier run beside them if there was one."""
+    from .table import align
+
+    rows: list[tuple[str, ...]] = [('lane', 'instructions', *(('before', 'ratio') * bool(earlier)))]
+    for name, value in found.items():
+        cells = [name, f'{value:,.1f}']
+        if earlier:
+            before = earlier.get(name)
+            cells += [f'{before:,.1f}', f'{value / before:.3f}'] if before else ['', '']
+        rows.append(tuple(cells))
+    yield from align(rows)
+    plain, full = found.get('rbfly-decode-seed'), found.get('rbfly-decode-properties')
+    if plain and full:
+        yield f'body of the message with properties, of the body alone: {full / plain:.2f}'
+
+
+def main(argv: Sequence[str]) -> int:
+    """The process that valgrind runs."""
+    name, count = argv
+    lane = lanes.find(name)
+    module = importlib.import_module(f'perf.lanes.{lane.library.module}')
+    work: Codec = module.make(lane.kind.name, Target('', ''))
+    work.case.check()
+    work.case.timer().timeit(int(count))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

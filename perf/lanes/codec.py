@@ -1,0 +1,136 @@
+"""What the lanes of codecs have in common: the messages, and statements that `timeit` repeats."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from timeit import Timer
+from typing import Any
+
+from .base import Target, Work
+
+__all__ = ['MESSAGES', 'PROPERTIES', 'Case', 'Codec', 'Message', 'same']
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is encoded and decoded.
+
+    :ivar properties: values of the fields of AMQP's properties section.
+    """
+
+    body: Any
+    properties: dict[str, str] = field(default_factory=dict)
+    app_properties: dict[str, Any] = field(default_factory=dict)
+
+
+def document() -> dict[str, Any]:
+    """Ten maps of ten values each."""
+    return {
+        f'item-{i}': {
+            'name': f'name of item {i}',
+            'count': i * 25,
+            'total': 10**12 + i,
+            'price': i + 0.25,
+            'active': i % 2 == 0,
+            'note': None,
+            'tags': ['red', f'tag-{i}'],
+            'place': {'x': -i, 'y': i * 1000},
+        }
+        for i in range(10)
+    }
+
+
+SEED = {'large-int': 2**31 - 1, 'small-list': [1, 2, 3], 'bin-string': b'abc'}
+PROPERTIES = {
+    'message_id': 'order-000123',
+    'to': '/queues/orders',
+    'subject': 'new order',
+    'correlation_id': 'request-000456',
+    'content_type': 'application/x-order',
+}
+APP_PROPERTIES = {
+    'region': 'eu-west',
+    'tenant': 'acme',
+    'trace': '4bf92f3577b34da6',
+    'source': 'checkout',
+    'version': 3,
+    'attempt': 1,
+    'weight': 70_000,
+    'ratio': 0.5,
+    'urgent': True,
+    'test': False,
+}
+MESSAGES = {
+    'seed': Message(SEED),
+    'data10': Message(b'0123456789'),
+    'data1k': Message(bytes(range(256)) * 4),
+    'properties': Message(SEED, PROPERTIES, APP_PROPERTIES),
+    'nested': Message(document()),
+}
+
+
+def same(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+def clip(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f'{text[:300]}...'
+
+
+@dataclass(frozen=True)
+class Case:
+    """A statement to be timed, and how it is known to do its work.
+
+    :ivar statement: expressions or assignments with `; ` between them, the last an expression.
+    :ivar names: what the names in the statement stand for.
+    :ivar expected: what `read` is to make of the value of the last expression.
+    """
+
+    statement: str
+    names: dict[str, Any]
+    expected: Any
+    read: Callable[[Any], Any] = same
+
+    def check(self) -> None:
+        """Do the work once and look at what comes of it.
+
+        :raises ValueError: it is not what is expected.
+        """
+        *before, last = self.statement.split('; ')
+        names = dict(self.names)
+        exec('\n'.join(before), names)
+        found = self.read(eval(last, names))
+        if found != self.expected:
+            raise ValueError(f'{self.statement} gives {clip(found)}, not {clip(self.expected)}')
+
+    def timer(self) -> Timer:
+        return Timer(self.statement, globals=self.names)
+
+
+class Codec(Work):
+    """Runs the statement of a case, which is checked first."""
+
+    def __init__(self, make: Callable[[str, Message], Case], kind: str, target: Target) -> None:
+        super().__init__(target)
+        work, _, message = kind.rpartition('-')
+        self.case = make(work, MESSAGES[message])
+
+    async def open(self) -> None:
+        self.case.check()
+
+    async def prepare(self, count: int) -> None:
+        self.count = count
+        self.timer = self.case.timer()
+        # the turn of another lane has just ended, and a round may last but milliseconds
+        self.timer.timeit(count // 10)
+
+    async def run(self) -> int:
+        self.timer.timeit(self.count)
+        return self.count
+
+    async def finish(self) -> None:
+        self.case.check()
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,47 @@
+"""Reports that others have published, and what is known of how they were made.
+
+Nothing here was measured by us; a field that is empty is not told, or not known to us.
+"""
+
+from dataclasses import dataclass, field
+
+__all__ = ['PUBLISHED', 'Published']
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published report.
+
+    :ivar libraries: versions of the libraries measured, by the name of the distribution.
+    :ivar kafka: how Kafka was run.
+    :ivar counts: messages per measurement.
+    :ivar hardware: machine and system.
+    :ivar notes: what else makes a difference.
+    """
+
+    title: str
+    address: str
+    libraries: dict[str, str] = field(default_factory=dict)
+    kafka: str = ''
+    counts: str = ''
+    hardware: str = ''
+    notes: str = ''
+
+
+PUBLISHED = (
+    Published(
+        title='RbFly 0.10, Performance Report',
+        address='https://wrobell.dcmod.org/rbfly/performance.html',
+        libraries={'aiokafka': '0.11.0', 'rstream': '0.20.6', 'python-qpid-proton': '0.39.0'},
+        kafka='with ZooKeeper',
+        notes='peers are those of its `performance` extra; uvloop; one message, and batches of 100,'
+        ' each confirmed; encoding and decoding by several codecs; figures without floor lanes',
+    ),
+    Published(
+        title='rstream, Client Performances',
+        address='https://pypi.org/project/rstream/',
+        counts='1,000,000 messages by `send_batch`',
+        hardware='4 cores, 8 GB, Ubuntu',
+        notes='the clock stops without waiting for confirms; here it stops at the last confirm',
+    ),
+)

@@ -1,0 +1,238 @@
+"""What result files say, in the terms of the report."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from .. import environment
+from ..results import Results, read
+from ..stats import Interval, median_interval, ratio_interval
+
+__all__ = ['OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run']
+
+OURS = 'rbfly'
+
+# what a library is called in the report, and in which order it is shown; the floors are last
+TITLES = {
+    'rbfly': 'RbFly',
+    'rbfly-amqp': 'RbFly (AMQP)',
+    'rbfly-raw': 'RbFly (raw bytes)',
+    'rstream': 'rstream',
+    'proton': 'Qpid Proton',
+    'aiokafka': 'aiokafka (Kafka)',
+    'msgspec': 'msgspec (reference)',
+    'bare-uvloop': 'bare uvloop (floor)',
+    'raw-socket': 'raw socket (floor)',
+}
+FLOORS = ('bare-uvloop', 'raw-socket')
+REFERENCES = ('msgspec',)
+
+
+class ReportError(Exception):
+    """Result files of which no report can be made."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of work, as the header of a result file describes it.
+
+    :ivar count: messages per round of this run.
+    :ivar full: messages per round at `--full`.
+    """
+
+    name: str
+    scenario: str
+    title: str
+    size: int
+    full: int
+    warm_up: int
+    floor: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane that has results."""
+
+    run: 'Run'
+    name: str
+    kind: str
+    library: str
+    broker: str
+    loop: str
+    how: str
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.library, self.library)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.library.split('-')[0] == OURS
+
+    @property
+    def is_floor(self) -> bool:
+        return self.library in FLOORS
+
+    @property
+    def is_reference(self) -> bool:
+        return self.library in REFERENCES
+
+    @property
+    def is_peer(self) -> bool:
+        return not self.is_ours and not self.is_floor and not self.is_reference
+
+    def values(self, column: str) -> list[float]:
+        return list(self.run.results.column(self.name, column).values())
+
+    @property
+    def rounds(self) -> int:
+        return len(self.values('rate'))
+
+    @cached_property
+    def rate(self) -> Interval:
+        """Messages per second."""
+        return median_interval(self.values('rate'), self.run.seed)
+
+    @cached_property
+    def cpu(self) -> Interval:
+        """Microseconds of CPU per message."""
+        return median_interval([x * 1e6 for x in self.values('cpu_per_message')], self.run.seed)
+
+    @property
+    def memory(self) -> float:
+        """Peak of resident memory, MiB."""
+        return median(self.values('max_rss')) / 2**20
+
+    def ratio(self, other: 'Lane', column: str = 'rate') -> Interval | None:
+        """Ratio of the medians to those of another lane, over the rounds that both have.
+
+        None if there is no such round, or the other has nothing but zeros.
+        """
+        if self.run is not other.run:
+            return None
+        key = (self.name, other.name, column)
+        if key not in self.run.ratios:
+            self.run.ratios[key] = self._ratio(other, column)
+        return self.run.ratios[key]
+
+    def _ratio(self, other: 'Lane', column: str) -> Interval | None:
+        over, under = (lane.run.results.column(lane.name, column) for lane in (self, other))
+        both = sorted(over.keys() & under.keys())
+        try:
+            return ratio_interval(
+                [over[i] for i in both], [under[i] for i in both], self.run.seed, paired=True
+            )
+        except (ValueError, ArithmeticError):
+            return None
+
+
+class Run:
+    """One result file.
+
+    :ivar lanes: the lanes that have results and did not fail, in the order of the report.
+    :ivar absent: the lanes that were asked for and have no results, with the reason.
+    """
+
+    def __init__(self, results: Results) -> None:
+        header = results.header
+        if 'kinds' not in header:
+            raise ReportError(f'{results.path}: its header does not describe the kinds of work')
+        self.results = results
+        self.ratios: dict[tuple[str, str, str], Interval | None] = {}
+        self.environment: dict[str, Any] = header['environment']
+        self.seed = results.settings.seed
+        self.rounds = results.settings.rounds
+        self.scenarios: dict[str, str] = header['scenarios']
+        counts = results.settings.counts
+        self.kinds = {
+            name: Kind(name=name, count=counts[name], **about)
+            for name, about in header['kinds'].items()
+        }
+        failed = results.failed()
+        measured = {row['lane'] for row in results.rows}
+        self.absent: dict[str, str] = {
+            item['lane']: f'left out: {item["reason"]}' for item in header['left_out']
+        }
+        found = []
+        for about in header['lanes']:
+            name = about['lane']
+            if name in failed:
+                self.absent[name] = f'failed: {failed[name]}'
+            elif name in measured:
+                fields = ('kind', 'library', 'broker', 'loop', 'how')
+                found.append(Lane(self, name, **{field: about[field] for field in fields}))
+            else:
+                self.absent[name] = 'the run was ended before its first round'
+        order = list(TITLES)
+        found.sort(key=lambda ln: order.index(ln.library) if ln.library in order else len(order))
+        self.lanes = {lane.name: lane for lane in found}
+
+    @property
+    def label(self) -> str:
+        """Path of the file in the checkout; its name, if it is elsewhere."""
+        path = self.results.path.resolve()
+        folder = environment.folder()
+        return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """Where it was begun, and where it was gone on with."""
+        return [self.environment, *self.results.resumed]
+
+    def of_kind(self, kind: str) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if lane.kind == kind]
+
+    def absent_of_kind(self, kind: str) -> dict[str, str]:
+        return {name: why for name, why in self.absent.items() if name.endswith(f'-{kind}')}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All result files of a report."""
+
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def read(cls, paths: Sequence[Path]) -> Self:
+        runs = tuple(Run(read(path)) for path in paths)
+        seen: dict[str, Run] = {}
+        for run in runs:
+            for kind in run.kinds:
+                if kind in seen:
+                    raise ReportError(f'{kind} is in {seen[kind].label} and in {run.label}')
+                seen[kind] = run
+        if not any(run.lanes for run in runs):
+            raise ReportError('no lane has results')
+        return cls(runs)
+
+    @property
+    def scenarios(self) -> dict[str, str]:
+        """What is measured, by scenario."""
+        used = {kind.scenario for kind in self.kinds()}
+        about = {name: text for run in self.runs for name, text in run.scenarios.items()}
+        return {name: text for name, text in about.items() if name in used}
+
+    def kinds(self, scenario: str = '') -> list[Kind]:
+        found = [kind for run in self.runs for kind in run.kinds.values()]
+        return [kind for kind in found if not scenario or kind.scenario == scenario]
+
+    def kind(self, name: str) -> Kind:
+        return next(kind for kind in self.kinds() if kind.name == name)
+
+    def run_of(self, kind: str) -> Run | None:
+        return next((run for run in self.runs if kind in run.kinds), None)
+
+    def lane(self, name: str) -> Lane | None:
+        return next((run.lanes[name] for run in self.runs if name in run.lanes), None)
+
+    def of_kind(self, kind: str) -> list[Lane]:
+        run = self.run_of(kind)
+        return run.of_kind(kind) if run else []
+
+    def all_lanes(self) -> Iterator[Lane]:
+        for run in self.runs:
+            yield from run.lanes.values()

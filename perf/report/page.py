@@ -1,0 +1,385 @@
+"""The page, as reStructuredText."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from .. import environment, lanes, stats
+from .field import PUBLISHED
+from .figures import FIGURES, THEMES, Figure, alt
+from .model import OURS, TITLES, Kind, Lane, Report, Run
+from .reading import TARGETS, ahead, cautions, in_short, ratio, reading, verdict
+from .rst import bullets, code, heading, paragraph, plain, table
+
+__all__ = ['compose']
+
+LEVEL = f'{stats.LEVEL * 100:.0f} %'
+
+# what the report is of; a scenario that no file has is said to be missing
+SCENARIOS = {
+    'publish': 'Publishing to a broker',
+    'amqp': 'AMQP and raw bytes',
+    'codec': 'Encoding and decoding AMQP 1.0',
+}
+MORE = {'pipeline': 'Publishing with many messages in flight', 'consume': 'Consuming'}
+
+ABOUT = {
+    'time': 'begun',
+    'python': 'Python',
+    'compiler': 'compiled by',
+    'kernel': 'kernel',
+    'machine': 'machine',
+    'cpu': 'CPU',
+    'cpus': 'CPUs',
+    'memory': 'memory',
+    'load': 'load (1, 5, 15 minutes)',
+    'revision': 'commit',
+}
+
+
+def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
+    """Write the page.
+
+    :param figures: the figures that were drawn, by scenario.
+    :param folder: where they are, relative to the page.
+    """
+    lines = [
+        '.. Written by `python -m perf report` from result files; do not edit.',
+        '',
+        *heading('Performance', '='),
+        *summary(report),
+    ]
+    for scenario, title in {**SCENARIOS, **MORE}.items():
+        if scenario in report.scenarios:
+            lines += heading(title)
+            lines += results(report, scenario, figures.get(scenario), folder)
+        elif scenario in SCENARIOS:
+            lines += heading(title)
+            lines += paragraph(f'No result file has the scenario {code(scenario)}: not measured.')
+    lines += [*targets(report), *method(report), *surroundings(report), *field(report)]
+    return '\n'.join(lines).rstrip('\n') + '\n'
+
+
+def names(items: Iterable[str]) -> str:
+    """`a`, `b` and `c`."""
+    *most, last = items
+    return f'{", ".join(most)} and {last}' if most else last
+
+
+def sentence(text: str) -> str:
+    return f'{plain(text[0].upper() + text[1:])}.'
+
+
+def moment(time: str) -> str:
+    return time.replace('T', ' ').replace('+00:00', ' UTC')
+
+
+# -- results
+
+
+def summary(report: Report) -> Iterator[str]:
+    for run in report.runs:
+        about = run.environment
+        scenarios = names(dict.fromkeys(code(kind.scenario) for kind in run.kinds.values()))
+        yield from paragraph(
+            f'{code(run.label)}: {scenarios}, {run.rounds} rounds, begun {moment(about["time"])} on'
+            f' {plain(str(about.get("cpus")))} CPUs ({plain(str(about.get("cpu")))}),'
+            f' {plain(about["python"])}{brokers(about)}.'
+        )
+    yield from paragraph(
+        'Everything on this page is computed from these files. Rates are medians of the rounds;'
+        f' what stands in brackets is the {LEVEL} interval. A bar plot shows median and'
+        ' interval. *Floor* lanes send the same frames as the clients with nothing around them:'
+        ' what they reach is what broker, network and event loop leave to a client.'
+    )
+    kinds = [kind for kind in report.kinds() if report.of_kind(kind.name)]
+    drawn = {name for figure in FIGURES for _, names in figure.parts for name in names}
+    yield from heading('In short')
+    yield from bullets(
+        [*(in_short(report, kind) for kind in kinds if kind.name in drawn), ahead(report, kinds)]
+    )
+    if found := list(cautions(report)):
+        yield '.. admonition:: To be read with care'
+        yield ''
+        for text in bullets(found):
+            yield textwrap.indent(text, '   ')
+
+
+def brokers(about: dict[str, Any]) -> str:
+    found = [
+        f'{plain(str(broker.get("product", name)))} {plain(str(broker.get("version", "")))}'.strip()
+        for name, broker in about.get('brokers', {}).items()
+    ]
+    return f', {names(found)}' if found else ''
+
+
+def results(report: Report, scenario: str, figure: Figure | None, folder: str) -> Iterator[str]:
+    yield from paragraph(f'{sentence(report.scenarios[scenario])}')
+    if figure:
+        yield from show(report, figure, folder)
+    for kind in report.kinds(scenario):
+        yield from heading(f'{kind.name}: {kind.count:,} messages a round', '~')
+        yield from paragraph(sentence(kind.title))
+        yield from numbers(report, kind)
+        yield from bullets(reading(report, kind))
+        run = report.run_of(kind.name)
+        absent = run.absent_of_kind(kind.name) if run else {}
+        if absent:
+            yield from paragraph('Not measured:')
+            yield from bullets(f'{code(name)} {plain(why[:300])}' for name, why in absent.items())
+
+
+def show(report: Report, figure: Figure, folder: str) -> Iterator[str]:
+    stem = f'{folder}/{figure.scenario}'
+    for theme in THEMES:
+        yield f'.. image:: {stem}-{theme}.svg'
+        yield f'   :class: only-{theme}'
+        yield f'   :alt: {alt(report, figure)}'
+        yield ''
+    if figure.boxes:
+        text = (
+            'Line: median; box: from the first quartile to the third; whiskers: up to 1.5 times'
+            ' the height of the box; circles: the rounds outside.'
+        )
+    else:
+        text = f'Bars: median; lines: {LEVEL} interval; longer is faster.'
+    pictures = names(f':download:`{theme} PNG <{stem}-{theme}.png>`' for theme in THEMES)
+    yield '.. rst-class:: perf-caption'
+    yield ''
+    yield from paragraph(f'{text} ({pictures})')
+
+
+def cell(values: Any, form: str) -> str:
+    return f'{values.value:{form}} [{values.low:{form}}, {values.high:{form}}]'
+
+
+def numbers(report: Report, kind: Kind) -> Iterator[str]:
+    """The table of a kind: rate, CPU, memory, and ratios to floor or reference."""
+    lanes = report.of_kind(kind.name)
+    if not lanes:
+        yield from paragraph('No lane has results.')
+        return
+    # what the others are compared with: floor, or reference, or this client
+    bases = [
+        *(lane for lane in lanes if lane.library == kind.floor),
+        *(lane for lane in lanes if lane.is_reference),
+        *(lane for lane in lanes if lane.is_ours),
+    ]
+    base = bases[0] if bases else None
+    titles = ['lane', 'messages/s', 'CPU µs/message', 'MiB']
+    if base:
+        of = 'floor' if base.library == kind.floor else plain(TITLES[base.library].split(' (')[0])
+        titles += [f'rate ÷ {of}', f'CPU ÷ {of}']
+    rows = []
+    for lane in lanes:
+        row = [
+            plain(lane.title),
+            cell(lane.rate, ',.0f'),
+            cell(lane.cpu, '.2f' if lane.cpu.value >= 1 else '.3f'),
+        ]
+        row.append(f'{lane.memory:.0f}')
+        if base:
+            for column in ('rate', 'cpu_per_message'):
+                row.append('1' if lane is base else ratio(lane.ratio(base, column)))
+        rows.append(row)
+    yield from table(titles, rows)
+
+
+def targets(report: Report) -> Iterator[str]:
+    rows = []
+    for target in TARGETS:
+        lane, other = report.lane(target.lane), report.lane(target.other)
+        if not lane or not other:
+            missing = target.other if lane else target.lane
+            rows.append([code(target.lane), code(target.other), '', f'{code(missing)} is missing'])
+            continue
+        for column, title, goal in (
+            ('rate', 'rate', target.rate),
+            ('cpu_per_message', 'CPU', target.cpu),
+        ):
+            if goal:
+                most = column != 'rate'
+                found = lane.ratio(other, column)
+                text = f'{title} {ratio(found)}; {"at most" if most else "at least"} {goal}'
+                rows.append([code(lane.name), code(other.name), text, verdict(found, goal, most)])
+    yield from heading('What it is to reach')
+    yield from paragraph(
+        'The goals that this client has set itself. One is reached if all of the interval is on'
+        ' the right side of it, and reached within the interval if a part of it is.'
+    )
+    yield from table(['lane', 'beside', 'ratio and goal', 'reached?'], rows, 'perf')
+
+
+# -- how
+
+
+def command(run: Run) -> str:
+    """The command that does the run again."""
+    kinds = run.kinds.values()
+    scenarios = ','.join(dict.fromkeys(kind.scenario for kind in kinds))
+    words = ['python -m perf', f'--scenario {scenarios}', f'--rounds {run.rounds}']
+    words.append(f'--seed {run.seed}')
+    scale = [f'{kind.name}={kind.count / kind.full:g}' for kind in kinds if not is_usual(kind, run)]
+    if scale:
+        words.append(f'--scale {",".join(scale)}')
+    asked = {*run.lanes, *run.absent}
+    usual = {name for name, ln in lanes.LANES.items() if ln.kind.scenario in scenarios.split(',')}
+    if asked != usual:
+        words.append(f'--lanes {",".join(sorted(asked))}')
+    return ' \\\n       '.join(words)
+
+
+def is_usual(kind: Kind, run: Run) -> bool:
+    """Whether a run has that number of messages without being told."""
+    known = lanes.KINDS.get(kind.name)
+    if known is None:
+        return False
+    if like := run.kinds.get(known.like):
+        return kind.count * like.full == like.count * kind.full
+    return known.count(known.scale) == kind.count
+
+
+def method(report: Report) -> Iterator[str]:
+    yield from heading('What was done')
+    yield from paragraph('After the set-up that the README tells, in the checkout:')
+    yield '.. code-block:: sh'
+    yield ''
+    for run in report.runs:
+        yield from (f'   {line}' for line in command(run).split('\n'))
+    files = ' '.join(run.label for run in report.runs)
+    yield f'   python -m perf report {files}'
+    yield ''
+    yield from bullets(
+        [
+            'Every lane has a process of its own for the whole run. It connects, and does its work'
+            ' once unrecorded, to warm up, with the number of messages in the table.',
+            'Each round runs every lane once, one after the other, in an order shuffled by seed and'
+            ' number of the round, so that what makes the machine slow for a while meets all lanes'
+            ' alike.',
+            'The clock (``perf_counter``) runs from before the first message to after the last'
+            ' confirm. Messages are made, and the garbage collector run, before it starts.',
+            'Every message published is confirmed by its broker; then the messages in the broker'
+            ' are counted by other code than that which is measured. A lane whose count is not what'
+            ' it said has failed and is named.',
+            'What needs no broker is a statement that ``timeit`` repeats, which keeps the garbage'
+            ' collector off meanwhile; what comes of it is checked before and after.',
+            'CPU is user and system time of the process of the lane, per message; memory is the'
+            ' peak of its resident set while the clock ran.',
+            f'Intervals are {LEVEL} percentile bootstrap intervals of'
+            f' {stats.RESAMPLES:,} resamples. Ratios are of medians, of the same rounds, whole'
+            ' rounds being resampled.',
+        ]
+    )
+    rows = [
+        [
+            code(kind.name),
+            f'{kind.count:,}',
+            f'{kind.full:,}',
+            f'{kind.count / kind.full:.3g}',
+            f'{kind.size:,}',
+            f'{kind.warm_up:,}',
+        ]
+        for kind in report.kinds()
+    ]
+    head = ['kind of work', 'messages a round', 'at `--full`', 'scale', 'at once', 'to warm up']
+    yield from table([plain(title) for title in head], rows)
+    yield from heading('How each library is used', '~')
+    yield from table(
+        ['library', 'for', 'event loop', 'how'],
+        (
+            [plain(lanes[0].title), names(code(lane.kind) for lane in lanes), loop, plain(how)]
+            for (_, loop, how), lanes in grouped(report).items()
+        ),
+        'perf perf-text',
+    )
+
+
+def grouped(report: Report) -> dict[tuple[str, str, str], list[Lane]]:
+    """Lanes by library and how it is used."""
+    found: dict[tuple[str, str, str], list[Lane]] = {}
+    for lane in report.all_lanes():
+        found.setdefault((lane.library, plain(lane.loop), lane.how), []).append(lane)
+    return found
+
+
+def written(name: str, value: Any) -> str:
+    if value is None:
+        return 'not known'
+    if name == 'time':
+        return moment(value)
+    if name == 'memory':
+        return f'{value / 2**30:.1f} GiB'
+    if isinstance(value, list):
+        return ', '.join(str(x) for x in value)
+    return plain(str(value))
+
+
+def version(broker: Mapping[str, str]) -> str:
+    first = [broker[key] for key in ('product', 'version') if key in broker]
+    rest = [text for key, text in broker.items() if key not in ('product', 'version')]
+    return ', '.join([' '.join(first), *rest])
+
+
+def surroundings(report: Report) -> Iterator[str]:
+    """Machine, versions, and what changed while a run was interrupted."""
+    yield from heading('Environment')
+    runs = report.runs
+    rows = [
+        [title, *(written(name, run.environment.get(name)) for run in runs)]
+        for name, title in ABOUT.items()
+    ]
+    for group, title in (('brokers', 'broker'), ('libraries', 'library')):
+        keys = sorted({key for run in runs for key in run.environment.get(group, {})})
+        for key in keys:
+            row = [f'{title} {plain(key)}']
+            for run in runs:
+                value = run.environment.get(group, {}).get(key, '')
+                row.append(plain(version(value) if isinstance(value, dict) else value))
+            rows.append(row)
+    yield from table(['', *(code(run.label) for run in runs)], rows, 'perf perf-text')
+    found = []
+    for run in runs:
+        for later in run.environments[1:]:
+            changes = environment.differences(run.environment, later)
+            what = f'it then differed in {"; ".join(changes)}' if changes else 'nothing differed'
+            found.append(
+                f'{code(run.label)} was gone on with {moment(later["time"])}; {plain(what)}.'
+            )
+    if found:
+        yield from bullets(found)
+
+
+# -- others
+
+
+def field(report: Report) -> Iterator[str]:
+    yield from heading('How this differs from what others have published')
+    yield from paragraph(
+        'Rates of different machines, versions and settings are not comparable; what follows is to'
+        ' tell how far apart they are. None of the figures of these reports is repeated here.'
+    )
+    head = ['', 'this page', *(f'`{plain(p.title)} <{p.address}>`__' for p in PUBLISHED)]
+    rows = []
+    libraries = {name for p in PUBLISHED for name in p.libraries}
+    for name in sorted(libraries):
+        ours = {run.environment['libraries'].get(name) for run in report.runs} - {None}
+        row = [plain(name), plain(', '.join(sorted(map(str, ours)))) or 'not measured']
+        rows.append([*row, *(p.libraries.get(name, '') for p in PUBLISHED)])
+    kafka = [run.environment['brokers'].get('kafka') for run in report.runs]
+    modes = {broker.get('mode', 'mode not told') for broker in kafka if broker}
+    told = plain(', '.join(sorted(modes))) or 'not measured'
+    rows.append(['Kafka', told, *(plain(p.kafka) for p in PUBLISHED)])
+    counts = [
+        f'{kind.name} {kind.count:,} a round' for kind in report.kinds() if kind.scenario != 'codec'
+    ]
+    rows.append(['messages', plain('; '.join(counts)), *(plain(p.counts) for p in PUBLISHED)])
+    machines = {
+        f'{run.environment.get("cpus")} CPUs, {run.environment.get("cpu")}' for run in report.runs
+    }
+    machine = plain('; '.join(sorted(machines)))
+    rows.append(['hardware', machine, *(plain(p.hardware) for p in PUBLISHED)])
+    rows.append(['besides', f'{code(OURS)} is this client', *(plain(p.notes) for p in PUBLISHED)])
+    unknown = 'not known to us'
+    yield from table(
+        head, ([row[0], *(text or unknown for text in row[1:])] for row in rows), 'perf perf-text'
+    )

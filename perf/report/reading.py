@@ -1,0 +1,211 @@
+"""What the numbers say, found by rule; a rule that speaks for a peer is one that speaks for us.
+
+Two lanes differ when the 95 % interval of the ratio of their medians does not hold 1.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..stats import Interval
+from .model import Kind, Lane, Report
+from .rst import code, plain
+
+__all__ = ['TARGETS', 'Target', 'ahead', 'cautions', 'in_short', 'ratio', 'reading', 'verdict']
+
+# a client at this part of its floor, or above, leaves the rest to broker and network
+NEAR = 0.9
+# below this number of rounds, and above this load per CPU, a run is an impression only
+ROUNDS = 30
+LOAD = 0.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """What this client is to reach.
+
+    :ivar rate: least ratio of rates.
+    :ivar cpu: largest ratio of CPU per message; 0 for none.
+    """
+
+    lane: str
+    other: str
+    rate: float
+    cpu: float = 0
+
+
+TARGETS = (
+    Target('rbfly-single', 'bare-uvloop-single', 0.97, 1.25),
+    Target('rbfly-batch', 'bare-uvloop-batch', 0.97, 1.5),
+    Target('rbfly-encode-into-seed', 'msgspec-encode-seed', 0.8),
+    Target('rbfly-decode-seed', 'msgspec-decode-seed', 0.8),
+)
+
+
+def verdict(found: Interval | None, target: float, most: bool = False) -> str:
+    """Whether a target is reached: by the interval, by a part of it, or not.
+
+    :param most: the ratio is to be at most the target.
+    """
+    if found is None:
+        return 'cannot be told'
+    sure, reached = (
+        (found.high <= target, found.low <= target)
+        if most
+        else (found.low >= target, found.high >= target)
+    )
+    return 'reached' if sure else 'reached within the interval' if reached else 'not reached'
+
+
+def number(value: float) -> str:
+    if value < 0.1:
+        return f'{value:#.2g}' if value else '0'
+    return f'{value:.2f}' if value < 10 else f'{value:,.0f}'
+
+
+def ratio(found: Interval | None) -> str:
+    """A ratio and its interval."""
+    if found is None:
+        return ''
+    return f'{number(found.value)} [{number(found.low)}, {number(found.high)}]'
+
+
+def scale(found: Interval) -> str:
+    return f'{ratio(found)} times'
+
+
+def beside_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
+    """Whether the client or the broker is the limit."""
+    name = plain(lane.title)
+    if not kind.floor:
+        return ''
+    found = lane.ratio(floor) if floor else None
+    if found is None:
+        return (
+            f'The floor lane {code(f"{kind.floor}-{kind.name}")} has no result, so it cannot be'
+            ' told whether the client or the broker is the limit.'
+        )
+    if found.low > 1:
+        return (
+            f'{name} is faster than its floor by more than the interval, {scale(found)} its rate.'
+            ' That cannot be: something is counted wrongly, and the rest is to be read with care.'
+        )
+    text = f'{name} reaches {scale(found)} the rate of the floor, the same frames without a client'
+    if found.low >= NEAR:
+        return (
+            f'{text}: the broker and the round trips to it are the limit, and no client could be'
+            ' much faster here.'
+        )
+    if found.high < NEAR:
+        return f'{text}: the client costs the rest.'
+    return f'{text}; the interval is too wide to tell whether client or broker is the limit.'
+
+
+def beside_peer(lane: Lane, peer: Lane) -> str:
+    """Which of two is ahead, in rate and in CPU."""
+    ours, theirs = plain(lane.title), plain(peer.title)
+    rate, cpu = lane.ratio(peer), lane.ratio(peer, 'cpu_per_message')
+    if rate is None:
+        return ''
+    if rate.low > 1:
+        text = f'{ours} is ahead of {theirs}: {scale(rate)} its rate'
+    elif rate.high < 1:
+        text = f'**{theirs} is ahead** of {ours}, which has {scale(rate)} its rate'
+    else:
+        text = f'{ours} and {theirs} cannot be told apart: the ratio of rates is {ratio(rate)}'
+    if cpu is not None:
+        if cpu.high < 1:
+            text += f'; {ours} takes less CPU per message ({scale(cpu)})'
+        elif cpu.low > 1:
+            text += f'; **{ours} takes more CPU** per message ({scale(cpu)})'
+        else:
+            text += f'; their CPU per message cannot be told apart ({ratio(cpu)})'
+    if peer.is_reference:
+        text += '; the reference is of another format, and no peer'
+    if lane.broker != peer.broker:
+        text += '; the brokers are different ones, and this compares client and broker together'
+    return text + '.'
+
+
+def of_kind(report: Report, kind: Kind) -> Iterator[str]:
+    lanes = report.of_kind(kind.name)
+    floor = next((lane for lane in lanes if lane.library == kind.floor), None)
+    ours = [lane for lane in lanes if lane.is_ours]
+    for lane in ours:
+        if text := beside_floor(lane, kind, floor):
+            yield text
+        for peer in lanes:
+            if not peer.is_ours and not peer.is_floor and (text := beside_peer(lane, peer)):
+                yield text
+    for lane in ours[1:]:
+        if text := beside_peer(ours[0], lane):
+            yield text
+    if not ours:
+        yield 'This client has no result here.'
+    elif kind.floor and not any(lane.is_peer for lane in lanes):
+        yield 'No peer has a result here.'
+
+
+def in_short(report: Report, kind: Kind) -> str:
+    """The rate of this client, and its ratios to all that it is compared with."""
+    lanes = report.of_kind(kind.name)
+    ours = next((lane for lane in lanes if lane.is_ours), None)
+    if not ours:
+        return f'**{kind.scenario}, {kind.name}**: this client has no result.'
+    parts = [
+        f'**{kind.scenario}, {kind.name}**: {plain(ours.title)} {ours.rate.value:,.0f} messages/s'
+    ]
+    for lane in lanes:
+        found = ours.ratio(lane)
+        if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and found:
+            parts.append(f'{scale(found)} {plain(lane.title)}')
+    return f'{"; ".join(parts)}.'
+
+
+def ahead(report: Report, kinds: Iterable[Kind]) -> str:
+    """In what others are ahead of this client."""
+    found: dict[str, list[str]] = {}
+    for kind in kinds:
+        lanes = report.of_kind(kind.name)
+        ours = next((lane for lane in lanes if lane.is_ours), None)
+        for lane in lanes:
+            if ours and not lane.is_ours and not lane.is_floor:
+                rate = ours.ratio(lane)
+                if rate and rate.high < 1:
+                    found.setdefault(lane.title, []).append(kind.name)
+    if not found:
+        return 'No library is ahead of this client in rate in any kind of work measured here.'
+    texts = (f'{plain(title)} in {", ".join(map(code, names))}' for title, names in found.items())
+    return f'Ahead of this client in rate: {"; ".join(texts)}.'
+
+
+def reading(report: Report, kind: Kind) -> list[str]:
+    """What the numbers of a kind of work say, as markup."""
+    return list(of_kind(report, kind))
+
+
+def cautions(report: Report) -> Iterator[str]:
+    """What takes weight from the numbers, as markup."""
+    for run in report.runs:
+        name = code(run.label)
+        about = run.environment
+        if run.rounds < ROUNDS:
+            yield (
+                f'{name} has {run.rounds} rounds, fewer than {ROUNDS}: its intervals are an'
+                ' impression only.'
+            )
+        fewer = [lane.name for lane in run.lanes.values() if lane.rounds < run.rounds]
+        if fewer:
+            yield (
+                f'{name} was ended before its last round; these lanes have fewer rounds than the'
+                f' {run.rounds} that were asked for: {", ".join(map(code, fewer))}.'
+            )
+        load, cpus = about.get('load'), about.get('cpus')
+        if load and cpus and load[0] > LOAD * cpus:
+            yield (
+                f'The machine was not idle when {name} was begun: its load was {load[0]:.2f} on'
+                f' {cpus} CPUs. Lanes are interleaved, so ratios suffer less than rates.'
+            )
+        if str(about.get('revision') or '').endswith('+'):
+            yield f'Files of the checkout were changed since the commit that {name} names.'
+    if len(report.runs) > 1:
+        yield 'Ratios are of lanes in the same result file only.'

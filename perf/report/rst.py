@@ -1,0 +1,67 @@
+"""Text as reStructuredText."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ['bullets', 'code', 'heading', 'paragraph', 'plain', 'table']
+
+WIDTH = 96
+SPECIAL = re.compile(r'([\\*_|`\[\]<>])')
+# code in backquotes, where it can be written so
+QUOTED = re.compile(r'(?<![\w`])`([^`\s](?:[^`]*[^`\s])?)`(?![\w`])')
+# what would begin a list, a directive or a field
+OPENING = re.compile(r'([-+*•‣:]|\.\.|\(?\w+[.)])(\s|$)')
+
+
+def plain(text: str) -> str:
+    """Escape a text, so that it is read as it stands; what is in backquotes becomes code."""
+    parts = QUOTED.split(' '.join(text.split()))
+    done = [code(part) if i % 2 else SPECIAL.sub(r'\\\1', part) for i, part in enumerate(parts)]
+    found = ''.join(done)
+    return f'\\{found}' if OPENING.match(found) else found
+
+
+def code(text: str) -> str:
+    return f'``{text}``' if text else ''
+
+
+def heading(text: str, line: str = '-') -> Iterator[str]:
+    yield from (text, line * len(text), '')
+
+
+def wrap(text: str, indent: str = '', first: str = '') -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=first or indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def paragraph(text: str) -> Iterator[str]:
+    """A paragraph; the text is markup already."""
+    yield from (wrap(text), '')
+
+
+def bullets(texts: Iterable[str]) -> Iterator[str]:
+    """A list; the texts are markup already."""
+    for text in texts:
+        yield wrap(text, '  ', '* ')
+    yield ''
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], style: str = 'perf-numbers'
+) -> Iterator[str]:
+    """A table; the cells are markup already."""
+    yield '.. list-table::'
+    yield '   :header-rows: 1'
+    yield f'   :class: {style}'
+    yield ''
+    for row in (head, *rows):
+        for i, cell in enumerate(row):
+            yield f'   {" " if i else "*"} - {cell}'.rstrip()
+    yield ''

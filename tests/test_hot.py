@@ -1,0 +1,152 @@
+"""The check of the hot functions: how it reads annotated pages, and what it says."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location('hot', ROOT / 'tools' / 'hot.py')
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules['hot'] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+hot = load()
+
+# scores and lines of a module
+SOURCE = [
+    (9, 'from x cimport y'),
+    (0, ''),
+    (0, 'cdef object CACHE = make('),
+    (4, '    3)'),
+    (1, 'cdef inline int put_sized('),
+    (0, '    OutBuffer *out, const void *data, Py_ssize_t n'),
+    (2, ') except -1:'),
+    (0, '    """A docstring with cdef int no_function(x): in it."""'),
+    (0, ''),
+    (0, '# a comment that stands out'),
+    (3, "    if n > 255 and p[0] < 'a':"),
+    (14, '        raise ValueError(n)'),
+    (0, '    return 0'),
+    (0, ''),
+    (0, ''),
+    (5, 'cdef class Window(Base):'),
+    (0, '    cdef list confirm(self, const uint8_t *p):'),
+    (7, '        done = f(1)'),
+    (0, ''),
+    (0, '    @property'),
+    (1, '    def size(self): return 1'),
+    (0, ''),
+    (6, 'class Other:'),
+    (2, '    async def confirm(self):'),
+    (0, '        pass'),
+    (8, 'x = confirm(1)'),
+]
+
+
+def page(source: list[tuple[int, str]]) -> str:
+    """What Cython writes: a line, and the C that it became."""
+    parts = ['<style>.cython.score-254 {background-color: #FFFF00;}</style>']
+    for number, (score, code) in enumerate(source, 1):
+        text = code.replace('&', '&amp;').replace('<', '&lt;').replace("'", '&#39;')
+        text = text.replace('cdef', '<span class="k">cdef</span><span class="w"></span>')
+        if score:
+            parts.append(
+                f'<pre class="cython line score-{score}" onclick="(function(f,s,c){{}})(this)">'
+                f'+<span class="">{number:02}</span>: {text}</pre>'
+                f"<pre class='cython code score-{score} '>  __pyx_t_2 = <span class='py_c_api'>"
+                f'PyCall</span>(0);\n</pre>'
+            )
+        else:
+            parts.append(
+                f'<pre class="cython line score-0">&#xA0;<span class="">{number:02}</span>: '
+                f'{text}</pre>'
+            )
+    return '\n'.join(parts)
+
+
+def test_lines_are_read_with_their_scores() -> None:
+    lines = list(hot.read_lines(page(SOURCE)))
+    assert [(line.score, line.code) for line in lines] == SOURCE
+    assert [line.number for line in lines] == list(range(1, len(SOURCE) + 1))
+
+
+def test_functions_have_the_scores_of_their_lines() -> None:
+    functions = hot.read_functions(list(hot.read_lines(page(SOURCE))))
+    assert {name: function.score for name, function in functions.items()} == {
+        'put_sized': 1 + 2 + 3 + 14,
+        'Window.confirm': 7,
+        'Window.size': 1,
+        'Other.confirm': 2,
+    }
+    worst = functions['put_sized'].worst()
+    assert [(line.score, line.number) for line in worst] == [(14, 12), (3, 11), (2, 7), (1, 5)]
+
+
+def write(folder: Path) -> Path:
+    path = folder / 'rbfly' / 'amqp' / '_codec.html'
+    path.parent.mkdir(parents=True)
+    path.write_text(page(SOURCE), encoding='utf-8')
+    return folder
+
+
+def test_comparison_names_what_is_worse_and_what_is_better(tmp_path: Path) -> None:
+    build = write(tmp_path)
+    table = {'rbfly.amqp._codec': {'put_sized': 19, 'Window.confirm': 8, 'Window.size': 1}}
+    found = hot.find(table, build)
+    worse, better = hot.compare(table, found)
+    assert worse[0] == 'rbfly.amqp._codec.put_sized: 20, 19 in the table'
+    assert 'line 12: raise ValueError(n)' in worse[1]
+    assert better == ['rbfly.amqp._codec.Window.confirm: 7, 8 in the table']
+    assert hot.compare(hot.scores(found), found) == ([], [])
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    build = write(tmp_path)
+    with pytest.raises(hot.HotError, match='no function gone'):
+        hot.find({'rbfly.amqp._codec': {'gone': 1}}, build)
+    with pytest.raises(hot.HotError, match='no annotated page'):
+        hot.find({'rbfly.amqp._none': {'put_sized': 1}}, build)
+
+
+def test_table_names_functions_of_the_source() -> None:
+    table = json.loads((ROOT / 'tools' / 'hot.json').read_text())
+    for module, names in table.items():
+        source = ROOT.joinpath('src', *module.split('.')).with_suffix('.pyx')
+        lines = [
+            hot.Line(number, 0, code)
+            for number, code in enumerate(source.read_text().splitlines(), 1)
+        ]
+        assert set(names) <= set(hot.read_functions(lines))
+
+
+@pytest.mark.parametrize(
+    ('limit', 'status', 'text'),
+    [(20, 0, '1 hot functions are as'), (19, 1, 'put_sized: 20, 19'), (21, 0, '--update')],
+)
+def test_exit_status(
+    limit: int,
+    status: int,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hot, 'BUILD', write(tmp_path / 'build'))
+    monkeypatch.setattr(hot, 'TABLE', tmp_path / 'hot.json')
+    monkeypatch.setattr(hot, 'annotate', lambda: None)
+    hot.TABLE.write_text(json.dumps({'rbfly.amqp._codec': {'put_sized': limit}}))
+    assert hot.main([]) == status
+    assert text in capsys.readouterr().out
+    assert hot.main(['--update']) == 0
+    assert json.loads(hot.TABLE.read_text()) == {'rbfly.amqp._codec': {'put_sized': 20}}

@@ -1,0 +1,214 @@
+"""Hold the hot functions to what they cost in Python calls.
+
+Cython's annotated HTML gives every line a score: what the C made of it calls of Python.  The
+scores of the lines of the functions named in `hot.json` are summed and compared with the numbers
+there.  A function that costs more fails the check, and its worst lines are printed; one that
+costs less is to be written into the table, so that it stays so.
+
+    python tools/hot.py               compare
+    python tools/hot.py --update      write the numbers as they are
+    python tools/hot.py --lines NAME  print the lines of a function that have a score
+"""
+
+import argparse
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = Path(__file__).with_suffix('.json')
+BUILD = ROOT / 'build' / f'annotate-{sys.implementation.cache_tag}' / 'cython' / 'src'
+WORST = 5
+
+LINE = re.compile(
+    r'<pre class="cython line score-(?P<score>\d+)"[^>]*>.?(?:&#xA0;)?<span class="">0*'
+    r'(?P<number>\d+)</span>: ?(?P<code>.*?)</pre>'
+)
+TAG = re.compile(r'<[^>]*>')
+CLASS = re.compile(r'(?:cdef |cpdef )?class (?P<name>\w+)')
+# no `=` before the parenthesis: that would be a variable with a call for its value
+FUNCTION = re.compile(r'(?:async )?(?:def|cdef|cpdef) [^=(]*?(?P<name>\w+)\(')
+
+Table = dict[str, dict[str, int]]
+
+
+class HotError(Exception):
+    """The check cannot be made."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of source and its score."""
+
+    number: int
+    score: int
+    code: str
+
+
+@dataclass
+class Function:
+    """A function, named with the classes around it."""
+
+    name: str
+    indent: int
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def score(self) -> int:
+        return sum(line.score for line in self.lines)
+
+    def worst(self) -> list[Line]:
+        """Lines that have a score, the highest first."""
+        found = [line for line in self.lines if line.score]
+        return sorted(found, key=lambda line: (-line.score, line.number))
+
+
+def read_lines(text: str) -> Iterator[Line]:
+    """Lines of source in an annotated page."""
+    for found in LINE.finditer(text):
+        code = html.unescape(TAG.sub('', found['code'])).replace('\xa0', ' ')
+        yield Line(int(found['number']), int(found['score']), code.rstrip())
+
+
+def read_functions(lines: Sequence[Line]) -> dict[str, Function]:
+    """Functions by name, `Class.method` within a class."""
+    functions: dict[str, Function] = {}
+    classes: list[tuple[int, str]] = []
+    current: Function | None = None
+    depth = 0  # of parentheses in a signature
+    for line in lines:
+        code = line.code.strip()
+        indent = len(line.code) - len(line.code.lstrip())
+        if current is not None:
+            if depth > 0:
+                depth += brackets(code)
+                current.lines.append(line)
+                continue
+            if not code or code.startswith('#') or indent > current.indent:
+                current.lines.append(line)
+                continue
+            current = None
+        if not code:
+            continue
+        while classes and indent <= classes[-1][0]:
+            classes.pop()
+        if found := CLASS.match(code):
+            classes.append((indent, found['name']))
+        elif found := FUNCTION.match(code):
+            name = '.'.join([*(name for _, name in classes), found['name']])
+            current = Function(name, indent, [line])
+            depth = brackets(code)
+            functions[name] = current
+    return functions
+
+
+def brackets(code: str) -> int:
+    """How many parentheses a line leaves open."""
+    return code.count('(') - code.count(')')
+
+
+def annotate() -> None:
+    """Translate what has changed; nothing is compiled."""
+    done = subprocess.run(
+        [sys.executable, 'setup.py', '-q', '--name'],
+        cwd=ROOT,
+        env={**os.environ, 'RBFLY_ANNOTATE': '1', 'RBFLY_DEBUG': '', 'RBFLY_SANITIZE': ''},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise HotError(f'Cython failed:\n{done.stdout}{done.stderr}')
+
+
+def load(path: Path) -> Table:
+    table: Table = json.loads(path.read_text(encoding='utf-8'))
+    return table
+
+
+def find(table: Table, build: Path) -> dict[str, dict[str, Function]]:
+    """The functions that the table names, as they are now."""
+    found: dict[str, dict[str, Function]] = {}
+    for module, names in table.items():
+        path = build.joinpath(*module.split('.')).with_suffix('.html')
+        if not path.exists():
+            raise HotError(f'no annotated page of {module} in {build}')
+        functions = read_functions(list(read_lines(path.read_text(encoding='utf-8'))))
+        if absent := [name for name in names if name not in functions]:
+            raise HotError(f'{module} has no function {", ".join(absent)}; correct {TABLE.name}')
+        found[module] = {name: functions[name] for name in names}
+    return found
+
+
+def compare(table: Table, found: dict[str, dict[str, Function]]) -> tuple[list[str], list[str]]:
+    """What has become worse, with the worst lines, and what has become better."""
+    worse, better = [], []
+    for module, functions in found.items():
+        for name, function in functions.items():
+            limit = table[module][name]
+            change = f'{module}.{name}: {function.score}, {limit} in the table'
+            if function.score < limit:
+                better.append(change)
+            elif function.score > limit:
+                worse.append(change)
+                worse += [
+                    f'    {line.score:4}  line {line.number}: {line.code.strip()}'
+                    for line in function.worst()[:WORST]
+                ]
+    return worse, better
+
+
+def scores(found: dict[str, dict[str, Function]]) -> Table:
+    """The table as it is now."""
+    return {
+        module: {name: function.score for name, function in functions.items()}
+        for module, functions in found.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument('--update', action='store_true', help='write the table')
+    action.add_argument('--lines', metavar='NAME', help='print the lines of a function')
+    args = parser.parse_args(argv)
+    table = load(TABLE)
+    try:
+        annotate()
+        found = find(table, BUILD)
+    except HotError as ex:
+        print(f'hot: {ex}', file=sys.stderr)
+        return 2
+    if args.lines:
+        for module, functions in found.items():
+            for name, function in functions.items():
+                if args.lines in (name, f'{module}.{name}'):
+                    print(f'{module}.{name}: {function.score}')
+                    for line in function.worst():
+                        print(f'    {line.score:4}  line {line.number}: {line.code.strip()}')
+        return 0
+    if args.update:
+        TABLE.write_text(json.dumps(scores(found), indent=2) + '\n', encoding='utf-8')
+        return 0
+    worse, better = compare(table, found)
+    if worse:
+        print('hot functions call more of Python than they did:')
+        print('\n'.join(worse))
+    if better:
+        print('hot functions call less of Python; write that down with tools/hot.py --update:')
+        print('\n'.join(better))
+    if not worse and not better:
+        count = sum(map(len, found.values()))
+        print(f'{count} hot functions are as {TABLE.name} says')
+    return 1 if worse else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
