@@ -306,3 +306,32 @@ async def test_connection_lost_while_waiting_for_confirms() -> None:
                 assert all(isinstance(item, StreamConnectionError) for item in outcomes)
                 raise outcomes[0]  # type: ignore[misc]
         await client.disconnect()
+
+
+async def test_refusal_of_messages_that_were_not_flushed_is_told_by_close() -> None:
+    def refuse(connection: Peer, request: Frame) -> None:
+        body = bytes([request.body[0]]) + len(request.publishing_ids).to_bytes(4, 'big')
+        body += b''.join(i.to_bytes(8, 'big') + b'\x00\x11' for i in request.publishing_ids)
+        connection.send(wire.frame(wire.PUBLISH_ERROR, body))
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: refuse}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        with pytest.raises(PublishError) as caught:
+            async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
+                batch.batch('x')
+                batch.batch('y')
+        assert caught.value.errors == [(1, 0x11), (2, 0x11)]
+
+
+async def test_loss_of_messages_that_were_not_flushed_is_told_by_close() -> None:
+    async with FakeBroker() as fake:
+        client = rbs.streams_client(fake.uri)
+        with pytest.raises(StreamConnectionError, match='connection lost'):
+            async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
+                batch.batch('x')
+                for connection in fake.connections:
+                    connection.transport.abort()
+                await until(lambda: not client.connected, 'the client has seen it')
+        await client.disconnect()

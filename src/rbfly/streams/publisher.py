@@ -56,6 +56,7 @@ class BasePublisher:
         self._room: deque[asyncio.Future[None]] = deque()
         self._granted = 0
         self._idle: asyncio.Future[None] | None = None
+        self._unseen: Exception | None = None  # of messages that nobody waits for: close tells
 
     @property
     def message_id(self) -> int:
@@ -143,12 +144,14 @@ class BasePublisher:
 
     def _settle(self, waiter: Waiter, error: Exception | None) -> None:
         future = waiter.future
-        if future is None or future.done():
+        if future is not None and future.done():
             return
         if waiter.errors:
             error = PublishError(waiter.errors[0][1], waiter.errors[0][0])
             error.errors = waiter.errors
-        if error is None:
+        if future is None:
+            self._unseen = self._unseen or error
+        elif error is None:
             future.set_result(None)
         else:
             future.set_exception(error)
@@ -192,6 +195,10 @@ class BasePublisher:
         """Send what is queued and wait until it is confirmed, at most 30 seconds.
 
         Whoever still waits for a confirm then gets a :class:`PublisherError`.
+
+        :raises PublishError: the broker did not store a message that was batched, not flushed.
+        :raises ConfirmTimeout: not every confirm came in time.
+        :raises StreamConnectionError: the connection was lost before such a message was confirmed.
         """
         if self._closed:
             return
@@ -209,9 +216,12 @@ class BasePublisher:
                 f' within {CLOSE_TIMEOUT} s; they may still be stored'
             ) from None
         finally:
+            unseen = self._unseen
             self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
             self._detach()
             await deleted(delete_publisher(self._connection, self._id))
+        if unseen is not None:
+            raise unseen
 
     def _release(self) -> None:
         self._write()
