@@ -52,7 +52,7 @@ async def consume(client: rbs.StreamsClient, stream: str, messages: list[bytes])
 async def demo(uri: str, count: int) -> None:
     messages = bodies(count)
     stream = f'rbfly-demo-{secrets.token_hex(4)}'
-    async with rbs.streams_client(uri, connect_timeout=5) as client:
+    async with rbs.streams_client(uri, connect_timeout=30) as client:
         await client.create_stream(stream)
         try:
             sent = await publish(client, stream, messages)

@@ -318,7 +318,7 @@ async def test_refusal_of_messages_that_were_not_flushed_is_told_by_close() -> N
         FakeBroker(on={wire.PUBLISH: refuse}) as fake,
         rbs.streams_client(fake.uri) as client,
     ):
-        with pytest.raises(PublishError) as caught:
+        with pytest.raises(PublishError) as caught:  # noqa: PT012
             async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
                 batch.batch('x')
                 batch.batch('y')
@@ -328,7 +328,7 @@ async def test_refusal_of_messages_that_were_not_flushed_is_told_by_close() -> N
 async def test_loss_of_messages_that_were_not_flushed_is_told_by_close() -> None:
     async with FakeBroker() as fake:
         client = rbs.streams_client(fake.uri)
-        with pytest.raises(StreamConnectionError, match='connection lost'):
+        with pytest.raises(StreamConnectionError, match='connection lost'):  # noqa: PT012
             async with client.publisher('test', cls=rbs.PublisherBatchFast) as batch:
                 batch.batch('x')
                 for connection in fake.connections:

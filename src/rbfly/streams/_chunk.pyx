@@ -19,11 +19,14 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u32, load_u64
-from rbfly.amqp._message cimport MessageCtx, decode_body, decode_context
+from rbfly.amqp._codec cimport decode_body, decode_context
+from rbfly.amqp._message cimport MessageCtx
 
 from collections import deque
+from weakref import ref
 from zlib import crc32
 
+from rbfly.amqp._message import set_message_ctx
 from rbfly.error import AMQPDecoderError
 from rbfly.streams.error import ChunkError, SubscriptionError
 
@@ -209,9 +212,17 @@ cdef class ChunkQueue:
         return 0
 
 
+# The one whose message a task got last, of all tasks.
+cdef object CURRENT = None
+
+
 @cython.final
 cdef class LastMessage:
-    """Where the message that was given last lies; its context is built when it is asked for."""
+    """Where the message that a task got last lies; its context is built when it is asked for.
+
+    It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
+    inherited it gets a LookupError, never a later message than the one it was started for.
+    """
 
     cdef object owner
     cdef const uint8_t *message
@@ -219,6 +230,18 @@ cdef class LastMessage:
     cdef uint64_t offset
     cdef double timestamp
     cdef bint amqp
+    cdef object task                # weak reference
+    cdef object identify
+
+    def _current_message_ctx(self):
+        cdef object task = None
+        try:
+            task = self.identify()
+        except RuntimeError:
+            pass                    # no event loop runs in this thread
+        if task is None or task is not self.task():
+            raise LookupError('this task has received no message')
+        return self.context()
 
     def context(self):
         """Context of the message; its body is the bytes of the message if it is not AMQP 1.0.
@@ -236,6 +259,12 @@ cdef class LastMessage:
         return decode_context(self.owner, self.message, self.size, self.offset, self.timestamp)
 
 
+cdef LastMessage new_last_message(bint amqp):
+    cdef LastMessage last = LastMessage.__new__(LastMessage)
+    last.amqp = amqp
+    return last
+
+
 cdef class MessageCursor:
     """Base of a subscription: takes messages from a :class:`ChunkQueue`, one after the other.
 
@@ -246,14 +275,17 @@ cdef class MessageCursor:
     cdef readonly ChunkQueue queue
     cdef readonly bint amqp
     cdef readonly LastMessage last
+    cdef public object identify     # gives the running task
+    cdef public bint direct         # messages may be given without `wait_message`
+    cdef object task
     cdef Chunk chunk
     cdef uint64_t start             # messages below are dropped
 
     def __init__(self, bint amqp=True):
         self.queue = ChunkQueue()
         self.amqp = amqp
-        self.last = LastMessage.__new__(LastMessage)
-        self.last.amqp = amqp
+        self.last = new_last_message(amqp)
+        self.direct = True
 
     def rewind(self, uint64_t start):
         """Forget the chunks at hand; messages below offset `start` will be dropped."""
@@ -297,7 +329,7 @@ cdef class MessageCursor:
         :raises AMQPDecoderError: it is not AMQP 1.0; the next call goes on behind it.
         """
         cdef Chunk chunk = self.chunk
-        cdef LastMessage last = self.last
+        cdef LastMessage last
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         if chunk is None or not chunk.left:
@@ -307,6 +339,7 @@ cdef class MessageCursor:
         except BaseException:
             chunk._drop()
             raise
+        last = self._last_of_task()
         last.message = p
         last.size = n
         last.owner = chunk.owner if chunk.batch is None else chunk.batch
@@ -321,11 +354,28 @@ cdef class MessageCursor:
             ex.data = p[:n]
             raise
 
+    cdef LastMessage _last_of_task(self):
+        cdef LastMessage last = self.last
+        cdef object task
+        global CURRENT
+        if self.identify is not None:
+            task = self.identify()
+            if self.task is not task:
+                # The one that iterated before keeps its own last message.
+                self.task = task
+                self.last = last = new_last_message(self.amqp)
+                last.task = ref(task)
+                last.identify = self.identify
+            if CURRENT is not last:
+                CURRENT = last
+                set_message_ctx(last)
+        return last
+
     def __aiter__(self):
         return self
 
     def __anext__(self):
-        return self if self.advance() else self.wait_message()
+        return self if self.direct and self.advance() else self.wait_message()
 
     def __await__(self):
         return self

@@ -23,7 +23,8 @@ from rbfly._wire cimport (
     OutBuffer, load_u16, load_u64, out_discard, out_finish, out_open, out_reserve,
     out_size, put_bytes, put_u8, put_u16, put_u32, put_u64, store_u32,
 )
-from rbfly.amqp._message cimport MessageCtx, encode_message
+from rbfly.amqp._codec cimport encode_message
+from rbfly.amqp._message cimport MessageCtx
 
 from rbfly.amqp._message import MessageCtx as _MessageCtx
 from rbfly.streams.error import ArgumentError, ArgumentTypeError, PublisherError

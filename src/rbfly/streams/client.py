@@ -17,7 +17,14 @@ from . import commands
 from .commands import Tune
 from .connection import Connection
 from .const import ResponseCode
-from .error import ArgumentError, ProtocolError, StreamConnectionError, StreamDoesNotExist
+from .error import (
+    ArgumentError,
+    ArgumentTypeError,
+    ProtocolError,
+    PublisherError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+)
 from .offset import Offset
 from .publisher import BasePublisher, Publisher, delete_publisher, deleted
 from .subscriber import Subscription, stored_offset
@@ -267,8 +274,12 @@ class StreamsClient:
         :raises RbFlyError: this client has a publisher of that name on the stream already.
         """
         check_stream(stream)
-        if max_unconfirmed < 1:
-            raise ArgumentError(f'max_unconfirmed must be at least 1, not {max_unconfirmed}')
+        check_type('name', name, str, None)
+        check_type('max_unconfirmed', max_unconfirmed, int)
+        if filter_extract is not None and not callable(filter_extract):
+            raise ArgumentTypeError('filter_extract must be callable')
+        if not 1 <= max_unconfirmed < 2**31:
+            raise ArgumentError(f'max_unconfirmed must be in 1 to 2**31 - 1, not {max_unconfirmed}')
         info = PublisherInfo(stream, name or '', filter_extract, amqp, max_unconfirmed)
         key = (stream, info.name)
         if info.name:
@@ -285,20 +296,29 @@ class StreamsClient:
                     message_id += await connection.request(
                         commands.QueryPublisherSequence(info.name, stream)
                     )
+                publisher = cls(publisher_id, info, self, message_id)
+                if isinstance(publisher, BasePublisher):
+                    publisher._attach(connection)
             except BaseException:
                 delete_publisher(connection, publisher_id)
                 raise
-            publisher = cls(publisher_id, info, self, message_id)
-            if isinstance(publisher, BasePublisher):
-                publisher._attach(connection)
             try:
                 yield publisher
+            except BaseException as error:
+                # What went wrong inside is what the caller is told; a cancelled task does not wait.
+                if isinstance(publisher, BasePublisher) and not isinstance(error, Exception):
+                    publisher._abort(PublisherError(f'{publisher!r} was closed by {error!r}'))
+                else:
+                    try:
+                        await publisher.close()
+                    except RbFlyError as ex:
+                        error.add_note(f'closing the publisher failed, too: {ex!r}')
+                raise
+            else:
+                await publisher.close()
             finally:
-                try:
-                    await publisher.close()
-                finally:
-                    if not isinstance(publisher, BasePublisher):
-                        await deleted(delete_publisher(connection, publisher_id))
+                if not isinstance(publisher, BasePublisher):
+                    await deleted(delete_publisher(connection, publisher_id))
         finally:
             self._names.discard(key)
 
@@ -320,6 +340,12 @@ class StreamsClient:
         :param amqp: decode messages; if false, their bytes are given as they are.
         """
         check_stream(stream)
+        check_type('offset', offset, Offset)
+        check_type('filter', filter, MessageFilter, None)
+        check_type('timeout', timeout, int, float, None)
+        if filter is not None:
+            for value in filter.values:
+                check_type('a filter value', value, str)
         return Subscription(self._topology, stream, offset, filter, timeout, amqp)
 
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
@@ -345,9 +371,17 @@ class StreamsClient:
         return None if offset.value is None else int(offset.value) - 1
 
 
+def check_type(name: str, value: object, *types: type | None) -> None:
+    if value is None and None in types:
+        return
+    allowed = [item for item in types if item is not None]
+    if not isinstance(value, tuple(allowed)) or isinstance(value, bool):
+        expected = ' or '.join('None' if item is None else item.__name__ for item in types)
+        raise ArgumentTypeError(f'{name} must be {expected}, not {type(value).__name__}')
+
+
 def check_stream(stream: str) -> None:
-    if not isinstance(stream, str):
-        raise ArgumentError(f'stream must be str, not {type(stream).__name__}')
+    check_type('stream', stream, str)
     if not stream or '\r' in stream or '\n' in stream:
         raise ArgumentError(f'stream name must not be empty or hold line ends: {stream!r}')
 

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 WRITE_HIGH = 2**20  # bytes the transport may hold before writing pauses
 WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
+UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions
 
@@ -120,7 +121,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             if info.ssl is None:
                 raise StreamConnectionError(f'{info}: {ex}') from ex
             raise TLSError(f'{info}: closed during the TLS handshake; is it a TLS port?') from ex
-        except (OSError, UnicodeError) as ex:
+        except (OSError, ValueError, OverflowError) as ex:
             raise StreamConnectionError(f'{info}: {ex}') from ex
         connection._on_step = on_step
         try:
@@ -155,7 +156,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._enter('opening the virtual host')
         opened = await self.request(commands.Open(self.info.virtual_host))
         host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
-        if host and port.isdecimal():
+        if host and len(port) <= 5 and port.isdecimal():
             self.advertised = Broker(host, int(port))
         if broker_version(self.server_properties) >= FIRST_OPTIONAL:
             self._enter('exchanging command versions')
@@ -175,6 +176,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """Say goodbye and close; silent if the connection is gone already."""
+        if self._loop is not asyncio.get_running_loop():
+            return  # its socket went with its loop
         if self.error is None:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT):
@@ -243,6 +246,19 @@ class Connection(Engine, asyncio.BufferedProtocol):
         for callback in list(self.on_resume.values()):
             callback()
 
+    def run_in_loop(self, function: Callable[[], object]) -> None:
+        """Call a function in the connection's event loop: now, if this is its thread."""
+        if self._loop.is_closed():
+            return
+        try:
+            inside = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            inside = False
+        if inside:
+            function()
+        else:
+            self._loop.call_soon_threadsafe(function)
+
     # -- frames
 
     def write(self, data: bytes) -> None:
@@ -263,7 +279,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             if command.key is not Key.METADATA:
                 code = reader.u16()
                 if code != ResponseCode.OK:
-                    raise protocol_error(code, stream=getattr(command, 'stream', ''))
+                    detail = '' if self._step == 'open' else f'{self.info}, while {self._step}'
+                    raise protocol_error(code, detail, getattr(command, 'stream', ''))
             return command.parse(reader)
         except FrameError as ex:
             self.on_failure(ex)
@@ -307,7 +324,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 callback(update.stream)
         elif key == Key.CREDIT | RESPONSE:
             logger.debug('%s: credit for a subscription that has ended', self.info)
-        elif (key, version) not in self._unknown:
+        elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add((key, version))
             logger.warning('%s: frame 0x%04x version %d skipped', self.info, key, version)
 
@@ -343,4 +360,6 @@ def broker_version(properties: dict[str, str]) -> tuple[int, int]:
     """Major and minor version from the broker's properties; (0, 0) if it does not tell."""
     major, _, rest = properties.get('version', '').partition('.')
     minor = rest.partition('.')[0]
-    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+    if len(major) > 9 or len(minor) > 9 or not (major.isdecimal() and minor.isdecimal()):
+        return 0, 0
+    return int(major), int(minor)

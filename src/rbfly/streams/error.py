@@ -15,6 +15,7 @@ __all__ = [
     'ConfirmTimeout',
     'ConnectTimeout',
     'FrameError',
+    'MessageTimeout',
     'ProtocolError',
     'PublishError',
     'PublisherError',
@@ -134,6 +135,10 @@ class ChunkError(SubscriptionError):
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):
     """No connection within `connect_timeout`."""
+
+
+class MessageTimeout(RbFlyError, TimeoutError):
+    """No message within the `timeout` of a subscription; its iteration can go on."""
 
 
 class ConfirmTimeout(RbFlyError, TimeoutError):

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from .const import OffsetCode
-from .error import ArgumentOverflowError
+from .error import ArgumentOverflowError, ArgumentTypeError
 
 __all__ = ['Offset', 'OffsetType']
 
@@ -21,6 +21,13 @@ class OffsetType(IntEnum):
     OFFSET = OffsetCode.OFFSET
     TIMESTAMP = OffsetCode.TIMESTAMP
     REFERENCE = 0xFFFF
+
+
+VALUES: dict[OffsetType, tuple[type, ...]] = {
+    OffsetType.OFFSET: (int,),
+    OffsetType.TIMESTAMP: (int, float),
+    OffsetType.REFERENCE: (str,),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +47,21 @@ class Offset:
     type: OffsetType
     value: int | float | str | None = None
 
+    def __post_init__(self) -> None:
+        kinds = VALUES.get(self.type, ())
+        if not isinstance(self.value, kinds or type(None)) or isinstance(self.value, bool):
+            names = ' or '.join(kind.__name__ for kind in kinds) or 'None'
+            found = type(self.value).__name__
+            raise ArgumentTypeError(f'{self.type.name} offset takes {names}, not {found}')
+        if isinstance(self.value, int | float):
+            low, high, unit = (0, 2**64, 1)
+            if self.type == OffsetType.TIMESTAMP:
+                low, high, unit = (-(2**63), 2**63, 1000)
+            if not low <= self.value * unit < high:
+                raise ArgumentOverflowError(
+                    f'{self.type.name.lower()} is out of range: {self.value}'
+                )
+
     FIRST: ClassVar[Offset]
     LAST: ClassVar[Offset]
     NEXT: ClassVar[Offset]
@@ -51,8 +73,6 @@ class Offset:
         :param offset: absolute offset, 0 to 2**64 - 1.
         :raises OverflowError: out of range.
         """
-        if not 0 <= offset < 2**64:
-            raise ArgumentOverflowError(f'offset must be in 0 to 2**64 - 1, not {offset}')
         return Offset(OffsetType.OFFSET, offset)
 
     @staticmethod
@@ -62,8 +82,6 @@ class Offset:
         :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
         :raises OverflowError: out of range: the protocol has 64-bit milliseconds.
         """
-        if not -(2**63) <= timestamp * 1000 < 2**63:
-            raise ArgumentOverflowError(f'timestamp is out of range: {timestamp}')
         return Offset(OffsetType.TIMESTAMP, timestamp)
 
     @staticmethod

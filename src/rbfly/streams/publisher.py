@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..types import AMQPBody
 from . import commands
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBatchFast']
 
 CLOSE_TIMEOUT = 30.0  # seconds that close() waits for confirms
+DELETE_TIMEOUT = 5.0  # and for the broker to remove the publisher
 
 
 class BasePublisher:
@@ -56,7 +57,6 @@ class BasePublisher:
         self._room: deque[asyncio.Future[None]] = deque()
         self._granted = 0
         self._idle: asyncio.Future[None] | None = None
-        self._unseen: Exception | None = None  # of messages that nobody waits for: close tells
 
     @property
     def message_id(self) -> int:
@@ -143,18 +143,19 @@ class BasePublisher:
             self._wake_idle()
 
     def _settle(self, waiter: Waiter, error: Exception | None) -> None:
-        future = waiter.future
-        if future is not None and future.done():
-            return
         if waiter.errors:
             error = PublishError(waiter.errors[0][1], waiter.errors[0][0])
             error.errors = waiter.errors
-        if future is None:
-            self._unseen = self._unseen or error
-        elif error is None:
-            future.set_result(None)
+        self._finish(waiter.future, error)
+
+    def _finish(self, waiting: Any, error: Exception | None) -> None:
+        """Tell whoever waits for messages that they are settled."""
+        if waiting.done():
+            return
+        if error is None:
+            waiting.set_result(None)
         else:
-            future.set_exception(error)
+            waiting.set_exception(error)
 
     # -- room in the window
 
@@ -183,7 +184,11 @@ class BasePublisher:
                 self._grant()
             raise
         self._granted -= 1
-        self._check()
+        try:
+            self._check()
+        except BaseException:
+            self._grant()
+            raise
 
     # -- closing
 
@@ -196,9 +201,7 @@ class BasePublisher:
 
         Whoever still waits for a confirm then gets a :class:`PublisherError`.
 
-        :raises PublishError: the broker did not store a message that was batched, not flushed.
         :raises ConfirmTimeout: not every confirm came in time.
-        :raises StreamConnectionError: the connection was lost before such a message was confirmed.
         """
         if self._closed:
             return
@@ -216,12 +219,19 @@ class BasePublisher:
                 f' within {CLOSE_TIMEOUT} s; they may still be stored'
             ) from None
         finally:
-            unseen = self._unseen
             self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
             self._detach()
             await deleted(delete_publisher(self._connection, self._id))
-        if unseen is not None:
-            raise unseen
+
+    def _abort(self, error: Exception) -> None:
+        """Close without waiting: what is queued leaves, and its confirms are given up."""
+        if not self._closed:
+            self._closed = True
+            if self._error is None:
+                self._release()
+            self._abandon(error)
+            self._detach()
+            delete_publisher(self._connection, self._id)
 
     def _release(self) -> None:
         self._write()
@@ -256,7 +266,11 @@ class Publisher(BasePublisher):
         if self._is_full():
             await self._wait_room()
         future = self._loop.create_future()
-        self._window.append(message, Waiter(future, True))
+        try:
+            self._window.append(message, Waiter(future, True))
+        except BaseException:
+            self._grant()  # the room that this message does not need
+            raise
         self._schedule()
         await future
 
@@ -270,7 +284,9 @@ class PublisherBatchFast(BasePublisher):
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
         super().__init__(publisher_id, info, client, message_id)
-        self._waiter = Waiter()
+        # Batches whose outcome no flush has told yet; the last one is being filled.
+        self._batches = [Batch()]
+        self._waiter = Waiter(self._batches[-1])
 
     def batch(self, message: AMQPBody | MessageCtx) -> None:
         """Encode a message and queue it; nothing leaves before `flush` or `close`.
@@ -294,25 +310,73 @@ class PublisherBatchFast(BasePublisher):
         :raises StreamConnectionError: the connection was lost before the confirms.
         """
         self._check()
-        waiter = self._waiter
-        if not waiter.remaining:
-            return
-        waiter.future = self._loop.create_future()
-        self._release()
         if timeout:
             try:
                 async with asyncio.timeout(timeout):
-                    await waiter.future
+                    await self._flush()
             except TimeoutError:
                 raise ConfirmTimeout(f'not all confirms within {timeout} s') from None
         else:
-            await waiter.future
+            await self._flush()
+
+    async def _flush(self) -> None:
+        self._release()
+        # Those of a flush that was given up, or runs beside this one, are waited for as well.
+        batches = self._batches[:-1]
+        for batch in batches:
+            if not batch.done:
+                future = self._loop.create_future()
+                batch.waiting.append(future)
+                await future
+        self._tell(batches)
+
+    def _tell(self, batches: list[Batch]) -> None:
+        """Raise what went wrong with them, once."""
+        self._batches = [batch for batch in self._batches if batch not in batches]
+        errors = [batch.error for batch in batches if batch.error is not None]
+        refused = [error for error in errors if isinstance(error, PublishError)]
+        if len(refused) > 1:
+            refused[0].errors = [item for error in refused for item in error.errors]
+        for error in (*refused, *errors):
+            raise error
+
+    async def close(self) -> None:
+        """Send what is batched and wait until it is confirmed, at most 30 seconds.
+
+        :raises PublishError: the broker did not store a message, and no flush has told.
+        :raises ConfirmTimeout: not every confirm came in time.
+        :raises StreamConnectionError: the connection was lost before every confirm.
+        """
+        if not self._closed:
+            batches = list(self._batches)
+            await super().close()
+            self._tell(batches)
+
+    def _finish(self, waiting: Batch, error: Exception | None) -> None:
+        waiting.done = True
+        waiting.error = error
+        for future in waiting.waiting:
+            if not future.done():
+                future.set_result(None)
 
     def _release(self) -> None:
-        self._waiter.seal()
-        self._waiter = Waiter()
-        self._window.release()
+        if self._waiter.remaining:
+            self._waiter.seal()
+            self._batches.append(Batch())
+            self._waiter = Waiter(self._batches[-1])
+            self._window.release()
         self._write()
+
+
+class Batch:
+    """What one flush sends: its outcome, and who waits for it."""
+
+    __slots__ = ('done', 'error', 'waiting')
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self.waiting: list[asyncio.Future[None]] = []
 
 
 def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Future[bytes] | None:
@@ -327,4 +391,4 @@ def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Futur
 async def deleted(future: asyncio.Future[bytes] | None) -> None:
     """Wait for the answer; whoever is cancelled meanwhile leaves the request alone."""
     if future is not None:
-        await asyncio.wait([future], timeout=CLOSE_TIMEOUT)
+        await asyncio.wait([future], timeout=DELETE_TIMEOUT)

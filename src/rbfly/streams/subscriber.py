@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
-from ..amqp import set_message_ctx
 from ..types import AMQPBody
 from . import commands
-from ._chunk import Chunk, LastMessage, MessageCursor
+from ._chunk import Chunk, MessageCursor
 from .const import ResponseCode
-from .error import ProtocolError, StreamConnectionError, SubscriptionError
+from .error import MessageTimeout, ProtocolError, StreamConnectionError, SubscriptionError
 from .offset import Offset, OffsetType
-from .types import MessageCtx, MessageFilter
+from .types import MessageFilter
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -27,21 +26,6 @@ CLOSE_TIMEOUT = 30.0  # seconds that aclose() waits for the broker
 
 class StreamMovedError(StreamConnectionError):
     """The broker has ended the subscription: the stream is elsewhere now, or was deleted."""
-
-
-class Current:
-    """What `get_message_ctx` asks: right in the task that iterates, LookupError elsewhere."""
-
-    __slots__ = ('last', 'task')
-
-    def __init__(self, last: LastMessage) -> None:
-        self.last = last
-        self.task: asyncio.Task[Any] | None = None
-
-    def _current_message_ctx(self) -> MessageCtx:
-        if self.task is not asyncio.current_task():
-            raise LookupError('this task has received no message')
-        return self.last.context()
 
 
 class Wakeup:
@@ -85,8 +69,9 @@ class Subscription(MessageCursor):
         self._waiting = False
         self._wakeup = Wakeup()
         self._error: list[Exception] = []
-        self._current = Current(self.last)
         self.queue.wake = self._wakeup
+        self.identify = asyncio.current_task
+        self.direct = filter is None
 
     def __repr__(self) -> str:
         return f'<Subscription stream={self.stream!r} offset={self._offset!r}>'
@@ -108,15 +93,17 @@ class Subscription(MessageCursor):
             return
         self._closed = True
         self._wakeup()
+        self.rewind(0)
         future = self._unsubscribe()
         if future is not None:
             # Whoever is cancelled meanwhile leaves the request alone: its answer frees the id.
             await asyncio.wait([future], timeout=CLOSE_TIMEOUT)
 
     def __del__(self) -> None:
-        if not self._closed:
+        connection = self._connection
+        if connection is not None and not self._closed:
             self._closed = True
-            self._unsubscribe()
+            connection.run_in_loop(self._unsubscribe)
 
     # -- iteration
 
@@ -128,7 +115,7 @@ class Subscription(MessageCursor):
         """Wait for the next message.
 
         :raises StopAsyncIteration: the subscription is closed.
-        :raises TimeoutError: none came within the subscription's `timeout`.
+        :raises MessageTimeout: none came within the subscription's `timeout`.
         :raises StreamDoesNotExist: the stream does not exist, or was deleted.
         :raises StreamConnectionError: the connection was lost.
         """
@@ -137,40 +124,54 @@ class Subscription(MessageCursor):
         self._waiting = True
         try:
             async with asyncio.timeout(self._timeout):
-                if self._connection is None and not self._closed:
-                    await self._subscribe()
-                while not self._closed and not self.advance():
-                    if self._error:
-                        if isinstance(self._error[0], StreamMovedError):
-                            await self._topology.check_stream(self.stream)
-                        raise self._error[0]
-                    self._wakeup.future = asyncio.get_running_loop().create_future()
-                    await self._wakeup.future
+                while True:
+                    await self._wait_ready()
+                    body = self.take()
+                    if self._filter is None or self._matches(self._filter):
+                        return body
+        except TimeoutError:
+            raise MessageTimeout(f'{self!r}: no message within {self._timeout} s') from None
         finally:
             self._waiting = False
+
+    async def _wait_ready(self) -> None:
+        if self._connection is None and not self._closed:
+            await self._subscribe()
+        while not self._closed and not self.advance():
+            if self._error:
+                if isinstance(self._error[0], StreamMovedError):
+                    await self._topology.check_stream(self.stream)
+                raise self._error[0]
+            self._wakeup.future = asyncio.get_running_loop().create_future()
+            await self._wakeup.future
         if self._closed:
+            self._unsubscribe()  # closed while it was being made
             raise StopAsyncIteration
-        self._current.task = asyncio.current_task()
-        set_message_ctx(cast(MessageCtx, self._current))
-        return self.take()
+
+    def _matches(self, wanted: MessageFilter) -> bool:
+        # The broker gives whole chunks: those that hold one wanted message, or seem to.
+        return wanted.extract(self.last.context()) in wanted.values
 
     # -- connection
 
     async def _subscribe(self) -> None:
         offset = self._offset
         connection = await self._topology.consuming(self.stream)
-        self._id = subscription_id = connection.subscription_ids.pop()
-        if offset.type == OffsetType.REFERENCE:
-            try:
+        subscription_id = connection.subscription_ids.pop()
+        try:
+            if offset.type == OffsetType.REFERENCE:
                 offset = await stored_offset(connection, self.stream, str(offset.value))
-            except BaseException:
-                connection.subscription_ids.add(subscription_id)
-                raise
-        self.rewind(int(offset.value) if offset.type == OffsetType.OFFSET else 0)  # type: ignore[arg-type]
+            start = cast(int, offset.value) if offset.type == OffsetType.OFFSET else 0
+            properties = {}
+            if self._filter is not None:
+                values = sorted(self._filter.values)
+                properties = {f'filter.{i}': value for i, value in enumerate(values)}
+            self.rewind(start)
+        except BaseException:
+            connection.subscription_ids.add(subscription_id)
+            raise
+        self._id = subscription_id
         connection.set_subscription(subscription_id, self.queue)
-        properties = {}
-        if self._filter is not None:
-            properties = {f'filter.{i}': v for i, v in enumerate(sorted(self._filter.values))}
         request = commands.Subscribe(
             subscription_id, self.stream, offset, INITIAL_CREDIT, properties
         )

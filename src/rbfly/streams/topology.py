@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
-ADDRESS_TIMEOUT = 10.0  # for one address, where there are others to try
+ADDRESS_TIMEOUT = 10.0  # for one address
 
 
 class Role(Enum):
@@ -72,8 +72,12 @@ def backoff() -> Iterator[float]:
 class Attempt:
     """How far connecting has come, for the error where it ends."""
 
-    def __init__(self, infos: list[ConnectionInfo]) -> None:
+    def __init__(self, infos: list[ConnectionInfo], limit: float | None) -> None:
         self.infos = infos
+        # An address that does not answer leaves time for the others, and for the next round.
+        self.address_timeout = min(
+            ADDRESS_TIMEOUT, limit / len(infos) if limit else ADDRESS_TIMEOUT
+        )
         self.step = 'waiting for another attempt'
         self.error: StreamConnectionError | None = None
 
@@ -93,6 +97,8 @@ class Topology:
         self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._established = False
+        self._generation = 0  # of disconnects
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def connected(self) -> bool:
@@ -102,7 +108,8 @@ class Topology:
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
         for connection in self._open(Role.CONSUME):
-            return connection
+            if self._loop is asyncio.get_running_loop():
+                return connection
         return await self._get(Role.CONSUME, None)
 
     async def publishing(self, stream: str) -> Connection:
@@ -139,6 +146,7 @@ class Topology:
 
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
+        self._generation += 1
         connections = [item for group in self._connections.values() for item in group]
         for group in self._connections.values():
             group.clear()
@@ -183,8 +191,14 @@ class Topology:
 
     async def _get(self, role: Role, node: Broker | None, alone: bool = True) -> Connection:
         """A connection with a free id in a role: to a node, or to any for None."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # the connections and locks of another one are of no use
+            self._loop = loop
+            self._locks.clear()
+            for group in self._connections.values():
+                group.clear()
         limit = self._limit
-        attempt = Attempt(self._infos(node, alone))
+        attempt = Attempt(self._infos(node, alone), limit)
         lock = self._locks.setdefault((role, node), asyncio.Lock())
         try:
             # The limit covers waiting for another task that is connecting.
@@ -197,12 +211,16 @@ class Topology:
                         ids = connection.subscription_ids
                     if ids:
                         return connection
+                generation = self._generation
                 connection = await self._connect(attempt)
+                if generation != self._generation:
+                    await connection.close()
+                    raise StreamConnectionError('the client was disconnected meanwhile')
                 connection.node = node
                 self._open(role).append(connection)
                 return connection
         except TimeoutError:
-            if attempt.error is None:
+            if attempt.error is None or isinstance(attempt.error, ConnectTimeout):
                 raise ConnectTimeout(
                     f'{attempt}: no answer within {limit} s, while {attempt.step}'
                 ) from None
@@ -225,9 +243,8 @@ class Topology:
         settings = self.settings
         for delay in backoff():
             for info in attempt.infos:
-                several = len(attempt.infos) > 1
                 try:
-                    async with asyncio.timeout(ADDRESS_TIMEOUT if several else None):
+                    async with asyncio.timeout(attempt.address_timeout):
                         connection = await Connection.open(
                             info,
                             settings.auth_mechanism,
@@ -236,7 +253,10 @@ class Topology:
                             attempt.on_step,
                         )
                 except TimeoutError:
-                    attempt.error = ConnectTimeout(f'{info}: no answer for {ADDRESS_TIMEOUT} s')
+                    attempt.error = ConnectTimeout(
+                        f'{info}: no answer within {attempt.address_timeout:.3g} s,'
+                        f' while {attempt.step}'
+                    )
                 except (ProtocolError, FrameError):
                     raise  # no retry can mend these
                 except StreamConnectionError as ex:

@@ -1,0 +1,350 @@
+"""Closing, cancelling and sharing at the wrong moment: nothing hangs, nothing is lost silently."""
+
+import asyncio
+import contextvars
+from typing import Any, cast
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.error import RbFlyError
+from rbfly.streams.error import (
+    ConfirmTimeout,
+    MessageTimeout,
+    PublisherError,
+    PublishError,
+    StreamConnectionError,
+)
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+
+HANG = 20.0  # a guard only
+
+
+async def fill(client: rbs.StreamsClient, stream: str, *bodies: Any) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+        for body in bodies:
+            publisher.batch(body)
+
+
+# -- publishers
+
+
+class Held:
+    """Keeps Publish frames unanswered until it is told to answer."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Peer, Frame]] = []
+
+    def __call__(self, connection: Peer, request: Frame) -> None:
+        self.frames.append((connection, request))
+
+    def confirm(self, fake: FakeBroker) -> None:
+        while self.frames:
+            fake.default(*self.frames.pop(0))
+
+    def refuse(self) -> None:
+        while self.frames:
+            connection, request = self.frames.pop(0)
+            ids = request.publishing_ids
+            body = bytes([request.body[0]]) + len(ids).to_bytes(4, 'big')
+            body += b''.join(i.to_bytes(8, 'big') + b'\x00\x11' for i in ids)
+            connection.send(wire.frame(wire.PUBLISH_ERROR, body))
+
+
+@pytest.mark.parametrize('how', ['timeout', 'cancel'])
+async def test_flush_waits_for_what_a_flush_before_gave_up(how: str) -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        publisher.batch('x')
+        if how == 'timeout':
+            with pytest.raises(ConfirmTimeout):
+                await publisher.flush(timeout=0.05)
+        else:
+            first = asyncio.create_task(publisher.flush())
+            await until(lambda: bool(held.frames), 'the batch was sent')
+            first.cancel()
+            await asyncio.wait([first])
+        second = asyncio.create_task(publisher.flush())
+        beside = asyncio.create_task(publisher.flush())
+        await asyncio.wait([second], timeout=0.05)
+        assert not second.done()
+        held.confirm(fake)
+        await asyncio.gather(second, beside)
+        await publisher.flush()
+
+
+async def test_refusals_after_a_flush_that_gave_up_are_told_once() -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for _ in range(2):
+            publisher.batch('x')
+            with pytest.raises(ConfirmTimeout):
+                await publisher.flush(timeout=0.05)
+        held.refuse()
+        with pytest.raises(PublishError) as caught:
+            await publisher.flush()
+        assert caught.value.errors == [(1, 0x11), (2, 0x11)]
+        await publisher.flush()
+
+
+@pytest.mark.parametrize('bad', [object(), rbs.stream_message_ctx('x', publish_id=0)])
+async def test_message_that_is_refused_gives_its_room_back(
+    client: rbs.StreamsClient, stream: str, bad: Any
+) -> None:
+    async with asyncio.timeout(HANG), client.publisher(stream, max_unconfirmed=1) as publisher:
+        sends = (publisher.send(body) for body in (0, bad, 1, bad, 2))
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert [isinstance(item, RbFlyError) for item in outcomes] == [
+            False,
+            True,
+            False,
+            True,
+            False,
+        ]
+        await publisher.send(3)
+
+
+async def test_cancelled_task_does_not_wait_for_confirms() -> None:
+    async with FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake:
+
+        async def publish() -> None:
+            async with (
+                rbs.streams_client(fake.uri) as client,
+                client.publisher('test') as publisher,
+            ):
+                await publisher.send('x')
+
+        task = asyncio.create_task(publish())
+        await until(
+            lambda: any(f.key == wire.PUBLISH for c in fake.connections for f in c.frames), ''
+        )
+        task.cancel()
+        async with asyncio.timeout(4):
+            await asyncio.wait([task])
+        assert task.cancelled()
+
+
+async def test_error_of_the_body_is_not_replaced(client: rbs.StreamsClient, stream: str) -> None:
+    with pytest.raises(KeyError) as caught:  # noqa: PT012
+        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+            publisher.batch('x')
+            await client.disconnect()
+            raise KeyError('mine')
+    assert 'closing the publisher failed' in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ('argument', 'error'),
+    [
+        ({'name': 1}, TypeError),
+        ({'max_unconfirmed': 'a'}, TypeError),
+        ({'max_unconfirmed': 1.5}, TypeError),
+        ({'max_unconfirmed': 2**63}, ValueError),
+        ({'filter_extract': 5}, TypeError),
+    ],
+)
+async def test_wrong_arguments_of_a_publisher(
+    client: rbs.StreamsClient, stream: str, argument: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        async with client.publisher(stream, **argument):
+            pass
+    assert isinstance(caught.value, RbFlyError)
+
+
+async def test_publisher_class_that_fails_leaves_no_publisher(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    class Broken(rbs.Publisher):
+        def __init__(self, *args: Any) -> None:
+            raise KeyError('mine')
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            async with client.publisher(stream, name='n', cls=Broken):
+                pass
+    async with client.publisher(stream, name='n') as publisher:
+        await publisher.send('x')
+
+
+# -- subscriptions
+
+
+async def test_context_is_of_the_last_message_of_any_subscription(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    await fill(client, stream, *range(50))
+    async with (
+        client.subscribe(stream, offset=rbs.Offset.FIRST) as one,
+        client.subscribe(stream, offset=rbs.Offset.offset(40)) as other,
+    ):
+        for i in range(8):
+            assert await anext(one) == rbs.get_message_ctx().body == i
+            assert await anext(other) == rbs.get_message_ctx().stream_offset == 40 + i
+        await client.write_offset(stream, 'r')
+    assert await client.read_offset(stream, 'r') == 47
+
+
+async def test_context_in_other_tasks_and_threads(client: rbs.StreamsClient, stream: str) -> None:
+    await fill(client, stream, *range(10))
+    seen: list[Any] = []
+
+    async def child() -> None:
+        try:
+            seen.append(rbs.get_message_ctx().body)
+        except LookupError:
+            seen.append(LookupError)
+
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
+        tasks = []
+        for _ in range(5):
+            await anext(messages)
+            tasks.append(asyncio.create_task(child()))
+        await asyncio.gather(*tasks)
+        assert seen == [LookupError] * 5
+        with pytest.raises(LookupError):
+            await asyncio.to_thread(rbs.get_message_ctx)
+        assert rbs.get_message_ctx().body == 4
+
+        async def reader() -> tuple[Any, Any]:
+            return await anext(messages), rbs.get_message_ctx().body
+
+        assert await asyncio.create_task(reader(), context=contextvars.Context()) == (5, 5)
+        assert rbs.get_message_ctx().body == 4
+        assert await anext(messages) == rbs.get_message_ctx().body == 6
+
+
+async def test_closing_ends_the_iteration(client: rbs.StreamsClient, stream: str) -> None:
+    await fill(client, stream, *range(50))
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST)
+    found = []
+    async for body in messages:
+        found.append(body)
+        await messages.aclose()
+    assert found == [0]
+
+
+async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream: str) -> None:
+    protocol = await client.get_protocol()
+    for turns in range(8):
+        messages = client.subscribe(stream)
+        task = asyncio.create_task(messages.wait_message())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await messages.aclose()
+        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        assert isinstance(outcome, StopAsyncIteration)
+    await until(lambda: len(protocol.subscription_ids) == 256, 'every id is free')
+    assert not protocol.on_lost
+
+
+async def test_filter_drops_what_the_broker_gives_too_much(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    def extract(ctx: rbs.MessageCtx) -> str:
+        return str(ctx.body)[0]
+
+    async with client.publisher(
+        stream, cls=rbs.PublisherBatchFast, filter_extract=extract
+    ) as publisher:
+        for i in range(100):
+            publisher.batch('abc'[i % 3] + str(i))
+        publisher.batch('a end')
+    found = []
+    async for body in client.subscribe(
+        stream, offset=rbs.Offset.FIRST, filter=rbs.MessageFilter(extract, {'a', 'c'})
+    ):
+        found.append(body)
+        if body == 'a end':
+            break
+    assert found == [x for x in ('abc'[i % 3] + str(i) for i in range(100)) if x[0] != 'b'] + [
+        'a end'
+    ]
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {'offset': 5},
+        {'filter': 'x'},
+        {'filter': rbs.MessageFilter(str, cast(Any, {1}))},
+        {'timeout': 'x'},
+    ],
+)
+def test_wrong_arguments_of_a_subscription(argument: Any) -> None:
+    client = rbs.streams_client('rabbitmq-stream://localhost/')
+    with pytest.raises(TypeError) as caught:
+        client.subscribe('s', **argument)
+    assert isinstance(caught.value, RbFlyError)
+
+
+async def test_timeout_of_a_subscription(client: rbs.StreamsClient, stream: str) -> None:
+    with pytest.raises(MessageTimeout, match=r'no message within 0\.05 s'):
+        await anext(client.subscribe(stream, timeout=0.05))
+
+
+# -- connecting
+
+
+async def test_address_that_does_not_answer_leaves_time_for_the_next() -> None:
+    silent = FakeBroker(at={Step.PEER_PROPERTIES: wire.SILENT})
+    async with silent, FakeBroker() as good:
+        async with rbs.streams_client([silent.uri, good.uri], connect_timeout=2) as client:
+            await client.create_stream('test')
+        assert len(good.connections) == 1
+
+
+async def test_leaving_while_another_task_connects() -> None:
+    reached: list[tuple[Peer, Frame]] = []
+    async with FakeBroker(at={Step.OPEN: lambda c, f: reached.append((c, f))}) as fake:
+        async with rbs.streams_client(fake.uri) as client:
+            task = asyncio.create_task(client.create_stream('test'))
+            await until(lambda: bool(reached), 'the handshake has come to its last step')
+        fake.default(*reached[0])
+        with pytest.raises(StreamConnectionError):
+            await task
+        assert not client.connected
+
+
+def test_client_in_one_loop_after_the_other(broker_uri: str) -> None:
+    client = rbs.streams_client(broker_uri)
+    name = 'test-loops'
+
+    async def use() -> None:
+        await client.create_stream(name)
+
+        async def publish() -> None:
+            async with client.publisher(name) as publisher:
+                await publisher.send('x')
+
+        await asyncio.gather(*(publish() for _ in range(4)))
+
+    async def last() -> None:
+        await use()
+        await client.delete_stream(name)
+        await client.disconnect()
+
+    async def first() -> None:
+        await use()
+        await client.disconnect()
+
+    asyncio.run(first())
+    asyncio.run(last())
+
+
+async def test_send_on_a_closed_publisher(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream) as publisher:
+        pass
+    with pytest.raises(PublisherError):
+        await publisher.send('x')
