@@ -93,5 +93,6 @@ brokers-down: $(BIN)/python  ## stop the brokers that were left running
 clean:  ## remove everything that was built
 	@rm -rf build dist doc/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-STUBS = rbfly.amqp._types rbfly.amqp._codec rbfly.amqp._sections rbfly.amqp._message \
+STUBS = rbfly.amqp._types rbfly.amqp._scalars rbfly.amqp._encode rbfly.amqp._decode \
+    rbfly.amqp._sections rbfly.amqp._layout rbfly.amqp._message rbfly.amqp._codec \
     rbfly.streams._publish rbfly.streams._chunk rbfly.streams._engine

@@ -7,7 +7,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
 from rbfly._wire cimport OutBuffer, out_fixed, out_size
-from rbfly.amqp._message cimport MessageCtx, encode_message
+from rbfly.amqp._codec cimport encode_message
+from rbfly.amqp._message cimport MessageCtx
 
 from rbfly.amqp import AMQPProperties, DataBody, SequenceBody, decode_amqp, encode_amqp_bytes
 from rbfly.types import AMQPArray, Described

@@ -7,7 +7,8 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
 
 from fuzz.checks cimport check_position, check_round_trip, finding, same
-from rbfly.amqp._message cimport MessageCtx, decode_body
+from rbfly.amqp._codec cimport decode_body
+from rbfly.amqp._message cimport MessageCtx
 
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPDecoderError

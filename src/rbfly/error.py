@@ -8,6 +8,7 @@ answered (:mod:`rbfly.streams.error`).
 __all__ = [
     'AMQPDecoderError',
     'AMQPEncoderError',
+    'AMQPEncoderIntegerError',
     'AMQPEncoderOverflowError',
     'AMQPEncoderTypeError',
     'AMQPEncoderValueError',
@@ -58,3 +59,7 @@ class AMQPEncoderValueError(AMQPEncoderError, ValueError):
 
 class AMQPEncoderOverflowError(AMQPEncoderError, OverflowError):
     """A number out of the range of its AMQP 1.0 type."""
+
+
+class AMQPEncoderIntegerError(AMQPEncoderOverflowError, AMQPEncoderTypeError):
+    """An integer of more than 64 bits, for which AMQP 1.0 has no type at all."""

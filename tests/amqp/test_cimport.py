@@ -19,8 +19,10 @@ from libc.stdint cimport uint8_t
 from cpython.bytes cimport PyBytes_AS_STRING
 
 from rbfly._wire cimport OutBuffer, out_discard, out_finish, out_open, put_u8
-from rbfly.amqp._codec cimport Cursor, cursor_open, decode_value, encode_value
-from rbfly.amqp._message cimport MessageCtx, decode_body, decode_context, encode_message
+from rbfly.amqp._codec cimport decode_body, decode_context, encode_message
+from rbfly.amqp._decode cimport Cursor, cursor_open, decode_value
+from rbfly.amqp._encode cimport encode_value
+from rbfly.amqp._message cimport MessageCtx
 from rbfly.amqp._types cimport Symbol
 
 

@@ -4,6 +4,7 @@ import struct
 import sys
 import tracemalloc
 from typing import Any
+from uuid import UUID
 
 import pytest
 from amqp_values import VALUE, decode_value, encode_value
@@ -325,6 +326,18 @@ def peak(data: bytes) -> int:
 )
 def test_no_memory_for_what_is_declared(data: str) -> None:
     assert peak(VALUE + bytes.fromhex(data)) < 100_000
+
+
+def test_key_whose_hash_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: UUID) -> int:
+        raise MemoryError('no hash today')
+
+    data = VALUE + b'\xc1\x13\x02\x98' + bytes(16) + b'\x40'
+    assert decode_amqp(data).body == {UUID(int=0): None}
+    monkeypatch.setattr(UUID, '__hash__', fail)
+    for _ in range(100):
+        with pytest.raises(MemoryError, match='no hash today'):
+            _ = decode_amqp(data).body
 
 
 def test_nested_counts_add_up() -> None:

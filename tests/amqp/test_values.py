@@ -7,6 +7,7 @@ import pickle
 import struct
 from array import array
 from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from amqp_values import decode_value, encode_value
 
 from rbfly.error import (
     AMQPEncoderError,
+    AMQPEncoderIntegerError,
     AMQPEncoderOverflowError,
     AMQPEncoderTypeError,
     AMQPEncoderValueError,
@@ -73,10 +75,23 @@ def test_integer(value: int, data: str) -> None:
 
 @pytest.mark.parametrize('value', [2**64, -(2**63) - 1, 10**30, -(10**30)])
 def test_integer_too_large(value: int) -> None:
-    with pytest.raises(AMQPEncoderOverflowError):
-        encode_value(value)
-    with pytest.raises(OverflowError):
-        encode_value([{'a': value}])
+    for error in (AMQPEncoderIntegerError, AMQPEncoderOverflowError, AMQPEncoderTypeError):
+        with pytest.raises(error):
+            encode_value(value)
+    for builtin in (TypeError, OverflowError):
+        with pytest.raises(builtin):
+            encode_value([{'a': value}])
+
+
+@pytest.mark.parametrize('n', [*range(70), 254, 255, 256, 257, 1000])
+def test_bytes_and_text_of_every_length(n: int) -> None:
+    data = bytes(33 + i * 7 % 90 for i in range(n))
+    head = bytes([0xA0, n]) if n < 256 else b'\xb0' + n.to_bytes(4)
+    assert encode_value(data) == head + data
+    assert encode_value([data, 1])[3 if n < 251 else 9 :] == head + data + b'\x54\x01'
+    assert decode_value(head + data) == data
+    text = data.decode()
+    assert decode_value(encode_value([text, {text: text}])) == [text, {text: text}]
 
 
 WRAPPERS: list[tuple[type[int], int, int]] = [
@@ -649,6 +664,53 @@ def test_list_that_changes_while_it_is_encoded() -> None:
     pairs: dict[str, Any] = {'a': Grow(), 'b': 1}
     with pytest.raises(AMQPEncoderValueError):
         encode_value(pairs)
+
+
+class Swaps(UserDict[str, int]):
+    """When it is read, entries of the dict around it go and others come."""
+
+    def __init__(self, around: dict[Any, Any]) -> None:
+        super().__init__(a=1)
+        self.around = around
+
+    def __iter__(self) -> Iterator[str]:
+        for key in list(self.around):
+            self.around[key] = None
+            del self.around[key]
+        self.around.update((i, i) for i in range(3))
+        return super().__iter__()
+
+
+def test_dict_that_changes_while_it_is_encoded_and_keeps_its_size() -> None:
+    for keys in (['x', 'y', 'z'], ['x', 0, 1], [Symbol('x'), Symbol('y'), 0.5]):
+        for i in range(3):
+            around: dict[Any, Any] = dict.fromkeys(keys, 'v')
+            around[keys[i]] = Swaps(around)
+            try:
+                data = encode_value(around)
+            except AMQPEncoderValueError:
+                continue
+            # or whatever it has become, but well formed
+            assert isinstance(decode_value(data), dict)
+    items: list[Any] = [[1, 2], 'a']
+    items.append(Clears(items))
+    with pytest.raises(AMQPEncoderValueError):
+        encode_value(items)
+    # what holds the item that changes it goes while it is encoded
+    items = [[Clears(items)], 'a']
+    items[0][0].around = items
+    with pytest.raises(AMQPEncoderValueError):
+        encode_value(items)
+
+
+class Clears(UserDict[str, int]):
+    def __init__(self, around: list[Any]) -> None:
+        super().__init__(a=1)
+        self.around = around
+
+    def __iter__(self) -> Iterator[str]:
+        self.around.clear()
+        return super().__iter__()
 
 
 class Broken:

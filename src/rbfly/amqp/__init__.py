@@ -1,14 +1,7 @@
 """AMQP 1.0 messages: Python values to bytes and back, without any IO."""
 
-from ._message import (
-    MessageCtx,
-    decode_amqp,
-    encode_amqp,
-    encode_amqp_bytes,
-    get_message_ctx,
-    set_message_ctx,
-    stream_message_ctx,
-)
+from ._codec import decode_amqp, encode_amqp, encode_amqp_bytes
+from ._message import MessageCtx, get_message_ctx, set_message_ctx, stream_message_ctx
 from ._sections import AMQPHeader, AMQPProperties, DataBody, SequenceBody
 
 __all__ = [

@@ -1,6 +1,11 @@
-# Values to bytes and back: nothing for Python, _codec.pxd has what Cython code may cimport.
-
 from typing import Any, Final
+
+from rbfly.amqp._message import MessageCtx
+from rbfly.types import AMQPBody
 
 __pyx_capi__: Final[dict[str, Any]]
 __test__: Final[dict[str, Any]]
+
+def encode_amqp(buffer: bytearray, message: MessageCtx) -> int: ...
+def encode_amqp_bytes(message: AMQPBody | MessageCtx) -> bytes: ...
+def decode_amqp(buffer: bytes | bytearray | memoryview) -> MessageCtx: ...

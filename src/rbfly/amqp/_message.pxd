@@ -1,14 +1,16 @@
-# VALUES room, upper half: sections and messages (part 3 of the AMQP 1.0 specification).
+# VALUES room: the context of a message.
 # No ABI promise between releases.
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly._wire cimport OutBuffer
-from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties
-
 
 cdef class Sections:
-    cdef list values
+    cdef object header
+    cdef object delivery_annotations
+    cdef object annotations
+    cdef object properties
+    cdef object app_properties
+    cdef object footer
     cdef Py_ssize_t[6] at
 
 
@@ -31,15 +33,6 @@ cdef class MessageCtx:
     cdef object section(self, int index)
 
 
-# Append the encoding of `message`, a body of any type or a MessageCtx.  On an error out.p may be
-# anywhere behind where it was: the caller rolls back.
-cdef int encode_message(OutBuffer *out, object message) except -1
-
-# Body of the message in [p, p + n), without building anything else.
-cdef object decode_body(const uint8_t *p, Py_ssize_t n)
-
-# Context over a slice of `owner`, which is `bytes` or a memoryview and is kept alive.  What the
-# message consists of is checked at once, values when first asked for.
-cdef MessageCtx decode_context(
-    object owner, const uint8_t *p, Py_ssize_t n, uint64_t stream_offset, double stream_timestamp
-)
+cdef object get_field(Sections sections, int index)
+# The sections of a context that has not been asked for one yet.
+cdef Sections open_sections(MessageCtx ctx)

@@ -1,5 +1,5 @@
 # C that Cython cannot say: text, cached map keys and small integers without function calls.
-# Only `_codec` cimports this: the caches are static, one for each module.
+# The caches are static, one for each module: only `_decode` uses them.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t
@@ -9,8 +9,50 @@ cdef extern from *:
     """
     #ifndef RBFLY_NATIVE_H
     #define RBFLY_NATIVE_H
-    /* Bytes that must follow a constructor of this width class, before its lengths are known. */
-    static const uint8_t rbfly_need[16] = {1, 0, 0, 0, 0, 1, 2, 4, 8, 16, 1, 4, 2, 8, 3, 9};
+    /* Bytes that must follow a constructor, before its lengths are known. */
+    static inline Py_ssize_t rbfly_need(uint8_t code) {
+        static const uint8_t by_width[16] = {1, 0, 0, 0, 0, 1, 2, 4, 8, 16, 1, 4, 2, 8, 3, 9};
+        return by_width[code >> 4];
+    }
+
+    /* memcpy of few bytes.  Where a compiler knows a bound of n it makes `rep movs` of memcpy,
+       which takes longer to start than most keys and strings take to copy. */
+    static inline void rbfly_copy(uint8_t *to, const uint8_t *from, Py_ssize_t n) {
+        if (n > 16) {
+            for (Py_ssize_t i = 0; i < n - 16; i += 16) memcpy(to + i, from + i, 16);
+            memcpy(to + n - 16, from + n - 16, 16);
+        } else if (n >= 8) {
+            uint64_t first, last;
+            memcpy(&first, from, 8); memcpy(&last, from + n - 8, 8);
+            memcpy(to, &first, 8); memcpy(to + n - 8, &last, 8);
+        } else if (n >= 4) {
+            uint32_t first, last;
+            memcpy(&first, from, 4); memcpy(&last, from + n - 4, 4);
+            memcpy(to, &first, 4); memcpy(to + n - 4, &last, 4);
+        } else if (n > 0) {
+            to[0] = from[0]; to[n >> 1] = from[n >> 1]; to[n - 1] = from[n - 1];
+        }
+    }
+    /* Whether n <= RBFLY_CACHE_MAX bytes are the same. */
+    static inline int rbfly_same(const uint8_t *a, const uint8_t *b, Py_ssize_t n) {
+        uint64_t x, y, u, v;
+        uint32_t s, t;
+        if (n >= 8) {
+            for (Py_ssize_t i = 0; i < n - 8; i += 8) {
+                memcpy(&x, a + i, 8); memcpy(&y, b + i, 8);
+                if (x != y) return 0;
+            }
+            memcpy(&u, a + n - 8, 8); memcpy(&v, b + n - 8, 8);
+            return u == v;
+        }
+        if (n >= 4) {
+            memcpy(&s, a, 4); memcpy(&t, b, 4);
+            if (s != t) return 0;
+            memcpy(&s, a + n - 4, 4); memcpy(&t, b + n - 4, 4);
+            return s == t;
+        }
+        return n == 0 || (a[0] == b[0] && a[n >> 1] == b[n >> 1] && a[n - 1] == b[n - 1]);
+    }
 
     static inline int rbfly_is_ascii(const uint8_t *p, Py_ssize_t n) {
         uint64_t word, seen = 0;
@@ -26,7 +68,9 @@ cdef extern from *:
     }
     static inline PyObject *rbfly_ascii(const uint8_t *p, Py_ssize_t n) {
         PyObject *s = PyUnicode_New(n, 127);
-        if (s != NULL && n > 0) memcpy(PyUnicode_1BYTE_DATA(s), p, (size_t)n);
+        if (s == NULL || n == 0) return s;
+        if (n <= 64) rbfly_copy(PyUnicode_1BYTE_DATA(s), p, n);
+        else memcpy(PyUnicode_1BYTE_DATA(s), p, (size_t)n);
         return s;
     }
 
@@ -64,6 +108,10 @@ cdef extern from *:
         return o;
     }
 
+    static inline void rbfly_set_integer(PyObject *list, Py_ssize_t i, int v) {
+        PyList_SET_ITEM(list, i, rbfly_integer(v));
+    }
+
     /* Direct-mapped cache of short ASCII strings: map keys repeat from message to message. */
     #define RBFLY_CACHE_SLOTS 512
     #define RBFLY_CACHE_MAX 32
@@ -74,7 +122,25 @@ cdef extern from *:
         return h ^ (h >> 32);
     }
 
+    #if defined(__GNUC__) || defined(__clang__)
+    __attribute__((noinline))
+    #endif
+    static PyObject *rbfly_cache_miss(PyObject **slot, const uint8_t *p, Py_ssize_t n) {
+        PyObject *s;
+        if (!rbfly_is_ascii(p, n)) Py_RETURN_NONE;
+        s = rbfly_ascii(p, n);
+        if (s == NULL) return NULL;
+    #ifndef Py_GIL_DISABLED
+        Py_INCREF(s);
+        Py_XSETREF(*slot, s);
+    #endif
+        return s;
+    }
+
     /* The string of n <= RBFLY_CACHE_MAX bytes; None if they are not ASCII. */
+    #if defined(__GNUC__) || defined(__clang__)
+    __attribute__((always_inline))
+    #endif
     static inline PyObject *rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n) {
         uint64_t h = (uint64_t)n * 0x9E3779B97F4A7C15ULL, word;
         uint32_t half;
@@ -93,28 +159,23 @@ cdef extern from *:
         slot = &rbfly_cache[h % RBFLY_CACHE_SLOTS];
         s = *slot;
         if (s != NULL && PyUnicode_GET_LENGTH(s) == n
-                && memcmp(PyUnicode_1BYTE_DATA(s), p, (size_t)n) == 0) {
+                && rbfly_same(PyUnicode_1BYTE_DATA(s), p, n)) {
             Py_INCREF(s);
             return s;
         }
-        if (!rbfly_is_ascii(p, n)) Py_RETURN_NONE;
-        s = rbfly_ascii(p, n);
-        if (s == NULL) return NULL;
-    #ifndef Py_GIL_DISABLED
-        Py_INCREF(s);
-        Py_XSETREF(*slot, s);
-    #endif
-        return s;
+        return rbfly_cache_miss(slot, p, n);
     }
     #endif
     """
-    const uint8_t[16] rbfly_need
+    Py_ssize_t rbfly_need(uint8_t code) noexcept
+    void rbfly_copy(uint8_t *to, const uint8_t *source, Py_ssize_t n) noexcept
     bint rbfly_is_ascii(const uint8_t *p, Py_ssize_t n) noexcept
     bint rbfly_ascii_data(PyObject *s, const char **data, Py_ssize_t *n) noexcept
     str rbfly_ascii(const uint8_t *p, Py_ssize_t n)
     object rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n)
     int rbfly_make_integers() except -1
     object rbfly_integer(int v)
+    void rbfly_set_integer(list items, Py_ssize_t i, int v) noexcept
     bint rbfly_small_integer(PyObject *o, int64_t *value) noexcept
     enum:
         RBFLY_CACHE_MAX

@@ -21,6 +21,9 @@ cdef class AMQPProperties:
     cdef tuple _fields
 
 
+# Properties out of the decoded value of their section: a list, or None.
+cdef AMQPProperties decoded_properties(object value)
+
 # Lists of the fields; `count` is what header_length or properties_length gave, not 0.
 cdef Py_ssize_t header_length(AMQPHeader header) except -1
 cdef Py_ssize_t properties_length(AMQPProperties properties) except -1

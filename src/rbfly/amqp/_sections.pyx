@@ -5,13 +5,15 @@ from uuid import UUID
 
 cimport cython
 from cpython.datetime cimport datetime, import_datetime
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
 
-from rbfly._wire cimport OutBuffer
-from rbfly.amqp._codec cimport (
-    close_compound, encode_ubyte, encode_uint, encode_ulong, encode_value, open_compound,
-    put_timestamp,
+from rbfly._wire cimport OutBuffer, out_reserve, put_u8
+from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
+from rbfly.amqp._scalars cimport (
+    encode_symbol, encode_ubyte, encode_uint, encode_ulong, put_timestamp,
 )
-from rbfly.amqp._types cimport Symbol
+from rbfly.amqp._types cimport Symbol, new_symbol
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
@@ -144,11 +146,24 @@ cdef tuple PROPERTY_NAMES = (
 )
 
 
+# Fields, as bits, in which a str is kept as it is.
+cdef enum:
+    TEXT_FIELDS = 0b1010000111101
+
+
+cdef object check_symbol(object value, str name):
+    if type(value) is Symbol:
+        return value
+    if type(value) is str and (<str> value).isascii():
+        return new_symbol(value)
+    if isinstance(value, str):
+        return Symbol(str(value))
+    raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
+
+
 cdef object check_property(int index, object value):
     """The value of a property as it is kept; a subclass is kept as the type it stands for."""
     name = PROPERTY_NAMES[index]
-    if value is None:
-        return None
     if index == 0 or index == 5:
         if isinstance(value, int) and not isinstance(value, bool):
             return check_uint(value, 0xffffffffffffffff, name)
@@ -166,11 +181,7 @@ cdef object check_property(int index, object value):
             return bytes(value)
         raise AMQPEncoderTypeError(f'{name} is bytes, not {type(value).__name__}')
     if index == 6 or index == 7:
-        if type(value) is Symbol:
-            return value
-        if isinstance(value, str):
-            return Symbol(str(value))
-        raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
+        return check_symbol(value, name)
     if index == 8 or index == 9:
         if isinstance(value, (datetime, Timestamp)):
             return value
@@ -180,6 +191,34 @@ cdef object check_property(int index, object value):
     if isinstance(value, str):
         return str(value)
     raise AMQPEncoderTypeError(f'{name} is str, not {type(value).__name__}')
+
+
+cdef tuple check_fields(tuple fields):
+    """Check 13 fields, in place: the tuple is new and nobody else has seen it."""
+    cdef int i
+    cdef object value, kept
+    for i in range(13):
+        if fields[i] is None or ((TEXT_FIELDS >> i) & 1 and type(fields[i]) is str):
+            continue
+        value = fields[i]
+        kept = check_property(i, value)
+        if kept is not value:
+            Py_INCREF(kept)
+            Py_DECREF(value)
+            PyTuple_SET_ITEM(fields, i, kept)
+    return fields
+
+
+cdef tuple pad(object fields):
+    if len(fields) > 13:
+        raise AMQPEncoderTypeError(f'properties have 13 fields, not {len(fields)}')
+    return tuple([*fields, *([None] * (13 - len(fields)))])
+
+
+cdef AMQPProperties decoded_properties(object value):
+    cdef AMQPProperties properties = AMQPProperties.__new__(AMQPProperties)
+    properties._fields = check_fields(pad(() if value is None else value))
+    return properties
 
 
 @cython.final
@@ -211,16 +250,13 @@ cdef class AMQPProperties:
         creation_time=None, group_id=None, group_sequence=None, reply_to_group_id=None,
     ):
         if fields is None:
-            fields = (
+            self._fields = check_fields((
                 message_id, user_id, to, subject, reply_to, correlation_id, content_type,
                 content_encoding, absolute_expiry_time, creation_time, group_id, group_sequence,
                 reply_to_group_id,
-            )
+            ))
         else:
-            if len(fields) > 13:
-                raise AMQPEncoderTypeError(f'properties have 13 fields, not {len(fields)}')
-            fields = tuple(fields) + (None,) * (13 - len(fields))
-        self._fields = tuple([check_property(i, value) for i, value in enumerate(fields)])
+            self._fields = check_fields(pad(fields))
 
     @property
     def message_id(self):
@@ -343,7 +379,12 @@ cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t
     for i in range(count):
         value = fields[i]
         if value is None:
-            encode_value(out, None, 0)
+            out_reserve(out, 1)
+            put_u8(out, 0x40)
+        elif type(value) is str or type(value) is bytes:
+            encode_value(out, value, 0)
+        elif type(value) is Symbol:
+            encode_symbol(out, value)
         elif i == 11:
             encode_uint(out, value)
         elif isinstance(value, Timestamp):

@@ -5,6 +5,11 @@ cimport cython
 from cpython.datetime cimport datetime
 from libc.stdint cimport int64_t, uint8_t
 
+# Compounds and described values in one another, and elements without bytes in one message.
+cdef enum:
+    MAX_DEPTH = 100
+    MAX_ZERO_WIDTH = 65536
+
 
 @cython.final
 cdef class Symbol:

@@ -1,0 +1,27 @@
+# VALUES room: one AMQP 1.0 value to one Python value.  No ABI promise between releases.
+
+from libc.stdint cimport uint8_t
+
+from rbfly.amqp._types cimport MAX_ZERO_WIDTH
+
+# A cursor over one message.  `start` gives the positions in errors, `zero_width` counts down what
+# array elements without bytes may still be made.
+ctypedef struct Cursor:
+    const uint8_t *p
+    const uint8_t *end
+    const uint8_t *start
+    Py_ssize_t zero_width
+
+
+cdef inline void cursor_open(
+    Cursor *c, const uint8_t *start, const uint8_t *p, const uint8_t *end
+) noexcept:
+    c.start = start
+    c.p = p
+    c.end = end
+    c.zero_width = MAX_ZERO_WIDTH
+
+
+# Take one value.  `depth` is the number of compounds and described values around it.
+cdef object decode_value(Cursor *c, int depth)
+cdef object decode_error(Cursor *c, const uint8_t *at, str problem)

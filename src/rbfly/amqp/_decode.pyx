@@ -1,0 +1,426 @@
+# cython: language_level=3str
+"""Decoding of values: one AMQP value to one Python value (part 1 of the specification)."""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t
+
+from rbfly._wire cimport load_double, load_float, load_u16, load_u32, load_u64
+from rbfly.amqp._native cimport (
+    RBFLY_CACHE_MAX, rbfly_ascii, rbfly_cached_ascii, rbfly_integer, rbfly_is_ascii,
+    rbfly_make_integers, rbfly_need, rbfly_set_integer,
+)
+from rbfly.amqp._types cimport (
+    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol, uuid_of,
+)
+
+from rbfly.amqp._types import Char, Decimal32, Decimal64, Decimal128
+from rbfly.error import AMQPDecoderError
+
+rbfly_make_integers()
+
+cdef extern from 'Python.h':
+    object PyLong_FromLong(long value)
+    object PyLong_FromLongLong(long long value)
+    object PyLong_FromUnsignedLongLong(unsigned long long value)
+    object PyFloat_FromDouble(double value)
+    str PyUnicode_DecodeUTF8(const char *p, Py_ssize_t n, const char *errors)
+    # an error stays set, to be looked at
+    int PyDict_SetItem(object pairs, object key, object value) noexcept
+
+
+# The wide constructor of every assigned one, 0 for the others.
+cdef uint8_t[256] WIDE
+for _code in range(256):
+    WIDE[_code] = 0
+for _code in ELEMENT_TYPES:
+    WIDE[_code] = _code
+WIDE[0x41] = WIDE[0x42] = 0x56
+WIDE[0x43] = WIDE[0x52] = 0x70
+WIDE[0x44] = WIDE[0x53] = 0x80
+WIDE[0x54] = 0x71
+WIDE[0x55] = 0x81
+WIDE[0xa0] = 0xb0
+WIDE[0xa1] = 0xb1
+WIDE[0xa3] = 0xb3
+WIDE[0x45] = WIDE[0xc0] = 0xd0
+WIDE[0xc1] = 0xd1
+WIDE[0xe0] = 0xf0
+
+
+cdef object decode_error(Cursor *c, const uint8_t *at, str problem):
+    position = at - c.start
+    raise AMQPDecoderError(f'{problem} at byte {position}', position)
+
+
+cdef object fail_end(Cursor *c):
+    return decode_error(c, c.p, 'the bytes end where a value must begin')
+
+
+cdef inline object take_value(Cursor *c, int depth):
+    cdef const uint8_t *p = c.p
+    if p >= c.end:
+        return fail_end(c)
+    c.p = p + 1
+    return decode_payload(c, p[0], depth)
+
+
+cdef object fail_short(Cursor *c, const uint8_t *at, uint8_t code):
+    return decode_error(c, at, f'constructor 0x{code:02x} needs more bytes than there are')
+
+
+cdef object fail_depth_at(Cursor *c, const uint8_t *at):
+    return decode_error(c, at, f'more than {MAX_DEPTH} values nested')
+
+
+cdef object decode_text(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssize_t n):
+    if rbfly_is_ascii(p, n):
+        return rbfly_ascii(p, n)
+    try:
+        return PyUnicode_DecodeUTF8(<const char *> p, n, NULL)
+    except UnicodeDecodeError as ex:
+        problem = f'a string that is not UTF-8 ({ex.reason})'
+    return decode_error(c, at, problem)
+
+
+cdef object decode_symbol(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssize_t n):
+    name = None
+    if n <= RBFLY_CACHE_MAX:
+        name = rbfly_cached_ascii(p, n)
+    elif rbfly_is_ascii(p, n):
+        name = rbfly_ascii(p, n)
+    if name is None:
+        return decode_error(c, at, 'a symbol that is not ASCII')
+    return new_symbol(name)
+
+
+cdef object decode_described(Cursor *c, const uint8_t *at, int depth):
+    cdef Described value
+    if depth >= MAX_DEPTH:
+        return fail_depth_at(c, at)
+    value = Described.__new__(Described)
+    value.descriptor = decode_value(c, depth + 1)
+    value.value = decode_value(c, depth + 1)
+    return value
+
+
+cdef object fail_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
+    if count > size:
+        return decode_error(c, at, f'a list of {count} items in {size} bytes')
+    return decode_error(c, at, f'a list whose {count} items do not fill its {size} bytes')
+
+
+cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth):
+    """Items of a list; the cursor is behind the count, `size` is what the items have."""
+    cdef const uint8_t *outer = c.end
+    cdef const uint8_t *end = c.p + size
+    cdef const uint8_t *p
+    cdef Py_ssize_t i
+    cdef list items
+    if depth >= MAX_DEPTH:
+        return fail_depth_at(c, at)
+    # an item has a byte at least: no list is larger than its bytes justify
+    if count > size:
+        return fail_list(c, at, size, count)
+    items = PyList_New(count)
+    for i in range(count):
+        # each item leaves one byte to every item behind it, so that nested counts add up
+        c.end = end - (count - 1 - i)
+        p = c.p
+        if c.end - p >= 2 and p[0] == 0x54:
+            c.p = p + 2
+            rbfly_set_integer(items, i, <int8_t> p[1])
+        else:
+            item = take_value(c, depth + 1)
+            Py_INCREF(item)
+            PyList_SET_ITEM(items, i, item)
+    if c.p != end:
+        return fail_list(c, at, size, count)
+    c.end = outer
+    return items
+
+
+cdef int keep_error() except -1:
+    # an error is set already, e.g. MemoryError
+    return -1
+
+
+cdef object fail_key(Cursor *c, const uint8_t *at, object key):
+    if not PyErr_ExceptionMatches(TypeError):
+        keep_error()
+    PyErr_Clear()
+    return decode_error(c, at, f'a map key that cannot be one in Python ({type(key).__name__})')
+
+
+cdef object fail_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
+    if count & 1:
+        return decode_error(c, at, f'a map of {count} keys and values')
+    if count > size:
+        return decode_error(c, at, f'a map of {count} keys and values in {size} bytes')
+    return decode_error(c, at, f'a map whose {count} items do not fill its {size} bytes')
+
+
+cdef inline object take_key(Cursor *c, const uint8_t *p, int depth):
+    """Key of a map, at the cursor `p`; short strings out of the cache."""
+    cdef Py_ssize_t left = c.end - p
+    if left > 2 and p[0] == 0xa1 and p[1] <= RBFLY_CACHE_MAX and p[1] <= left - 2:
+        key = rbfly_cached_ascii(p + 2, p[1])
+        if key is not None:
+            c.p = p + 2 + p[1]
+            return key
+    return take_value(c, depth)
+
+
+cdef object decode_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth):
+    cdef const uint8_t *outer = c.end
+    cdef const uint8_t *end = c.p + size
+    cdef const uint8_t *p
+    cdef Py_ssize_t _i
+    cdef dict pairs
+    if depth >= MAX_DEPTH:
+        return fail_depth_at(c, at)
+    if count & 1 or count > size:
+        return fail_map(c, at, size, count)
+    c.end = end
+    pairs = {}
+    for _i in range(count >> 1):
+        p = c.p
+        key = take_key(c, p, depth + 1)
+        if PyDict_SetItem(pairs, key, take_value(c, depth + 1)) < 0:
+            return fail_key(c, p, key)
+    if c.p != end:
+        return fail_map(c, at, size, count)
+    c.end = outer
+    return pairs
+
+
+cdef object decode_array(
+    Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth
+):
+    """Constructor and elements of an array; the cursor is behind the count."""
+    cdef const uint8_t *outer = c.end
+    cdef const uint8_t *end = c.p + size
+    cdef Py_ssize_t i, need
+    cdef uint8_t code
+    cdef AMQPArray array
+    cdef tuple items
+    cdef list descriptors = []
+    if depth >= MAX_DEPTH:
+        return fail_depth_at(c, at)
+    c.end = end
+    depth += 1
+    while c.p < end and c.p[0] == 0x00:
+        if depth >= MAX_DEPTH:
+            return fail_depth_at(c, c.p)
+        c.p += 1
+        depth += 1
+        descriptors.append(decode_value(c, depth))
+    if c.p >= end:
+        return decode_error(c, at, 'an array without element constructor')
+    code = c.p[0]
+    if WIDE[code] == 0:
+        return decode_error(c, c.p, f'unknown constructor 0x{code:02x} of array elements')
+    c.p += 1
+    need = rbfly_need(code)
+    if need == 0:
+        if count > c.zero_width:
+            return decode_error(c, at, f'an array of {count} elements without bytes')
+        c.zero_width -= count
+    elif count > (end - c.p) // need:
+        return decode_error(c, at, f'an array of {count} elements in {end - c.p} bytes')
+    items = PyTuple_New(count)
+    for i in range(count):
+        c.end = end - (count - 1 - i) * need
+        item = decode_payload(c, code, depth)
+        Py_INCREF(item)
+        PyTuple_SET_ITEM(items, i, item)
+    if c.p != end:
+        return decode_error(c, at, f'an array whose {count} elements do not fill its {size} bytes')
+    c.end = outer
+    array = AMQPArray.__new__(AMQPArray)
+    array._code = WIDE[code]
+    array.element_type = ELEMENT_TYPES[WIDE[code]]
+    array.items = items
+    array.descriptors = tuple(descriptors)
+    return array
+
+
+cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
+    """Values with a size of 32 bits or with a rare type."""
+    cdef const uint8_t *p = c.p
+    cdef Py_ssize_t left = c.end - p
+    cdef Py_ssize_t size, count
+    if code == 0xb0 or code == 0xb1 or code == 0xb3:
+        size = load_u32(p)
+        if size > left - 4:
+            return fail_short(c, at, code)
+        c.p = p + 4 + size
+        if code == 0xb0:
+            return PyBytes_FromStringAndSize(<const char *> p + 4, size)
+        if code == 0xb1:
+            return decode_text(c, at, p + 4, size)
+        return decode_symbol(c, at, p + 4, size)
+    if code == 0xe0:
+        size = p[0]
+        if size < 2:
+            return decode_error(c, at, f'an array of size {size}')
+        if size > left - 1:
+            return fail_short(c, at, code)
+        c.p = p + 2
+        return decode_array(c, at, size - 1, p[1], depth)
+    # d0, d1, f0
+    size = load_u32(p)
+    count = load_u32(p + 4)
+    if size < 4:
+        return decode_error(c, at, f'constructor 0x{code:02x} with size {size}')
+    if size > left - 4:
+        return fail_short(c, at, code)
+    c.p = p + 8
+    if code == 0xd0:
+        return decode_list(c, at, size - 4, count, depth)
+    if code == 0xd1:
+        return decode_map(c, at, size - 4, count, depth)
+    return decode_array(c, at, size - 4, count, depth)
+
+
+cdef object decode_char(Cursor *c, const uint8_t *at, uint32_t point):
+    if point > 0x10ffff or 0xd800 <= point <= 0xdfff:
+        return decode_error(c, at, f'a char that is no Unicode scalar value (0x{point:x})')
+    return Char(chr(point))
+
+
+cdef object fail_compound(Cursor *c, const uint8_t *at, uint8_t code):
+    if at[1] == 0:
+        return decode_error(c, at, f'a {"list" if code == 0xc0 else "map"} of size 0')
+    return fail_short(c, at, code)
+
+
+cdef object decode_payload(Cursor *c, uint8_t code, int depth):
+    """The value behind constructor `code`; the cursor is behind the constructor."""
+    cdef const uint8_t *p = c.p
+    cdef const uint8_t *at = p - 1
+    cdef Py_ssize_t left = c.end - p
+    cdef Py_ssize_t n
+    if left < rbfly_need(code):
+        return fail_short(c, at, code)
+    # a switch of what is usual; the rest apart, so that little is saved and restored here
+    if code == 0xa1:
+        n = p[0]
+        if n > left - 1:
+            return fail_short(c, at, code)
+        c.p = p + 1 + n
+        return decode_text(c, at, p + 1, n)
+    elif code == 0x54 or code == 0x55 or code == 0x51:
+        c.p = p + 1
+        return rbfly_integer(<int8_t> p[0])
+    elif code == 0x71:
+        c.p = p + 4
+        return PyLong_FromLong(<int32_t> load_u32(p))
+    elif code == 0x81:
+        c.p = p + 8
+        return PyLong_FromLongLong(<int64_t> load_u64(p))
+    elif code == 0xa0:
+        n = p[0]
+        if n > left - 1:
+            return fail_short(c, at, code)
+        c.p = p + 1 + n
+        return PyBytes_FromStringAndSize(<const char *> p + 1, n)
+    elif code == 0xc0:
+        n = p[0]
+        if n < 1 or n > left - 1:
+            return fail_compound(c, at, code)
+        c.p = p + 2
+        return decode_list(c, at, n - 1, p[1], depth)
+    elif code == 0xc1:
+        n = p[0]
+        if n < 1 or n > left - 1:
+            return fail_compound(c, at, code)
+        c.p = p + 2
+        return decode_map(c, at, n - 1, p[1], depth)
+    elif code == 0x40:
+        return None
+    elif code == 0x41:
+        return True
+    elif code == 0x42:
+        return False
+    elif code == 0x45:
+        if depth >= MAX_DEPTH:
+            return fail_depth_at(c, at)
+        return []
+    elif code == 0x82:
+        c.p = p + 8
+        return PyFloat_FromDouble(load_double(p))
+    return decode_rare(c, code, depth)
+
+
+cdef object decode_rare(Cursor *c, uint8_t code, int depth):
+    """What decode_payload leaves; that there are enough bytes is checked."""
+    cdef const uint8_t *p = c.p
+    cdef const uint8_t *at = p - 1
+    cdef Py_ssize_t left = c.end - p
+    cdef Py_ssize_t n
+    if code == 0x43 or code == 0x44:
+        return 0
+    elif code == 0x50 or code == 0x52 or code == 0x53:
+        c.p = p + 1
+        return rbfly_integer(p[0])
+    elif code == 0x56:
+        if p[0] > 1:
+            return decode_error(c, at, f'a boolean of 0x{p[0]:02x}')
+        c.p = p + 1
+        return p[0] == 1
+    elif code == 0x60:
+        c.p = p + 2
+        return PyLong_FromLong(load_u16(p))
+    elif code == 0x61:
+        c.p = p + 2
+        return PyLong_FromLong(<int16_t> load_u16(p))
+    elif code == 0x70:
+        c.p = p + 4
+        return PyLong_FromUnsignedLongLong(load_u32(p))
+    elif code == 0x80:
+        c.p = p + 8
+        return PyLong_FromUnsignedLongLong(load_u64(p))
+    elif code == 0x72:
+        c.p = p + 4
+        return PyFloat_FromDouble(load_float(p))
+    elif code == 0x83:
+        c.p = p + 8
+        return from_milliseconds(<int64_t> load_u64(p))
+    elif code == 0x98:
+        c.p = p + 16
+        return uuid_of(p)
+    elif code == 0xa3:
+        n = p[0]
+        if n > left - 1:
+            return fail_short(c, at, code)
+        c.p = p + 1 + n
+        return decode_symbol(c, at, p + 1, n)
+    elif code == 0x73:
+        c.p = p + 4
+        return decode_char(c, at, load_u32(p))
+    elif code == 0x74:
+        c.p = p + 4
+        return Decimal32(PyBytes_FromStringAndSize(<const char *> p, 4))
+    elif code == 0x84:
+        c.p = p + 8
+        return Decimal64(PyBytes_FromStringAndSize(<const char *> p, 8))
+    elif code == 0x94:
+        c.p = p + 16
+        return Decimal128(PyBytes_FromStringAndSize(<const char *> p, 16))
+    elif code == 0x00:
+        return decode_described(c, at, depth)
+    elif (
+        code == 0xb0 or code == 0xb1 or code == 0xb3 or code == 0xd0 or code == 0xd1
+        or code == 0xe0 or code == 0xf0
+    ):
+        return decode_sized(c, at, code, depth)
+    return decode_error(c, at, f'unknown constructor 0x{code:02x}')
+
+
+cdef object decode_value(Cursor *c, int depth):
+    """Take one value.  `depth` is the number of compounds and described values around it."""
+    return take_value(c, depth)

@@ -1,0 +1,20 @@
+# VALUES room: one Python value to one AMQP 1.0 value.  No ABI promise between releases.
+
+from libc.stdint cimport uint8_t
+
+from rbfly._wire cimport OutBuffer
+
+# What the keys of a map must be: that depends on the section that holds it.
+cdef enum:
+    KEYS_ANY = 0
+    KEYS_STRING = 1
+    KEYS_ANNOTATION = 2
+
+# `depth` is the number of compounds and described values around the value.
+cdef int encode_value(OutBuffer *out, object value, int depth) except -1
+cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1
+cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1
+cdef Py_ssize_t open_compound(OutBuffer *out, Py_ssize_t count) except -1
+cdef int close_compound(
+    OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8
+) except -1

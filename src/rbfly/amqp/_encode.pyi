@@ -1,0 +1,6 @@
+# Values to bytes: nothing for Python, _encode.pxd has what Cython code may cimport.
+
+from typing import Any, Final
+
+__pyx_capi__: Final[dict[str, Any]]
+__test__: Final[dict[str, Any]]

@@ -1,0 +1,480 @@
+# cython: language_level=3str
+"""Encoding of values: one Python value to one AMQP value (part 1 of the specification)."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.datetime cimport datetime, import_datetime
+from cpython.dict cimport PyDict_Next
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memmove
+
+from rbfly._wire cimport (
+    OutBuffer, double_bits, float_bits, out_reserve, put_bytes, put_u8, put_u16, put_u32, put_u64,
+    store_u32,
+)
+from rbfly.amqp._scalars cimport (
+    encode_binary, encode_integer, encode_symbol, encode_text, encode_uint, encode_ulong,
+    fail_size, put_double, put_integer, put_sized, put_timestamp, put_uuid,
+)
+from rbfly.amqp._types cimport (
+    ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol, clip,
+    copy_buffer, milliseconds, plain_dict, plain_list,
+)
+
+from rbfly.amqp._types import Char, Float32, Timestamp
+from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError
+
+import_datetime()
+
+cdef extern from 'Python.h':
+    double PyFloat_AS_DOUBLE(object value) noexcept
+    bint PySequence_Check(object o) noexcept
+    Py_ssize_t PyDict_GET_SIZE(PyObject *o) noexcept
+
+
+cdef int fail_depth() except -1:
+    raise AMQPEncoderValueError(
+        f'more than {MAX_DEPTH} values nested, or a value that contains itself'
+    )
+
+
+# Lists and maps are written behind the header that their length suggests; it is exchanged for the
+# other width when the bytes of the items turn out otherwise.
+cdef inline Py_ssize_t open_list(OutBuffer *out, Py_ssize_t count) except -1:
+    cdef Py_ssize_t width = 3 if count <= 32 else 9
+    out_reserve(out, width)
+    out.p += width
+    return out.p - out.start
+
+
+cdef inline int close_list(
+    OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8
+) except -1:
+    cdef Py_ssize_t n = out.p - out.start - first
+    cdef uint8_t *head
+    if count <= 32 and n <= 254:
+        head = out.start + first - 3
+        head[0] = code8
+        head[1] = <uint8_t> (n + 1)
+        head[2] = <uint8_t> count
+        return 0
+    return close_wide(out, first, count, code8)
+
+
+cdef Py_ssize_t open_compound(OutBuffer *out, Py_ssize_t count) except -1:
+    return open_list(out, count)
+
+
+cdef int close_compound(
+    OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8
+) except -1:
+    return close_list(out, first, count, code8)
+
+
+cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8) except -1:
+    cdef Py_ssize_t n = out.p - out.start - first
+    cdef uint8_t *head
+    if n > 0xffffffff - 5:
+        fail_size(n)
+    if count <= 32:
+        out_reserve(out, 6)
+        head = out.start + first - 3
+        memmove(head + 9, head + 3, <size_t> n)
+        out.p += 6
+    else:
+        head = out.start + first - 9
+        if n <= 254 and count <= 255:
+            memmove(head + 3, head + 9, <size_t> n)
+            head[0] = code8
+            head[1] = <uint8_t> (n + 1)
+            head[2] = <uint8_t> count
+            out.p -= 6
+            return 0
+    head[0] = code8 + 0x10
+    store_u32(head + 1, <uint32_t> (n + 4))
+    store_u32(head + 5, <uint32_t> count)
+    return 0
+
+
+cdef int fail_changed() except -1:
+    raise AMQPEncoderValueError('a list or dict changed its size while it was encoded')
+
+
+cdef int put_other_leaf(OutBuffer *out, object value) except -1:
+    if type(value) is bytes:
+        put_sized(out, 0xa0, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        return 1
+    if value is None or value is True or value is False:
+        out_reserve(out, 1)
+        put_u8(out, 0x40 if value is None else (0x41 if value is True else 0x42))
+        return 1
+    if type(value) is float:
+        put_double(out, PyFloat_AS_DOUBLE(value))
+        return 1
+    return 0
+
+
+cdef inline int put_leaf(OutBuffer *out, object value) except -1:
+    """Append a value of the types that most values are, and without running code of anybody: 1.
+
+    0: it is of another type, nothing was written.
+    """
+    if type(value) is str:
+        encode_text(out, value)
+        return 1
+    if type(value) is int:
+        encode_integer(out, value)
+        return 1
+    return put_other_leaf(out, value)
+
+
+cdef int put_held(OutBuffer *out, object value, int depth) except -1:
+    """Append a value that is not a leaf and is borrowed from a list or dict: foreign code that runs
+    meanwhile may take it out of there."""
+    cdef object held = value
+    return encode_branch(out, held, depth)
+
+
+cdef inline int put_items(OutBuffer *out, object items, Py_ssize_t count, int depth) except -1:
+    """Items of an exact list or tuple; `depth` is that of the items."""
+    cdef Py_ssize_t i
+    if type(items) is list:
+        for i in range(count):
+            if put_leaf(out, <object> PyList_GET_ITEM(items, i)):
+                continue
+            put_held(out, <object> PyList_GET_ITEM(items, i), depth)
+            if PyList_GET_SIZE(items) != count:
+                fail_changed()
+    else:
+        for i in range(count):
+            encode_value(out, <object> PyTuple_GET_ITEM(items, i), depth)
+    return 0
+
+
+cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1:
+    """An exact list or tuple as list."""
+    cdef Py_ssize_t count, first
+    if type(items) is list:
+        count = PyList_GET_SIZE(items)
+    else:
+        count = PyTuple_GET_SIZE(items)
+    if depth >= MAX_DEPTH:
+        fail_depth()
+    if count == 0:
+        out_reserve(out, 1)
+        put_u8(out, 0x45)
+        return 0
+    first = open_list(out, count)
+    put_items(out, items, count, depth + 1)
+    return close_list(out, first, count, 0xc0)
+
+
+cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
+    if keys == KEYS_STRING:
+        if not isinstance(key, str) or type(key) is Char:
+            raise AMQPEncoderTypeError(f'an application property name is str, not {clip(key)}')
+    elif keys == KEYS_ANNOTATION:
+        if type(key) is Symbol:
+            return encode_symbol(out, key)
+        if isinstance(key, str):
+            return encode_symbol(out, Symbol(str(key)))
+        if isinstance(key, int) and not isinstance(key, bool):
+            return encode_ulong(out, key)
+        raise AMQPEncoderTypeError(f'an annotation key is Symbol, str or int, not {clip(key)}')
+    return encode_value(out, key, depth)
+
+
+cdef int put_held_pair(
+    OutBuffer *out, object key, object value, int depth, int keys
+) except -1:
+    """A pair whose key may run foreign code."""
+    cdef object held_key = key
+    cdef object held_value = value
+    put_key(out, held_key, depth, keys)
+    return encode_value(out, held_value, depth)
+
+
+cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) except -1:
+    cdef Py_ssize_t position = 0, _i
+    cdef Py_ssize_t count = PyDict_GET_SIZE(<PyObject *> value)
+    cdef PyObject *key = NULL
+    cdef PyObject *item = NULL
+    for _i in range(count):
+        # counted: a dict that was changed may have more pairs to come, although of the same size
+        if not PyDict_Next(value, &position, &key, &item):
+            return fail_changed()
+        if type(<object> key) is str and keys != KEYS_ANNOTATION:
+            encode_text(out, <object> key)
+            if put_leaf(out, <object> item):
+                continue
+            put_held(out, <object> item, depth)
+        else:
+            put_held_pair(out, <object> key, <object> item, depth, keys)
+        if PyDict_GET_SIZE(<PyObject *> value) != count:
+            return fail_changed()
+    return 0
+
+
+cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1:
+    """A dict, or any mapping, as map whose keys are of the kind `keys`."""
+    cdef Py_ssize_t count, first
+    cdef dict pairs
+    if type(value) is dict:
+        pairs = value
+    else:
+        pairs = plain_dict(value)
+    count = PyDict_GET_SIZE(<PyObject *> pairs)
+    if depth >= MAX_DEPTH:
+        fail_depth()
+    if count > 0x7fffffff:
+        fail_size(count)
+    first = open_list(out, 2 * count)
+    put_pairs(out, pairs, depth + 1, keys)
+    return close_list(out, first, 2 * count, 0xc1)
+
+
+cdef int put_descriptor(OutBuffer *out, object descriptor, int depth) except -1:
+    # by custom a number is a ulong, and it is read as int
+    if type(descriptor) is int and descriptor >= 0:
+        return encode_ulong(out, descriptor)
+    return encode_value(out, descriptor, depth)
+
+
+cdef int encode_described(OutBuffer *out, Described value, int depth) except -1:
+    if depth >= MAX_DEPTH:
+        fail_depth()
+    out_reserve(out, 1)
+    put_u8(out, 0x00)
+    put_descriptor(out, value.descriptor, depth + 1)
+    return encode_value(out, value.value, depth + 1)
+
+
+cdef int encode_wire_class(OutBuffer *out, object value, int code) except -1:
+    """A value of a wrapper class, in the smallest form of its type."""
+    cdef int64_t v
+    if code == 0x80:
+        return encode_ulong(out, value)
+    if code == 0x70:
+        return encode_uint(out, value)
+    if code == 0x81:
+        v = <int64_t> value
+        if -128 <= v <= 127:
+            out_reserve(out, 2)
+            put_u8(out, 0x55)
+            put_u8(out, <uint8_t> v)
+            return 0
+    elif code == 0x71:
+        return put_integer(out, <int64_t> value)
+    out_reserve(out, 1)
+    put_u8(out, <uint8_t> code)
+    return encode_payload(out, value, code, 0)
+
+
+cdef int fail_element(object value, int code) except -1:
+    raise AMQPEncoderTypeError(
+        f'an array of {ELEMENT_TYPES[code].__name__} cannot hold {clip(value)}'
+    )
+
+
+cdef int64_t signed_element(object value, int code) except? -1:
+    if not isinstance(value, int) or isinstance(value, bool):
+        fail_element(value, code)
+    cls = Timestamp if code == 0x83 else ELEMENT_TYPES[code]
+    if not cls._min <= value <= cls._max:
+        raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {cls.__name__}')
+    return <int64_t> (value if value <= 0x7fffffffffffffff else value - 0x10000000000000000)
+
+
+cdef int encode_payload(OutBuffer *out, object value, int code, int depth) except -1:
+    """What follows the wide constructor `code`: an array element, or a wrapper class's value."""
+    cdef int64_t v
+    out_reserve(out, 16)
+    if code == 0x40:
+        if value is not None:
+            fail_element(value, code)
+    elif code == 0x56:
+        if value is not True and value is not False:
+            fail_element(value, code)
+        put_u8(out, 1 if value is True else 0)
+    elif code == 0x50 or code == 0x51:
+        put_u8(out, <uint8_t> signed_element(value, code))
+    elif code == 0x60 or code == 0x61:
+        put_u16(out, <uint16_t> signed_element(value, code))
+    elif code == 0x70 or code == 0x71:
+        put_u32(out, <uint32_t> signed_element(value, code))
+    elif code == 0x80 or code == 0x81:
+        put_u64(out, <uint64_t> signed_element(value, code))
+    elif code == 0x72:
+        if not isinstance(value, float):
+            fail_element(value, code)
+        put_u32(out, float_bits(PyFloat_AS_DOUBLE(Float32(value))))
+    elif code == 0x82:
+        if not isinstance(value, float):
+            fail_element(value, code)
+        put_u64(out, double_bits(PyFloat_AS_DOUBLE(value)))
+    elif code == 0x73:
+        if not isinstance(value, str):
+            fail_element(value, code)
+        put_u32(out, <uint32_t> ord(Char(value)))
+    elif code == 0x83:
+        if isinstance(value, datetime):
+            v = milliseconds(value)
+        else:
+            v = signed_element(value, code)
+        put_u64(out, <uint64_t> v)
+    elif code == 0x98:
+        if not isinstance(value, UUID):
+            fail_element(value, code)
+        put_uuid(out, value)
+    elif code == 0x74 or code == 0x84 or code == 0x94:
+        # bytes.__new__ makes one of any length
+        if (
+            not isinstance(value, ELEMENT_TYPES[code])
+            or PyBytes_GET_SIZE(value) != 1 << ((code >> 4) - 5)
+        ):
+            fail_element(value, code)
+        put_bytes(out, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    elif code == 0xd0 or code == 0xd1 or code == 0xf0:
+        encode_wide_compound(out, value, code, depth)
+    else:
+        encode_wide_text(out, value, code)
+    return 0
+
+
+cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
+    cdef bytes data
+    if code == 0xb0 and isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value) if isinstance(value, bytes) else copy_buffer(value)
+    elif code == 0xb1 and isinstance(value, str):
+        try:
+            data = str.encode(value)
+        except UnicodeEncodeError as ex:
+            raise AMQPEncoderValueError(f'a string that UTF-8 cannot write: {ex}') from None
+    elif code == 0xb3 and type(value) is Symbol and (<Symbol> value).name is not None:
+        data = (<Symbol> value).name.encode()
+    else:
+        return fail_element(value, code)
+    if len(data) > 0xffffffff:
+        fail_size(len(data))
+    out_reserve(out, len(data) + 4)
+    put_u32(out, <uint32_t> len(data))
+    put_bytes(out, PyBytes_AS_STRING(data), len(data))
+    return 0
+
+
+cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth) except -1:
+    """List, map or array as array element: 32-bit size and count, whatever its length."""
+    cdef Py_ssize_t first, n, count
+    cdef dict pairs
+    if depth >= MAX_DEPTH:
+        fail_depth()
+    out_reserve(out, 8)
+    out.p += 8
+    first = out.p - out.start
+    if code == 0xd0 and isinstance(value, (list, tuple)):
+        items = value if type(value) is list or type(value) is tuple else list(value)
+        count = len(items)
+        put_items(out, items, count, depth + 1)
+    elif code == 0xd1 and isinstance(value, Mapping):
+        pairs = value if type(value) is dict else plain_dict(value)
+        count = 2 * len(pairs)
+        put_pairs(out, pairs, depth + 1, KEYS_ANY)
+    elif code == 0xf0 and type(value) is AMQPArray:
+        count = len((<AMQPArray> value).items)
+        put_array_items(out, value, depth)
+    else:
+        return fail_element(value, code)
+    n = out.p - out.start - first
+    if n > 0xffffffff - 4:
+        fail_size(n)
+    store_u32(out.start + first - 8, <uint32_t> (n + 4))
+    store_u32(out.start + first - 4, <uint32_t> count)
+    return 0
+
+
+cdef int put_array_items(OutBuffer *out, AMQPArray value, int depth) except -1:
+    """Element constructor and elements; `depth` is that of the array."""
+    cdef int level = depth + 1
+    if value._code == 0x40 and len(value.items) > MAX_ZERO_WIDTH:
+        raise AMQPEncoderValueError(f'an array of more than {MAX_ZERO_WIDTH} nulls')
+    for descriptor in value.descriptors:
+        if level >= MAX_DEPTH:
+            fail_depth()
+        out_reserve(out, 1)
+        put_u8(out, 0x00)
+        level += 1
+        put_descriptor(out, descriptor, level)
+    out_reserve(out, 1)
+    put_u8(out, <uint8_t> value._code)
+    for item in value.items:
+        encode_payload(out, item, value._code, level)
+    return 0
+
+
+cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
+    cdef Py_ssize_t count = len(value.items)
+    cdef Py_ssize_t first
+    if depth >= MAX_DEPTH:
+        fail_depth()
+    first = open_compound(out, count)
+    put_array_items(out, value, depth)
+    return close_compound(out, first, count, 0xe0)
+
+
+cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
+    """Whatever is not one of the types that most values are."""
+    kind = type(value)
+    if kind is tuple:
+        return encode_sequence(out, value, depth)
+    if kind is Symbol:
+        return encode_symbol(out, value)
+    if isinstance(value, datetime):
+        return put_timestamp(out, value)
+    if isinstance(value, UUID):
+        out_reserve(out, 17)
+        put_u8(out, 0x98)
+        return put_uuid(out, value)
+    if kind is Described:
+        return encode_described(out, value, depth)
+    if kind is AMQPArray:
+        return encode_array(out, value, depth)
+    for base in kind.__mro__:
+        code = WIRE_CLASSES.get(base)
+        if code is not None:
+            return encode_wire_class(out, value, code)
+    if isinstance(value, str):
+        return encode_text(out, value)
+    if isinstance(value, int):
+        return encode_integer(out, value)
+    if isinstance(value, float):
+        return put_double(out, PyFloat_AS_DOUBLE(value))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return encode_binary(out, value)
+    if isinstance(value, Mapping):
+        return encode_map(out, value, depth, KEYS_ANY)
+    if PySequence_Check(value) and not isinstance(value, type):
+        if depth >= MAX_DEPTH:
+            fail_depth()
+        return encode_sequence(out, plain_list(value), depth)
+    raise AMQPEncoderTypeError(f'AMQP 1.0 has no type for {kind.__name__}: {clip(value)}')
+
+
+cdef int encode_branch(OutBuffer *out, object value, int depth) except -1:
+    """Append a value that put_leaf did not take."""
+    if type(value) is list:
+        return encode_sequence(out, value, depth)
+    if type(value) is dict:
+        return encode_map(out, value, depth, KEYS_ANY)
+    return encode_other(out, value, depth)
+
+
+cdef int encode_value(OutBuffer *out, object value, int depth) except -1:
+    """Append one value.  `depth` is the number of compounds and described values around it."""
+    if put_leaf(out, value):
+        return 0
+    return encode_branch(out, value, depth)

@@ -1,0 +1,56 @@
+# VALUES room: what a message consists of (part 3 of the AMQP 1.0 specification).
+# No ABI promise between releases.
+
+from libc.stdint cimport uint8_t
+
+from rbfly._wire cimport load_u32
+from rbfly.amqp._decode cimport Cursor
+
+# Sections by the last byte of their descriptor.
+cdef enum:
+    HEADER = 0x70
+    DELIVERY_ANNOTATIONS = 0x71
+    ANNOTATIONS = 0x72
+    PROPERTIES = 0x73
+    APP_PROPERTIES = 0x74
+    DATA = 0x75
+    SEQUENCE = 0x76
+    VALUE = 0x77
+    FOOTER = 0x78
+
+# The sections but the body, as they are numbered.
+cdef enum:
+    I_HEADER = 0
+    I_DELIVERY_ANNOTATIONS = 1
+    I_ANNOTATIONS = 2
+    I_PROPERTIES = 3
+    I_APP_PROPERTIES = 4
+    I_FOOTER = 5
+
+# Where the values of sections begin; the body's is that of its first section.
+ctypedef struct Layout:
+    Py_ssize_t[6] at
+    Py_ssize_t body_at
+
+cdef tuple SECTION_NAMES
+
+# Section that begins at the cursor, which moves behind the descriptor.
+cdef int take_descriptor(Cursor *c) except -1
+# Check of what sections there are, in what order, and that they fill the bytes.
+cdef int scan(Cursor *c, Layout *layout) except -1
+# Body out of its sections, which are checked; the cursor is where the first of them begins.
+cdef object build_body(Cursor *c)
+# Header, properties or a map out of the value at the cursor.
+cdef object build_section(Cursor *c, int index)
+
+
+cdef inline bint is_one_section(const uint8_t *p, Py_ssize_t n) noexcept:
+    """One data or value section, canonical and with a length that fills all: most messages."""
+    if n < 8 or p[0] != 0 or p[1] != 0x53:
+        return False
+    if p[2] == DATA:
+        return (p[3] == 0xa0 and p[4] == n - 5) or (p[3] == 0xb0 and load_u32(p + 4) == n - 8)
+    # widths with a size of one byte are a, c and e, those with four bytes b, d and f
+    return p[2] == VALUE and p[3] >= 0xa0 and (
+        p[4] == n - 5 if (p[3] & 0x10) == 0 else load_u32(p + 4) == n - 8
+    )

@@ -1,0 +1,239 @@
+# cython: language_level=3str
+"""Structure of messages: which sections there are, and what they hold (part 3, section 3.2)."""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_Next
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t
+
+from rbfly._wire cimport load_u32, load_u64
+from rbfly.amqp._decode cimport Cursor, decode_error, decode_value
+from rbfly.amqp._sections cimport AMQPHeader, decoded_properties
+from rbfly.amqp._types cimport Symbol
+
+from rbfly.amqp._sections import DataBody, SequenceBody
+from rbfly.error import AMQPEncoderError
+
+cdef tuple SECTION_NAMES = (
+    'header', 'delivery annotations', 'message annotations', 'properties',
+    'application properties', 'footer',
+)
+cdef dict SYMBOLIC = {
+    b'amqp:header:list': HEADER,
+    b'amqp:delivery-annotations:map': DELIVERY_ANNOTATIONS,
+    b'amqp:message-annotations:map': ANNOTATIONS,
+    b'amqp:properties:list': PROPERTIES,
+    b'amqp:application-properties:map': APP_PROPERTIES,
+    b'amqp:data:binary': DATA,
+    b'amqp:amqp-sequence:list': SEQUENCE,
+    b'amqp:amqp-value:*': VALUE,
+    b'amqp:footer:map': FOOTER,
+}
+
+
+cdef int fail_structure(Cursor *c, const uint8_t *at, str problem) except -1:
+    decode_error(c, at, problem)
+    return -1
+
+
+cdef int skip_value(Cursor *c) except -1:
+    """Move behind one value, by the widths of its constructors."""
+    cdef const uint8_t *p = c.p
+    cdef const uint8_t *at
+    cdef Py_ssize_t pending = 1, n, left
+    cdef int width
+    while pending > 0:
+        at = p
+        left = c.end - p
+        if left < 1:
+            return fail_structure(c, p, 'the bytes end where a value must begin')
+        p += 1
+        left -= 1
+        width = at[0] >> 4
+        if at[0] == 0:
+            # a descriptor and a value in place of the one value
+            pending += 1
+            continue
+        if width < 4:
+            return fail_structure(c, at, f'unknown constructor 0x{at[0]:02x}')
+        if width == 4:
+            n = 0
+        elif width <= 9:
+            n = 1 << (width - 5)
+        elif width == 0xb or width == 0xd or width == 0xf:
+            n = 4 + <Py_ssize_t> load_u32(p) if left >= 4 else 4
+        else:
+            n = 1 + <Py_ssize_t> p[0] if left >= 1 else 1
+        if n > left:
+            return fail_structure(
+                c, at, f'constructor 0x{at[0]:02x} needs more bytes than there are'
+            )
+        p += n
+        pending -= 1
+    c.p = p
+    return 0
+
+
+cdef int take_descriptor(Cursor *c) except -1:
+    """Section that begins at the cursor, which moves behind the descriptor."""
+    cdef const uint8_t *p = c.p
+    cdef Py_ssize_t left = c.end - p
+    cdef Py_ssize_t n
+    if left >= 3 and p[0] == 0 and p[1] == 0x53:
+        if 0x70 <= p[2] <= 0x78:
+            c.p = p + 3
+            return p[2]
+        return fail_structure(c, p, f'a section with unknown descriptor 0x{p[2]:02x}')
+    if left < 3:
+        return fail_structure(c, p, 'the bytes end within a section descriptor')
+    if p[0] != 0:
+        return fail_structure(c, p, f'constructor 0x{p[0]:02x} where a section must begin')
+    if p[1] == 0x80 and left >= 10:
+        if 0x70 <= load_u64(p + 2) <= 0x78:
+            c.p = p + 10
+            return <int> load_u64(p + 2)
+        return fail_structure(c, p, f'a section with unknown descriptor 0x{load_u64(p + 2):x}')
+    if p[1] == 0xa3:
+        n = p[2]
+        p += 3
+    elif p[1] == 0xb3 and left >= 6:
+        n = load_u32(p + 2)
+        p += 6
+    else:
+        return fail_structure(c, p, f'a section descriptor with constructor 0x{p[1]:02x}')
+    if n > c.end - p:
+        return fail_structure(c, p, 'the bytes end within a section descriptor')
+    # no name is longer, and nothing is copied that is
+    section = SYMBOLIC.get(p[:n]) if n <= 32 else None
+    if section is None:
+        return fail_structure(c, c.p, 'a section with unknown symbolic descriptor')
+    c.p = p + n
+    return section
+
+
+cdef int check_kind(Cursor *c, int section) except -1:
+    """The constructor of a section's value against the type of the section."""
+    cdef uint8_t code
+    if c.p >= c.end:
+        return fail_structure(c, c.p, 'a section without value')
+    code = c.p[0]
+    if section == VALUE:
+        return 0
+    if section == DATA:
+        if code == 0xa0 or code == 0xb0:
+            return 0
+    elif section == SEQUENCE:
+        if code == 0x45 or code == 0xc0 or code == 0xd0:
+            return 0
+    elif section == HEADER or section == PROPERTIES:
+        if code == 0x45 or code == 0xc0 or code == 0xd0 or code == 0x40:
+            return 0
+    elif code == 0xc1 or code == 0xd1 or code == 0x40:
+        return 0
+    return fail_structure(c, c.p, f'constructor 0x{code:02x} in section 0x{section:02x}')
+
+
+# The constructor with a size of one byte of each section's value; a value section has any.
+cdef uint8_t[9] USUAL
+for _i, _code in enumerate((0xc0, 0xc1, 0xc1, 0xc0, 0xc1, 0xa0, 0xc0, 0xff, 0xc1)):
+    USUAL[_i] = _code
+
+
+cdef int scan(Cursor *c, Layout *layout) except -1:
+    """Check of what sections there are, in what order, and that they fill the bytes."""
+    cdef int section, last = 0, i
+    cdef const uint8_t *at
+    cdef const uint8_t *p
+    cdef Py_ssize_t n
+    for i in range(6):
+        layout.at[i] = -1
+    layout.body_at = -1
+    while c.p < c.end:
+        at = c.p
+        if c.end - at >= 3 and at[0] == 0 and at[1] == 0x53 and 0x70 <= at[2] <= 0x78:
+            section = at[2]
+            c.p = at + 3
+        else:
+            section = take_descriptor(c)
+        if section <= last and not (section == last and (section == DATA or section == SEQUENCE)):
+            return fail_structure(
+                c, at, f'section 0x{section:02x} behind section 0x{last:02x}'
+            )
+        if DATA <= section <= VALUE and section != last:
+            if layout.body_at >= 0:
+                return fail_structure(
+                    c, at, f'section 0x{section:02x} behind section 0x{last:02x}'
+                )
+            layout.body_at = at - c.start
+        p = c.p
+        if section <= APP_PROPERTIES:
+            layout.at[section - HEADER] = p - c.start
+        elif section == FOOTER:
+            layout.at[I_FOOTER] = p - c.start
+        last = section
+        # what is usual at a glance, all else with care
+        if c.end - p >= 5 and (
+            (p[0] & 0xef) == USUAL[section - HEADER] or (section == VALUE and p[0] >= 0xa0)
+        ):
+            n = 2 + <Py_ssize_t> p[1] if (p[0] & 0x10) == 0 else 5 + <Py_ssize_t> load_u32(p + 1)
+            if n <= c.end - p:
+                c.p = p + n
+                continue
+        check_kind(c, section)
+        skip_value(c)
+    if layout.body_at < 0:
+        return fail_structure(c, c.p, 'a message without body')
+    return 0
+
+
+cdef object build_body(Cursor *c):
+    """Body out of its sections, which are checked; the cursor is where the first of them begins."""
+    cdef const uint8_t *p = c.p
+    if p[1] == 0x53:
+        if p[2] == VALUE:
+            c.p = p + 3
+            return decode_value(c, 0)
+        # under a view the bytes may have changed since: nothing is read that is not there
+        if c.end - p >= 5 and p[2] == DATA and p[3] == 0xa0 and p[4] == c.end - p - 5:
+            return PyBytes_FromStringAndSize(<const char *> p + 5, p[4])
+    return build_any_body(c)
+
+
+cdef object build_any_body(Cursor *c):
+    cdef int section = take_descriptor(c)
+    cdef list parts = None
+    value = decode_value(c, 0)
+    if section == VALUE:
+        return value
+    while c.p < c.end and take_descriptor(c) == section:
+        if parts is None:
+            parts = [value]
+        parts.append(decode_value(c, 0))
+    if section == SEQUENCE:
+        return SequenceBody([value] if parts is None else parts)
+    return value if parts is None else DataBody(parts)
+
+
+cdef object build_section(Cursor *c, int index):
+    """Header, properties or a map out of the value at the cursor."""
+    cdef const uint8_t *at = c.p
+    cdef Py_ssize_t position = 0
+    cdef PyObject *key = NULL
+    value = decode_value(c, 0)
+    if index == I_HEADER or index == I_PROPERTIES:
+        try:
+            return AMQPHeader(value) if index == I_HEADER else decoded_properties(value)
+        except AMQPEncoderError as ex:
+            problem = f'{SECTION_NAMES[index]} with a wrong field: {ex}'
+        return decode_error(c, at, problem)
+    if value is None:
+        return {}
+    while PyDict_Next(value, &position, &key, NULL):
+        if index == I_APP_PROPERTIES:
+            if type(<object> key) is str:
+                continue
+        elif type(<object> key) is Symbol or (type(<object> key) is int and <object> key >= 0):
+            continue
+        kind = type(<object> key).__name__
+        return decode_error(c, at, f'{SECTION_NAMES[index]} with a key of {kind}')
+    return value

@@ -1,0 +1,168 @@
+# cython: language_level=3str
+"""Encoding of scalars: numbers, text, binary and times, each in the smallest form of its type."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.datetime cimport datetime, import_datetime
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from rbfly._wire cimport (
+    OutBuffer, double_bits, out_reserve, put_bytes, put_u8, put_u32, put_u64,
+)
+from rbfly.amqp._native cimport rbfly_ascii_data
+from rbfly.amqp._types cimport Symbol, clip, copy_buffer, milliseconds
+
+from rbfly.error import (
+    AMQPEncoderIntegerError, AMQPEncoderOverflowError, AMQPEncoderValueError,
+)
+
+import_datetime()
+
+cdef extern from 'Python.h':
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    unsigned long long PyLong_AsUnsignedLongLong(object value) except? -1
+    const char *PyUnicode_AsUTF8AndSize(object value, Py_ssize_t *size) except NULL
+
+
+cdef int fail_size(Py_ssize_t n) except -1:
+    raise AMQPEncoderValueError(f'{n} bytes are more than an AMQP value can hold')
+
+
+cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n) except -1:
+    if n > 0xffffffff:
+        fail_size(n)
+    out_reserve(out, n + 5)
+    put_u8(out, code8 + 0x10)
+    put_u32(out, <uint32_t> n)
+    put_bytes(out, data, n)
+    return 0
+
+
+cdef int put_long_text(OutBuffer *out, object value) except -1:
+    cdef Py_ssize_t n = 0
+    cdef const char *data
+    try:
+        data = PyUnicode_AsUTF8AndSize(value, &n)
+    except UnicodeEncodeError as ex:
+        raise AMQPEncoderValueError(f'a string that UTF-8 cannot write: {ex}') from None
+    return put_sized(out, 0xa1, data, n)
+
+
+cdef int encode_symbol(OutBuffer *out, Symbol value) except -1:
+    cdef Py_ssize_t n = 0
+    cdef const char *data = NULL
+    # None: it was made by Symbol.__new__ alone
+    if value.name is None or not rbfly_ascii_data(<PyObject *> value.name, &data, &n):
+        raise AMQPEncoderValueError('a symbol without name')
+    return put_sized(out, 0xa3, data, n)
+
+
+cdef uint64_t unsigned(object value, uint64_t limit, str name) except? 0xdead:
+    cdef uint64_t v
+    try:
+        v = PyLong_AsUnsignedLongLong(value)
+    except OverflowError:
+        v = 0
+        limit = 0 if value != 0 else limit
+        if limit == 0:
+            raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {name}') from None
+    if v > limit:
+        raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {name}')
+    return v
+
+
+cdef int put_big_integer(OutBuffer *out, object value) except -1:
+    cdef int overflow = 0
+    cdef int64_t v = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow == 0:
+        return put_integer(out, v)
+    if overflow < 0 or int.bit_length(value) > 64:
+        raise AMQPEncoderIntegerError(f'{clip(value)} is out of the range of long and ulong')
+    out_reserve(out, 9)
+    put_u8(out, 0x80)
+    put_u64(out, PyLong_AsUnsignedLongLong(value))
+    return 0
+
+
+cdef int encode_ubyte(OutBuffer *out, object value) except -1:
+    cdef uint64_t v = unsigned(value, 0xff, 'ubyte')
+    out_reserve(out, 2)
+    put_u8(out, 0x50)
+    put_u8(out, <uint8_t> v)
+    return 0
+
+
+cdef int encode_uint(OutBuffer *out, object value) except -1:
+    cdef uint64_t v = unsigned(value, 0xffffffff, 'uint')
+    out_reserve(out, 5)
+    if v == 0:
+        put_u8(out, 0x43)
+    elif v <= 255:
+        put_u8(out, 0x52)
+        put_u8(out, <uint8_t> v)
+    else:
+        put_u8(out, 0x70)
+        put_u32(out, <uint32_t> v)
+    return 0
+
+
+cdef int encode_ulong(OutBuffer *out, object value) except -1:
+    cdef uint64_t v = unsigned(value, 0xffffffffffffffff, 'ulong')
+    out_reserve(out, 9)
+    if v == 0:
+        put_u8(out, 0x44)
+    elif v <= 255:
+        put_u8(out, 0x53)
+        put_u8(out, <uint8_t> v)
+    else:
+        put_u8(out, 0x80)
+        put_u64(out, v)
+    return 0
+
+
+cdef int put_double(OutBuffer *out, double v) except -1:
+    out_reserve(out, 9)
+    put_u8(out, 0x82)
+    put_u64(out, double_bits(v))
+    return 0
+
+
+cdef int encode_binary(OutBuffer *out, object value) except -1:
+    """Any object with a buffer as binary."""
+    cdef Py_buffer view
+    if isinstance(value, bytes):
+        return put_sized(out, 0xa0, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    try:
+        PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+    except Exception:
+        return encode_binary(out, copy_buffer(value))
+    try:
+        return put_sized(out, 0xa0, view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int put_timestamp(OutBuffer *out, object value) except -1:
+    """A datetime or Timestamp as timestamp."""
+    cdef int64_t ms
+    if isinstance(value, datetime):
+        ms = milliseconds(value)
+    else:
+        ms = <int64_t> value
+    out_reserve(out, 9)
+    put_u8(out, 0x83)
+    put_u64(out, <uint64_t> ms)
+    return 0
+
+
+cdef int put_uuid(OutBuffer *out, object value) except -1:
+    # a subclass gives what it likes
+    try:
+        data = value.bytes
+    except Exception:
+        data = None
+    if type(data) is not bytes or PyBytes_GET_SIZE(data) != 16:
+        raise AMQPEncoderValueError(f'a UUID without its 16 bytes: {clip(value)}')
+    put_bytes(out, PyBytes_AS_STRING(data), 16)
+    return 0
