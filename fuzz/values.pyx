@@ -375,12 +375,12 @@ cdef class Source:
             return DataBody([self.data() for _ in range(self.take() & 3)])
         if kind == 1:
             found = DataBody([self.data()])
-            found.sections = self.items(depth) or [b'']
+            found._sections = self.items(depth) or [b'']
             return found
         if kind == 2:
             found = SequenceBody([self.items(depth) for _ in range(self.take() & 3)])
             if self.take() & 3 == 0:
-                found.lengths = tuple([self.take() - 8 for _ in range(self.take() & 3)]) or (0,)
+                found._lengths = tuple([self.take() - 8 for _ in range(self.take() & 3)]) or (0,)
             if self.take() & 3 == 0:
                 found.append(self.value(depth + 1))
             return found

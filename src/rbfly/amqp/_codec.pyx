@@ -28,6 +28,7 @@ from rbfly.amqp._sections cimport (
 )
 
 from rbfly.amqp._sections import DataBody, SequenceBody
+from rbfly.amqp._types import Decimal32, Decimal64, Decimal128
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError, RbFlyBufferError
 
 cdef extern from *:
@@ -68,6 +69,9 @@ cdef inline int put_data(OutBuffer *out, object body) except -1:
     return 0
 
 
+cdef tuple DECIMALS = (Decimal32, Decimal64, Decimal128)
+
+
 cdef int put_special_body(OutBuffer *out, object body) except -1:
     """Bodies that are not a value section, or are one with an unusual type."""
     if isinstance(body, DataBody):
@@ -81,9 +85,7 @@ cdef int put_special_body(OutBuffer *out, object body) except -1:
                 raise AMQPEncoderTypeError(f'a sequence is list, not {type(part).__name__}')
             put_descriptor(out, SEQUENCE)
             encode_sequence(out, part, 0)
-    elif (
-        isinstance(body, (bytes, bytearray, memoryview))
-    ):
+    elif isinstance(body, (bytes, bytearray, memoryview)) and not isinstance(body, DECIMALS):
         put_descriptor(out, DATA)
         encode_binary(out, body)
     else:

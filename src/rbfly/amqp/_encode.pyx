@@ -14,7 +14,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memmove
 
 from rbfly._wire cimport (
-    OutBuffer, double_bits, float_bits, out_reserve, put_bytes, put_u8, put_u16, put_u32, put_u64,
+    OutBuffer, double_bits, float_bits, out_reserve, out_size, put_bytes, put_u8, put_u16,
+    put_u32, put_u64,
     store_u32,
 )
 from rbfly.amqp._scalars cimport (
@@ -30,6 +31,9 @@ from rbfly.amqp._types import Char, Float32, Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError
 
 import_datetime()
+
+cdef enum:
+    MAX_COMPOUND = 1 << 28    # bytes
 
 cdef extern from 'Python.h':
     double PyFloat_AS_DOUBLE(object value) noexcept
@@ -76,11 +80,16 @@ cdef int close_compound(
     return close_list(out, first, count, code8)
 
 
+cdef int fail_compound() except -1:
+    # Values that are shared double at every level: the limit bounds the memory.
+    raise AMQPEncoderValueError('a list, map or array of more than 256 MiB')
+
+
 cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8) except -1:
     cdef Py_ssize_t n = out.p - out.start - first
     cdef uint8_t *head
-    if n > 0xffffffff - 5:
-        fail_size(n)
+    if n > MAX_COMPOUND:
+        fail_compound()
     if count <= 32:
         out_reserve(out, 6)
         head = out.start + first - 3
@@ -175,6 +184,7 @@ cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1:
 
 
 cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
+    cdef Py_ssize_t at
     if keys == KEYS_STRING:
         if not isinstance(key, str) or type(key) is Char:
             raise AMQPEncoderTypeError(f'an application property name is str, not {clip(key)}')
@@ -186,7 +196,11 @@ cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
         if isinstance(key, int) and not isinstance(key, bool):
             return encode_ulong(out, key)
         raise AMQPEncoderTypeError(f'an annotation key is Symbol, str or int, not {clip(key)}')
-    return encode_value(out, key, depth)
+    at = out_size(out)
+    encode_value(out, key, depth)
+    if out.start[at] in (0x45, 0xc0, 0xd0, 0xc1, 0xd1):
+        raise AMQPEncoderTypeError(f'a list or map is no key of a map: {clip(key)}')
+    return 0
 
 
 cdef int put_held_pair(
@@ -262,14 +276,14 @@ cdef int encode_wire_class(OutBuffer *out, object value, int code) except -1:
     if code == 0x70:
         return encode_uint(out, value)
     if code == 0x81:
-        v = <int64_t> value
+        v = signed_element(value, code)
         if -128 <= v <= 127:
             out_reserve(out, 2)
             put_u8(out, 0x55)
             put_u8(out, <uint8_t> v)
             return 0
     elif code == 0x71:
-        return put_integer(out, <int64_t> value)
+        return put_integer(out, signed_element(value, code))
     out_reserve(out, 1)
     put_u8(out, <uint8_t> code)
     return encode_payload(out, value, code, 0)
@@ -390,8 +404,8 @@ cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth)
     else:
         return fail_element(value, code)
     n = out.p - out.start - first
-    if n > 0xffffffff - 4:
-        fail_size(n)
+    if n > MAX_COMPOUND:
+        fail_compound()
     store_u32(out.start + first - 8, <uint32_t> (n + 4))
     store_u32(out.start + first - 4, <uint32_t> count)
     return 0
@@ -417,8 +431,10 @@ cdef int put_array_items(OutBuffer *out, AMQPArray value, int depth) except -1:
 
 
 cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
-    cdef Py_ssize_t count = len(value.items)
-    cdef Py_ssize_t first
+    cdef Py_ssize_t count, first
+    if value.items is None:
+        raise AMQPEncoderTypeError('an AMQPArray that was not initialised')
+    count = len(value.items)
     if depth >= MAX_DEPTH:
         fail_depth()
     first = open_compound(out, count)

@@ -245,15 +245,19 @@ cdef class MessageCtx:
         cdef Py_ssize_t n
         if not self._body_ready:
             cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
-            if take_descriptor(&c) == DATA:
+            # checked again: the memory behind a read-only view may have changed
+            n = -1
+            if take_descriptor(&c) == DATA and c.end - c.p >= 2:
                 if c.p[0] == 0xa0:
                     n = c.p[1]
                     c.p += 2
-                else:
+                elif c.end - c.p >= 5:
                     n = load_u32(c.p + 1)
                     c.p += 5
-                if c.p + n == c.end or take_descriptor_at(c.p + n, &c) != DATA:
-                    return view_of(self._owner, c.p, n)
+            if 0 <= n <= c.end - c.p and (
+                c.p + n == c.end or take_descriptor_at(c.p + n, &c) != DATA
+            ):
+                return view_of(self._owner, c.p, n)
         body = self.take_body()
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise TypeError(f'a body of {type(body).__name__} has no view')

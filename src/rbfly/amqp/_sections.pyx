@@ -15,7 +15,7 @@ from rbfly.amqp._scalars cimport (
 )
 from rbfly.amqp._types cimport Symbol, new_symbol
 
-from rbfly.amqp._types import Timestamp
+from rbfly.amqp._types import Decimal32, Decimal64, Decimal128, Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
 
 import_datetime()
@@ -33,8 +33,13 @@ class DataBody(bytes):
         if not parts:
             parts = (b'',)
         self = bytes.__new__(cls, b''.join(parts))
-        self.sections = parts
+        self._sections = parts
         return self
+
+    @property
+    def sections(self):
+        """Content of each section (tuple of bytes)."""
+        return self._sections
 
     def __reduce__(self):
         return type(self), (self.sections,)
@@ -51,7 +56,12 @@ class SequenceBody(list):
     def __init__(self, sections=()):
         parts = [list(part) for part in sections]
         list.__init__(self, [item for part in parts for item in part])
-        self.lengths = tuple([len(part) for part in parts]) or (0,)
+        self._lengths = tuple([len(part) for part in parts]) or (0,)
+
+    @property
+    def lengths(self):
+        """Number of items of each section (tuple of int)."""
+        return self._lengths
 
     @property
     def sections(self):
@@ -161,13 +171,16 @@ cdef object check_symbol(object value, str name):
     raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
 
 
+cdef tuple DECIMALS = (Decimal32, Decimal64, Decimal128)
+
+
 cdef object check_property(int index, object value):
     """The value of a property as it is kept; a subclass is kept as the type it stands for."""
     name = PROPERTY_NAMES[index]
     if index == 0 or index == 5:
         if isinstance(value, int) and not isinstance(value, bool):
             return check_uint(value, 0xffffffffffffffff, name)
-        if isinstance(value, (UUID, bytes)):
+        if isinstance(value, UUID) or isinstance(value, bytes) and not isinstance(value, DECIMALS):
             return value
         if isinstance(value, (bytearray, memoryview)):
             return bytes(value)
@@ -177,7 +190,7 @@ cdef object check_property(int index, object value):
             f'{name} is int, UUID, bytes or str, not {type(value).__name__}'
         )
     if index == 1:
-        if isinstance(value, (bytes, bytearray, memoryview)):
+        if isinstance(value, (bytes, bytearray, memoryview)) and not isinstance(value, DECIMALS):
             return bytes(value)
         raise AMQPEncoderTypeError(f'{name} is bytes, not {type(value).__name__}')
     if index == 6 or index == 7:
