@@ -51,6 +51,7 @@ debug:  ## the same with bounds checks and assertions, into build/venv-debug
 
 demo: build  ## publish and consume 100,000 messages on a real broker
 	@$(BIN)/python -m perf demo
+	@test -n "$$RBFLY_URI" || echo 'The broker goes on running; make brokers-down stops it.'
 
 test: build  ## every test, against a real broker
 	@$(PYTEST)
