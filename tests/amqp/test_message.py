@@ -754,3 +754,22 @@ def test_public_names() -> None:
 
     for name in ('MessageCtx', 'AMQPHeader', 'AMQPProperties'):
         assert getattr(_message, name) is getattr(rbfly.amqp, name)
+
+
+def test_memory_of_a_context_that_is_gone_leaves_nothing_behind() -> None:
+    for _ in range(200):
+        MessageCtx(
+            'x',
+            app_properties={'a': 1},
+            stream_offset=7,
+            stream_timestamp=1.5,
+            stream_publish_id=9,
+            is_set_stream_publish_id=True,
+        )
+        decode_amqp(encode_amqp_bytes('x'))
+        assert MessageCtx.__new__(MessageCtx) == MessageCtx(None)
+        assert stream_message_ctx('y') == MessageCtx('y')
+
+
+def test_body_by_a_name_that_is_not_interned() -> None:
+    assert getattr(MessageCtx('x'), ''.join(['bo', 'dy'])) == 'x'

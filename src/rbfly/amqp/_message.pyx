@@ -46,6 +46,49 @@ cdef extern from *:
     """
     object rbfly_make_factory(object (*fast)(object), object full, str doc, object module)
 
+cdef extern from *:
+    """
+    /* Memory of contexts, which come and go by the million, is kept for the next ones.  Not by
+       @freelist: that clears an object with one memset, of a size for which gcc chooses
+       `rep stos`, which takes as long to start as a message to encode. */
+    #define RBFLY_CONTEXTS 64
+    #define RBFLY_CONTEXT_HEAD (sizeof(PyObject) + 4 * sizeof(PyObject *))
+    #define RBFLY_CONTEXT_TAIL 56
+
+    #ifndef Py_GIL_DISABLED
+    static PyObject *rbfly_contexts[RBFLY_CONTEXTS];
+    static int rbfly_context_count;
+
+    static PyObject *rbfly_alloc_context(PyTypeObject *type, Py_ssize_t n) {
+        PyObject *o;
+        if (rbfly_context_count == 0) return PyType_GenericAlloc(type, n);
+        o = rbfly_contexts[--rbfly_context_count];
+        memset((char *)o + RBFLY_CONTEXT_HEAD, 0, RBFLY_CONTEXT_TAIL);
+        return PyObject_Init(o, type);
+    }
+    static void rbfly_free_context(void *o) {
+        if (rbfly_context_count < RBFLY_CONTEXTS) rbfly_contexts[rbfly_context_count++] = o;
+        else PyObject_Free(o);
+    }
+    #endif
+
+    static int rbfly_keep_contexts(PyObject *type, Py_ssize_t size) {
+        if (size != (Py_ssize_t)(RBFLY_CONTEXT_HEAD + RBFLY_CONTEXT_TAIL)) {
+            PyErr_SetString(PyExc_SystemError, "layout of MessageCtx");
+            return -1;
+        }
+    #ifndef Py_GIL_DISABLED
+        ((PyTypeObject *)type)->tp_alloc = rbfly_alloc_context;
+        ((PyTypeObject *)type)->tp_free = rbfly_free_context;
+    #endif
+        return 0;
+    }
+    """
+    int rbfly_keep_contexts(object type, Py_ssize_t size) except -1
+
+cdef extern from 'Python.h':
+    object PyObject_GenericGetAttr(object o, object name)
+
 # a cimported class is no name of the module for Python
 globals().update(AMQPHeader=AMQPHeader, AMQPProperties=AMQPProperties)
 
@@ -53,7 +96,6 @@ cdef object CONTEXT = ContextVar('rbfly_message_ctx')
 
 
 @cython.final
-@cython.freelist(64)
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class Sections:
@@ -92,7 +134,6 @@ cdef int set_field(Sections sections, int index, object value) except -1:
 
 
 @cython.final
-@cython.freelist(64)
 @cython.no_gc
 cdef class MessageCtx:
     """A message: body, the other sections, and what the stream knows of it.
@@ -139,8 +180,9 @@ cdef class MessageCtx:
     cdef object take_body(self):
         cdef Cursor c
         if not self._body_ready:
-            cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
-            self._body = build_body(&c)
+            if self._p is not NULL:     # else by __new__ alone
+                cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
+                self._body = build_body(&c)
             self._body_ready = True
         return self._body
 
@@ -163,11 +205,15 @@ cdef class MessageCtx:
             set_field(sections, index, value)
         return value
 
+    def __getattribute__(self, name):
+        # what is asked for most is found without the search through the type
+        if name is BODY:
+            return self._body if self._body_ready else self.take_body()
+        return PyObject_GenericGetAttr(self, name)
+
     @property
     def body(self):
         """Body of the message."""
-        if self._body_ready:
-            return self._body
         return self.take_body()
 
     @body.setter
@@ -243,7 +289,7 @@ cdef class MessageCtx:
         """
         cdef Cursor c
         cdef Py_ssize_t n
-        if not self._body_ready:
+        if not self._body_ready and self._p is not NULL:
             cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
             # checked again: the memory behind a read-only view may have changed
             n = -1
@@ -308,6 +354,9 @@ def restore_message(*args):
     )
 
 
+rbfly_keep_contexts(MessageCtx, sizeof(MessageCtx))
+
+cdef str BODY = 'body'      # names in programs are interned, as this one is
 cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
 

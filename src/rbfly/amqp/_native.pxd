@@ -114,12 +114,12 @@ cdef extern from *:
 
     /* Direct-mapped cache of short ASCII strings: map keys repeat from message to message. */
     #define RBFLY_CACHE_SLOTS 512
+    #define RBFLY_CACHE_SHIFT 55
     #define RBFLY_CACHE_MAX 32
     static PyObject *rbfly_cache[RBFLY_CACHE_SLOTS];
 
     static inline uint64_t rbfly_mix(uint64_t h, uint64_t word) {
-        h = (h ^ word) * 0xff51afd7ed558ccdULL;
-        return h ^ (h >> 32);
+        return ((h << 23) | (h >> 41)) ^ word;
     }
 
     #if defined(__GNUC__) || defined(__clang__)
@@ -142,7 +142,7 @@ cdef extern from *:
     __attribute__((always_inline))
     #endif
     static inline PyObject *rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n) {
-        uint64_t h = (uint64_t)n * 0x9E3779B97F4A7C15ULL, word;
+        uint64_t h = (uint64_t)n, word;
         uint32_t half;
         Py_ssize_t i;
         PyObject *s, **slot;
@@ -155,8 +155,9 @@ cdef extern from *:
         } else {
             word = n == 0 ? 0 : ((uint64_t)p[0] << 16) | ((uint64_t)p[n >> 1] << 8) | p[n - 1];
         }
-        h = rbfly_mix(h, word);
-        slot = &rbfly_cache[h % RBFLY_CACHE_SLOTS];
+        /* every bit counts in the highest of the product */
+        h = rbfly_mix(h, word) * 0x9E3779B97F4A7C15ULL;
+        slot = &rbfly_cache[h >> RBFLY_CACHE_SHIFT];
         s = *slot;
         if (s != NULL && PyUnicode_GET_LENGTH(s) == n
                 && rbfly_same(PyUnicode_1BYTE_DATA(s), p, n)) {
