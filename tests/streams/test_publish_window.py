@@ -594,12 +594,38 @@ def test_refused_messages() -> None:
     add(window, b'a', b'b', b'c', waiter=first)
     add(window, b'd', waiter=second)
     take_all(window)
-    assert feed.refuse((1, 0x11), (99, 0x12), (1, 0x12)) == []
+    assert feed.refuse((1, 0x11), (99, 0x0D), (1, 0x0D)) == []
     assert feed.confirm(0, 3) == [second]
-    assert feed.refuse((2, 0x12)) == [first]
-    assert first.errors == [(1, 0x11), (2, 0x12)]
+    assert feed.refuse((2, 0x0D)) == [first]
+    assert first.errors == [(1, 0x11), (2, 0x0D)]
     assert second.errors is None
     assert window.unsettled == 0
+
+
+def test_messages_of_an_unknown_publisher_wait_for_the_next() -> None:
+    window = make()
+    feed = Feed(window)
+    waiter = Waiter(None, True)
+    add(window, b'a', b'b', waiter=waiter)
+    take_all(window)
+    assert feed.refuse((0, 0x11), (1, 0x12)) == []
+    assert (window.gone, window.unsettled, waiter.errors) == (True, 1, [(0, 0x11)])
+    assert window.replay(4, 0) == []
+    assert not window.gone
+    assert taken(window) == [[(1, b'b')]]
+
+
+def test_replay_refuses_what_fits_no_frame_any_more() -> None:
+    window = make()
+    alone, shared = Waiter(None, True), Waiter(None, True)
+    add(window, b'a' * 50, waiter=shared)
+    add(window, b'b' * 51, waiter=alone)
+    add(window, b'c' * 51, waiter=shared)
+    take_all(window)
+    assert window.replay(3, 50 + 21) == [alone]
+    assert (alone.errors, shared.errors) == ([(1, 0x0E)], [(2, 0x0E)])
+    assert taken(window) == [[(0, b'a' * 50)]]
+    assert window.unsettled == 1
 
 
 def test_confirm_after_refusal_and_refusal_after_confirm() -> None:
@@ -926,7 +952,7 @@ class Model(RuleBasedStateMachine):
         assert set(self.feed.confirm(*ids)) == self.finished(ids)
 
     @precondition(lambda self: self.flying)
-    @rule(data=st.data(), code=st.sampled_from([0x11, 0x12]))
+    @rule(data=st.data(), code=st.sampled_from([0x11, 0x0D]))
     def refuse(self, data: st.DataObject, code: int) -> None:
         ids = data.draw(st.lists(st.sampled_from(self.flying), max_size=4, unique=True))
         for i in ids:

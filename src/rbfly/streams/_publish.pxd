@@ -10,6 +10,7 @@ cdef class Waiter:
     cdef readonly Py_ssize_t remaining
     cdef readonly bint sealed
     cdef readonly list errors
+    cdef int _refuse(self, uint64_t id, int code) except -1
     cdef bint _settle(self) noexcept
 
 
@@ -35,6 +36,7 @@ cdef class PublishWindow:
     cdef readonly Py_ssize_t in_flight
     cdef readonly Py_ssize_t frame_max
     cdef readonly Py_ssize_t max_unconfirmed
+    cdef readonly bint gone
     cdef public object on_settled
     cdef object filter_extract
     cdef bint amqp
@@ -68,7 +70,7 @@ cdef class PublishWindow:
     cdef int _finish_frame(self) except -1
     cdef int _push(self, uint64_t id, Py_ssize_t start, Waiter waiter) except -1
     cdef int _put_entry(self, uint64_t id, object message, object value) except -1
-    cdef int _repack(self, uint64_t first) except -1
+    cdef int _repack(self, uint64_t first, list done) except -1
     cdef int _mark_released(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept
     cdef int _settle(self, uint64_t id, int code, list done) except -1

@@ -37,6 +37,8 @@ cdef enum:
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
     FILTER_MAX = 0xFFFE
+    FRAME_TOO_LARGE = 0x0E
+    PUBLISHER_DOES_NOT_EXIST = 0x12
     RING = 64
 
 # A frame length is u32; an entry's start and size are kept as u32 too.
@@ -57,6 +59,12 @@ cdef class Waiter:
     def __init__(self, future=None, bint sealed=False):
         self.future = future
         self.sealed = sealed
+
+    cdef int _refuse(self, uint64_t id, int code) except -1:
+        if self.errors is None:
+            self.errors = []
+        self.errors.append((id, code))
+        return 0
 
     cdef bint _settle(self) noexcept:
         self.remaining -= 1
@@ -85,6 +93,7 @@ cdef class PublishWindow:
     :param filter_extract: gives a message's filter value (str or None); None for Publish v1.
     :param amqp: encode as AMQP 1.0; if false, messages are bytes and sent as they are.
     :param batched: messages wait for `release`, and may come in any order of their ids until then.
+    :ivar gone: the broker does not know the publisher (any more); `replay` is to follow (bool).
     """
 
     def __init__(
@@ -242,7 +251,7 @@ cdef class PublishWindow:
         """Let `take` give what was appended so far, ascending by id."""
         self._check_idle()
         if self.unsorted:
-            self._repack(self.released_end)
+            self._repack(self.released_end, None)
         self.batch_ids = None
         self._mark_released()
         if self.has_last:
@@ -250,11 +259,19 @@ cdef class PublishWindow:
             self.has_released = True
 
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
-        """Queue everything unsettled again, in order, for a publisher declared anew."""
+        """Queue everything unsettled again, in order, for a publisher declared anew.
+
+        Messages that fit no frame any more are refused with code 0x0e (frame too large).
+
+        :returns: waiters that this has settled (list).
+        """
+        cdef list done = []
         self._check_idle()
         self.publisher_id = publisher_id
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
-        self._repack(self.head)
+        self.gone = False
+        self._repack(self.head, done)
+        return done
 
     def abandon(self):
         """Forget everything unsettled; gives the waiters that had messages in it (list)."""
@@ -417,7 +434,7 @@ cdef class PublishWindow:
         waiter.remaining += 1
         return 0
 
-    cdef int _repack(self, uint64_t first) except -1:
+    cdef int _repack(self, uint64_t first, list done) except -1:
         # Unsettled entries from `first` on move into new frames, ascending by id.
         cdef list old = self.frames
         cdef uint64_t old_base = self.frames_base
@@ -465,6 +482,11 @@ cdef class PublishWindow:
                 entry = &moved[i]
                 source = <Frame> old[entry.frame - old_base]
                 waiter = <Waiter> source.waiters[entry.waiter]
+                if PREFIX - 4 + <Py_ssize_t> entry.size > self.frame_max:
+                    waiter._refuse(entry.id, FRAME_TOO_LARGE)
+                    if waiter._settle():
+                        done.append(waiter)
+                    continue
                 if self.open is not None and (
                     self.open.count >= self.frame_entries
                     or out_size(&self.out) - 4 + entry.size > self.frame_max
@@ -535,9 +557,7 @@ cdef class PublishWindow:
             frame.data = None
             frame.waiters = None
         if code:
-            if waiter.errors is None:
-                waiter.errors = []
-            waiter.errors.append((id, code))
+            waiter._refuse(id, code)
         if waiter._settle():
             done.append(waiter)
         return 0
@@ -568,7 +588,12 @@ cdef class PublishWindow:
     cdef list refuse(self, const uint8_t *p, Py_ssize_t count):
         cdef list done = []
         cdef Py_ssize_t i
+        cdef int code
         for i in range(count):
-            self._settle(load_u64(p + 10 * i), load_u16(p + 10 * i + 8), done)
+            code = load_u16(p + 10 * i + 8)
+            if code == PUBLISHER_DOES_NOT_EXIST:
+                self.gone = True        # what it refuses is sent again by the next one
+            else:
+                self._settle(load_u64(p + 10 * i), code, done)
         self._release()
         return done

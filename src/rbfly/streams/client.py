@@ -26,7 +26,7 @@ from .error import (
     StreamDoesNotExist,
 )
 from .offset import Offset
-from .publisher import BasePublisher, Publisher, delete_publisher, deleted
+from .publisher import BasePublisher, Publisher, declare, delete_publisher, deleted
 from .subscriber import Subscription, stored_offset
 from .topology import Settings, Topology
 from .types import BloomFilterExtract, MessageFilter, PublisherInfo
@@ -51,6 +51,7 @@ def streams_client(
     reconnect_timeout: float | None = None,
     heartbeat: int = 60,
     frame_max: int = 0,
+    load_balancer: bool = False,
 ) -> StreamsClient:
     """Make a client; nothing is connected before its first use.
 
@@ -63,6 +64,8 @@ def streams_client(
     :param reconnect_timeout: the same once the client was connected.
     :param heartbeat: interval to ask the broker for, in seconds; 0 leaves it to the broker.
     :param frame_max: limit of a frame to ask the broker for, in bytes; 0 leaves it to the broker.
+    :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
+        dialled, connecting is repeated until it reaches the wanted node.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
@@ -78,6 +81,7 @@ def streams_client(
         reconnect_timeout=reconnect_timeout,
         heartbeat=heartbeat,
         frame_max=frame_max,
+        load_balancer=load_balancer,
     )
 
 
@@ -98,6 +102,7 @@ class StreamsClient:
         reconnect_timeout: float | None = None,
         heartbeat: int = 60,
         frame_max: int = 0,
+        load_balancer: bool = False,
     ) -> None:
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
@@ -111,6 +116,7 @@ class StreamsClient:
                 connect_timeout,
                 reconnect_timeout,
                 Tune(frame_max, heartbeat),
+                load_balancer,
             )
         )
         self._users = 0
@@ -287,18 +293,11 @@ class StreamsClient:
                 raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
             self._names.add(key)
         try:
-            connection = await self._topology.publishing(stream)
-            publisher_id = connection.publisher_ids.pop()
+            connection, publisher_id, last_id = await declare(self._topology, info)
             try:
-                await connection.request(commands.DeclarePublisher(publisher_id, info.name, stream))
-                message_id = 1
-                if info.name:
-                    message_id += await connection.request(
-                        commands.QueryPublisherSequence(info.name, stream)
-                    )
-                publisher = cls(publisher_id, info, self, message_id)
+                publisher = cls(publisher_id, info, self, last_id + 1)
                 if isinstance(publisher, BasePublisher):
-                    publisher._attach(connection)
+                    publisher._attach(self._topology, connection)
             except BaseException:
                 delete_publisher(connection, publisher_id)
                 raise

@@ -7,24 +7,37 @@ await; the window below keeps what is unconfirmed and tells whose messages are s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ..error import RbFlyError
 from ..types import AMQPBody
 from . import commands
 from ._publish import PublishWindow, Waiter
+from .const import ResponseCode
 from .error import (
+    AuthenticationError,
     ConfirmTimeout,
+    FrameError,
+    ProtocolError,
     PublisherError,
     PublishError,
     StreamConnectionError,
+    StreamDoesNotExist,
+    VirtualHostError,
 )
+from .topology import Patience, Topology, backoff
 from .types import MessageCtx, PublisherInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .connection import Connection
 
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBatchFast']
+
+logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 30.0  # seconds that close() waits for confirms
 DELETE_TIMEOUT = 5.0  # and for the broker to remove the publisher
@@ -49,7 +62,11 @@ class BasePublisher:
         self._client = client
         self._first_id = message_id
         self._window: PublishWindow = None  # type: ignore[assignment]  # set by _attach
-        self._connection: Connection = None  # type: ignore[assignment]
+        self._topology: Topology = None  # type: ignore[assignment]
+        self._generation = 0
+        self._connection: Connection | None = None  # None while it is being replaced
+        self._recovery: asyncio.Task[None] | None = None
+        self._delays: Iterator[float] | None = None  # between recoveries without a confirm
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._closed = False
@@ -68,8 +85,9 @@ class BasePublisher:
 
     # -- connection
 
-    def _attach(self, connection: Connection) -> None:
-        self._connection = connection
+    def _attach(self, topology: Topology, connection: Connection) -> None:
+        self._topology = topology
+        self._generation = topology.generation
         self._window = window = PublishWindow(
             self._id,
             connection.frame_max,
@@ -80,19 +98,74 @@ class BasePublisher:
             self._batched,
         )
         window.on_settled = self._on_settled
-        connection.set_publisher(self._id, window)
-        connection.on_lost[self] = self._on_lost
-        connection.on_resume[self] = self._write
+        self._use(connection)
 
-    def _detach(self) -> None:
-        connection = self._connection
+    def _use(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.set_publisher(self._id, self._window)
+        connection.on_lost[self] = self._recover
+        connection.on_resume[self] = self._write
+        connection.on_metadata_update[self] = self._on_metadata_update
+
+    def _leave(self) -> asyncio.Future[bytes] | None:
+        """Use the connection no more; the answer by which it has removed the publisher."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return None
         connection.set_publisher(self._id, None)
         connection.on_lost.pop(self, None)
         connection.on_resume.pop(self, None)
+        connection.on_metadata_update.pop(self, None)
+        return delete_publisher(connection, self._id)
 
-    def _on_lost(self, error: Exception) -> None:
+    def _on_metadata_update(self, stream: str) -> None:
+        if stream == self.stream:
+            self._recover(StreamConnectionError(f'stream {stream!r} has left the node'))
+
+    def _recover(self, error: Exception) -> None:
+        """Go on elsewhere: the connection was lost, or the broker has removed the publisher."""
+        self._leave()
+        if self._topology.generation != self._generation:
+            self._end(error)
+        elif self._closed and not self._window.unsettled:
+            self._wake_idle()
+        else:
+            logger.warning('%r: %s; declaring it again', self, error)
+            self._recovery = self._loop.create_task(self._declare_again())
+            self._topology.on_close[self] = self._on_disconnect
+
+    async def _declare_again(self) -> None:
+        if self._delays is None:
+            self._delays = backoff()
+        try:
+            await asyncio.sleep(next(self._delays))
+            connection, self._id, _ = await declare(self._topology, self._info, again=True)
+            done = self._window.replay(self._id, connection.frame_max)
+        except Exception as ex:
+            self._end(ex)
+        else:
+            self._use(connection)
+            self._on_settled(done)
+            self._write()
+        finally:
+            self._recovery = None
+            self._topology.on_close.pop(self, None)
+
+    def _on_disconnect(self) -> None:
+        self._end(StreamConnectionError('the client was disconnected'))
+
+    def _end(self, error: Exception) -> None:
+        """Nothing can be published any more."""
         self._error = error
+        self._stop_recovery()
         self._abandon(error)
+
+    def _stop_recovery(self) -> asyncio.Task[None] | None:
+        recovery = self._recovery
+        if recovery is not None and recovery is not asyncio.current_task():
+            recovery.cancel()
+            return recovery
+        return None
 
     def _abandon(self, error: Exception) -> None:
         for waiter in self._window.abandon():
@@ -109,13 +182,13 @@ class BasePublisher:
         if self._closed:
             raise PublisherError(f'{self!r} is closed')
         if self._error is not None:
-            raise StreamConnectionError(str(self._error)) from self._error
+            raise self._error.with_traceback(None)
 
     def _write(self) -> None:
         self._scheduled = False
         connection = self._connection
         window = self._window
-        while not connection.paused:
+        while connection is not None and not connection.paused:
             data = window.take()
             if data is None:
                 break
@@ -135,6 +208,11 @@ class BasePublisher:
         for waiter in done:
             self._settle(waiter, None)
         window = self._window
+        if window.gone:
+            if self._connection is not None:
+                self._recover(StreamConnectionError('the broker does not know it any more'))
+        elif done:
+            self._delays = None
         if window.queued:
             self._write()
         if self._room:
@@ -219,9 +297,9 @@ class BasePublisher:
                 f' within {CLOSE_TIMEOUT} s; they may still be stored'
             ) from None
         finally:
+            recovery = self._stop_recovery()
             self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
-            self._detach()
-            await deleted(delete_publisher(self._connection, self._id))
+            await deleted(self._leave() or recovery)
 
     def _abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
@@ -229,9 +307,9 @@ class BasePublisher:
             self._closed = True
             if self._error is None:
                 self._release()
+            self._stop_recovery()
             self._abandon(error)
-            self._detach()
-            delete_publisher(self._connection, self._id)
+            self._leave()
 
     def _release(self) -> None:
         self._write()
@@ -253,7 +331,9 @@ class Publisher(BasePublisher):
         :raises ValueError: its explicit publish id is not above the last one used.
         :raises PublisherError: the publisher is closed, or the message fits no frame.
         :raises ConfirmTimeout: no confirm in time.
-        :raises StreamConnectionError: the connection was lost before the confirm.
+        :raises StreamDoesNotExist: the stream was deleted.
+        :raises StreamConnectionError: the connection was lost, and there was none again within
+            the client's `reconnect_timeout`.
         """
         if timeout:
             try:
@@ -379,6 +459,49 @@ class Batch:
         self.waiting: list[asyncio.Future[None]] = []
 
 
+async def declare(
+    topology: Topology, info: PublisherInfo, *, again: bool = False
+) -> tuple[Connection, int, int]:
+    """Declare a publisher: its connection, its id there, and the last publishing id of its name.
+
+    :param again: it was declared before: all but what no retry can mend is tried again.
+    """
+    patience = Patience(topology.limit)
+    while True:
+        connection = await topology.publishing(info.stream)
+        publisher_id = connection.publisher_ids.pop()
+        last_id = 0
+        try:
+            await connection.request(
+                commands.DeclarePublisher(publisher_id, info.name, info.stream)
+            )
+            if info.name:
+                last_id = await connection.request(
+                    commands.QueryPublisherSequence(info.name, info.stream)
+                )
+            if connection.error is not None:  # lost in the turn of the answer
+                raise StreamConnectionError(str(connection.error))
+            return connection, publisher_id, last_id
+        except RbFlyError as ex:
+            delete_publisher(connection, publisher_id)
+            if not can_retry(ex, again):
+                raise
+            error = ex
+        except BaseException:
+            delete_publisher(connection, publisher_id)
+            raise
+        await patience.wait(error)
+
+
+def can_retry(error: RbFlyError, again: bool) -> bool:
+    if not isinstance(error, ProtocolError):
+        return isinstance(error, StreamConnectionError) and not isinstance(error, FrameError)
+    if not again:
+        return error.code == ResponseCode.STREAM_NOT_AVAILABLE
+    final = (StreamDoesNotExist, AuthenticationError, VirtualHostError)
+    return not isinstance(error, final) and error.code != ResponseCode.ACCESS_REFUSED
+
+
 def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Future[bytes] | None:
     """Remove a publisher that may or may not be declared; the broker's answer frees its id."""
     if not connection.is_open:
@@ -388,7 +511,7 @@ def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Futur
     return future
 
 
-async def deleted(future: asyncio.Future[bytes] | None) -> None:
+async def deleted(future: asyncio.Future[Any] | None) -> None:
     """Wait for the answer; whoever is cancelled meanwhile leaves the request alone."""
     if future is not None:
         await asyncio.wait([future], timeout=DELETE_TIMEOUT)

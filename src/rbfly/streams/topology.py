@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -28,7 +28,7 @@ from .error import (
 )
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Role', 'Settings', 'Topology', 'backoff']
+__all__ = ['Patience', 'Role', 'Settings', 'Topology', 'backoff']
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Settings:
     :param infos: addresses, tried in turn.
     :param connect_timeout: seconds until the first connect gives up; None for never.
     :param reconnect_timeout: the same for a client that was connected before.
+    :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
+        connecting is repeated until it reaches the wanted one.
     """
 
     infos: Sequence[ConnectionInfo]
@@ -59,6 +61,7 @@ class Settings:
     connect_timeout: float | None = 30.0
     reconnect_timeout: float | None = None
     tune: Tune = Tune(0, 60)  # noqa: RUF009 - immutable
+    load_balancer: bool = False
 
 
 def backoff() -> Iterator[float]:
@@ -67,6 +70,30 @@ def backoff() -> Iterator[float]:
     while True:
         yield delay * random.uniform(0.5, 1.0)
         delay = min(2 * delay, BACKOFF_LAST)
+
+
+class Patience:
+    """Waits between tries, until a limit is over.
+
+    :param limit: seconds to try for; None for no limit.
+    """
+
+    def __init__(self, limit: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = None if limit is None else self._loop.time() + limit
+        self._delays = backoff()
+
+    async def wait(self, error: Exception) -> None:
+        """Wait before the next try; raises the error if there is no time for one."""
+        delay = next(self._delays)
+        if self._deadline is not None and self._loop.time() + delay > self._deadline:
+            raise error
+        logger.warning('%s; trying again in %.1f s', error, delay)
+        await asyncio.sleep(delay)
+
+
+class WrongNodeError(StreamConnectionError):
+    """A load balancer has led to another node."""
 
 
 class Attempt:
@@ -89,7 +116,11 @@ class Attempt:
 
 
 class Topology:
-    """The connections of one client: one per node and role, more where its ids run out."""
+    """The connections of one client: one per node and role, more where its ids run out.
+
+    :ivar generation: how often it was closed; what belongs to an earlier one does not reconnect.
+    :ivar on_close: told when it is closed; for what is without connection at that time.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -97,7 +128,8 @@ class Topology:
         self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._established = False
-        self._generation = 0  # of disconnects
+        self.generation = 0
+        self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -117,23 +149,28 @@ class Topology:
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        while True:
-            found = await self._locate(stream)
-            assert found.leader is not None
-            connection = await self._get(Role.PUBLISH, found.leader, found.alone)
-            if connection.is_open:
-                return connection
+        return await self._to_member(Role.PUBLISH, stream)
 
     async def consuming(self, stream: str) -> Connection:
         """A connection with a free subscription id to a replica of a stream, or its leader.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
+        return await self._to_member(Role.CONSUME, stream)
+
+    async def _to_member(self, role: Role, stream: str) -> Connection:
+        patience = Patience(self.limit)
         while True:
             found = await self._locate(stream)
             assert found.leader is not None
-            node = random.choice(found.replicas or (found.leader,))
-            connection = await self._get(Role.CONSUME, node, found.alone)
+            node = found.leader
+            if role is Role.CONSUME and found.replicas:
+                node = random.choice(found.replicas)
+            try:
+                connection = await self._get(role, node, found.alone)
+            except WrongNodeError as ex:
+                await patience.wait(ex)  # and ask again: the wanted node may have gone
+                continue
             if connection.is_open:
                 return connection
 
@@ -146,7 +183,9 @@ class Topology:
 
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
-        self._generation += 1
+        self.generation += 1
+        for callback in list(self.on_close.values()):
+            callback()
         connections = [item for group in self._connections.values() for item in group]
         for group in self._connections.values():
             group.clear()
@@ -156,33 +195,32 @@ class Topology:
     # -- nodes
 
     @property
-    def _limit(self) -> float | None:
+    def limit(self) -> float | None:
         """Seconds to try for; None for no limit."""
         settings = self.settings
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
         return limit or None
 
     async def _locate(self, stream: str) -> StreamMetadata:
-        limit = self.settings.reconnect_timeout or self.settings.connect_timeout or None
-        locator = await self.locator()
-        try:
-            async with asyncio.timeout(limit):
-                for delay in backoff():
-                    metadata = await locator.request(commands.Metadata((stream,)))
-                    found = metadata.get(stream)
-                    if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
-                        raise StreamDoesNotExist(stream)
-                    if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-                        raise protocol_error(found.code, stream=stream)
-                    if found.leader is not None:
-                        return found
-                    logger.warning('stream %r has no leader; asking in %.1f s', stream, delay)
-                    await asyncio.sleep(delay)
-        except TimeoutError:
-            raise ProtocolError(
-                ResponseCode.STREAM_NOT_AVAILABLE, f'stream {stream!r} had no leader for {limit} s'
-            ) from None
-        raise AssertionError('unreachable')
+        patience = Patience(self.limit)
+        while True:
+            locator = await self.locator()
+            try:
+                metadata = await locator.request(commands.Metadata((stream,)))
+            except FrameError:
+                raise
+            except StreamConnectionError as ex:
+                await patience.wait(ex)
+                continue
+            found = metadata.get(stream)
+            if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+                raise StreamDoesNotExist(stream)
+            if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+                raise protocol_error(found.code, stream=stream)
+            if found.leader is not None:
+                return found
+            problem = f'stream {stream!r} has no leader'
+            await patience.wait(ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem))
 
     def _open(self, role: Role) -> list[Connection]:
         group = self._connections[role]
@@ -197,7 +235,7 @@ class Topology:
             self._locks.clear()
             for group in self._connections.values():
                 group.clear()
-        limit = self._limit
+        limit = self.limit
         attempt = Attempt(self._infos(node, alone), limit)
         lock = self._locks.setdefault((role, node), asyncio.Lock())
         try:
@@ -211,11 +249,15 @@ class Topology:
                         ids = connection.subscription_ids
                     if ids:
                         return connection
-                generation = self._generation
+                generation = self.generation
                 connection = await self._connect(attempt)
-                if generation != self._generation:
+                if generation != self.generation:
                     await connection.close()
                     raise StreamConnectionError('the client was disconnected meanwhile')
+                balanced = self.settings.load_balancer and not alone
+                if balanced and node is not None and connection.advertised != node:
+                    await connection.close()
+                    raise WrongNodeError(f'{attempt}: reached {connection.advertised}, not {node}')
                 connection.node = node
                 self._open(role).append(connection)
                 return connection
@@ -232,7 +274,7 @@ class Topology:
 
     def _infos(self, node: Broker | None, alone: bool) -> list[ConnectionInfo]:
         infos = list(self.settings.infos)
-        if node is None or alone:
+        if node is None or alone or self.settings.load_balancer:
             return infos
         # The address that reached it before, or the advertised one.  That may not be reachable,
         # through NAT or a proxy: then the URIs, which reach some node.

@@ -1,0 +1,357 @@
+"""Publishers that lose their connection, their declaration, their leader or their stream."""
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from itertools import chain
+
+import pytest
+
+import rbfly.streams as rbs
+from perf.brokers import RabbitMQ
+from rbfly.error import RbFlyError
+from rbfly.streams import topology
+from rbfly.streams.error import (
+    AuthenticationError,
+    ConfirmTimeout,
+    PublishError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+)
+from tests import fake as wire
+from tests.broker.test_publish import stored
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame, Handler, Step
+from tests.fake import FakeConnection as Peer
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, 'BACKOFF_FIRST', 0.001)
+
+
+def once(handler: Handler, other: Handler) -> Handler:
+    """The one handler at first, the other from then on."""
+    handlers: Iterator[Handler] = iter([handler])
+    return lambda connection, request: next(handlers, other)(connection, request)
+
+
+def default(connection: Peer, request: Frame) -> None:
+    connection.broker.default(connection, request)
+
+
+def refuse(code: int) -> Handler:
+    """Answer a request with a code, and a Publish with a PublishError of it."""
+
+    def handler(connection: Peer, request: Frame) -> None:
+        if request.key != wire.PUBLISH:
+            connection.answer(request, code=code)
+            return
+        body = struct.pack('>BI', request.body[0], len(request.publishing_ids))
+        body += b''.join(struct.pack('>QH', i, code) for i in request.publishing_ids)
+        connection.send(wire.frame(wire.PUBLISH_ERROR, body))
+
+    return handler
+
+
+def moved(connection: Peer, request: Frame) -> None:
+    """The stream has left the node."""
+    connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
+
+
+def missing(connection: Peer, request: Frame) -> None:
+    """Metadata of a stream that is not there."""
+    name = request.body[8:]
+    body = request.body[:4] + struct.pack('>II', 0, 1) + name + struct.pack('>HHI', 2, 0xFFFF, 0)
+    connection.send(wire.frame(0x8000 | wire.METADATA, body))
+
+
+def published(fake: FakeBroker) -> list[list[int]]:
+    """Publishing ids of each frame that came."""
+    return [
+        request.publishing_ids
+        for connection in fake.connections
+        for request in connection.frames
+        if request.key == wire.PUBLISH
+    ]
+
+
+@pytest.mark.parametrize('how', [wire.RESETTING, wire.CLOSING, refuse(0x12), moved])
+@pytest.mark.parametrize('name', [None, 'me'])
+async def test_unsettled_messages_are_sent_again(how: Handler, name: str | None) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(how, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', name=name) as publisher,
+    ):
+        await asyncio.gather(*(publisher.send(i) for i in range(5)))
+        await publisher.send('behind')
+        first, *others = published(fake)
+        assert first == [1]  # written at once; the others wait for the end of the turn
+        again = list(chain(*others))
+        assert again in ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 1, 2, 3, 4, 5, 6])
+        assert publisher.message_id == 7
+
+
+async def test_batch_is_sent_again() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for i in range(5):
+            publisher.batch(i)
+        await publisher.flush()
+        assert published(fake) == [[1, 2, 3, 4, 5]] * 2
+
+
+async def test_what_was_batched_before_the_loss_is_sent_behind_it() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        publisher.batch('x')
+        for connection in fake.connections:
+            connection.transport.abort()
+        await until(lambda: len(fake.connections) > 2, 'it reconnects')
+        publisher.batch('y')
+        await publisher.flush()
+        assert list(chain(*published(fake))) == [1, 2]
+
+
+async def test_only_what_is_unsettled_is_sent_again() -> None:
+    def confirm_one(connection: Peer, request: Frame) -> None:
+        first = request.publishing_ids[0]
+        body = struct.pack('>BIQ', request.body[0], 1, first)
+        connection.send(wire.frame(wire.PUBLISH_CONFIRM, body))
+        connection.transport.close()
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(confirm_one, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for i in range(3):
+            publisher.batch(i)
+        await publisher.flush()
+        assert published(fake) == [[1, 2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize('code', [0x06, 0x11])
+async def test_declaring_again_is_tried_until_it_works(code: int) -> None:
+    tries = 0
+
+    def declare(connection: Peer, request: Frame) -> None:
+        nonlocal tries
+        tries += 1
+        refused = 2 <= tries <= 4
+        (refuse(code) if refused else default)(connection, request)
+
+    async with (
+        FakeBroker(
+            on={
+                wire.PUBLISH: once(wire.RESETTING, default),
+                wire.DECLARE_PUBLISHER: declare,
+            }
+        ) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        await publisher.send('x')
+        assert tries == 5
+
+
+async def test_stream_that_is_not_available_yet() -> None:
+    async with (
+        FakeBroker(on={wire.DECLARE_PUBLISHER: once(refuse(0x06), default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        await publisher.send('x')
+
+
+async def test_deleted_stream_ends_the_publisher() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: moved}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[wire.METADATA] = missing
+        for _ in range(2):
+            with pytest.raises(StreamDoesNotExist):
+                await publisher.send('x')
+
+
+async def test_deleted_stream_of_the_broker(client: rbs.StreamsClient, stream_name: str) -> None:
+    await client.create_stream(stream_name)
+    async with client.publisher(stream_name) as publisher:
+        await publisher.send('x')
+        await client.delete_stream(stream_name)
+        with pytest.raises(StreamDoesNotExist):  # noqa: PT012
+            while True:
+                await publisher.send('y')
+
+
+async def test_wrong_password_at_the_reconnect_is_told_at_once() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[Step.SASL_AUTHENTICATE] = refuse(0x08)
+        with pytest.raises(AuthenticationError):
+            await publisher.send('x')
+
+
+async def test_reconnect_timeout() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[Step.PEER_PROPERTIES] = wire.CLOSING
+        with pytest.raises(StreamConnectionError, match=r'0\.2 s'):
+            await publisher.send('x')
+        with pytest.raises(StreamConnectionError, match=r'0\.2 s'):
+            await publisher.send('y')
+
+
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
+    async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
+        client = rbs.streams_client(fake.uri)
+        async with client.publisher('test') as publisher:
+            sending = asyncio.create_task(publisher.send('x'))
+            fake.handlers[Step.OPEN] = wire.SILENT
+            await until(lambda: len(fake.connections) == 3, 'it reconnects')
+            await client.disconnect()
+            with pytest.raises(StreamConnectionError, match='disconnected'):
+                await sending
+        assert not client.connected
+
+
+async def test_close_while_reconnecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 0.2)
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        sending = []
+        with pytest.raises(ConfirmTimeout):  # noqa: PT012
+            async with client.publisher('test') as publisher:
+                sending.append(asyncio.create_task(publisher.send('x')))
+                fake.handlers[Step.OPEN] = wire.SILENT
+                await until(lambda: len(fake.connections) == 3, 'it reconnects')
+        with pytest.raises(RbFlyError, match='closed before the confirm'):
+            await sending[0]
+        await publisher.close()
+
+
+async def test_cancelled_while_closing_while_reconnecting() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        sending = asyncio.create_task(publisher.send('x'))
+        fake.handlers[Step.OPEN] = wire.SILENT
+        await until(lambda: len(fake.connections) == 3, 'it reconnects')
+        closing = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(RbFlyError, match='closed before the confirm'):
+            await sending
+
+
+async def test_close_of_an_idle_publisher_without_connection() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        await publisher.send('x')
+        fake.handlers[Step.PEER_PROPERTIES] = wire.CLOSING
+        for connection in fake.connections:
+            connection.transport.abort()
+        await until(lambda: not client.connected, 'the client has seen it')
+
+
+async def test_smaller_frames_after_the_reconnect() -> None:
+    def shrink(connection: Peer, request: Frame) -> None:
+        connection.broker.tune = (200, 60)
+        connection.transport.abort()
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(shrink, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        messages = [b'a' * 50, b'b' * 500, b'c' * 50]
+        outcomes = await asyncio.gather(*map(publisher.send, messages), return_exceptions=True)
+        assert [type(item) for item in outcomes] == [type(None), PublishError, type(None)]
+        assert isinstance(outcomes[1], PublishError)
+        assert (outcomes[1].code, outcomes[1].publish_id) == (0x0E, 2)
+        with pytest.raises(RbFlyError, match='the limit is 179 bytes'):
+            await publisher.send(b'd' * 180)
+        await publisher.send(b'e' * 179)
+
+
+async def test_senders_beyond_the_window_wait_through_a_reconnect() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=3) as publisher,
+    ):
+        await asyncio.gather(*(publisher.send(i) for i in range(20)))
+        ids = chain(*published(fake))
+        assert sorted(set(ids)) == list(range(1, 21))
+
+
+async def test_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
+    opened = 0
+
+    def other_node(connection: Peer, request: Frame) -> None:
+        nonlocal opened
+        opened += 1
+        host = 'elsewhere' if opened < 5 else 'leader'
+        connection.answer(
+            request, wire.string_map({'advertised_host': host, 'advertised_port': '5552'})
+        )
+
+    def cluster(connection: Peer, request: Frame) -> None:
+        brokers = struct.pack('>I', 2)
+        for number, host in enumerate(('elsewhere', 'leader')):
+            brokers += struct.pack('>H', number) + wire.string(host) + struct.pack('>I', 5552)
+        stream = struct.pack('>I', 1) + request.body[8:] + struct.pack('>HHIH', 1, 1, 1, 0)
+        connection.send(wire.frame(0x8000 | wire.METADATA, request.body[:4] + brokers + stream))
+
+    async with (
+        FakeBroker(on={wire.METADATA: cluster}, at={Step.OPEN: other_node}) as fake,
+        rbs.streams_client(fake.uri, load_balancer=True) as client,
+        client.publisher('test') as publisher,
+    ):
+        await publisher.send('x')
+        assert opened == 5
+
+
+async def test_restart_of_the_broker(own_broker: RabbitMQ, own_stream: str) -> None:
+    async with (
+        rbs.streams_client(own_broker.uri) as client,
+        client.publisher(own_stream, name='me', amqp=False) as publisher,
+    ):
+        count = 0
+
+        async def publish() -> None:
+            nonlocal count
+            while not restarted.done() or count < 1000:
+                count += 1
+                await publisher.send(b'%d' % count)
+
+        restarted = asyncio.ensure_future(asyncio.to_thread(own_broker.restart_node))
+        tasks = [asyncio.create_task(publish()) for _ in range(10)]
+        await asyncio.gather(restarted, *tasks)
+        found = await stored(client, own_stream)
+        assert sorted(map(int, found)) == list(range(1, count + 1))
