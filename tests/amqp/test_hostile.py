@@ -1,4 +1,4 @@
-"""Bytes and values that are made to do harm: a clean error, in bounded time and memory."""
+"""5: bytes and values that are made to do harm: a clean error, in bounded time and memory."""
 
 import struct
 import sys

@@ -222,6 +222,9 @@ def read(data: bytes) -> None:
             check_position(ex, data)
 
 
+# -- 6: random bytes
+
+
 CODES = bytes.fromhex(
     '00404142434445505152535455566061707172737480818283849498a0a1a3b0b1b3c0c1d0d1e0f0'
 )

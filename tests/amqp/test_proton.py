@@ -21,7 +21,13 @@ from amqp_values import MALFORMED, VALUES, decode_value, encode_value, outcome, 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rbfly.amqp import AMQPHeader, AMQPProperties, decode_amqp, encode_amqp_bytes
+from rbfly.amqp import (
+    AMQPHeader,
+    AMQPProperties,
+    SequenceBody,
+    decode_amqp,
+    encode_amqp_bytes,
+)
 from rbfly.amqp import stream_message_ctx as make
 from rbfly.types import (
     AMQPArray,
@@ -265,3 +271,17 @@ def test_message_that_proton_reads() -> None:
     assert message.creation_time == datetime(2024, 1, 2, tzinfo=UTC).timestamp()
     assert message.properties == {'a': 'b'}
     assert message.annotations == {proton.symbol('x-a'): 1}
+
+
+# -- 8: sequence body; Proton keeps the last of several sections
+
+
+def test_sequence_body() -> None:
+    data = encode_amqp_bytes(SequenceBody([[1, 'a', None]]))
+    message = proton.Message()
+    message.decode(data)
+    assert message.body == [1, 'a', None]
+    assert message.inferred
+    again = decode_amqp(message.encode()).body
+    assert type(again) is SequenceBody
+    assert again.sections == [[1, 'a', None]]

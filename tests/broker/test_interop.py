@@ -1,4 +1,6 @@
-"""Byte strings between this client, rstream and pika (AMQP 0.9.1), in every direction."""
+"""Byte strings between this client, rstream and pika (AMQP 0.9.1), in every direction, and what
+AMQP 0.9.1 gets of other bodies and of application properties.
+"""
 
 import asyncio
 import random
@@ -12,6 +14,7 @@ import rstream
 
 import rbfly.streams as rbs
 from perf.brokers import RabbitMQ
+from rbfly.amqp import DataBody, SequenceBody, decode_amqp
 
 generator = random.Random(5)
 BODIES = [
@@ -56,20 +59,25 @@ def pika_write(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
             amqp.basic_publish('', stream, body, mandatory=True)
 
 
-def pika_read(broker: RabbitMQ, stream: str, n: int) -> list[bytes]:
-    found: list[bytes] = []
+def pika_messages(broker: RabbitMQ, stream: str, n: int) -> list[tuple[Any, bytes]]:
+    """Properties and body of each message."""
+    found: list[tuple[Any, bytes]] = []
     for amqp in channel(broker):
         amqp.basic_qos(prefetch_count=100)
-        for method, _, body in amqp.consume(
+        for method, properties, body in amqp.consume(
             stream, arguments={'x-stream-offset': 'first'}, inactivity_timeout=20
         ):
             assert method is not None, f'{len(found)} of {n} messages'
-            found.append(body)
+            found.append((properties, body))
             amqp.basic_ack(method.delivery_tag)
             if len(found) == n:
                 break
         amqp.cancel()
     return found
+
+
+def pika_read(broker: RabbitMQ, stream: str, n: int) -> list[bytes]:
+    return [body for _, body in pika_messages(broker, stream, n)]
 
 
 async def write_pika(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
@@ -144,3 +152,22 @@ async def test_byte_strings(
     bodies = [body for body in BODIES if body or writer != 'rstream']
     await WRITE[writer](own_broker, own_stream, bodies)
     assert await READ[reader](own_broker, own_stream, len(bodies)) == bodies
+
+
+# -- 8, 9: bodies of several sections, of none, and other than byte strings
+
+
+async def test_bodies_read_by_amqp_091(own_broker: RabbitMQ, own_stream: str) -> None:
+    sections = DataBody([b'one', b'', b'two'])
+    values: list[Any] = [None, '', 'text', {'k': 1}, SequenceBody([[1, 'a'], []])]
+    async with rbs.streams_client(own_broker.uri) as client, client.publisher(own_stream) as p:
+        for body in (b'', sections, *values, b'last'):
+            await p.send(body)
+    found = await asyncio.to_thread(pika_messages, own_broker, own_stream, len(values) + 3)
+    assert [body for _, body in found[:2]] == [b'', b'onetwo']
+    assert [properties.type for properties, _ in found[:2]] == [None, None]
+    # what is no byte string comes as it is encoded, with a type that tells so
+    for value, (properties, body) in zip(values, found[2:-1], strict=True):
+        assert properties.type == 'amqp-1.0'
+        assert decode_amqp(body).body == value
+    assert found[-1][1] == b'last'
