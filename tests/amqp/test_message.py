@@ -508,11 +508,29 @@ def test_publish_id() -> None:
     assert ctx.is_set_stream_publish_id
     assert ctx.stream_publish_id == 0
     assert stream_message_ctx('a', publish_id=2**64 - 1).stream_publish_id == 2**64 - 1
-    for wrong in (-1, 2**64):
-        with pytest.raises(OverflowError):
-            stream_message_ctx('a', publish_id=wrong)
-    with pytest.raises(TypeError):
-        stream_message_ctx('a', publish_id='x')  # type: ignore[arg-type]
+
+
+class Number:
+    """An integer as numpy's are: no int, but an index."""
+
+    def __index__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize('name', ['publish_id', 'stream_offset', 'stream_publish_id'])
+def test_ids_and_offsets(name: str) -> None:
+    make: Any = stream_message_ctx if name == 'publish_id' else MessageCtx
+    kept = 'stream_publish_id' if name == 'publish_id' else name
+    for value in (0, 5, 2**64 - 1):
+        assert getattr(make('a', **{name: value}), kept) == value
+    assert getattr(make('a', **{name: Number()}), kept) == 5
+    for wrong in (-1, 2**64, 10**30):
+        with pytest.raises(AMQPEncoderOverflowError, match=f'^{name} is 0 to {2**64 - 1}$'):
+            make('a', **{name: wrong})
+    for other in ('1', 1.0, b'1', True, [1]):
+        kind = type(other).__name__
+        with pytest.raises(AMQPEncoderTypeError, match=f'^{name} is int, not {kind}$'):
+            make('a', **{name: other})
 
 
 def test_factory_arguments() -> None:

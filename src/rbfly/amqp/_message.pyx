@@ -1,6 +1,7 @@
 # cython: language_level=3str
 """The context of a message: body, sections, and what the stream knows of it."""
 
+import operator
 from contextvars import ContextVar
 
 cimport cython
@@ -14,7 +15,7 @@ from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER,
     I_PROPERTIES, SECTION_NAMES, Layout, build_body, build_section, scan, take_descriptor,
 )
-from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties
+from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
 from rbfly.error import AMQPEncoderTypeError
 
@@ -153,16 +154,16 @@ cdef class MessageCtx:
     :param properties: AMQPProperties.
     :param app_properties: dict by str.
     :param footer: dict by Symbol (a str is made one) or int.
-    :param stream_offset: offset in the stream.
+    :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
     :param stream_timestamp: time at which the broker stored the message, seconds since 1970 UTC.
-    :param stream_publish_id: publishing id for deduplication.
+    :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1).
     :param is_set_stream_publish_id: the publishing id was given by the application.
     """
 
     def __init__(
         self, body, header=None, delivery_annotations=None, annotations=None, properties=None,
-        app_properties=None, footer=None, *, uint64_t stream_offset=0, double stream_timestamp=0,
-        uint64_t stream_publish_id=0, bint is_set_stream_publish_id=False,
+        app_properties=None, footer=None, *, stream_offset=0, double stream_timestamp=0,
+        stream_publish_id=0, bint is_set_stream_publish_id=False,
     ):
         self._body = body
         self._body_ready = True
@@ -172,9 +173,9 @@ cdef class MessageCtx:
         set_sections(
             self, header, delivery_annotations, annotations, properties, app_properties, footer
         )
-        self.stream_offset = stream_offset
+        self.stream_offset = check_u64(stream_offset, 'stream_offset')
         self.stream_timestamp = stream_timestamp
-        self.stream_publish_id = stream_publish_id
+        self.stream_publish_id = check_u64(stream_publish_id, 'stream_publish_id')
         self.is_set_stream_publish_id = is_set_stream_publish_id
 
     cdef object take_body(self):
@@ -447,6 +448,8 @@ properties=None, annotations=None, delivery_annotations=None, app_properties=Non
 
 Message context for publishing.
 
+Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong publishing id or section.
+
 :param body: body of the message, see :class:`MessageCtx`.
 :param publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the next one.
 :param header: AMQPHeader.
@@ -465,13 +468,19 @@ cdef object new_context(object body):
     return ctx
 
 
+cdef uint64_t check_u64(object value, str name) except? 0:
+    if not isinstance(value, int) and hasattr(value, '__index__'):
+        value = operator.index(value)
+    return check_uint(value, 0xffffffffffffffff, name)
+
+
 def full_context(
     body, *, publish_id=None, header=None, properties=None, annotations=None,
     delivery_annotations=None, app_properties=None, footer=None,
 ):
     cdef MessageCtx ctx = new_context(body)
     if publish_id is not None:
-        ctx.stream_publish_id = publish_id
+        ctx.stream_publish_id = check_u64(publish_id, 'publish_id')
         ctx.is_set_stream_publish_id = True
     set_sections(
         ctx, header, delivery_annotations, annotations, properties, app_properties, footer

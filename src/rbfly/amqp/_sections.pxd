@@ -21,6 +21,9 @@ cdef class AMQPProperties:
     cdef tuple _fields
 
 
+# An int of 0 to `limit`, or an encoder error that tells the name.
+cdef object check_uint(object value, object limit, str name)
+
 # Properties out of the decoded value of their section: a list, or None.
 cdef AMQPProperties decoded_properties(object value)
 
