@@ -68,5 +68,7 @@ AMQPBody: TypeAlias = (
 AMQPSequence: TypeAlias = Sequence[AMQPBody]
 AMQPMap: TypeAlias = Mapping[Any, AMQPBody]
 AMQPAppProperties: TypeAlias = dict[str, AMQPScalar]
+"""As the specification has them; other values are written too, see `stream_message_ctx`."""
+
 AMQPAnnotations: TypeAlias = dict[Symbol | str | int, AMQPBody]
 AMQPMessageId: TypeAlias = int | UUID | bytes | str

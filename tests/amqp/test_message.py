@@ -35,7 +35,7 @@ from rbfly.error import (
     AMQPEncoderValueError,
     RbFlyBufferError,
 )
-from rbfly.types import Described, Symbol, Timestamp, ULong
+from rbfly.types import AMQPArray, Described, Int, Symbol, Timestamp, ULong
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, 123000, tzinfo=UTC)
 
@@ -300,8 +300,17 @@ def test_application_property_names() -> None:
         names: Any = {key: 1}
         with pytest.raises(AMQPEncoderTypeError):
             encode_amqp_bytes(stream_message_ctx(b'', app_properties=names))
-    # RbFly writes them, though the specification has only simple values here
-    assert through(stream_message_ctx(b'', app_properties={'a': [1]})).app_properties == {'a': [1]}
+
+
+@pytest.mark.parametrize(
+    'value', [[1], {'a': [1]}, AMQPArray(Int, [1]), Described(Symbol('d'), 1), [], {}], ids=repr
+)
+def test_application_property_that_is_not_simple(value: Any) -> None:
+    # beyond the specification, in both directions: what was received can be sent
+    properties = {'a': 'b', 'k': value}
+    received = through(stream_message_ctx(b'', app_properties=properties))
+    assert received.app_properties == properties
+    assert through(received).app_properties == properties
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import rstream
 
 import rbfly.streams as rbs
 from perf.brokers import RabbitMQ
-from rbfly.amqp import DataBody, SequenceBody, decode_amqp
+from rbfly.amqp import DataBody, SequenceBody, decode_amqp, stream_message_ctx
+from rbfly.types import AMQPArray, Int
 
 generator = random.Random(5)
 BODIES = [
@@ -171,3 +172,14 @@ async def test_bodies_read_by_amqp_091(own_broker: RabbitMQ, own_stream: str) ->
         assert properties.type == 'amqp-1.0'
         assert decode_amqp(body).body == value
     assert found[-1][1] == b'last'
+
+
+async def test_application_properties_that_are_not_simple(
+    own_broker: RabbitMQ, own_stream: str
+) -> None:
+    properties = {'list': [1, 'a', []], 'map': {'k': {'x': True}}, 'array': AMQPArray(Int, [1, 2])}
+    async with rbs.streams_client(own_broker.uri) as client, client.publisher(own_stream) as p:
+        await p.send(stream_message_ctx(b'', app_properties=properties))
+    [(found, _)] = await asyncio.to_thread(pika_messages, own_broker, own_stream, 1)
+    headers = {key: value for key, value in found.headers.items() if not key.startswith('x-')}
+    assert headers == {**properties, 'array': [1, 2]}

@@ -152,7 +152,7 @@ cdef class MessageCtx:
     :param delivery_annotations: dict by Symbol (a str is made one) or int.
     :param annotations: message annotations; dict by Symbol (a str is made one) or int.
     :param properties: AMQPProperties.
-    :param app_properties: dict by str.
+    :param app_properties: dict by str; values see :func:`stream_message_ctx`.
     :param footer: dict by Symbol (a str is made one) or int.
     :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
     :param stream_timestamp: time at which the broker stored the message, seconds since 1970 UTC.
@@ -456,7 +456,10 @@ Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong publishing i
 :param properties: AMQPProperties.
 :param annotations: message annotations (dict).
 :param delivery_annotations: dict.
-:param app_properties: application properties (dict).
+:param app_properties: application properties (dict by str).  The specification has simple values
+    only; lists, maps and arrays are written too, so that whatever was received can be sent, and
+    RabbitMQ makes arrays and tables of them for AMQP 0.9.1.  A Described or a decimal makes it
+    close the connection of an AMQP 0.9.1 consumer.
 :param footer: dict.
 """
 
