@@ -100,6 +100,88 @@ def write(folder: Path) -> Path:
     return folder
 
 
+# inline functions of a .pxd file, and the C of a module that uses two of them
+HEADER = """cdef int elsewhere(int n)
+
+cdef inline int first(int n):
+    if n:
+        return 1
+    return 0
+
+cdef inline object second(int n):
+    return (n,
+            n)
+
+cdef inline int unused(int n): return n
+"""
+MODULE_C = """
+/* "rbfly/amqp/_scalars.pxd":3
+ * cdef inline int first(int n):             # <<<<<<<<<<<<<<
+ */
+static CYTHON_INLINE int __pyx_f_first(int n) {
+  __Pyx_RefNannySetupContext("first", 0);
+  /* "rbfly/amqp/_scalars.pxd":4
+ *     if n:             # <<<<<<<<<<<<<<
+ */
+  if (n) {
+    /* "rbfly/amqp/_scalars.pxd":5
+ *         return 1             # <<<<<<<<<<<<<<
+ */
+    return PyLong_AsLong(PyList_GET_ITEM(x, 0));
+    /* "rbfly/amqp/_scalars.pxd":4
+ *     if n:             # <<<<<<<<<<<<<<
+ */
+    __Pyx_AddTraceback("first");
+  }
+  /* "rbfly/amqp/_scalars.pxd":6
+ *     return 0             # <<<<<<<<<<<<<<
+ */
+  return 0;
+}
+
+static PyObject *somebody(void) { return PyLong_FromLong(1); }
+
+/* "rbfly/amqp/_scalars.pxd":8
+ * cdef inline object second(int n):             # <<<<<<<<<<<<<<
+ */
+static CYTHON_INLINE PyObject *__pyx_f_second(int n) {
+  PyTuple_New(2);
+}
+/* "rbfly/amqp/_codec.pyx":5
+ * f()             # <<<<<<<<<<<<<<
+ */
+  PyTuple_New(2);
+"""
+
+
+def write_inline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    sources = folder / 'src' / 'rbfly' / 'amqp'
+    build = folder / 'build' / 'rbfly' / 'amqp'
+    for path in (sources, build):
+        path.mkdir(parents=True)
+    (sources / '_scalars.pxd').write_text(HEADER, encoding='utf-8')
+    monkeypatch.setattr(hot, 'SOURCES', folder / 'src')
+    dearer = MODULE_C.replace('PyTuple_New(2)', 'PyTuple_New(2) + PyTuple_New(2)')
+    for name, code in (('_codec', MODULE_C), ('_gone', dearer + dearer), ('_other', dearer)):
+        (build / f'{name}.c').write_text(code, encoding='utf-8')
+        if name != '_gone':
+            (sources / f'{name}.pyx').touch()
+    return folder / 'build'
+
+
+def test_inline_functions_are_scored_in_the_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = write_inline(tmp_path, monkeypatch)
+    module = 'rbfly.amqp._scalars.pxd'
+    found = hot.find({module: {'first': 0, 'second': 0}}, build)
+    assert hot.scores(found) == {module: {'first': 5 + 1 + 2, 'second': 5 + 5}}
+    assert [line.number for line in found[module]['first'].worst()] == [5, 4]
+    for name in ('unused', 'elsewhere'):
+        with pytest.raises(hot.HotError, match=f'no function {name}'):
+            hot.find({module: {name: 0}}, build)
+
+
 def test_comparison_names_what_is_worse_and_what_is_better(tmp_path: Path) -> None:
     build = write(tmp_path)
     table = {'rbfly.amqp._codec': {'put_sized': 19, 'Window.confirm': 8, 'Window.size': 1}}
@@ -122,7 +204,8 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_table_names_functions_of_the_source() -> None:
     table = json.loads((ROOT / 'tools' / 'hot.json').read_text())
     for module, names in table.items():
-        source = ROOT.joinpath('src', *module.split('.')).with_suffix('.pyx')
+        suffix = '.pxd' if module.endswith('.pxd') else '.pyx'
+        source = ROOT.joinpath('src', *module.removesuffix('.pxd').split('.')).with_suffix(suffix)
         lines = [
             hot.Line(number, 0, code)
             for number, code in enumerate(source.read_text().splitlines(), 1)

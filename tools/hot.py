@@ -5,6 +5,9 @@ scores of the lines of the functions named in `hot.json` are summed and compared
 there.  A function that costs more fails the check, and its worst lines are printed; one that
 costs less is to be written into the table, so that it stays so.
 
+The inline functions of a `.pxd` file, which has no page, are found in the C of the modules that
+use them, and scored in the same way.
+
     python tools/hot.py               compare
     python tools/hot.py --update      write the numbers as they are
     python tools/hot.py --lines NAME  print the lines of a function that have a score
@@ -23,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix('.json')
+SOURCES = ROOT / 'src'
 BUILD = ROOT / 'build' / f'annotate-{sys.implementation.cache_tag}' / 'cython' / 'src'
 WORST = 5
 
@@ -34,6 +38,11 @@ TAG = re.compile(r'<[^>]*>')
 CLASS = re.compile(r'(?:cdef |cpdef )?class (?P<name>\w+)')
 # no `=` before the parenthesis: that would be a variable with a call for its value
 FUNCTION = re.compile(r'(?:async )?(?:def|cdef|cpdef) [^=(]*?(?P<name>\w+)\(')
+
+# what Cython writes into the C ahead of the code of another line
+MARK = re.compile(r'^ */\* "(?P<path>[^"]+)":(?P<number>\d+)\n.*?\*/\n', re.MULTILINE | re.DOTALL)
+# what its pages give the calls, by the group that its pattern finds them with
+WEIGHTS = {'py_c_api': 5, 'pyx_c_api': 2, 'py_macro_api': 1, 'pyx_macro_api': 1}
 
 Table = dict[str, dict[str, int]]
 
@@ -113,6 +122,60 @@ def brackets(code: str) -> int:
     return code.count('(') - code.count(')')
 
 
+def score_code(code: str) -> int:
+    """Score of C code, as the pages have it."""
+    from Cython.Compiler.Annotate import _parse_code as replace_calls
+
+    score = 0
+
+    def count(found: re.Match[str]) -> str:
+        nonlocal score
+        score += WEIGHTS.get(found.lastgroup or '', 0)
+        return ''
+
+    replace_calls(count, code)
+    return score
+
+
+def read_c(text: str, path: str) -> dict[int, int]:
+    """Scores of the lines of a `.pxd` file in the C of a module that uses it."""
+    scores: dict[int, int] = {}
+    marks = list(MARK.finditer(text))
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(marks, ends, strict=False):
+        if mark['path'].endswith(path):
+            # what stands behind the end of its function belongs to no line
+            code = text[mark.end() : end].partition('\n}\n')[0]
+            number = int(mark['number'])
+            scores[number] = scores.get(number, 0) + score_code(code)
+    return scores
+
+
+def read_inline(module: str, build: Path) -> dict[str, Function]:
+    """Inline functions of a `.pxd` file that a module uses; the dearest, should modules differ."""
+    path = module.removesuffix('.pxd').replace('.', '/') + '.pxd'
+    source = SOURCES.joinpath(path).read_text(encoding='utf-8').splitlines()
+    functions: dict[str, Function] = {}
+    for made in sorted(build.rglob('*.c')):
+        if not SOURCES.joinpath(made.relative_to(build)).with_suffix('.pyx').exists():
+            continue
+        scores = read_c(made.read_text(encoding='utf-8'), path)
+        lines = [Line(n, scores.get(n, 0), code) for n, code in enumerate(source, 1)]
+        for name, function in read_functions(lines).items():
+            used = any(line.number in scores for line in function.lines)
+            if used and (name not in functions or function.score > functions[name].score):
+                functions[name] = function
+    return functions
+
+
+def read_page(module: str, build: Path) -> dict[str, Function]:
+    """Functions of a module."""
+    path = build.joinpath(*module.split('.')).with_suffix('.html')
+    if not path.exists():
+        raise HotError(f'no annotated page of {module} in {build}')
+    return read_functions(list(read_lines(path.read_text(encoding='utf-8'))))
+
+
 def annotate() -> None:
     """Translate what has changed; nothing is compiled."""
     done = subprocess.run(
@@ -135,10 +198,8 @@ def find(table: Table, build: Path) -> dict[str, dict[str, Function]]:
     """The functions that the table names, as they are now."""
     found: dict[str, dict[str, Function]] = {}
     for module, names in table.items():
-        path = build.joinpath(*module.split('.')).with_suffix('.html')
-        if not path.exists():
-            raise HotError(f'no annotated page of {module} in {build}')
-        functions = read_functions(list(read_lines(path.read_text(encoding='utf-8'))))
+        read = read_inline if module.endswith('.pxd') else read_page
+        functions = read(module, build)
         if absent := [name for name in names if name not in functions]:
             raise HotError(f'{module} has no function {", ".join(absent)}; correct {TABLE.name}')
         found[module] = {name: functions[name] for name in names}
