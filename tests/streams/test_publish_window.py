@@ -166,6 +166,78 @@ def test_memoryview_that_is_not_contiguous() -> None:
     assert taken(window) == [[(0, b'before'), (1, b'behind')]]
 
 
+# -- many messages at once
+
+
+def test_extend_takes_no_more_than_it_appends() -> None:
+    window = make()
+    waiter = Waiter()
+    source = iter([b'%d' % i for i in range(10)])
+    assert window.extend(source, 0, waiter) is True
+    assert window.extend(source, 4, waiter) is True
+    assert next(source) == b'4'
+    assert window.extend(source, 100, waiter) is False
+    assert (waiter.count, waiter.remaining, window.next_id) == (9, 9, 9)
+    bodies = [b'%d' % i for i in range(10) if i != 4]
+    assert taken(window) == [list(enumerate(bodies))]
+
+
+def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
+    window = make(frame_max=200)
+    waiter = Waiter()
+    source: Iterator[Any] = iter([b'a', b'b', 'text', b'c', bytes(1000), b'd'])
+    with pytest.raises(TypeError):
+        window.extend(source, 100, waiter)
+    assert waiter.count == 2
+    with pytest.raises(PublisherError):
+        window.extend(source, 100, waiter)
+    assert waiter.count == 3
+    assert list(source) == [b'd']
+    assert taken(window) == [[(0, b'a'), (1, b'b'), (2, b'c')]]
+
+
+def test_extend_passes_on_what_the_iterator_raises() -> None:
+    def source() -> Iterator[bytes]:
+        yield b'a'
+        window.append(b'b', waiter)  # another message, meanwhile
+        raise KeyError('c')
+
+    window = make()
+    waiter = Waiter()
+    with pytest.raises(KeyError):
+        window.extend(source(), 100, waiter)
+    assert taken(window) == [[(0, b'a'), (1, b'b')]]
+
+
+def test_extend_gives_way_after_some_bytes() -> None:
+    window = make()
+    waiter = Waiter()
+    source = iter([bytes(100_000)] * 10)
+    runs = []
+    while window.extend(source, 100, waiter):
+        runs.append(waiter.count)
+    assert runs == [3, 6, 9]
+    assert waiter.count == 10
+
+
+def test_waiter_knows_which_of_its_messages_was_the_first_refused() -> None:
+    window = make(frame_max=100)
+    feed = Feed(window)
+    first, second = Waiter(), Waiter()
+    for i in range(20):  # even ids are of the first waiter
+        add(window, b'x' * 20, waiter=second if i % 2 else first)
+    take_all(window)
+    feed.confirm(0, 2, 1)
+    assert (first.errors, second.errors) == (None, None)
+    feed.refuse((12, 0x11))
+    assert (first.first_refused, second.errors) == (6, None)
+    window.replay(3, 150)
+    take_all(window)
+    feed.refuse((18, 0x11), (8, 0x11), (15, 0x11), (10, 0x11))
+    assert (first.first_refused, second.first_refused) == (4, 7)
+    assert (first.count, second.count) == (10, 10)
+
+
 # -- filter values
 
 

@@ -9,25 +9,29 @@ cdef class Waiter:
     cdef public object future
     cdef readonly Py_ssize_t remaining
     cdef readonly bint sealed
+    cdef readonly uint64_t count
+    cdef readonly uint64_t first_refused
     cdef readonly list errors
-    cdef int _refuse(self, uint64_t id, int code) except -1
-    cdef bint _settle(self) noexcept
+    cdef bint _settle(self, Py_ssize_t count) noexcept
+    cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1
 
 
 cdef class Frame:
     cdef bytes data
     cdef list waiters
+    cdef Waiter last                # of the waiters
     cdef Py_ssize_t count
     cdef Py_ssize_t unsettled
 
 
 cdef struct Entry:
     uint64_t id
-    uint64_t frame      # number of the frame that holds it
+    uint32_t frame      # number of the frame that holds it, modulo 2**32
     uint32_t start      # where it begins in the frame
     uint32_t size       # from its publishing id to the end of its message
     uint32_t waiter     # index into the frame's waiters
-    bint settled
+    uint32_t order      # which of its waiter's messages it is, modulo 2**32
+    uint8_t settled
 
 
 cdef class PublishWindow:
@@ -50,7 +54,7 @@ cdef class PublishWindow:
     cdef uint64_t last_released     # highest id released, if has_released
     cdef uint64_t released          # if batched: number of the first frame not released
     cdef uint64_t released_end      # and the position behind the last entry released
-    cdef Py_ssize_t frame_entries
+    cdef readonly Py_ssize_t frame_entries
     cdef Py_ssize_t capacity_hint
     cdef OutBuffer out              # the open frame
     cdef Frame open
@@ -62,13 +66,18 @@ cdef class PublishWindow:
     cdef uint64_t head              # positions: [head, sent) in flight, [sent, tail) queued
     cdef uint64_t sent
     cdef uint64_t tail
+    cdef uint64_t bytes_pushed      # into frames, ever
     cdef uint64_t cursor            # where the next confirm is expected
 
     cdef int _check_idle(self) except -1
     cdef int _grow_ring(self) except -1
     cdef int _open_frame(self) except -1
     cdef int _finish_frame(self) except -1
-    cdef int _push(self, uint64_t id, Py_ssize_t start, Waiter waiter) except -1
+    cdef uint64_t _append(self, object message, Waiter waiter) except? 0xdead
+    cdef bint _check_explicit(self, uint64_t id) except -1
+    cdef object _filter_value(self, object message)
+    cdef int _move_entry(self, Py_ssize_t start) except -1
+    cdef int _push(self, uint64_t id, Py_ssize_t start, Waiter waiter, uint32_t order) except -1
     cdef int _put_entry(self, uint64_t id, object message, object value) except -1
     cdef int _repack(self, uint64_t first, list done) except -1
     cdef int _mark_released(self) except -1

@@ -40,6 +40,7 @@ cdef enum:
     FRAME_TOO_LARGE = 0x0E
     PUBLISHER_DOES_NOT_EXIST = 0x12
     RING = 64
+    RUN_BYTES = 1 << 18     # what `extend` encodes at most before the loop has its turn
 
 # A frame length is u32; an entry's start and size are kept as u32 too.
 cdef Py_ssize_t UNLIMITED = 0x7FFFFFFF
@@ -53,22 +54,28 @@ cdef class Waiter:
 
     :ivar future: anything of the caller's; not touched here.
     :ivar remaining: how many of its messages are not settled.
+    :ivar count: how many messages it has been given so far.
     :ivar errors: `(publish id, code)` of each message that was refused, or None.
+    :ivar first_refused: which of its messages that was, of the first in their order.
     """
 
     def __init__(self, future=None, bint sealed=False):
         self.future = future
         self.sealed = sealed
 
-    cdef int _refuse(self, uint64_t id, int code) except -1:
+    cdef bint _settle(self, Py_ssize_t count) noexcept:
+        self.remaining -= count
+        return self.remaining == 0 and self.sealed
+
+    cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1:
+        # `order` wraps; what is in flight is far less than 2**32
+        cdef uint64_t index = self.count - <uint32_t> (<uint32_t> self.count - order)
         if self.errors is None:
             self.errors = []
+            self.first_refused = index
+        self.first_refused = min(self.first_refused, index)
         self.errors.append((id, code))
         return 0
-
-    cdef bint _settle(self) noexcept:
-        self.remaining -= 1
-        return self.remaining == 0 and self.sealed
 
     def seal(self):
         """No more messages will be added; true if all of them are settled already."""
@@ -80,6 +87,11 @@ cdef class Waiter:
 @cython.freelist(64)
 cdef class Frame:
     pass
+
+
+cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:
+    # How far behind frame `base` a frame is; their numbers are kept modulo 2**32.
+    return <Py_ssize_t> <uint32_t> (number - <uint32_t> base)
 
 
 @cython.final
@@ -145,39 +157,41 @@ cdef class PublishWindow:
         :raises ArgumentError: an explicit publishing id that was used before or is too low.
         :raises PublisherError: the message fits no frame; nothing has changed then.
         """
+        return self._append(message, waiter)
+
+    def extend(self, object iterator, Py_ssize_t limit, Waiter waiter not None):
+        """Append what an iterator gives: at most `limit` messages, or about 256 kB.
+
+        Gives whether there may be more.  Nothing is taken from the iterator behind a message that
+        cannot be appended.
+
+        :raises Exception: see `append`; `waiter.count` tells which message it was.
+        """
+        cdef uint64_t end = waiter.count + <uint64_t> limit
+        cdef uint64_t full = self.bytes_pushed + RUN_BYTES
+        if limit <= 0:
+            return True
+        for message in iterator:
+            self._append(message, waiter)
+            if waiter.count >= end or self.bytes_pushed >= full:
+                return True
+        return False
+
+    cdef uint64_t _append(self, object message, Waiter waiter) except? 0xdead:
         cdef uint64_t id = self.next_id
-        cdef Py_ssize_t start, size
+        cdef Py_ssize_t start
         cdef object value = None
         cdef bint disorder = False
-        cdef OutBuffer full
-        cdef uint64_t i
-
-        if type(message) is _MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+        if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
             id = (<MessageCtx> message).stream_publish_id
-            if self.has_last and id <= self.last_id:
-                if not self.batched or self.has_released and id <= self.last_released:
-                    raise ArgumentError(f'publish id {id} is not above those sent before')
-                if self.batch_ids is None:
-                    self.batch_ids = {
-                        self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
-                    }
-                if id in self.batch_ids:
-                    raise ArgumentError(f'publish id {id} is in the batch already')
-                disorder = True
+            disorder = self._check_explicit(id)
         elif self.has_last and id == self.last_id:
             raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
         self._check_idle()
         self.busy = True
         try:
             if self.filter_extract is not None:
-                value = self.filter_extract(
-                    message if type(message) is _MessageCtx
-                    else _MessageCtx(message, None, None, None, None, None, None)
-                )
-                if value is not None and not isinstance(value, str):
-                    raise ArgumentTypeError(
-                        f'filter value must be str or None, not {type(value).__name__}'
-                    )
+                value = self._filter_value(message)
             if self.open is None:
                 self._open_frame()
             start = out_size(&self.out)
@@ -188,31 +202,11 @@ cdef class PublishWindow:
                 raise
         finally:
             self.busy = False
-
         if out_size(&self.out) - 4 > self.frame_max:
-            size = out_size(&self.out) - start
-            self.out.p = self.out.start + start
-            if size + PREFIX - 4 > self.frame_max:
-                raise PublisherError(
-                    f'message of {size - 12} bytes with its headers fits no frame;'
-                    f' the limit is {self.frame_max - 21} bytes'
-                )
-            full = self.out
-            self.out.owner = NULL
-            try:
-                out_open(&self.out, max(size + PREFIX, self.capacity_hint))
-            except MemoryError:
-                self.out = full
-                raise
-            self.out.p += PREFIX
-            put_bytes(&self.out, full.start + start, size)
-            full, self.out = self.out, full
-            self._finish_frame()
-            self.open = Frame.__new__(Frame)
-            self.open.waiters = []
-            self.out = full
+            self._move_entry(start)
             start = PREFIX
-        self._push(id, start, waiter)
+        self._push(id, start, waiter, <uint32_t> waiter.count)
+        waiter.count += 1
         if disorder:
             self.unsorted = True
         if self.batch_ids is not None:
@@ -225,6 +219,30 @@ cdef class PublishWindow:
         if self.open.count >= self.frame_entries:
             self._finish_frame()
         return id
+
+    cdef bint _check_explicit(self, uint64_t id) except -1:
+        # True if the id comes behind a higher one, in a batch.
+        cdef uint64_t i
+        if not self.has_last or id > self.last_id:
+            return False
+        if not self.batched or self.has_released and id <= self.last_released:
+            raise ArgumentError(f'publish id {id} is not above those sent before')
+        if self.batch_ids is None:
+            self.batch_ids = {
+                self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
+            }
+        if id in self.batch_ids:
+            raise ArgumentError(f'publish id {id} is in the batch already')
+        return True
+
+    cdef object _filter_value(self, object message):
+        cdef object value = self.filter_extract(
+            message if type(message) is MessageCtx
+            else _MessageCtx(message, None, None, None, None, None, None)
+        )
+        if value is not None and not isinstance(value, str):
+            raise ArgumentTypeError(f'filter value must be str or None, not {type(value).__name__}')
+        return value
 
     def take(self):
         """The next frame to write (bytes); None if nothing waits or the window is full."""
@@ -324,6 +342,32 @@ cdef class PublishWindow:
         self.open.waiters = []
         return 0
 
+    cdef int _move_entry(self, Py_ssize_t start) except -1:
+        # The entry at `start` is too much for the open frame: it opens the next one.
+        cdef Py_ssize_t size = out_size(&self.out) - start
+        cdef OutBuffer full
+        self.out.p = self.out.start + start
+        if size + PREFIX - 4 > self.frame_max:
+            raise PublisherError(
+                f'message of {size - 12} bytes with its headers fits no frame;'
+                f' the limit is {self.frame_max - 21} bytes'
+            )
+        full = self.out
+        self.out.owner = NULL
+        try:
+            out_open(&self.out, max(size + PREFIX, self.capacity_hint))
+        except MemoryError:
+            self.out = full
+            raise
+        self.out.p += PREFIX
+        put_bytes(&self.out, full.start + start, size)
+        full, self.out = self.out, full
+        self._finish_frame()
+        self.open = Frame.__new__(Frame)
+        self.open.waiters = []
+        self.out = full
+        return 0
+
     cdef int _finish_frame(self) except -1:
         cdef uint8_t *p = self.out.start
         cdef Py_ssize_t size = out_size(&self.out)
@@ -337,6 +381,7 @@ cdef class PublishWindow:
         put_u32(&self.out, <uint32_t> frame.count)
         self.out.p = end
         frame.data = out_finish(&self.out)
+        frame.last = None
         self.frames.append(frame)
         self.open = None
         self.capacity_hint = max(SMALLEST_FRAME, min(size, LARGEST_HINT))
@@ -369,7 +414,7 @@ cdef class PublishWindow:
             put_bytes(out, text, n)
         at = out_size(out)
         out.p += 4
-        if not self.amqp and type(message) is _MessageCtx:
+        if not self.amqp and type(message) is MessageCtx:
             message = (<MessageCtx> message).take_body()
         if self.amqp:
             encode_message(out, message)
@@ -412,23 +457,25 @@ cdef class PublishWindow:
         self.mask = 2 * size - 1
         return 0
 
-    cdef int _push(self, uint64_t id, Py_ssize_t start, Waiter waiter) except -1:
+    cdef int _push(self, uint64_t id, Py_ssize_t start, Waiter waiter, uint32_t order) except -1:
         cdef Frame frame = self.open
+        cdef Py_ssize_t size = out_size(&self.out) - start
         cdef Entry *entry
-        cdef Py_ssize_t waiters = len(frame.waiters)
         if self.tail - self.head > self.mask:
             self._grow_ring()
-        if waiters == 0 or frame.waiters[waiters - 1] is not waiter:
+        if frame.last is not waiter:
             frame.waiters.append(waiter)
-            waiters += 1
+            frame.last = waiter
         entry = &self.ring[self.tail & self.mask]
         entry.id = id
-        entry.frame = self.frames_base + <uint64_t> len(self.frames)
+        entry.frame = <uint32_t> (self.frames_base + <uint64_t> len(self.frames))
         entry.start = <uint32_t> start
-        entry.size = <uint32_t> (out_size(&self.out) - start)
-        entry.waiter = <uint32_t> (waiters - 1)
+        entry.size = <uint32_t> size
+        entry.waiter = <uint32_t> (len(frame.waiters) - 1)
+        entry.order = order
         entry.settled = False
         self.tail += 1
+        self.bytes_pushed += <uint64_t> size
         frame.count += 1
         frame.unsettled += 1
         waiter.remaining += 1
@@ -467,7 +514,7 @@ cdef class PublishWindow:
             order = list(range(n))
             if self.unsorted:
                 order.sort(key=[moved[i].id for i in range(n)].__getitem__)
-            kept = <Py_ssize_t> (self.ring[first & self.mask].frame - old_base)
+            kept = offset(self.ring[first & self.mask].frame, old_base)
             self.frames = old[:kept]
             self.tail = first
             self.sent = min(self.sent, first)
@@ -480,11 +527,11 @@ cdef class PublishWindow:
                 if n == released:
                     self._mark_released()
                 entry = &moved[i]
-                source = <Frame> old[entry.frame - old_base]
+                source = <Frame> old[offset(entry.frame, old_base)]
                 waiter = <Waiter> source.waiters[entry.waiter]
                 if PREFIX - 4 + <Py_ssize_t> entry.size > self.frame_max:
-                    waiter._refuse(entry.id, FRAME_TOO_LARGE)
-                    if waiter._settle():
+                    waiter._refuse(entry.id, FRAME_TOO_LARGE, entry.order)
+                    if waiter._settle(1):
                         done.append(waiter)
                     continue
                 if self.open is not None and (
@@ -497,7 +544,9 @@ cdef class PublishWindow:
                 out_reserve(&self.out, entry.size)
                 put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
                 waiter.remaining -= 1       # _push counts it again
-                self._push(entry.id, out_size(&self.out) - entry.size, waiter)
+                self._push(
+                    entry.id, out_size(&self.out) - entry.size, waiter, entry.order
+                )
             if len(order) == <Py_ssize_t> released:
                 self._mark_released()
         finally:
@@ -543,22 +592,26 @@ cdef class PublishWindow:
 
     cdef int _settle(self, uint64_t id, int code, list done) except -1:
         cdef Entry *entry = self._find(id)
+        cdef Py_ssize_t number
         cdef Frame frame
         cdef Waiter waiter
         # Unknown or settled: a late or a second confirm, e.g. of a deduplicated message.
-        if entry is NULL or entry.settled or entry.frame >= self.next_frame:
+        if entry is NULL or entry.settled:
+            return 0
+        number = offset(entry.frame, self.frames_base)
+        if number >= <Py_ssize_t> (self.next_frame - self.frames_base):
             return 0
         entry.settled = True
         self.in_flight -= 1
-        frame = <Frame> self.frames[entry.frame - self.frames_base]
+        frame = <Frame> self.frames[number]
         waiter = <Waiter> frame.waiters[entry.waiter]
         frame.unsettled -= 1
         if frame.unsettled == 0:
             frame.data = None
             frame.waiters = None
         if code:
-            waiter._refuse(id, code)
-        if waiter._settle():
+            waiter._refuse(id, code, entry.order)
+        if waiter._settle(1):
             done.append(waiter)
         return 0
 
