@@ -47,10 +47,13 @@ HEIGHTS = {
     'rbfly.streams.connection': 51,
     'rbfly.streams.topology': 52,
     # USER
-    'rbfly.streams.publisher': 60,
-    'rbfly.streams.subscriber': 60,
-    'rbfly.streams.client': 61,
-    'rbfly.streams': 62,
+    'rbfly.streams.waiting': 60,
+    'rbfly.streams.declaration': 60,
+    'rbfly.streams.publisher': 61,
+    'rbfly.streams.batch': 62,
+    'rbfly.streams.subscriber': 61,
+    'rbfly.streams.client': 63,
+    'rbfly.streams': 64,
     'rbfly': 0,  # the version only
 }
 SANS_IO = 50  # below this line there is no socket, loop, task, clock or log

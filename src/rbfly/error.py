@@ -19,7 +19,12 @@ __all__ = [
 
 
 class RbFlyError(Exception):
-    """Base of every error that RbFly raises on purpose."""
+    """Base of every error that RbFly raises on purpose.
+
+    :ivar index: which of the messages given to `send_many` it is about, counted from 0; else None.
+    """
+
+    index: int | None = None
 
 
 class RbFlyBufferError(RbFlyError):

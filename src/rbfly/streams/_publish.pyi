@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from ..amqp import MessageCtx
@@ -58,6 +58,13 @@ class PublishWindow:
     def extend(
         self, iterator: Iterable[AMQPBody | MessageCtx], limit: int, waiter: Waiter
     ) -> bool: ...
+    def check_ids(
+        self,
+        messages: Sequence[AMQPBody | MessageCtx],
+        start: int,
+        stop: int,
+        before: int | None = None,
+    ) -> int | None: ...
     def take(self) -> bytes | None: ...
     def release(self) -> None: ...
     def replay(self, publisher_id: int, frame_max: int) -> list[Waiter]: ...

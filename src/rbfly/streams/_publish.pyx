@@ -244,6 +244,39 @@ cdef class PublishWindow:
             raise ArgumentTypeError(f'filter value must be str or None, not {type(value).__name__}')
         return value
 
+    def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
+        """Check that explicit publishing ids in a list or tuple ascend, nothing else.
+
+        Gives the highest id behind messages[start:stop] (int): `before` of the next call.
+
+        :raises ArgumentError: an id that is not above the one before it; `index` tells which.
+        """
+        cdef bint has_last = self.has_last
+        cdef uint64_t last = self.last_id
+        cdef uint64_t next_id = self.next_id
+        cdef uint64_t id
+        cdef Py_ssize_t i
+        if before is not None:
+            has_last = True
+            last = before
+            next_id = max(next_id, last + 1)
+        for i in range(start, min(stop, <Py_ssize_t> len(messages))):
+            message = messages[i]
+            if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+                id = (<MessageCtx> message).stream_publish_id
+                if has_last and id <= last:
+                    error = ArgumentError(f'publish id {id} is not above those before it')
+                    error.index = i
+                    error.add_note(f'message {i} of send_many')
+                    raise error
+                last = id
+                next_id = max(next_id, id + 1)
+            else:
+                last = next_id
+                next_id += 1
+            has_last = True
+        return last if has_last else None
+
     def take(self):
         """The next frame to write (bytes); None if nothing waits or the window is full."""
         cdef Frame frame

@@ -17,6 +17,7 @@ from . import commands
 from .commands import Tune
 from .connection import Connection
 from .const import ResponseCode
+from .declaration import declare, delete_publisher, deleted
 from .error import (
     ArgumentError,
     ArgumentTypeError,
@@ -26,7 +27,7 @@ from .error import (
     StreamDoesNotExist,
 )
 from .offset import Offset
-from .publisher import BasePublisher, Publisher, declare, delete_publisher, deleted
+from .publisher import BasePublisher, Publisher
 from .subscriber import Subscription, stored_offset
 from .topology import Settings, Topology
 from .types import BloomFilterExtract, MessageFilter, PublisherInfo

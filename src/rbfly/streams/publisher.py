@@ -8,39 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..error import RbFlyError
 from ..types import AMQPBody
-from . import commands
 from ._publish import PublishWindow, Waiter
-from .const import ResponseCode
+from .declaration import declare, delete_publisher, deleted
 from .error import (
-    AuthenticationError,
+    ArgumentTypeError,
     ConfirmTimeout,
-    FrameError,
-    ProtocolError,
     PublisherError,
-    PublishError,
     StreamConnectionError,
-    StreamDoesNotExist,
-    VirtualHostError,
 )
-from .topology import Patience, Topology, backoff
+from .topology import Topology, backoff
 from .types import MessageCtx, PublisherInfo
+from .waiting import Confirmation, Group, Room, of_message, publish_error, raise_first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .connection import Connection
 
-__all__ = ['BasePublisher', 'Publisher', 'PublisherBatchFast']
+__all__ = ['BasePublisher', 'Publisher']
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT = 30.0  # seconds that close() waits for confirms
-DELETE_TIMEOUT = 5.0  # and for the broker to remove the publisher
+TURN = 0.005  # seconds that `send_many` keeps the loop at most, if messages come that fast
+RUN = 200  # messages between two looks at the clock
+CHECK = 100_000  # messages whose publish ids are looked at in a turn
+FAILED = 1000  # failures kept before those that were seen are sorted out
 
 
 class BasePublisher:
@@ -71,8 +67,7 @@ class BasePublisher:
         self._scheduled = False
         self._closed = False
         self._error: Exception | None = None
-        self._room: deque[asyncio.Future[None]] = deque()
-        self._granted = 0
+        self._room = Room(self._has_room)
         self._idle: asyncio.Future[None] | None = None
 
     @property
@@ -170,10 +165,7 @@ class BasePublisher:
     def _abandon(self, error: Exception) -> None:
         for waiter in self._window.abandon():
             self._settle(waiter, error)
-        while self._room:
-            future = self._room.popleft()
-            if not future.done():
-                future.set_exception(error)
+        self._room.fail(error)
         self._wake_idle()
 
     # -- writing
@@ -193,12 +185,15 @@ class BasePublisher:
             if data is None:
                 break
             connection.write(data)
+        if self._room:
+            self._room.grant()
 
     def _schedule(self) -> None:
         # Idle: at once.  Otherwise what is sent in this turn of the loop leaves together.
         if self._scheduled:
             return
-        if self._window.in_flight == 0:
+        window = self._window
+        if window.in_flight == 0 or window.queued >= window.frame_entries:
             self._write()
         else:
             self._scheduled = True
@@ -216,14 +211,13 @@ class BasePublisher:
         if window.queued:
             self._write()
         if self._room:
-            self._grant()
+            self._room.grant()
         if self._idle is not None and window.unsettled == 0:
             self._wake_idle()
 
     def _settle(self, waiter: Waiter, error: Exception | None) -> None:
         if waiter.errors:
-            error = PublishError(waiter.errors[0][1], waiter.errors[0][0])
-            error.errors = waiter.errors
+            error = publish_error(waiter)
         self._finish(waiter.future, error)
 
     def _finish(self, waiting: Any, error: Exception | None) -> None:
@@ -237,35 +231,24 @@ class BasePublisher:
 
     # -- room in the window
 
-    def _is_full(self) -> bool:
+    def _has_room(self, count: int) -> bool:
         window = self._window
-        return bool(self._room) or window.unsettled + self._granted >= window.max_unconfirmed
+        used = window.unsettled + self._room.granted
+        return used + count <= window.max_unconfirmed and not self._is_paused()
 
-    def _grant(self) -> None:
-        window = self._window
-        free = window.max_unconfirmed - window.unsettled - self._granted
-        while self._room and free > 0:
-            future = self._room.popleft()
-            if not future.done():
-                future.set_result(None)
-                self._granted += 1
-                free -= 1
+    def _is_paused(self) -> bool:
+        # without a connection the window is all that there is to fill
+        return self._connection is not None and self._connection.paused
 
-    async def _wait_room(self) -> None:
-        future = self._loop.create_future()
-        self._room.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._granted -= 1  # granted in the same turn as cancelled: to the next one
-                self._grant()
-            raise
-        self._granted -= 1
+    async def _wait_room(self, count: int = 1) -> None:
+        """Wait, after those who wait already, until so many messages fit the window."""
+        if not self._room and self._has_room(count):
+            return
+        await self._room.wait(count, count)
         try:
             self._check()
         except BaseException:
-            self._grant()
+            self._room.grant()
             raise
 
     # -- closing
@@ -318,6 +301,13 @@ class BasePublisher:
 class Publisher(BasePublisher):
     """Sends messages and waits for their confirms; safe to use from many tasks at once."""
 
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, info, client, message_id)
+        self._failed: list[Confirmation] = []  # nobody may have asked about these
+        self._failed_max = FAILED
+
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
         """Send a message; returns when the broker has confirmed it.
 
@@ -337,181 +327,200 @@ class Publisher(BasePublisher):
         """
         if timeout:
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(timeout) as limit:
                     await self.send(message)
             except TimeoutError:
+                if not limit.expired():
+                    raise
                 raise ConfirmTimeout(f'no confirm within {timeout} s') from None
             return
-        self._check()
-        if self._is_full():
-            await self._wait_room()
         future = self._loop.create_future()
-        try:
-            self._window.append(message, Waiter(future, True))
-        except BaseException:
-            self._grant()  # the room that this message does not need
-            raise
-        self._schedule()
+        await self._put(message, future)
         await future
 
+    async def submit(
+        self, message: AMQPBody | MessageCtx, timeout: float | None = None
+    ) -> Confirmation:
+        """Send a message and wait for room in the window only.
 
-class PublisherBatchFast(BasePublisher):
-    """Encodes messages with `batch`, sends them with `flush`."""
-
-    _batched = True
-
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        super().__init__(publisher_id, info, client, message_id)
-        # Batches whose outcome no flush has told yet; the last one is being filled.
-        self._batches = [Batch()]
-        self._waiter = Waiter(self._batches[-1])
-
-    def batch(self, message: AMQPBody | MessageCtx) -> None:
-        """Encode a message and queue it; nothing leaves before `flush` or `close`.
-
-        Never blocks.  Explicit publish ids may come in any order; `flush` sorts them.
+        The broker's confirm is awaited by what this gives: `await (await publisher.submit(m))`.
+        Failures that nobody has asked about are raised by `close`.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
+        :param timeout: seconds to wait for room; None or 0 for no limit.
+        :returns: a future of the confirm, which fails as `send` does.
+        :raises AMQPEncoderError: the message has no AMQP 1.0 form.
+        :raises ValueError: its explicit publish id is not above the last one used.
         :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises ConfirmTimeout: no room in time; the message was not sent.
         """
-        self._check()
-        self._window.append(message, self._waiter)
-
-    async def flush(self, timeout: float | None = None) -> None:
-        """Send what is queued; returns when the broker has confirmed all of it.
-
-        :param timeout: seconds to wait for the confirms; None or 0 for no limit.
-        :raises PublishError: the broker did not store messages; `errors` lists them.
-        :raises ConfirmTimeout: not every confirm came in time.
-        :raises StreamConnectionError: the connection was lost before the confirms.
-        """
-        self._check()
+        confirmation = Confirmation(loop=self._loop)
         if timeout:
             try:
-                async with asyncio.timeout(timeout):
-                    await self._flush()
+                async with asyncio.timeout(timeout) as limit:
+                    confirmation.publish_id = await self._put(message, confirmation)
             except TimeoutError:
-                raise ConfirmTimeout(f'not all confirms within {timeout} s') from None
+                if not limit.expired():
+                    raise
+                raise ConfirmTimeout(f'no room in the window within {timeout} s') from None
         else:
-            await self._flush()
+            confirmation.publish_id = await self._put(message, confirmation)
+        return confirmation
 
-    async def _flush(self) -> None:
-        self._release()
-        # Those of a flush that was given up, or runs beside this one, are waited for as well.
-        batches = self._batches[:-1]
-        for batch in batches:
-            if not batch.done:
-                future = self._loop.create_future()
-                batch.waiting.append(future)
-                await future
-        self._tell(batches)
+    async def send_many(
+        self,
+        messages: Iterable[AMQPBody | MessageCtx] | AsyncIterable[AMQPBody | MessageCtx],
+        timeout: float | None = None,
+    ) -> int:
+        """Send messages, as many at once as the window takes; returns when all are confirmed.
 
-    def _tell(self, batches: list[Batch]) -> None:
-        """Raise what went wrong with them, once."""
-        self._batches = [batch for batch in self._batches if batch not in batches]
-        errors = [batch.error for batch in batches if batch.error is not None]
-        refused = [error for error in errors if isinstance(error, PublishError)]
-        if len(refused) > 1:
-            refused[0].errors = [item for error in refused for item in error.errors]
-        for error in (*refused, *errors):
-            raise error
+        Stops at the first error, whose `index` says which message it was.  No message behind it
+        is taken from an iterator, and those before it are confirmed when the error is raised;
+        if one of them was refused, that is what is raised.  Whatever was taken was sent, also if
+        this is cancelled or times out, and may then still be stored.
 
-    async def close(self) -> None:
-        """Send what is batched and wait until it is confirmed, at most 30 seconds.
-
-        :raises PublishError: the broker did not store a message, and no flush has told.
-        :raises ConfirmTimeout: not every confirm came in time.
+        :param messages: list, iterator or asynchronous iterator of bodies or contexts.
+        :param timeout: seconds until the last confirm; None or 0 for no limit.
+        :returns: how many messages there were.
+        :raises PublishError: the broker did not store messages; `errors` lists them.
+        :raises AMQPEncoderError: a message has no AMQP 1.0 form.
+        :raises ValueError: an explicit publish id is not above the one before it; of those in a
+            list or tuple nothing is sent then.
+        :raises PublisherError: the publisher is closed, or a message fits no frame.
+        :raises ConfirmTimeout: not all confirms in time.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
-        if not self._closed:
-            batches = list(self._batches)
-            await super().close()
-            self._tell(batches)
-
-    def _finish(self, waiting: Batch, error: Exception | None) -> None:
-        waiting.done = True
-        waiting.error = error
-        for future in waiting.waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def _release(self) -> None:
-        if self._waiter.remaining:
-            self._waiter.seal()
-            self._batches.append(Batch())
-            self._waiter = Waiter(self._batches[-1])
-            self._window.release()
-        self._write()
-
-
-class Batch:
-    """What one flush sends: its outcome, and who waits for it."""
-
-    __slots__ = ('done', 'error', 'waiting')
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: Exception | None = None
-        self.waiting: list[asyncio.Future[None]] = []
-
-
-async def declare(
-    topology: Topology, info: PublisherInfo, *, again: bool = False
-) -> tuple[Connection, int, int]:
-    """Declare a publisher: its connection, its id there, and the last publishing id of its name.
-
-    :param again: it was declared before: all but what no retry can mend is tried again.
-    """
-    patience = Patience(topology.limit)
-    while True:
-        connection = await topology.publishing(info.stream)
-        publisher_id = connection.publisher_ids.pop()
-        last_id = 0
+        self._check()
+        if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
+            raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
+        waiter = Waiter(Group())
+        error: Exception | None = None
         try:
-            await connection.request(
-                commands.DeclarePublisher(publisher_id, info.name, info.stream)
-            )
-            if info.name:
-                last_id = await connection.request(
-                    commands.QueryPublisherSequence(info.name, info.stream)
-                )
-            if connection.error is not None:  # lost in the turn of the answer
-                raise StreamConnectionError(str(connection.error))
-            return connection, publisher_id, last_id
-        except RbFlyError as ex:
-            delete_publisher(connection, publisher_id)
-            if not can_retry(ex, again):
+            async with asyncio.timeout(timeout or None) as limit:
+                if isinstance(messages, AsyncIterable):
+                    error = await self._pour_async(aiter(messages), waiter)
+                else:
+                    if isinstance(messages, list | tuple):
+                        await self._check_ids(messages)
+                    error = await self._pour(iter(messages), waiter)
+                if not waiter.seal():
+                    await waiter.future.wait()
+        except TimeoutError:
+            if not limit.expired():
                 raise
-            error = ex
+            raise ConfirmTimeout(
+                f'{waiter.count - waiter.remaining} of {waiter.count} messages were confirmed'
+                f' within {timeout} s; the others may still be stored'
+            ) from error
+        if waiter.errors:
+            raise of_message(publish_error(waiter), waiter.first_refused) from error
+        if waiter.future.error is not None:
+            raise waiter.future.error from error
+        if error is not None:
+            raise of_message(error, waiter.count)
+        return waiter.count
+
+    async def _put(self, message: AMQPBody | MessageCtx, future: asyncio.Future[None]) -> int:
+        self._check()
+        if self._room or not self._has_room(1):
+            await self._wait_room()
+        try:
+            publish_id = self._window.append(message, Waiter(future, True))
         except BaseException:
-            delete_publisher(connection, publisher_id)
+            self._room.grant()  # the room that this message does not need
             raise
-        await patience.wait(error)
+        self._schedule()
+        return publish_id
 
-
-def can_retry(error: RbFlyError, again: bool) -> bool:
-    if not isinstance(error, ProtocolError):
-        return isinstance(error, StreamConnectionError) and not isinstance(error, FrameError)
-    if not again:
-        return error.code == ResponseCode.STREAM_NOT_AVAILABLE
-    final = (StreamDoesNotExist, AuthenticationError, VirtualHostError)
-    return not isinstance(error, final) and error.code != ResponseCode.ACCESS_REFUSED
-
-
-def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Future[bytes] | None:
-    """Remove a publisher that may or may not be declared; the broker's answer frees its id."""
-    if not connection.is_open:
+    async def _pour(
+        self, messages: Iterator[AMQPBody | MessageCtx], waiter: Waiter
+    ) -> Exception | None:
+        """Send what an iterator gives; the error of message `waiter.count`, if that ends it."""
+        step = self._window.frame_entries  # whole frames
+        more = True
+        while more:
+            await self._wait_room(step)
+            self._check()
+            if waiter.errors:
+                break
+            try:
+                more = self._fill(messages, waiter, step)
+            except Exception as ex:
+                return ex
+            finally:
+                self._write()
+            if more and not self._room and self._has_room(step):
+                await asyncio.sleep(0)  # its time was up
         return None
-    future = connection.send_request(commands.DeletePublisher(publisher_id))
-    future.add_done_callback(lambda _: connection.publisher_ids.add(publisher_id))
-    return future
 
+    def _fill(self, messages: Iterator[AMQPBody | MessageCtx], waiter: Waiter, step: int) -> bool:
+        """Fill the window, for a short time; true if there may be more messages."""
+        window = self._window
+        end = monotonic() + TURN
+        room = window.max_unconfirmed - window.unsettled - self._room.granted
+        goal = waiter.count + room - room % step
+        more = True
+        while more and waiter.count < goal and monotonic() < end:
+            run = min(goal - waiter.count, RUN)
+            limit = waiter.count + run
+            more = window.extend(messages, run, waiter)
+            if more and waiter.count < limit:  # large messages: not all of the window at once
+                self._write()
+                if self._is_paused():
+                    break
+        return more
 
-async def deleted(future: asyncio.Future[Any] | None) -> None:
-    """Wait for the answer; whoever is cancelled meanwhile leaves the request alone."""
-    if future is not None:
-        await asyncio.wait([future], timeout=DELETE_TIMEOUT)
+    async def _pour_async(
+        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Waiter
+    ) -> Exception | None:
+        """The same for an asynchronous iterator."""
+        end = monotonic() + TURN
+        while not waiter.errors:
+            try:
+                message = await anext(messages)
+            except StopAsyncIteration:
+                break
+            except Exception as ex:
+                return ex
+            await self._wait_room()
+            self._check()
+            try:
+                self._window.append(message, waiter)
+            except Exception as ex:
+                self._room.grant()
+                return ex
+            self._schedule()
+            if monotonic() > end:  # perhaps nothing has waited so far
+                await asyncio.sleep(0)
+                end = monotonic() + TURN
+        return None
+
+    async def _check_ids(self, messages: Sequence[AMQPBody | MessageCtx]) -> None:
+        """Raise ValueError for explicit publish ids that do not ascend."""
+        last: int | None = None
+        for start in range(0, len(messages), CHECK):
+            if start:
+                await asyncio.sleep(0)
+            last = self._window.check_ids(messages, start, start + CHECK, last)
+
+    def _finish(self, waiting: Any, error: Exception | None) -> None:
+        super()._finish(waiting, error)
+        if error is not None and type(waiting) is Confirmation:
+            self._failed.append(waiting)
+            if len(self._failed) >= self._failed_max:
+                self._failed = [item for item in self._failed if not item.seen]
+                self._failed_max = max(FAILED, 2 * len(self._failed))
+
+    async def close(self) -> None:
+        """Send what is queued and wait until it is confirmed, at most 30 seconds.
+
+        Whoever still waits for a confirm then gets a :class:`PublisherError`.
+
+        :raises PublishError: the broker did not store what `submit` sent, and nobody has asked.
+        :raises ConfirmTimeout: not every confirm came in time.
+        :raises StreamConnectionError: the connection was lost before a confirm nobody asked about.
+        """
+        if not self._closed:
+            await super().close()
+            failed, self._failed = self._failed, []
+            raise_first([item.failure for item in failed if item.failure and not item.seen])

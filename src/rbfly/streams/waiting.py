@@ -1,0 +1,164 @@
+"""USER room: who waits for a publisher: for room, and for confirms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from ._publish import Waiter
+from .error import PublishError
+
+__all__ = ['Confirmation', 'Group', 'Room', 'of_message', 'publish_error', 'raise_first']
+
+
+class Room:
+    """Who waits for room in a window or in a batch: first come, first served.
+
+    :param has_room: whether what a task asks for is free; room that was granted counts as used.
+    :ivar granted: room that was given to tasks and that they have not used yet.
+    """
+
+    __slots__ = ('_has_room', '_waiting', 'granted')
+
+    def __init__(self, has_room: Callable[[int], bool]) -> None:
+        self.granted = 0
+        self._has_room = has_room
+        # in order, and with what each asks for and is to be granted; whoever gives up leaves it
+        self._waiting: OrderedDict[asyncio.Future[None], tuple[int, int]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    async def wait(self, asked: int, amount: int) -> None:
+        """Wait for room; what is not used of it is given on by `grant`.
+
+        :param asked: what `has_room` is asked.
+        :param amount: how much is taken.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = (asked, amount)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._waiting.pop(future, None)
+            if not future.cancelled() and future.exception() is None:
+                self.granted -= amount  # granted in the same turn as cancelled
+            self.grant()
+            raise
+        self.granted -= amount
+
+    def grant(self) -> None:
+        """Wake those for whom there is room now."""
+        waiting = self._waiting
+        while waiting:
+            future, (asked, amount) = next(iter(waiting.items()))
+            if not future.cancelled():
+                if not self._has_room(asked):
+                    break
+                future.set_result(None)
+                self.granted += amount
+            del waiting[future]
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in all who wait."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+class Group:
+    """Messages that are waited for together: their outcome, and who waits for it.
+
+    Has of a future what settles it.
+    """
+
+    __slots__ = ('_waiting', 'error', 'settled')
+
+    def __init__(self) -> None:
+        self.settled = False
+        self.error: Exception | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def done(self) -> bool:
+        return self.settled
+
+    def set_result(self, result: None) -> None:
+        self.settled = True
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def set_exception(self, error: Exception) -> None:
+        self.error = error
+        self.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until all are settled; `error` is None if they were confirmed."""
+        if not self.settled:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
+
+
+class Confirmation(asyncio.Future[None]):
+    """What :meth:`Publisher.submit` gives: a future of the broker's confirm.
+
+    :ivar publish_id: publishing id of the message (int).
+    :ivar seen: somebody has asked for the outcome, or awaits it.
+    :ivar failure: why the message is not confirmed; to look at it is not to have seen it.
+    """
+
+    publish_id: int
+    seen = False
+    failure: Exception | None = None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self.seen = True
+        return super().__await__()
+
+    __iter__ = __await__
+
+    def result(self) -> None:
+        self.seen = True
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        self.seen = True
+        return super().exception()
+
+    def set_exception(self, error: Exception, /) -> None:  # type: ignore[override]
+        super().set_exception(error)
+        super().exception()  # the publisher tells of it at the end, asyncio need not
+        self.failure = error
+
+
+def publish_error(waiter: Waiter) -> PublishError:
+    """The error of a waiter that had messages refused."""
+    assert waiter.errors
+    errors = sorted(waiter.errors)
+    error = PublishError(errors[0][1], errors[0][0])
+    error.errors = errors
+    return error
+
+
+def of_message(error: Exception, index: int) -> Exception:
+    """Let an error say which message of `send_many` it is about."""
+    try:
+        error.index = index  # type: ignore[attr-defined]
+    except AttributeError:
+        pass  # an error of the user's, with slots
+    error.add_note(f'message {index} of send_many')
+    return error
+
+
+def raise_first(errors: Sequence[Exception]) -> None:
+    """Raise the error that stands for all of them, if there is one."""
+    refused = [error for error in errors if isinstance(error, PublishError)]
+    if len(refused) > 1:
+        refused[0].errors = [item for error in refused for item in error.errors]
+    for error in (*refused, *errors):
+        raise error

@@ -1,0 +1,147 @@
+"""Waiting for room: fair, cancellable, and nobody is forgotten."""
+
+import asyncio
+import random
+from collections import deque
+
+import pytest
+
+from rbfly.streams.waiting import Room
+
+
+class Window:
+    """So much room, which is given back in the order it was taken."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = 0
+        self.most = 0
+        self.taken: deque[int] = deque()
+        self.room = Room(self.has_room)
+
+    def has_room(self, amount: int) -> bool:
+        return self.used + self.room.granted + amount <= self.size
+
+    async def take(self, amount: int) -> None:
+        if self.room or not self.has_room(amount):
+            await self.room.wait(amount, amount)
+        self.used += amount
+        self.most = max(self.most, self.used)
+        self.taken.append(amount)
+        self.room.grant()
+
+    def give_back(self) -> None:
+        self.used -= self.taken.popleft()
+        self.room.grant()
+
+
+async def settle() -> None:
+    """Let every task go on that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_first_come_first_served() -> None:
+    window = Window(10)
+    order: list[int] = []
+
+    async def take(name: int, amount: int) -> None:
+        await window.take(amount)
+        order.append(name)
+
+    amounts = [10, 1, 8, 1, 3, 7, 10, 1]
+    tasks = [asyncio.create_task(take(*item)) for item in enumerate(amounts)]
+    await settle()
+    assert order == [0]
+    steps = []
+    while window.taken:
+        window.give_back()
+        await settle()
+        steps.append(len(order))
+    assert order == list(range(8))  # a small one does not pass a large one
+    assert steps == [4, 4, 5, 6, 6, 7, 8, 8]
+    assert window.room.granted == 0
+    await asyncio.gather(*tasks)
+
+
+async def test_who_waits_behind_one_that_was_cancelled() -> None:
+    window = Window(10)
+    await window.take(8)
+    large = asyncio.create_task(window.take(5))
+    small = asyncio.create_task(window.take(2))
+    await settle()
+    assert not small.done()
+    large.cancel()
+    await settle()
+    assert small.done()
+    assert not window.room
+
+
+async def test_room_of_one_that_was_cancelled_as_it_was_granted() -> None:
+    window = Window(1)
+    await window.take(1)
+    first, second = (asyncio.create_task(window.take(1)) for _ in range(2))
+    await settle()
+    window.give_back()
+    first.cancel()  # in the same turn
+    await settle()
+    assert first.cancelled()
+    assert second.done()
+    assert (window.used, window.room.granted) == (1, 0)
+
+
+async def test_cancelled_as_the_one_before_it_gives_way() -> None:
+    window = Window(1)
+    await window.take(1)
+    tasks = [asyncio.create_task(window.take(1)) for _ in range(3)]
+    await settle()
+    tasks[0].cancel()
+    tasks[1].cancel()
+    window.give_back()
+    await settle()
+    assert [task.cancelled() for task in tasks] == [True, True, False]
+    assert tasks[2].done()
+
+
+async def test_failure_reaches_all_who_wait() -> None:
+    window = Window(1)
+    await window.take(1)
+    tasks = [asyncio.create_task(window.take(1)) for _ in range(3)]
+    await settle()
+    tasks[1].cancel()
+    window.room.fail(KeyError('x'))
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(item) for item in outcomes] == [KeyError, asyncio.CancelledError, KeyError]
+    assert (window.room.granted, bool(window.room)) == (0, False)
+
+
+async def test_those_who_gave_up_leave_nothing_behind() -> None:
+    window = Window(1)
+    await window.take(1)
+    patient = asyncio.create_task(window.take(1))
+    for _ in range(1000):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(window.take(1), 1e-9)
+    assert len(window.room._waiting) == 1
+    window.give_back()
+    await patient
+
+
+@pytest.mark.parametrize('seed', range(5))
+async def test_thousands_of_tasks_some_of_them_cancelled(seed: int) -> None:
+    source = random.Random(seed)
+    window = Window(50)
+    tasks = [asyncio.create_task(window.take(source.choice([1, 1, 1, 7, 50]))) for _ in range(1000)]
+    while not all(task.done() for task in tasks):
+        for _ in range(source.randrange(4)):
+            source.choice(tasks).cancel()
+        if window.taken and source.random() < 0.7:
+            window.give_back()
+        if source.random() < 0.5:
+            await asyncio.sleep(0)
+        if not window.taken:
+            await settle()
+            assert window.taken or all(task.done() for task in tasks), 'somebody was forgotten'
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (window.room.granted, bool(window.room)) == (0, False)
+    assert window.most <= 50
