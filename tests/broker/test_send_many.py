@@ -404,11 +404,12 @@ async def test_submitted_messages_that_were_refused() -> None:
 
 async def test_submitted_messages_that_were_lost() -> None:
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
-        client = rbs.streams_client(fake.uri)
-        with pytest.raises(StreamConnectionError):  # noqa: PT012
+        client = rbs.streams_client(fake.uri, reconnect_timeout=0.2)
+        with pytest.raises(StreamConnectionError, match=r'0\.2 s'):  # noqa: PT012
             async with client.publisher('test') as publisher:
                 for _ in range(3):
                     await publisher.submit('x')
+                fake.handlers[wire.Step.OPEN] = wire.CLOSING
         await client.disconnect()
 
 
