@@ -1,6 +1,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
+from typing_extensions import disjoint_base
+
 from ..amqp import MessageCtx
 from ..types import AMQPBody
 
@@ -70,3 +72,11 @@ class PublishWindow:
     def replay(self, publisher_id: int, frame_max: int) -> list[Waiter]: ...
     def abandon(self) -> list[Waiter]: ...
     def test_confirm(self, ids: bytes) -> list[Waiter]: ...
+
+@disjoint_base
+class BatchInput:
+    _window: PublishWindow
+    _waiter: Waiter
+    _error: Exception | None
+    _closed: bool
+    def batch(self, message: AMQPBody | MessageCtx) -> None: ...

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from ..types import AMQPBody
-from ._publish import Waiter
+from ._publish import BatchInput, Waiter
 from .error import ConfirmTimeout
 from .publisher import BasePublisher
-from .types import MessageCtx, PublisherInfo
+from .types import PublisherInfo
 from .waiting import Group, raise_first
 
 __all__ = ['PublisherBatchFast']
 
 
-class PublisherBatchFast(BasePublisher):
+class PublisherBatchFast(BatchInput, BasePublisher):
     """Encodes messages with `batch`, sends them with `flush`."""
 
     _batched = True
@@ -26,19 +25,6 @@ class PublisherBatchFast(BasePublisher):
         # Batches whose outcome no flush has told yet; the last one is being filled.
         self._batches = [Group()]
         self._waiter = Waiter(self._batches[-1])
-
-    def batch(self, message: AMQPBody | MessageCtx) -> None:
-        """Encode a message and queue it; nothing leaves before `flush` or `close`.
-
-        Never blocks.  Explicit publish ids may come in any order; `flush` sorts them.
-
-        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
-        :raises PublisherError: the publisher is closed, or the message fits no frame.
-        """
-        self._check()
-        self._window.append(message, self._waiter)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued; returns when the broker has confirmed all of it.
