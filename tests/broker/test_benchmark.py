@@ -1,0 +1,51 @@
+"""`python -m perf` on a real broker: results that are stored, resumed and reported."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from perf.brokers import RabbitMQ
+
+FOLDER = Path(__file__).resolve().parents[2]
+LANES = 'raw-socket-single,bare-uvloop-single,rbfly-single,rbfly-batch,bare-uvloop-batch'
+
+
+async def perf(*words: str, uri: str = '') -> str:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, '-m', 'perf', *words),
+        cwd=FOLDER,
+        env={**os.environ, 'RBFLY_URI': uri},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+def results_in(path: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [item for item in found if item['type'] == 'result']
+
+
+async def test_run_resume_and_report(broker: RabbitMQ, tmp_path: Path) -> None:
+    results = tmp_path / 'run.jsonl'
+    scale = 'single=0.0005,batch=0.001'
+    words = ('--lanes', LANES, '--scale', scale, '--out', str(results))
+    await perf(*words, '--rounds', '2', uri=broker.uri)
+    rounds = results_in(results)
+    assert sorted(item['lane'] for item in rounds) == sorted(2 * LANES.split(','))
+    assert {item['count'] for item in rounds} == {100, 1000}
+
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text(''.join(lines[:-3]))  # as if it had been interrupted
+    await perf('--resume', '--out', str(results), uri=broker.uri)
+    assert len(results_in(results)) == 10
+
+    output = await perf('report', str(results), '--out', str(tmp_path / 'doc'))
+    page = (tmp_path / 'doc' / 'performance.rst').read_text()
+    assert 'rbfly-single' in page or 'RbFly' in page
+    assert 'performance.rst' in output
