@@ -7,26 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rbfly.types as t
 from rbfly.amqp import decode_amqp, encode_amqp_bytes
-from rbfly.types import (
-    AMQPArray,
-    Byte,
-    Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
-    Described,
-    Float32,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
 
 VALUE = bytes.fromhex('005377')
 
@@ -48,40 +30,40 @@ class Data:
 
     NULL = type(None)
     BOOL = bool
-    UINT = UInt
-    INT = Int
-    LONG = Long
+    UINT = t.UInt
+    INT = t.Int
+    LONG = t.Long
     STRING = str
-    SYMBOL = Symbol
+    SYMBOL = t.Symbol
     LIST = list
-    ARRAY = AMQPArray
+    ARRAY = t.AMQPArray
 
 
 UNDESCRIBED = object()
 
 
-def array(descriptor: Any, element_type: type, *items: Any) -> AMQPArray:
+def array(descriptor: Any, element_type: type, *items: Any) -> t.AMQPArray:
     descriptors = () if descriptor is UNDESCRIBED else (descriptor,)
-    return AMQPArray(element_type, items, descriptors=descriptors)
+    return t.AMQPArray(element_type, items, descriptors=descriptors)
 
 
 NAMES: dict[str, Any] = {
-    'ubyte': UByte,
-    'ushort': UShort,
-    'uint': UInt,
-    'ulong': ULong,
-    'byte': Byte,
-    'short': Short,
-    'int32': Int,
-    'long_': Long,
-    'float32': Float32,
-    'char': Char,
-    'timestamp': Timestamp,
-    'symbol': Symbol,
-    'decimal32': lambda v: Decimal32(v.to_bytes(4, 'big')),
-    'decimal64': lambda v: Decimal64(v.to_bytes(8, 'big')),
-    'decimal128': lambda v: Decimal128(v.to_bytes(16, 'big')),
-    'Described': Described,
+    'ubyte': t.UByte,
+    'ushort': t.UShort,
+    'uint': t.UInt,
+    'ulong': t.ULong,
+    'byte': t.Byte,
+    'short': t.Short,
+    'int32': t.Int,
+    'long_': t.Long,
+    'float32': t.Float32,
+    'char': t.Char,
+    'timestamp': t.Timestamp,
+    'symbol': t.Symbol,
+    'decimal32': lambda v: t.Decimal32(v.to_bytes(4, 'big')),
+    'decimal64': lambda v: t.Decimal64(v.to_bytes(8, 'big')),
+    'decimal128': lambda v: t.Decimal128(v.to_bytes(16, 'big')),
+    'Described': t.Described,
     'Array': array,
     'UNDESCRIBED': UNDESCRIBED,
     'Data': Data,

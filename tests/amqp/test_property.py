@@ -9,6 +9,7 @@ from amqp_values import VALUE
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import rbfly.types as t
 from rbfly.amqp import (
     AMQPHeader,
     AMQPProperties,
@@ -20,25 +21,6 @@ from rbfly.amqp import (
     stream_message_ctx,
 )
 from rbfly.error import AMQPDecoderError, RbFlyBufferError
-from rbfly.types import (
-    AMQPArray,
-    Byte,
-    Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
-    Described,
-    Float32,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
 
 # no shrinking: that of values as large as these can take minutes
 profile = settings(
@@ -51,26 +33,26 @@ profile = settings(
 
 ints = st.integers(-(2**63), 2**64 - 1)
 texts = st.text(max_size=40) | st.text(min_size=250, max_size=260)
-symbols = st.text(st.characters(max_codepoint=127), max_size=40).map(Symbol)
+symbols = st.text(st.characters(max_codepoint=127), max_size=40).map(t.Symbol)
 times = st.datetimes(timezones=st.just(UTC)).map(
-    lambda t: t - timedelta(microseconds=t.microsecond % 1000)
+    lambda time: time - timedelta(microseconds=time.microsecond % 1000)
 )
-chars = st.characters(exclude_categories=['Cs']).map(Char)
+chars = st.characters(exclude_categories=['Cs']).map(t.Char)
 wrapped = st.one_of(
-    st.integers(0, 2**8 - 1).map(UByte),
-    st.integers(0, 2**16 - 1).map(UShort),
-    st.integers(0, 2**32 - 1).map(UInt),
-    st.integers(0, 2**64 - 1).map(ULong),
-    st.integers(-(2**7), 2**7 - 1).map(Byte),
-    st.integers(-(2**15), 2**15 - 1).map(Short),
-    st.integers(-(2**31), 2**31 - 1).map(Int),
-    st.integers(-(2**63), 2**63 - 1).map(Long),
-    st.floats(width=32, allow_nan=False).map(Float32),
+    st.integers(0, 2**8 - 1).map(t.UByte),
+    st.integers(0, 2**16 - 1).map(t.UShort),
+    st.integers(0, 2**32 - 1).map(t.UInt),
+    st.integers(0, 2**64 - 1).map(t.ULong),
+    st.integers(-(2**7), 2**7 - 1).map(t.Byte),
+    st.integers(-(2**15), 2**15 - 1).map(t.Short),
+    st.integers(-(2**31), 2**31 - 1).map(t.Int),
+    st.integers(-(2**63), 2**63 - 1).map(t.Long),
+    st.floats(width=32, allow_nan=False).map(t.Float32),
     chars,
-    st.binary(min_size=4, max_size=4).map(Decimal32),
-    st.binary(min_size=8, max_size=8).map(Decimal64),
-    st.binary(min_size=16, max_size=16).map(Decimal128),
-    st.integers(253402300800000, 2**63 - 1).map(Timestamp),
+    st.binary(min_size=4, max_size=4).map(t.Decimal32),
+    st.binary(min_size=8, max_size=8).map(t.Decimal64),
+    st.binary(min_size=16, max_size=16).map(t.Decimal128),
+    st.integers(253402300800000, 2**63 - 1).map(t.Timestamp),
 )
 scalars = st.one_of(
     st.none(),
@@ -87,15 +69,15 @@ scalars = st.one_of(
 )
 
 
-def arrays(values: st.SearchStrategy[Any]) -> st.SearchStrategy[AMQPArray]:
+def arrays(values: st.SearchStrategy[Any]) -> st.SearchStrategy[t.AMQPArray]:
     return st.one_of(
-        st.builds(AMQPArray, st.just(Long), st.lists(st.integers(-(2**63), 2**63 - 1))),
-        st.builds(AMQPArray, st.just(str), st.lists(texts)),
-        st.builds(AMQPArray, st.just(bool), st.lists(st.booleans())),
-        st.builds(AMQPArray, st.just(Symbol), st.lists(symbols)),
-        st.builds(AMQPArray, st.just(list), st.lists(st.lists(values, max_size=4), max_size=4)),
+        st.builds(t.AMQPArray, st.just(t.Long), st.lists(st.integers(-(2**63), 2**63 - 1))),
+        st.builds(t.AMQPArray, st.just(str), st.lists(texts)),
+        st.builds(t.AMQPArray, st.just(bool), st.lists(st.booleans())),
+        st.builds(t.AMQPArray, st.just(t.Symbol), st.lists(symbols)),
+        st.builds(t.AMQPArray, st.just(list), st.lists(st.lists(values, max_size=4), max_size=4)),
         st.builds(
-            AMQPArray,
+            t.AMQPArray,
             st.just(dict),
             st.lists(st.dictionaries(texts, values, max_size=3), max_size=3),
             descriptors=st.lists(symbols, max_size=2),
@@ -108,7 +90,7 @@ values = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=40),
         st.dictionaries(scalars, inner, max_size=40),
-        st.builds(Described, inner, inner),
+        st.builds(t.Described, inner, inner),
         arrays(inner),
     ),
     max_leaves=60,

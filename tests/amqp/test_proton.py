@@ -21,6 +21,7 @@ from amqp_values import MALFORMED, VALUES, decode_value, encode_value, outcome, 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import rbfly.types as t
 from rbfly.amqp import (
     AMQPHeader,
     AMQPProperties,
@@ -29,37 +30,18 @@ from rbfly.amqp import (
     encode_amqp_bytes,
 )
 from rbfly.amqp import stream_message_ctx as make
-from rbfly.types import (
-    AMQPArray,
-    Byte,
-    Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
-    Described,
-    Float32,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
 
 PROTON_REFUSES = {'described nested descriptor'}
 
 TYPES: dict[int, Any] = {
     proton.Data.NULL: type(None),
     proton.Data.BOOL: bool,
-    proton.Data.UINT: UInt,
-    proton.Data.INT: Int,
-    proton.Data.LONG: Long,
-    proton.Data.ULONG: ULong,
+    proton.Data.UINT: t.UInt,
+    proton.Data.INT: t.Int,
+    proton.Data.LONG: t.Long,
+    proton.Data.ULONG: t.ULong,
     proton.Data.STRING: str,
-    proton.Data.SYMBOL: Symbol,
+    proton.Data.SYMBOL: t.Symbol,
     proton.Data.LIST: list,
 }
 
@@ -79,27 +61,27 @@ def ours(value: Any) -> Any:
     undescribed: Any = proton.UNDESCRIBED
     match value:
         case proton.Described():
-            return Described(ours(value.descriptor), ours(value.value))
+            return t.Described(ours(value.descriptor), ours(value.value))
         case proton.Array():
             descriptors = () if value.descriptor is undescribed else (ours(value.descriptor),)
             items = [ours(item) for item in value.elements]
-            return AMQPArray(TYPES[value.type], items, descriptors=descriptors)
+            return t.AMQPArray(TYPES[value.type], items, descriptors=descriptors)
         case list():
             return [ours(item) for item in value]
         case dict():
             return {ours(k): ours(v) for k, v in value.items()}
         case proton.symbol():
-            return Symbol(str(value))
+            return t.Symbol(str(value))
         case proton.char():
-            return Char(str(value))
+            return t.Char(str(value))
         case proton.timestamp():
             return datetime.fromtimestamp(int(value) / 1000, UTC)
         case proton.decimal32():
-            return Decimal32(int(value).to_bytes(4, 'big'))
+            return t.Decimal32(int(value).to_bytes(4, 'big'))
         case proton.decimal64():
-            return Decimal64(int(value).to_bytes(8, 'big'))
+            return t.Decimal64(int(value).to_bytes(8, 'big'))
         case proton.decimal128():
-            return Decimal128(bytes(value))
+            return t.Decimal128(bytes(value))
         case memoryview():
             return bytes(value)
         case bool() | None | str() | bytes() | uuid.UUID():
@@ -114,32 +96,32 @@ def ours(value: Any) -> Any:
 def theirs(value: Any) -> Any:
     """A value of this codec's for Proton."""
     names = {
-        UByte: proton.ubyte,
-        UShort: proton.ushort,
-        UInt: proton.uint,
-        ULong: proton.ulong,
-        Byte: proton.byte,
-        Short: proton.short,
-        Int: proton.int32,
-        Float32: proton.float32,
-        Timestamp: proton.timestamp,
+        t.UByte: proton.ubyte,
+        t.UShort: proton.ushort,
+        t.UInt: proton.uint,
+        t.ULong: proton.ulong,
+        t.Byte: proton.byte,
+        t.Short: proton.short,
+        t.Int: proton.int32,
+        t.Float32: proton.float32,
+        t.Timestamp: proton.timestamp,
     }
     if type(value) in names:
         return names[type(value)](value)
     match value:
-        case Symbol():
+        case t.Symbol():
             return proton.symbol(str(value))
-        case Char():
+        case t.Char():
             return proton.char(str(value))
         case datetime():
             return proton.timestamp(round(value.timestamp() * 1000))
-        case Described():
+        case t.Described():
             return proton.Described(theirs(value.descriptor), theirs(value.value))
         case list():
             return [theirs(item) for item in value]
         case dict():
             return {theirs(k): theirs(v) for k, v in value.items()}
-        case Long():
+        case t.Long():
             return int(value)
     return value
 
@@ -165,32 +147,32 @@ def test_malformed_values(vector: dict[str, str]) -> None:
 scalars = st.one_of(
     st.none(),
     st.booleans(),
-    st.integers(0, 255).map(UByte),
-    st.integers(0, 2**16 - 1).map(UShort),
-    st.integers(0, 2**32 - 1).map(UInt),
-    st.integers(0, 2**64 - 1).map(ULong),
-    st.integers(-128, 127).map(Byte),
-    st.integers(-(2**15), 2**15 - 1).map(Short),
-    st.integers(-(2**31), 2**31 - 1).map(Int),
-    st.integers(-(2**63), 2**63 - 1).map(Long),
+    st.integers(0, 255).map(t.UByte),
+    st.integers(0, 2**16 - 1).map(t.UShort),
+    st.integers(0, 2**32 - 1).map(t.UInt),
+    st.integers(0, 2**64 - 1).map(t.ULong),
+    st.integers(-128, 127).map(t.Byte),
+    st.integers(-(2**15), 2**15 - 1).map(t.Short),
+    st.integers(-(2**31), 2**31 - 1).map(t.Int),
+    st.integers(-(2**63), 2**63 - 1).map(t.Long),
     st.floats(allow_nan=False),
-    st.floats(width=32, allow_nan=False).map(Float32),
+    st.floats(width=32, allow_nan=False).map(t.Float32),
     st.text(max_size=300),
     st.binary(max_size=300),
-    st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=20).map(Symbol),
+    st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=20).map(t.Symbol),
     st.uuids(),
-    st.characters(exclude_categories=['Cs']).map(Char),
+    st.characters(exclude_categories=['Cs']).map(t.Char),
     st.datetimes(
         min_value=datetime(1900, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)
-    ).map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000)),
+    ).map(lambda v: v.replace(microsecond=v.microsecond // 1000 * 1000)),
 )
-keys = st.text(max_size=40) | st.integers(0, 2**31 - 1).map(Int)
+keys = st.text(max_size=40) | st.integers(0, 2**31 - 1).map(t.Int)
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(
         st.lists(inner, max_size=20),
         st.dictionaries(keys, inner, max_size=20),
-        st.builds(Described, st.text(max_size=5), scalars),
+        st.builds(t.Described, st.text(max_size=5), scalars),
     ),
     max_leaves=40,
 )
@@ -242,9 +224,9 @@ def test_message_that_proton_writes() -> None:
     assert ctx.properties.user_id == b'user'
     assert ctx.properties.subject == 'subject'
     assert ctx.properties.correlation_id == uuid.UUID(int=9)
-    assert ctx.properties.content_type == Symbol('text/plain')
+    assert ctx.properties.content_type == t.Symbol('text/plain')
     assert ctx.app_properties == {'a': 1, 'b': 'c'}
-    assert ctx.annotations == {Symbol('x-a'): 'b'}
+    assert ctx.annotations == {t.Symbol('x-a'): 'b'}
 
 
 def test_message_that_proton_reads() -> None:

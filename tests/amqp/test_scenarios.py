@@ -17,74 +17,60 @@ import pytest
 from amqp_values import VALUE, decode_value, encode_value
 
 import rbfly.amqp
-import rbfly.types
+import rbfly.types as t
 from rbfly.amqp import MessageCtx, decode_amqp, encode_amqp, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, RbFlyBufferError
-from rbfly.types import (
-    AMQPArray,
-    Byte,
-    Char,
-    Decimal32,
-    Decimal64,
-    Decimal128,
-    Described,
-    Float32,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-)
 
 # -- 1: every type, in every form
 
 ID = UUID(int=0x550E8400E29B41D4A716446655440000)
 TIME = datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
 READ_AS: dict[type, type] = {
-    **dict.fromkeys((UByte, UShort, UInt, ULong, Byte, Short, Int, Long), int),
-    Float32: float,
+    **dict.fromkeys((t.UByte, t.UShort, t.UInt, t.ULong, t.Byte, t.Short, t.Int, t.Long), int),
+    t.Float32: float,
 }
 # what is encoded, its smallest form, which is written, and every other one
 FORMS: list[tuple[Any, str, list[str]]] = [
     (None, '40', []),
     (True, '41', ['5601']),
     (False, '42', ['5600']),
-    (UByte(200), '50c8', []),
-    (UShort(60000), '60ea60', []),
-    (UInt(0), '43', ['5200', '7000000000']),
-    (UInt(255), '52ff', ['70000000ff']),
-    (UInt(2**31), '7080000000', []),
-    (ULong(0), '44', ['5300', '800000000000000000']),
-    (ULong(255), '53ff', ['8000000000000000ff']),
-    (ULong(2**63), '808000000000000000', []),
-    (Byte(-1), '51ff', []),
-    (Short(-2), '61fffe', []),
-    (Int(-128), '5480', ['71ffffff80']),
-    (Int(128), '7100000080', []),
-    (Long(127), '557f', ['81000000000000007f']),
-    (Long(-129), '81ffffffffffffff7f', []),
-    (Float32(1.5), '723fc00000', []),
+    (t.UByte(200), '50c8', []),
+    (t.UShort(60000), '60ea60', []),
+    (t.UInt(0), '43', ['5200', '7000000000']),
+    (t.UInt(255), '52ff', ['70000000ff']),
+    (t.UInt(2**31), '7080000000', []),
+    (t.ULong(0), '44', ['5300', '800000000000000000']),
+    (t.ULong(255), '53ff', ['8000000000000000ff']),
+    (t.ULong(2**63), '808000000000000000', []),
+    (t.Byte(-1), '51ff', []),
+    (t.Short(-2), '61fffe', []),
+    (t.Int(-128), '5480', ['71ffffff80']),
+    (t.Int(128), '7100000080', []),
+    (t.Long(127), '557f', ['81000000000000007f']),
+    (t.Long(-129), '81ffffffffffffff7f', []),
+    (t.Float32(1.5), '723fc00000', []),
     (-0.1, '82bfb999999999999a', []),
-    (Decimal32(b'\x22\x50\0\1'), '7422500001', []),
-    (Decimal64(bytes(range(8))), '840001020304050607', []),
-    (Decimal128(bytes(range(16))), '94000102030405060708090a0b0c0d0e0f', []),
-    (Char('ż'), '730000017c', []),
+    (t.Decimal32(b'\x22\x50\0\1'), '7422500001', []),
+    (t.Decimal64(bytes(range(8))), '840001020304050607', []),
+    (t.Decimal128(bytes(range(16))), '94000102030405060708090a0b0c0d0e0f', []),
+    (t.Char('ż'), '730000017c', []),
     (TIME, '830000018bcfe5687b', []),
     (ID, '98550e8400e29b41d4a716446655440000', []),
     (b'ab', 'a0026162', ['b0000000026162']),
     ('aż', 'a10361c5bc', ['b10000000361c5bc']),
-    (Symbol('ab'), 'a3026162', ['b3000000026162']),
+    (t.Symbol('ab'), 'a3026162', ['b3000000026162']),
     ([], '45', ['c00100', 'd00000000400000000']),
     ([None, 'a'], 'c0050240a10161', ['d0' + '00000008' + '00000002' + '40a10161']),
     ({}, 'c10100', ['d10000000400000000']),
     ({'a': None}, 'c10502a1016140', ['d1' + '00000008' + '00000002' + 'a1016140']),
     # elements of an array are written wide
-    (AMQPArray(UByte, [1, 2]), 'e00402500102', ['f0' + '00000007' + '00000002' + '500102']),
-    (AMQPArray(Int, [1]), 'e0060171' + '00000001', ['e003015401', 'f00000000600000001' + '5401']),
-    (Described(1, 'a'), '005301a10161', ['00800000000000000001' + 'b10000000161']),
+    (t.AMQPArray(t.UByte, [1, 2]), 'e00402500102', ['f0' + '00000007' + '00000002' + '500102']),
+    (
+        t.AMQPArray(t.Int, [1]),
+        'e0060171' + '00000001',
+        ['e003015401', 'f00000000600000001' + '5401'],
+    ),
+    (t.Described(1, 'a'), '005301a10161', ['00800000000000000001' + 'b10000000161']),
 ]
 
 
@@ -112,7 +98,7 @@ def test_1_every_type_in_every_form(value: Any, smallest: str, others: list[str]
         assert decode_value(b'\xd0' + struct.pack('>II', len(item) + 4, 1) + item) == [value]
         pair = b'\xa1\x01k' + item
         assert decode_value(b'\xc1' + bytes([len(pair) + 1, 2]) + pair) == {'k': value}
-        assert decode_value(b'\0' + item + item) == Described(value, value)
+        assert decode_value(b'\0' + item + item) == t.Described(value, value)
 
 
 # -- 2: the size that is told is that which is written: into a buffer of just that size
@@ -171,7 +157,7 @@ SECTIONS = (
     'body',
     'footer',
 )
-NAMES = {**vars(rbfly.amqp), **vars(rbfly.types), 'UTC': UTC, 'datetime': datetime, 'UUID': UUID}
+NAMES = {**vars(rbfly.amqp), **vars(t), 'UTC': UTC, 'datetime': datetime, 'UUID': UUID}
 
 
 def client_name(message: dict[str, Any]) -> str:
@@ -233,12 +219,13 @@ def test_7_wrong_count(kind: str, count: int, wide: bool) -> None:
         data = struct.pack('>BII', code + 0x10, len(items) + 4, count) + items
     else:
         data = bytes([code, len(items) + 1, count]) + items
-    items_of = {'list': [1, 2, 3, 4], 'map': {1: 2, 3: 4}, 'array': AMQPArray(Int, [1, 2, 3, 4])}
+    array = t.AMQPArray(t.Int, [1, 2, 3, 4])
+    expected = {'list': [1, 2, 3, 4], 'map': {1: 2, 3: 4}, 'array': array}[kind]
     # what is behind it could be taken for items of it
     around = b'\xc0' + bytes([len(data) + 3, 3]) + data + b'\x40\x40'
     if count == 4:
-        assert decode_value(data) == items_of[kind]
-        assert decode_value(around) == [items_of[kind], None, None]
+        assert decode_value(data) == expected
+        assert decode_value(around) == [expected, None, None]
         return
     for value in (data, around):
         with pytest.raises(AMQPDecoderError) as info:
