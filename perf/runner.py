@@ -32,6 +32,8 @@ WARM_UP = {
     'single-format': 200,
     'batch-format': 2_000,
     'window': 20_000,
+    'tasks-100': 2_000,
+    'tasks-1000': 20_000,
     'consume': 20_000,
     **dict.fromkeys(lanes.CODEC_KINDS, 1_000),
 }

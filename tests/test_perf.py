@@ -252,11 +252,11 @@ def test_counts_are_whole_batches() -> None:
     ('given', 'scenarios', 'expected'),
     [
         (['raw-socket-single'], [], ['raw-socket-single']),
-        (['bare-uvloop'], [], ['bare-uvloop-single', 'bare-uvloop-batch']),
-        (['window'], [], ['raw-socket-window']),
+        (['bare-uvloop'], ['publish'], ['bare-uvloop-single', 'bare-uvloop-batch']),
+        (['window'], [], ['raw-socket-window', 'rbfly-window']),
         (['raw-*', 'bare-uvloop-batch'], ['publish'],
          ['raw-socket-single', 'raw-socket-batch', 'bare-uvloop-batch']),
-        ([], ['pipeline'], ['raw-socket-window']),
+        ([], ['pipeline'], ['raw-socket-window', 'rbfly-window']),
         ([], [], list(lanes.LANES)),
     ],
 )  # fmt: skip

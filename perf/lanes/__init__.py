@@ -28,6 +28,7 @@ SCENARIOS = {
     'publish': 'messages of 10 bytes, confirmed: one after the other, and in batches of 100',
     'amqp': 'what AMQP 1.0 costs: messages of 10 bytes, as AMQP and as raw bytes, confirmed',
     'pipeline': 'messages of 10 bytes, up to 10,000 of them unconfirmed',
+    'tasks': 'messages of 10 bytes from many tasks, each of which awaits its own',
     'consume': 'a stream of messages of 10 bytes, read from its first message to its last',
     'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
 }
@@ -214,6 +215,28 @@ KINDS = {
             slowest=5_000,
         ),
         Kind(
+            name='tasks-100',
+            scenario='tasks',
+            title='100 tasks, each awaits the confirm of a message before its next',
+            full=1_000_000,
+            scale=0.2,
+            quick=20_000,
+            size=100,
+            floor='bare-uvloop',
+            slowest=1_000,
+        ),
+        Kind(
+            name='tasks-1000',
+            scenario='tasks',
+            title='1,000 tasks, each awaits the confirm of a message before its next',
+            full=1_000_000,
+            scale=0.5,
+            quick=50_000,
+            size=1_000,
+            floor='raw-socket',
+            slowest=2_000,
+        ),
+        Kind(
             name='consume',
             scenario='consume',
             title='from first message to last, in chunks of about 1,000',
@@ -235,19 +258,20 @@ LIBRARIES = {
         Library(
             name='raw-socket',
             module='raw_socket',
-            kinds=('single', 'batch', 'window', 'consume'),
+            kinds=('single', 'batch', 'window', 'tasks-100', 'tasks-1000', 'consume'),
             needs=(),
             loop='none',
             broker='rabbitmq',
             how='blocking socket; frames encoded before the clock starts, confirms counted;'
-            ' single: 1 message a frame, batch: 100, window: 1,000;'
+            ' single: 1 message a frame, batch: 100, window: 1,000; tasks: what all tasks send at'
+            ' once in a frame;'
             ' consuming: 10 chunks of credit, one given back for each, record counts read from'
             ' chunk headers',
         ),
         Library(
             name='bare-uvloop',
             module='bare_uvloop',
-            kinds=('single', 'batch'),
+            kinds=('single', 'batch', 'tasks-100'),
             needs=('uvloop',),
             loop='uvloop',
             broker='rabbitmq',
@@ -256,12 +280,13 @@ LIBRARIES = {
         Library(
             name='rbfly',
             module='rbfly',
-            kinds=('single', 'batch', 'consume'),
+            kinds=('single', 'batch', 'window', 'tasks-100', 'tasks-1000', 'consume'),
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
             how='single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
-            ' `flush`; consume: `async for` over decoded bodies, `Offset.FIRST`',
+            ' `flush`; window: `Publisher.send_many` of a list; tasks: `Publisher.send` in a loop;'
+            ' consume: `async for` over decoded bodies, `Offset.FIRST`',
         ),
         Library(
             name='rbfly-amqp',

@@ -7,7 +7,7 @@ from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-SIZE = {'single': 1, 'batch': 100}
+SIZE = {'single': 1, 'batch': 100, 'tasks-100': 100}
 
 
 class Confirms(asyncio.Protocol):

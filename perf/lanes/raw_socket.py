@@ -6,7 +6,13 @@ from .base import Target, Work, bodies
 __all__ = ['make']
 
 # messages in a frame, messages unconfirmed at most
-SHAPE = {'single': (1, 1), 'batch': (100, 100), 'window': (1_000, 10_000)}
+SHAPE = {
+    'single': (1, 1),
+    'batch': (100, 100),
+    'window': (1_000, 10_000),
+    'tasks-100': (100, 100),
+    'tasks-1000': (1_000, 1_000),
+}
 
 
 class Publish(Work):

@@ -1,5 +1,6 @@
 """This client."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import rbfly.streams as rbs
@@ -51,6 +52,37 @@ class Single(Client):
         self.bodies = []
 
 
+class Window(Single):
+    async def run(self) -> int:
+        return await self.publisher.send_many(self.bodies)
+
+
+class Tasks(Single):
+    """As many tasks as the kind says, which share the messages."""
+
+    tasks: int
+
+    async def run(self) -> int:
+        part = len(self.bodies) // self.tasks
+        async with asyncio.TaskGroup() as group:
+            for i in range(self.tasks):
+                group.create_task(self.each(self.bodies[i * part : (i + 1) * part]))
+        return part * self.tasks
+
+    async def each(self, data: list[bytes]) -> None:
+        send = self.publisher.send
+        for body in data:
+            await send(body)
+
+
+class Tasks100(Tasks):
+    tasks = 100
+
+
+class Tasks1000(Tasks):
+    tasks = 1_000
+
+
 class Batch(Client):
     async def open(self) -> None:
         await super().open()
@@ -100,6 +132,9 @@ MAKE: dict[str, type[Client]] = {
     'single-format': Single,
     'batch': Batch,
     'batch-format': Batch,
+    'window': Window,
+    'tasks-100': Tasks100,
+    'tasks-1000': Tasks1000,
     'consume': Consume,
 }
 

@@ -94,6 +94,7 @@ FIGURES = (
         ),
     ),
     Figure('pipeline', (('', {'window': ''}),)),
+    Figure('tasks', (('', {'tasks-100': ''}), ('', {'tasks-1000': ''}))),
     Figure('consume', (('', {'consume': ''}),)),
 )
 

@@ -21,7 +21,11 @@ SCENARIOS = {
     'amqp': 'AMQP and raw bytes',
     'codec': 'Encoding and decoding AMQP 1.0',
 }
-MORE = {'pipeline': 'Publishing with many messages in flight', 'consume': 'Consuming'}
+MORE = {
+    'pipeline': 'Publishing with many messages in flight',
+    'tasks': 'Publishing from many tasks',
+    'consume': 'Consuming',
+}
 
 ABOUT = {
     'time': 'begun',

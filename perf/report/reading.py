@@ -36,6 +36,8 @@ class Target:
 TARGETS = (
     Target('rbfly-single', 'bare-uvloop-single', 0.97, 1.25),
     Target('rbfly-batch', 'bare-uvloop-batch', 0.97, 1.5),
+    Target('rbfly-window', 'raw-socket-window', 0.9),
+    Target('rbfly-tasks-100', 'bare-uvloop-tasks-100', 0.75),
     Target('rbfly-encode-into-seed', 'msgspec-encode-seed', 0.8),
     Target('rbfly-decode-seed', 'msgspec-decode-seed', 0.8),
 )

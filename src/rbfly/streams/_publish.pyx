@@ -146,6 +146,11 @@ cdef class PublishWindow:
         return self.in_flight + <Py_ssize_t> (self.tail - self.sent)
 
     @property
+    def is_full(self):
+        """As many messages are queued or in flight as may be in flight (bool)."""
+        return self.in_flight + <Py_ssize_t> (self.tail - self.sent) >= self.max_unconfirmed
+
+    @property
     def queued(self):
         """How many messages are encoded and not yet sent (int)."""
         return self.tail - self.sent
@@ -157,6 +162,13 @@ cdef class PublishWindow:
         :raises ArgumentError: an explicit publishing id that was used before or is too low.
         :raises PublisherError: the message fits no frame; nothing has changed then.
         """
+        return self._append(message, waiter)
+
+    def put(self, object message, object future):
+        """`append` with a waiter of its own, which has that future; gives the publishing id."""
+        cdef Waiter waiter = Waiter.__new__(Waiter)
+        waiter.future = future
+        waiter.sealed = True
         return self._append(message, waiter)
 
     def extend(self, object iterator, Py_ssize_t limit, Waiter waiter not None):

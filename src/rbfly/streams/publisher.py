@@ -185,32 +185,40 @@ class BasePublisher:
             if data is None:
                 break
             connection.write(data)
-        if self._room:
+        if self._room.waiting:
             self._room.grant()
 
     def _schedule(self) -> None:
         # Idle: at once.  Otherwise what is sent in this turn of the loop leaves together.
-        if self._scheduled:
-            return
         window = self._window
         if window.in_flight == 0 or window.queued >= window.frame_entries:
             self._write()
-        else:
+        elif not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._write)
 
     def _on_settled(self, done: list[Waiter]) -> None:
         for waiter in done:
-            self._settle(waiter, None)
+            if waiter.errors is None:
+                future = waiter.future
+                if not future.done():
+                    future.set_result(None)
+            else:
+                self._settle(waiter, None)
         window = self._window
         if window.gone:
             if self._connection is not None:
                 self._recover(StreamConnectionError('the broker does not know it any more'))
         elif done:
             self._delays = None
-        if window.queued:
-            self._write()
-        if self._room:
+        if not self._scheduled:
+            if len(done) > 1:
+                # They run next, in this turn: what they send leaves together.
+                self._scheduled = True
+                self._loop.call_soon(self._write)
+            elif window.queued:
+                self._write()
+        if self._room.waiting:
             self._room.grant()
         if self._idle is not None and window.unsettled == 0:
             self._wake_idle()
@@ -242,7 +250,7 @@ class BasePublisher:
 
     async def _wait_room(self, count: int = 1) -> None:
         """Wait, after those who wait already, until so many messages fit the window."""
-        if not self._room and self._has_room(count):
+        if not self._room.waiting and self._has_room(count):
             return
         await self._room.wait(count, count)
         try:
@@ -334,8 +342,21 @@ class Publisher(BasePublisher):
                     raise
                 raise ConfirmTimeout(f'no confirm within {timeout} s') from None
             return
+        # `_put`, without its costs
+        if self._closed or self._error is not None:
+            self._check()
+        window = self._window
+        room = self._room
+        if window.is_full or room.waiting or room.granted or self._is_paused():
+            await self._wait_room()
         future = self._loop.create_future()
-        await self._put(message, future)
+        try:
+            window.put(message, future)
+        except BaseException:
+            room.grant()
+            raise
+        if not self._scheduled:
+            self._schedule()
         await future
 
     async def submit(
@@ -422,10 +443,9 @@ class Publisher(BasePublisher):
 
     async def _put(self, message: AMQPBody | MessageCtx, future: asyncio.Future[None]) -> int:
         self._check()
-        if self._room or not self._has_room(1):
-            await self._wait_room()
+        await self._wait_room()
         try:
-            publish_id = self._window.append(message, Waiter(future, True))
+            publish_id = self._window.put(message, future)
         except BaseException:
             self._room.grant()  # the room that this message does not need
             raise
@@ -449,7 +469,7 @@ class Publisher(BasePublisher):
                 return ex
             finally:
                 self._write()
-            if more and not self._room and self._has_room(step):
+            if more and not self._room.waiting and self._has_room(step):
                 await asyncio.sleep(0)  # its time was up
         return None
 
@@ -489,7 +509,8 @@ class Publisher(BasePublisher):
             except Exception as ex:
                 self._room.grant()
                 return ex
-            self._schedule()
+            if not self._scheduled:
+                self._schedule()
             if monotonic() > end:  # perhaps nothing has waited so far
                 await asyncio.sleep(0)
                 end = monotonic() + TURN

@@ -18,18 +18,15 @@ class Room:
 
     :param has_room: whether what a task asks for is free; room that was granted counts as used.
     :ivar granted: room that was given to tasks and that they have not used yet.
+    :ivar waiting: who waits, in order, with what each asks for and is to be granted.
     """
 
-    __slots__ = ('_has_room', '_waiting', 'granted')
+    __slots__ = ('_has_room', 'granted', 'waiting')
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:
         self.granted = 0
         self._has_room = has_room
-        # in order, and with what each asks for and is to be granted; whoever gives up leaves it
-        self._waiting: OrderedDict[asyncio.Future[None], tuple[int, int]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: OrderedDict[asyncio.Future[None], tuple[int, int]] = OrderedDict()
 
     async def wait(self, asked: int, amount: int) -> None:
         """Wait for room; what is not used of it is given on by `grant`.
@@ -38,11 +35,11 @@ class Room:
         :param amount: how much is taken.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[future] = (asked, amount)
+        self.waiting[future] = (asked, amount)
         try:
             await future
         except asyncio.CancelledError:
-            self._waiting.pop(future, None)
+            self.waiting.pop(future, None)
             if not future.cancelled() and future.exception() is None:
                 self.granted -= amount  # granted in the same turn as cancelled
             self.grant()
@@ -51,7 +48,7 @@ class Room:
 
     def grant(self) -> None:
         """Wake those for whom there is room now."""
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting:
             future, (asked, amount) = next(iter(waiting.items()))
             if not future.cancelled():
@@ -63,8 +60,8 @@ class Room:
 
     def fail(self, error: Exception) -> None:
         """Raise an error in all who wait."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
+        waiting = list(self.waiting)
+        self.waiting.clear()
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
