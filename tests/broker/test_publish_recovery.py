@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, repeat
 
 import pytest
 
@@ -136,6 +136,29 @@ async def test_only_what_is_unsettled_is_sent_again() -> None:
             publisher.batch(i)
         await publisher.flush()
         assert published(fake) == [[1, 2, 3], [2, 3]]
+
+
+async def test_delays_begin_anew_when_there_was_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    def backoff() -> Iterator[float]:
+        nonlocal begun
+        begun += 1
+        return repeat(0.001)
+
+    def confirm_one(connection: Peer, request: Frame) -> None:
+        body = struct.pack('>BIQ', request.body[0], 1, request.publishing_ids[0])
+        connection.send(wire.frame(wire.PUBLISH_CONFIRM, body))
+        connection.transport.close()
+
+    monkeypatch.setattr('rbfly.streams.publisher.backoff', backoff)
+    async with (
+        FakeBroker(on={wire.PUBLISH: confirm_one}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        assert await publisher.send_many(range(4)) == 4
+        assert begun >= 3
 
 
 @pytest.mark.parametrize('code', [0x06, 0x11])

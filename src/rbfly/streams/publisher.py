@@ -140,8 +140,11 @@ class BasePublisher:
             self._end(ex)
         else:
             self._use(connection)
-            self._on_settled(done)
+            for waiter in done:  # too large for this connection
+                self._settle(waiter, None)
             self._write()
+            if self._idle is not None and self._window.unsettled == 0:
+                self._wake_idle()
         finally:
             self._recovery = None
             self._topology.on_close.pop(self, None)
@@ -209,7 +212,7 @@ class BasePublisher:
         if window.gone:
             if self._connection is not None:
                 self._recover(StreamConnectionError('the broker does not know it any more'))
-        elif done:
+        else:
             self._delays = None
         if not self._scheduled:
             if len(done) > 1:
