@@ -158,8 +158,8 @@ def build() -> Path:
         quiet=True,
     )
     copy_sources()
-    for module in modules:
-        compile_module(module.name, Path(module.sources[0]))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda m: compile_module(m.name, Path(m.sources[0])), modules))
     driver = ROOT / 'fuzz' / 'driver.c'
     fuzzer = LIB / 'fuzzer'
     if not is_newer(fuzzer, driver, ROOT / 'fuzz' / 'run.py'):
@@ -188,6 +188,8 @@ def vectors() -> Iterator[bytes]:
             size = len(pair).to_bytes(4)
             yield bytes.fromhex('005372d1') + size + pair + bytes.fromhex('005375a000')
             yield bytes.fromhex('00537700a30164') + data
+    for message in json.loads((ROOT / 'tests' / 'data' / 'amqp10-clients.json').read_text()):
+        yield bytes.fromhex(message['hex'])
 
 
 def chunks() -> Iterator[bytes]:
