@@ -53,7 +53,8 @@ HEIGHTS = {
     'rbfly.streams.batch': 62,
     'rbfly.streams.subscriber': 61,
     'rbfly.streams.client': 63,
-    'rbfly.streams': 64,
+    'rbfly.streams._client': 64,
+    'rbfly.streams': 65,
     'rbfly': 0,  # the version only
 }
 SANS_IO = 50  # below this line there is no socket, loop, task, clock or log

@@ -2,13 +2,22 @@
 
 from ..amqp import AMQPHeader, MessageCtx, get_message_ctx, stream_message_ctx
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
-from .batch import PublisherBatchFast
+from .batch import (
+    PublisherBatch,
+    PublisherBatchFast,
+    PublisherBatchLimit,
+    PublisherBatchMem,
+    PublisherBinBatch,
+)
 from .client import StreamsClient, connection, streams_client
 from .offset import Offset, OffsetType
-from .publisher import Publisher
+from .publisher import Publisher, PublisherBin
 from .subscriber import Subscription
 from .types import BloomFilterExtract, MessageFilter
 from .uri import AuthMechanism
+from .waiting import Confirmation
+
+Subscriber = Subscription  # its name in RbFly 0.x
 
 __all__ = [
     'AMQPAnnotations',
@@ -18,13 +27,20 @@ __all__ = [
     'AMQPScalar',
     'AuthMechanism',
     'BloomFilterExtract',
+    'Confirmation',
     'MessageCtx',
     'MessageFilter',
     'Offset',
     'OffsetType',
     'Publisher',
+    'PublisherBatch',
     'PublisherBatchFast',
+    'PublisherBatchLimit',
+    'PublisherBatchMem',
+    'PublisherBin',
+    'PublisherBinBatch',
     'StreamsClient',
+    'Subscriber',
     'Subscription',
     'Symbol',
     'connection',

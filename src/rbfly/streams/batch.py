@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
+from dataclasses import replace
 
+from ..types import AMQPBody
 from ._publish import BatchInput, Waiter
-from .error import ConfirmTimeout
+from .error import ArgumentError, ArgumentTypeError, ConfirmTimeout
 from .publisher import BasePublisher
-from .types import PublisherInfo
-from .waiting import Group, raise_first
+from .types import MessageCtx, PublisherInfo
+from .waiting import Group, Room, raise_first
 
-__all__ = ['PublisherBatchFast']
+__all__ = [
+    'PublisherBatch',
+    'PublisherBatchFast',
+    'PublisherBatchLimit',
+    'PublisherBatchMem',
+    'PublisherBinBatch',
+]
+
+USER = 4  # frames from a constructor up to `async with client.publisher(...)`
 
 
 class PublisherBatchFast(BatchInput, BasePublisher):
@@ -76,3 +87,82 @@ class PublisherBatchFast(BatchInput, BasePublisher):
             self._waiter = Waiter(self._batches[-1])
             self._window.release()
         self._write()
+
+
+class PublisherBatchLimit(PublisherBatchFast):
+    """The same for tasks that batch while others flush: `batch` waits while too much is queued."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, info, client, message_id)
+        self._queue = Room(self._fits)
+
+    def _fits(self, max_len: int) -> bool:
+        return self._waiter.remaining + self._queue.granted < max_len
+
+    async def batch(  # type: ignore[override]
+        self, message: AMQPBody | MessageCtx, *, max_len: int
+    ) -> None:
+        """Encode a message and queue it; nothing leaves before `flush` or `close`.
+
+        Waits while `max_len` messages are queued; whoever calls `flush` makes room.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param max_len: how many messages may be queued, at least 1.
+        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
+        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
+        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises StreamConnectionError: the connection was lost.
+        """
+        if not isinstance(max_len, int):
+            raise ArgumentTypeError(f'max_len must be int, not {type(max_len).__name__}')
+        if max_len < 1:
+            raise ArgumentError(f'max_len must be at least 1, not {max_len}')
+        self._check()
+        queue = self._queue
+        if queue.waiting or not self._fits(max_len):
+            await queue.wait(max_len, 1)
+        try:
+            self._check()
+            self._window.append(message, self._waiter)
+        except BaseException:
+            queue.grant()  # the room that this message does not need
+            raise
+
+    def _release(self) -> None:
+        super()._release()
+        self._queue.grant()
+
+    def _abandon(self, error: Exception) -> None:
+        super()._abandon(error)
+        self._queue.fail(error)
+
+
+class PublisherBinBatch(PublisherBatchFast):
+    """:class:`PublisherBatchFast` of raw bytes, which is not `amqp` whatever is asked for."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
+
+
+class PublisherBatch(PublisherBatchFast):
+    """Deprecated name of :class:`PublisherBatchFast`."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        warnings.warn('use PublisherBatchFast', DeprecationWarning, stacklevel=USER)
+        super().__init__(publisher_id, info, client, message_id)
+
+
+class PublisherBatchMem(PublisherBatchLimit):
+    """Deprecated name of :class:`PublisherBatchLimit`."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        warnings.warn('use PublisherBatchLimit', DeprecationWarning, stacklevel=USER)
+        super().__init__(publisher_id, info, client, message_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from .waiting import Confirmation, Group, Room, of_message, publish_error, raise
 if TYPE_CHECKING:
     from .connection import Connection
 
-__all__ = ['BasePublisher', 'Publisher']
+__all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
 
 logger = logging.getLogger(__name__)
 
@@ -339,7 +340,7 @@ class Publisher(BasePublisher):
         if timeout:
             try:
                 async with asyncio.timeout(timeout) as limit:
-                    await self.send(message)
+                    await Publisher.send(self, message)  # not that of a subclass, once more
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -548,3 +549,12 @@ class Publisher(BasePublisher):
             await super().close()
             failed, self._failed = self._failed, []
             raise_first([item.failure for item in failed if item.failure and not item.seen])
+
+
+class PublisherBin(Publisher):
+    """:class:`Publisher` of raw bytes, which is not `amqp` whatever is asked for."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
