@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import environment, lanes, target
+from . import environment, lanes, proofs, target
+from .brokers import BrokerError
 from .brokers import cli as brokers
 from .results import Results, ResultsError, Settings, Writer, read
 
@@ -28,6 +29,7 @@ examples:
   python -m perf compare old.jsonl new.jsonl
   python -m perf report run.jsonl            doc/performance.rst and its figures
   python -m perf instructions                of the codec, counted by valgrind
+  python -m perf prove publish-cuts          that nothing is lost when the connection is cut
 
 Brokers are taken from RBFLY_URI and RBFLY_KAFKA; without these they are started on loopback.
 """
@@ -150,6 +152,25 @@ def parser() -> argparse.ArgumentParser:
     report.set_defaults(func=do_report)
     report.add_argument('files', type=Path, nargs='+', metavar='FILE')
     report.add_argument('--out', type=Path, metavar='FOLDER', help='default: doc')
+
+    prove = commands.add_parser(
+        'prove',
+        help='prove that no message is lost or doubled, whatever happens',
+        description=do_prove.__doc__,
+        epilog=proofs_listed(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    prove.set_defaults(func=do_prove)
+    prove.add_argument('proof', nargs='?', metavar='NAME', help='default: list them')
+    prove.add_argument('--seed', type=int, metavar='S', help='of what is random; default: random')
+    for name, about in proofs.SETTINGS.items():
+        if name == 'unnamed':
+            prove.add_argument('--unnamed', action='store_true', default=None, help=about)
+        elif name == 'by':
+            prove.add_argument('--by', metavar='HOW', help=about)
+        else:
+            prove.add_argument(f'--{name}', type=at_least_one, metavar='N', help=about)
+    prove.add_argument('--out', type=Path, metavar='FILE', help='result file, JSON')
 
     listing = commands.add_parser(
         'list', help='list scenarios and lanes, and what is missing', description=do_list.__doc__
@@ -391,6 +412,48 @@ def do_instructions(args: argparse.Namespace) -> int:
         print(line)
     say(f'stored: {path}')
     return 0
+
+
+def proofs_listed() -> str:
+    lines = ['proofs, and what is used when nothing is set:']
+    for proof in proofs.PROOFS.values():
+        lines.append(f'  {proof.name:16} {proof.title}')
+        used = [f'--{name} {value}' for name, value in proof.settings.items() if value is not False]
+        lines.append(f'  {"":16} {" ".join(used)}')
+    return '\n'.join(lines)
+
+
+def do_prove(args: argparse.Namespace) -> int:
+    """Run a proof on a broker of its own; the exit status is 0 if everything claimed holds."""
+    if args.proof is None:
+        print(proofs_listed())
+        return 0
+    proof = proofs.PROOFS.get(args.proof)
+    if proof is None:
+        raise CommandError(f'no proof {args.proof}; there are {", ".join(proofs.PROOFS)}')
+    settings = {
+        name: value for name in proofs.SETTINGS if (value := getattr(args, name)) is not None
+    }
+    if unknown := [name for name in settings if name not in proof.settings]:
+        raise CommandError(f'{proof.name} has no --{unknown[0]}')
+    for name in ('rbfly', 'uvloop'):
+        if lanes.version(name) is None:
+            raise CommandError(f'{name} is not installed; {lanes.INSTALL}')
+    from .proofs import main
+    from .proofs.run import Run, default_path
+
+    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
+    run = Run(proof, seed, **settings)
+    path = args.out or default_path(results_folder(), proof.name)
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        main.run(run, path)
+    except BrokerError as ex:
+        raise CommandError(str(ex)) from None
+    for line in run.summary():
+        print(line)
+    say(f'stored: {path}')
+    return 0 if run.holds else 1
 
 
 def do_report(args: argparse.Namespace) -> int:

@@ -11,7 +11,8 @@ During the handshake a frame is one write, and the next is written after the ans
 
 import socket
 import struct
-from collections.abc import Generator, Sequence
+import zlib
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -29,12 +30,14 @@ DECLARE_PUBLISHER = 0x01
 PUBLISH = 0x02
 PUBLISH_CONFIRM = 0x03
 PUBLISH_ERROR = 0x04
+QUERY_PUBLISHER_SEQUENCE = 0x05
 SUBSCRIBE = 0x07
 DELIVER = 0x08
 CREDIT = 0x09
 UNSUBSCRIBE = 0x0C
 CREATE = 0x0D
 DELETE = 0x0E
+METADATA = 0x0F
 METADATA_UPDATE = 0x10
 PEER_PROPERTIES = 0x11
 SASL_HANDSHAKE = 0x12
@@ -70,6 +73,8 @@ ENTRY_HEAD = struct.Struct('>QI')
 # Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
 # records, timestamp, epoch, chunk id.
 CHUNK_HEAD = struct.Struct('>IHHBBBHIqQQ')
+# The whole header of a chunk: ..., chunk id, CRC, size of the data, size of the trailer, filter.
+CHUNK = struct.Struct('>BBHIqQQIIII')
 
 
 class WireError(Exception):
@@ -211,9 +216,29 @@ class Connection:
         """Delete the stream; it may be missing."""
         self.request(DELETE, string(stream), NO_STREAM)
 
-    def declare_publisher(self, stream: str) -> None:
-        """Declare publisher 0, with no reference."""
-        self.request(DECLARE_PUBLISHER, b'\x00' + string('') + string(stream))
+    def declare_publisher(self, stream: str, reference: str = '') -> None:
+        """Declare publisher 0; a reference makes the broker drop what it has had already."""
+        self.request(DECLARE_PUBLISHER, b'\x00' + string(reference) + string(stream))
+
+    def last_id(self, stream: str, reference: str) -> int:
+        """Ask for the last publishing id of a reference, 0 if there is none."""
+        body = self.request(QUERY_PUBLISHER_SEQUENCE, string(reference) + string(stream))
+        return int.from_bytes(body[:8], 'big')
+
+    def leader(self, stream: str) -> tuple[tuple[str, int] | None, int]:
+        """Ask for the advertised address of a stream's leader, None for none, and its replicas."""
+        self.socket.sendall(frame(METADATA, U32.pack(1) + U32.pack(1) + string(stream)))
+        body = self.read(METADATA | RESPONSE)
+        nodes = {}
+        pos = 8
+        for _ in range(U32.unpack_from(body, 4)[0]):
+            node, size = struct.unpack_from('>HH', body, pos)
+            pos += 4 + size
+            nodes[node] = body[pos - size : pos].decode(), U32.unpack_from(body, pos)[0]
+            pos += 4
+        pos += 4 + len(string(stream))
+        _, leader, replicas = struct.unpack_from('>HHI', body, pos)
+        return nodes.get(leader), replicas
 
     def subscribe(self, stream: str, offset: int | None = None) -> None:
         """Start subscription 0 at the first message, or at an offset, with 10 chunks of credit."""
@@ -239,6 +264,18 @@ class Connection:
             values[key] = struct.unpack_from('>q', body, pos)[0]
             pos += 8
         return values
+
+    def stored(self, stream: str) -> Iterator[tuple[int, bytes]]:
+        """Yield offset and bytes of every message up to the last committed one, CRCs checked."""
+        last = self.stats(stream)['committed_chunk_id']
+        chunk_id = -1
+        if last >= 0:
+            self.subscribe(stream)
+            while chunk_id < last:
+                chunk_id, messages = read_chunk(self.read(DELIVER)[1:])
+                self.socket.sendall(frame(CREDIT, b'\x00\x00\x01'))
+                yield from enumerate(messages, chunk_id)
+            self.unsubscribe()
 
     def request(self, key: int, body: bytes, *also: int) -> bytes:
         """Send a request and return what follows the response code."""
@@ -341,6 +378,22 @@ class Connection:
                 end += self.receive_into(view[end:])
         finally:
             self.rest = bytes(view[pos:end])
+
+
+def read_chunk(data: bytes) -> tuple[int, list[bytes]]:
+    """Return the id of a chunk and its messages; it has no sub-entries."""
+    _, _, count, records, _, _, chunk_id, crc, size, _, _ = CHUNK.unpack_from(data)
+    pos = CHUNK.size
+    if len(data) != pos + size or zlib.crc32(data[pos:]) != crc:
+        raise WireError(f'chunk {chunk_id} is damaged')
+    if count != records:
+        raise WireError(f'chunk {chunk_id} has sub-entries')
+    messages = []
+    for _ in range(count):
+        size = U32.unpack_from(data, pos)[0]
+        messages.append(data[pos + 4 : pos + 4 + size])
+        pos += 4 + size
+    return chunk_id, messages
 
 
 def read_mapping(body: bytes) -> dict[str, str]:

@@ -1,0 +1,121 @@
+"""Proofs of consuming: each message once and in order, while they are being published."""
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import rbfly.streams as rbs
+
+from .faults import (
+    LEADER_FAULTS,
+    Gate,
+    change_leader,
+    lose_node,
+    note,
+    plan_cuts,
+    restart,
+)
+from .peers import publishing
+from .publish import check_faults
+from .run import Run
+from .site import ENTRY_DOWN, Site, body
+
+__all__ = ['consume_cuts', 'consume_leader', 'consume_restart', 'read_all']
+
+LEAD = 50_000  # messages that the publisher may be ahead
+TICK = 0.001
+
+
+async def lead(run: Run, gate: Gate, limit: Any, ahead: int = LEAD) -> None:
+    """Keep the publisher ahead of the consumer, but not at its end."""
+    while limit.value < gate.total:
+        gate.next = run.done
+        limit.value = min(gate.limit, run.done + ahead)
+        await asyncio.sleep(TICK)
+
+
+async def read_all(run: Run, client: rbs.StreamsClient, stream: str) -> 'array[int]':
+    """Read all numbers from the first on, up to one that is not as it should be; their offsets."""
+    total = run['messages']
+    offsets = array('q')
+    expected = 0
+    async for message in client.subscribe(stream, offset=rbs.Offset.FIRST):
+        if message != body(expected):
+            break
+        offsets.append(rbs.get_message_ctx().stream_offset)
+        expected += 1
+        run.done = expected
+        if expected == total:
+            break
+    came = (
+        f'{expected:,} of {total:,}'
+        if expected == total
+        else (f'{message!r} came where {expected:,} was due')
+    )
+    run.check('each message came once and in order', expected == total, came)
+    return offsets
+
+
+async def consume(
+    run: Run, site: Site, drive: Callable[[Gate, str], Awaitable[None]] | None = None
+) -> None:
+    """Consume everything while something happens, and compare it with what is stored."""
+    total = run['messages']
+    gate = Gate(total)
+    async with site.stream() as stream, publishing(site, stream, total) as limit:
+        async with (
+            rbs.streams_client(site.uris, connection_name='proof') as client,
+            asyncio.TaskGroup() as group,
+        ):
+            feeder = group.create_task(lead(run, gate, limit))
+            driver = group.create_task(drive(gate, stream)) if drive else None  # type: ignore[arg-type,var-annotated]
+            offsets = await read_all(run, client, stream)
+            if len(offsets) < total:
+                for task in filter(None, (feeder, driver)):
+                    task.cancel()
+        _, stored = await site.stored(stream)
+    run.check('with the offsets that they are stored at', offsets == stored[: len(offsets)])
+    through = sum(site.carried('down'))
+    run.check(
+        'the traffic went through the proxies', through >= total * ENTRY_DOWN, f'{through:,} bytes'
+    )
+
+
+async def consume_cuts(run: Run, site: Site) -> None:
+    """Messages are consumed while the connection is cut at random bytes."""
+    plan_cuts(run, site.proxy, {'down': run['messages'] * ENTRY_DOWN})
+    await consume(run, site)
+    run.check(f'{run["cuts"]:,} cuts', site.proxy.cuts == run['cuts'], site.proxy.cuts)
+
+
+async def consume_restart(run: Run, site: Site) -> None:
+    """Messages are consumed while the broker is restarted."""
+    await consume(
+        run, site, lambda gate, stream: gate.drive(run, lambda number: restart(run, site, number))
+    )
+    check_faults(run, 'restarts')
+
+
+async def consume_leader(run: Run, site: Site) -> None:
+    """Messages are consumed while leader and replicas of the stream go, the one in use, too."""
+
+    def drive(gate: Gate, stream: str) -> Awaitable[None]:
+        since = site.carried('down')
+
+        async def fault(number: int) -> None:
+            nonlocal since
+            if number % 2 == 0:  # the node that is consumed from, whatever it is
+                node = site.busiest('down', since)
+                await lose_node(site, node, 'kill')
+                leader = await site.leader(stream, replicated=True)
+                note(run, 'leaders', f'kill in use: {node + 1}; leader {leader + 1}')
+            else:
+                how = LEADER_FAULTS[number // 2 % len(LEADER_FAULTS)]
+                await change_leader(run, site, stream, how)
+            since = site.carried('down')
+
+        return gate.drive(run, fault)
+
+    await consume(run, site, drive)
+    check_faults(run, 'leaders')

@@ -1,0 +1,186 @@
+"""Where a proof happens: a broker, proxies before its nodes, a reader that is not this client."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from .. import wire
+from ..brokers import Progress, RabbitMQ
+from ..brokers.state import free_ports
+from ..proxy import Direction, Proxy
+from .run import ProofError
+
+__all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Site', 'body']
+
+SETTLED = 60.0  # seconds for a leader to be elected, and for replicas to be back
+WIDTH = 10
+ENTRY_UP = 8 + 4 + 5 + WIDTH  # bytes of a message in a Publish frame: id, size, AMQP header, body
+ENTRY_DOWN = 4 + 5 + WIDTH  # and in a chunk
+CONFIRM = 8  # and of its confirm
+
+
+def body(number: int) -> bytes:
+    """Body of the message with that number."""
+    return b'%010d' % number
+
+
+class Site:
+    """A broker, and a proxy before each of its nodes.
+
+    Whatever is proven goes through the proxies; what it is checked with does not.
+    """
+
+    def __init__(self, broker: RabbitMQ, proxies: Sequence[Proxy]) -> None:
+        self.broker = broker
+        self.proxies = proxies
+
+    @property
+    def proxy(self) -> Proxy:
+        """The proxy of the first node."""
+        return self.proxies[0]
+
+    @property
+    def uris(self) -> list[str]:
+        """Addresses through the proxies."""
+        return [proxy.uri for proxy in self.proxies]
+
+    @property
+    def direct(self) -> list[str]:
+        """Addresses of the nodes themselves."""
+        return self.broker.uris
+
+    def about(self) -> dict[str, str]:
+        """Product and version of the broker."""
+        for uri in self.direct:
+            with contextlib.suppress(wire.WireError, OSError):
+                connection = wire.Connection(uri, 'proof')
+                properties = connection.properties
+                connection.close()
+                return {name: properties.get(name, '') for name in ('product', 'version')}
+        return {}
+
+    @asynccontextmanager
+    async def stream(self, **arguments: str) -> AsyncIterator[str]:
+        """A new stream, deleted behind it."""
+        name = f'proof-{secrets.token_hex(4)}'
+
+        def create() -> None:
+            connection = wire.Connection(self.direct[0], 'proof')
+            connection.create_stream(name, arguments)
+            connection.close()
+
+        def delete() -> None:
+            for uri in self.direct:
+                with contextlib.suppress(wire.WireError, OSError):
+                    connection = wire.Connection(uri, 'proof', timeout=5)
+                    connection.delete_stream(name)
+                    connection.close()
+                    return
+
+        await asyncio.to_thread(create)
+        try:
+            yield name
+        finally:
+            await asyncio.to_thread(delete)
+
+    async def leader(
+        self, stream: str, *, replicated: bool = False, not_node: int = -1, within: float = SETTLED
+    ) -> int:
+        """Number of the node that leads a stream, once there is one.
+
+        :param replicated: and once all other nodes have a replica that runs.
+        :param not_node: and once it is another node than this one.
+        :raises ProofError: not within the time.
+        """
+        return await asyncio.to_thread(self._leader, stream, replicated, not_node, within)
+
+    def _leader(self, stream: str, replicated: bool, not_node: int, within: float) -> int:
+        ports = [proxy.port for proxy in self.proxies]
+        wanted = len(ports) - 1 if replicated else 0
+        limit = time.monotonic() + within
+        found: object = None
+        while time.monotonic() < limit:
+            for uri in self.direct:
+                with contextlib.suppress(wire.WireError, OSError):
+                    connection = wire.Connection(uri, 'proof', timeout=5)
+                    try:
+                        found = address, replicas = connection.leader(stream)
+                    finally:
+                        connection.close()
+                    if address is not None and replicas >= wanted:
+                        node = ports.index(address[1])
+                        if node != not_node:
+                            return node
+            time.sleep(0.2)
+        raise ProofError(f'leader and number of replicas of the stream are {found}')
+
+    def carried(self, direction: Direction) -> list[int]:
+        """Bytes that went through each proxy."""
+        return [proxy.bytes[direction] for proxy in self.proxies]
+
+    def busiest(self, direction: Direction, since: Sequence[int]) -> int:
+        """Number of the node that most bytes went to, or came from, since some were counted."""
+        more = [now - then for now, then in zip(self.carried(direction), since, strict=True)]
+        return more.index(max(more))
+
+    async def stored(self, stream: str) -> tuple['array[int]', 'array[int]']:
+        """Numbers and offsets of the messages in a stream, as its leader has them.
+
+        They are read without this client, and not through a proxy.
+        """
+        limit = time.monotonic() + SETTLED
+        while True:
+            try:
+                leader = await self.leader(stream)
+                return await asyncio.to_thread(read_stored, self.direct[leader], stream)
+            except (wire.WireError, OSError):
+                if time.monotonic() > limit:  # right behind a fault it may be on its way
+                    raise
+            await asyncio.sleep(0.5)
+
+    @classmethod
+    @asynccontextmanager
+    async def private(cls, nodes: int, seed: int) -> AsyncIterator['Site']:
+        """A broker of its own, whose nodes advertise the ports of the proxies."""
+        ports = free_ports(nodes)
+        broker = RabbitMQ.private(nodes, advertised_ports=ports, progress=Progress())
+        await asyncio.to_thread(broker.start)
+        try:
+            async with cls.before(broker, ports, seed) as site:
+                yield site
+        finally:
+            await asyncio.to_thread(broker.stop, orderly=False)
+
+    @classmethod
+    @asynccontextmanager
+    async def before(
+        cls, broker: RabbitMQ, ports: Sequence[int], seed: int
+    ) -> AsyncIterator['Site']:
+        """Proxies before a broker whose nodes advertise these ports."""
+        async with AsyncExitStack() as stack:
+            proxies = []
+            for i, (node, port) in enumerate(zip(broker.nodes, ports, strict=True)):
+                if node.advertised_port != port:
+                    raise ProofError(f'{node.name} advertises {node.advertised_port}, not {port}')
+                proxy = Proxy((node.host, node.stream_port), port=port, seed=seed + i)
+                proxies.append(await stack.enter_async_context(proxy))
+            yield cls(broker, proxies)
+
+
+def read_stored(uri: str, stream: str) -> tuple['array[int]', 'array[int]']:
+    """Numbers and offsets of the messages in a stream."""
+    numbers, offsets = array('q'), array('q')
+    connection = wire.Connection(uri, 'proof')
+    try:
+        for offset, message in connection.stored(stream):
+            if message[:5] != b'\x00\x53\x75\xa0' + bytes((WIDTH,)):
+                raise ProofError(f'no number at offset {offset}: {message!r}')
+            numbers.append(int(message[5:]))
+            offsets.append(offset)
+    finally:
+        connection.close()
+    return numbers, offsets
