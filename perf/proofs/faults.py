@@ -1,6 +1,7 @@
 """Faults at set moments: cuts at byte positions, restarts and leader changes between messages."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -10,6 +11,7 @@ from .site import Site
 
 __all__ = ['LEADER_FAULTS', 'Gate', 'change_leader', 'lose_node', 'note', 'plan_cuts', 'restart']
 
+ELECTED = 15.0  # seconds for another leader while the node of the last one is away
 MOVES = 5
 MOVED = 10.0  # seconds: the node that is preferred may not be the one that is chosen
 TRICKLE = 0.001  # seconds for a message while a fault takes longer than there are messages for
@@ -129,17 +131,22 @@ async def change_leader(run: Run, site: Site, stream: str, how: str) -> int:
     :param how: `kill` its node or `stop` it and start it again, or `move` it by a restart of the
         stream.
     """
-    before = await site.leader(stream, replicated=True)
-    if how == 'move':
+    before = after = await site.leader(stream, replicated=True)
+    done = how
+    if how != 'move':
+        await stop_node(site, before, how)
+        # The broker may elect none while the node is away, and the same one when it is back.
+        with contextlib.suppress(ProofError):
+            await site.leader(stream, not_node=before, within=ELECTED)
+        await asyncio.to_thread(site.broker.start_node, before)
+        after = await site.leader(stream, replicated=True)
+    if after == before:
         nodes = range(len(site.proxies))
         other = run.random.choice([node for node in nodes if node != before])
         await move_leader(site, stream, before, other)
-    else:
-        await stop_node(site, before, how)
-        await site.leader(stream, not_node=before)
-        await asyncio.to_thread(site.broker.start_node, before)
-    after = await site.leader(stream, replicated=True, not_node=before)
-    note(run, 'leaders', f'{how}: {before + 1} -> {after + 1}')
+        after = await site.leader(stream, replicated=True, not_node=before)
+        done = how if how == 'move' else f'{how} and move'
+    note(run, 'leaders', f'{done}: {before + 1} -> {after + 1}')
     return after
 
 
