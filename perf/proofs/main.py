@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import selectors
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ async def run_privately(run: Run, path: Path) -> None:
 
 def run(run: Run, path: Path) -> None:
     """Run a proof; its result is in the file when this returns."""
+    logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are what is expected
     with asyncio.Runner(loop_factory=loop_factory(run.proof)) as runner:
         runner.run(run_privately(run, path))
 
