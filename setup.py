@@ -47,6 +47,8 @@ MODULES = (
     'rbfly.amqp._codec',
     'rbfly.streams._publish',
     'rbfly.streams._chunk',
+    'rbfly.streams._batch',
+    'rbfly.streams._cursor',
     'rbfly.streams._engine',
 )
 

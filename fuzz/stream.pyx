@@ -12,7 +12,8 @@ from fuzz.checks cimport finding
 from rbfly._wire cimport store_u32
 
 from rbfly.error import AMQPDecoderError
-from rbfly.streams._chunk import Chunk, ChunkQueue, MessageCursor
+from rbfly.streams._chunk import Chunk, ChunkQueue
+from rbfly.streams._cursor import MessageCursor
 from rbfly.streams._engine import Engine
 from rbfly.streams._publish import PublishWindow, Waiter
 from rbfly.streams.error import ChunkError, FrameError

@@ -39,6 +39,7 @@ METADATA = 0x000F
 METADATA_UPDATE = 0x0010
 CLOSE = 0x0016
 HEARTBEAT = 0x0017
+STREAM_STATS = 0x001C
 
 
 class Step(IntEnum):
@@ -75,6 +76,12 @@ def chunk(offset: int, messages: Iterable[bytes]) -> bytes:
         + struct.pack('>IIIBBBB', zlib.crc32(data), len(data), 0, 0, 0, 0, 0)
         + data
     )
+
+
+def stats(**values: int) -> bytes:
+    """Body of an answer to StreamStats."""
+    pairs = b''.join(string(key) + struct.pack('>q', value) for key, value in values.items())
+    return struct.pack('>I', len(values)) + pairs
 
 
 def deliver(subscription_id: int, data: bytes) -> bytes:
@@ -289,6 +296,9 @@ class FakeBroker:
             stream = struct.pack('>I', 1) + name + struct.pack('>HHI', OK, 0, 0)
             body = request.body[:4] + broker + stream
             connection.send(frame(0x8000 | METADATA, body))
+        elif request.key == STREAM_STATS:
+            empty = stats(first_chunk_id=-1, last_chunk_id=-1, committed_chunk_id=-1)
+            connection.answer(request, empty)
         elif request.key in (QUERY_PUBLISHER_SEQUENCE, QUERY_OFFSET):
             connection.answer(request, struct.pack('>Q', 0))
         elif request.key == PUBLISH:

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 EXTENSIONS = [
     'rbfly/amqp/_codec',
     'rbfly/amqp/_message',
+    'rbfly/streams/_batch',
     'rbfly/streams/_chunk',
+    'rbfly/streams/_cursor',
     'rbfly/streams/_engine',
     'rbfly/streams/_publish',
 ]

@@ -37,6 +37,8 @@ HEIGHTS = {
     'rbfly.streams.offset': 20,
     # CHUNK and PUBLISH: side by side
     'rbfly.streams._chunk': 25,
+    'rbfly.streams._batch': 26,
+    'rbfly.streams._cursor': 27,
     'rbfly.streams._publish': 25,
     # ENGINE
     'rbfly.streams._engine': 30,
@@ -49,6 +51,7 @@ HEIGHTS = {
     # USER
     'rbfly.streams.waiting': 60,
     'rbfly.streams.declaration': 60,
+    'rbfly.streams.feed': 60,
     'rbfly.streams.publisher': 61,
     'rbfly.streams.batch': 62,
     'rbfly.streams.subscriber': 61,

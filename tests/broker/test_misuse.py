@@ -239,7 +239,7 @@ async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream:
     protocol = await client.get_protocol()
     for turns in range(8):
         messages = client.subscribe(stream)
-        task = asyncio.create_task(messages.wait_message())
+        task = asyncio.ensure_future(anext(messages))
         for _ in range(turns):
             await asyncio.sleep(0)
         await messages.aclose()

@@ -1,58 +1,23 @@
-"""Chunks: header, CRC, entries, sizes that lie, and the cursor that a subscription is built on."""
+"""Chunks: header, CRC, entries, and sizes that lie."""
 
-import asyncio
 import struct
 import zlib
-from typing import Any
 
 import pytest
+from cursors import Cursor, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
-from rbfly.amqp import encode_amqp_bytes, stream_message_ctx
-from rbfly.error import AMQPDecoderError, RbFlyError
-from rbfly.streams._chunk import Chunk, ChunkQueue, MessageCursor
-from rbfly.streams.error import ChunkError, SubscriptionError
+from rbfly.error import RbFlyError
+from rbfly.streams._chunk import Chunk, ChunkQueue
+from rbfly.streams.error import ChunkError
 
 # Captured from RabbitMQ 4.0.5, behind key, version and subscription id of the Deliver frame.
 CAPTURED = bytes.fromhex(
     '5000000100000001000001a1fb90d2c30000000000000001000000000000000181e73f52'
     '00000005000000000000000000000001' + '78'
 )
-
-
-class Cursor(MessageCursor):
-    """A cursor driven by hand; notes the chunks that were consumed."""
-
-    def __init__(self, amqp: bool = False) -> None:
-        super().__init__(amqp)
-        self.consumed: list[int] = []
-
-    def on_chunk_consumed(self, chunk: Chunk) -> None:
-        self.consumed.append(chunk.offset)
-
-    def push(self, data: bytes) -> None:
-        self.queue.push(Chunk.parse(data))
-
-    async def wait_message(self) -> Any:
-        if not self.advance():
-            raise StopAsyncIteration
-        return self.take()
-
-
-def drain(cursor: Cursor) -> list[tuple[int, Any]]:
-    """Offset and message of everything that has arrived."""
-    found = []
-    while cursor.advance():
-        value = cursor.take()
-        found.append((cursor.last.context().stream_offset, value))
-    return found
-
-
-def amqp(body: Any) -> bytes:
-    data: bytes = encode_amqp_bytes(stream_message_ctx(body))
-    return data
 
 
 # -- header
@@ -290,50 +255,6 @@ def test_any_entries_end_in_messages_or_a_chunk_error(
     assert cursor.consumed == [0]
 
 
-# -- offsets
-
-
-def test_offsets_count_every_record() -> None:
-    cursor = Cursor()
-    entries = [message(b'a'), sub_batch([b'b', b'c']), sub_batch([]), message(b'd')]
-    cursor.push(chunk(entries, 4, offset=100))
-    cursor.push(plain_chunk([b'e'], 105))
-    assert drain(cursor) == [(100, b'a'), (101, b'b'), (102, b'c'), (103, b'd'), (105, b'e')]
-    assert cursor.consumed == [100, 105]
-
-
-@pytest.mark.parametrize('start', range(98, 108))
-def test_messages_below_the_start_are_dropped(start: int) -> None:
-    cursor = Cursor()
-    cursor.rewind(start)
-    entries = [message(b'a'), sub_batch([b'b', b'c', b'd']), message(b'e')]
-    cursor.push(chunk(entries, 5, offset=100))
-    cursor.push(plain_chunk([b'f', b'g'], 105))
-    expected = list(zip(range(100, 107), [b'a', b'b', b'c', b'd', b'e', b'f', b'g'], strict=True))
-    assert drain(cursor) == [item for item in expected if item[0] >= start]
-    assert cursor.consumed == [100, 105]
-
-
-def test_highest_offset() -> None:
-    cursor = Cursor()
-    cursor.rewind(2**64 - 1)
-    cursor.push(plain_chunk([b'a', b'b'], 2**64 - 2))
-    assert drain(cursor) == [(2**64 - 1, b'b')]
-
-
-def test_rewind_forgets_what_is_at_hand() -> None:
-    cursor = Cursor()
-    cursor.push(plain_chunk([b'a', b'b'], 0))
-    cursor.push(plain_chunk([b'c'], 2))
-    assert cursor.advance()
-    assert cursor.take() == b'a'
-    cursor.rewind(1)
-    assert not cursor.advance()
-    cursor.push(plain_chunk([b'a', b'b'], 0))
-    assert drain(cursor) == [(1, b'b')]
-    assert cursor.consumed == [0]
-
-
 # -- queue
 
 
@@ -346,116 +267,6 @@ def test_queue_wakes_once() -> None:
     queue.chunks.clear()
     queue.push(Chunk.parse(CAPTURED))
     assert calls == [1, 1]
-
-
-# -- cursor
-
-
-def test_advance_makes_the_same_message_ready_until_it_is_taken() -> None:
-    cursor = Cursor()
-    assert not cursor.advance()
-    cursor.push(plain_chunk([b'a', b'b']))
-    assert cursor.advance()
-    assert cursor.advance()
-    assert cursor.take() == b'a'
-    assert cursor.take() == b'b'
-    assert cursor.consumed == []
-    assert not cursor.advance()
-    assert not cursor.advance()
-    assert cursor.consumed == [0]
-
-
-def test_take_without_a_message() -> None:
-    cursor = Cursor()
-    with pytest.raises(SubscriptionError):
-        cursor.take()
-    cursor.push(plain_chunk([b'a']))
-    with pytest.raises(SubscriptionError):
-        cursor.take()
-    assert drain(cursor) == [(0, b'a')]
-    with pytest.raises(SubscriptionError):
-        cursor.take()
-
-
-def test_context_of_the_message_taken_last() -> None:
-    cursor = Cursor(amqp=True)
-    with pytest.raises(LookupError):
-        cursor.last.context()
-    cursor.push(chunk([message(amqp('x')), sub_batch([amqp('y')])], 2, offset=5, timestamp=1500))
-    for offset, body in ((5, 'x'), (6, 'y')):
-        assert cursor.advance()
-        assert cursor.take() == body
-        context = cursor.last.context()
-        assert context.stream_offset == offset
-        assert context.stream_timestamp == 1.5
-        assert context.body == body
-
-
-def test_context_outlives_its_chunk() -> None:
-    cursor = Cursor(amqp=True)
-    cursor.push(plain_chunk([amqp('x' * 1000)]))
-    cursor.advance()
-    cursor.take()
-    context = cursor.last.context()
-    cursor.rewind(0)
-    cursor.push(plain_chunk([amqp('y' * 1000)]))
-    assert drain(cursor)[0][1] == 'y' * 1000
-    assert context.body == 'x' * 1000
-
-
-def test_undecodable_message_is_told_and_left_behind() -> None:
-    cursor = Cursor(amqp=True)
-    cursor.push(plain_chunk([amqp('a'), b'\xff junk', amqp('b')], 7))
-    cursor.advance()
-    assert cursor.take() == 'a'
-    cursor.advance()
-    with pytest.raises(AMQPDecoderError) as caught:
-        cursor.take()
-    assert caught.value.offset == 8
-    assert caught.value.data == b'\xff junk'
-    cursor.advance()
-    assert cursor.take() == 'b'
-
-
-def test_damaged_chunk_is_told_once_and_left_behind() -> None:
-    cursor = Cursor()
-    cursor.push(chunk([message(b'a')], 1, offset=1, crc=0))
-    cursor.push(plain_chunk([b'b'], 2))
-    with pytest.raises(ChunkError):
-        cursor.advance()
-    assert drain(cursor) == [(2, b'b')]
-    assert cursor.consumed == [1, 2]
-
-
-def test_anext_gives_what_has_arrived_without_a_loop() -> None:
-    cursor = Cursor()
-    cursor.push(plain_chunk([b'a', b'b']))
-    assert cursor.__aiter__() is cursor
-    for expected in (b'a', b'b'):
-        ready = cursor.__anext__()
-        with pytest.raises(StopIteration) as caught:
-            next(ready.__await__())
-        assert caught.value.value == expected
-
-
-def test_anext_of_an_error() -> None:
-    cursor = Cursor(amqp=True)
-    cursor.push(plain_chunk([b'\xff']))
-    ready = cursor.__anext__()
-    with pytest.raises(AMQPDecoderError):
-        next(ready.__await__())
-
-
-@pytest.mark.parametrize('body', [None, [], [1, 2], {'a': 1}, 0, b'', 'text', [[1], [2]]])
-def test_async_for_gives_any_body_as_it_is(body: Any) -> None:
-    async def run() -> list[Any]:
-        return [value async for value in cursor]
-
-    cursor = Cursor(amqp=True)
-    cursor.push(plain_chunk([amqp(body)] * 2))
-    cursor.push(plain_chunk([amqp(body)], 2))
-    assert asyncio.run(run()) == [body] * 3
-    assert cursor.consumed == [0, 2]
 
 
 def test_errors_are_of_the_family() -> None:

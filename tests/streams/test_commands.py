@@ -88,6 +88,7 @@ REQUESTS: list[tuple[commands.Command[Any], str]] = [
     ),
     (commands.Unsubscribe(9), '000c 0001 00000007 09'),
     (commands.QueryOffset('ré', 's'), '000b 0001 00000007 0003 72c3a9 0001 73'),
+    (commands.StreamStats('sé'), '001c 0001 00000007 0003 73c3a9'),
 ]
 
 
@@ -228,6 +229,11 @@ RESPONSES: dict[str, tuple[Callable[[bytes], Any], str, Any]] = {
         lambda data: commands.QueryOffset('', '').parse(Reader(data)),
         '0000000000000102',
         258,
+    ),
+    'stats': (
+        lambda data: commands.StreamStats('').parse(Reader(data)),
+        '00000002 0001 61 ffffffffffffffff 0001 62 0000000000000007',
+        {'a': -1, 'b': 7},
     ),
     'tune': (Tune.parse, '00100000 0000003c', Tune(2**20, 60)),
     'close': (

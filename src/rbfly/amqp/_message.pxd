@@ -36,3 +36,5 @@ cdef class MessageCtx:
 cdef object get_field(Sections sections, int index)
 # The sections of a context that has not been asked for one yet.
 cdef Sections open_sections(MessageCtx ctx)
+# What `set_message_ctx` has set last, in whatever task.
+cdef object LAST_SET

@@ -94,6 +94,7 @@ cdef extern from 'Python.h':
 globals().update(AMQPHeader=AMQPHeader, AMQPProperties=AMQPProperties)
 
 cdef object CONTEXT = ContextVar('rbfly_message_ctx')
+cdef object LAST_SET = None
 
 
 @cython.final
@@ -510,4 +511,6 @@ def set_message_ctx(context):
 
     :param context: MessageCtx, or an object whose method `_current_message_ctx` returns one.
     """
+    global LAST_SET
     CONTEXT.set(context)
+    LAST_SET = context

@@ -25,8 +25,9 @@ cdef class Chunk:
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
     cdef int _open_batch(self) except -1
-    cdef void _drop(self) noexcept
+    cdef int _fail(self, str problem) except -1
     cdef int _skip_below(self, uint64_t offset) except -1
+    cdef object _owner(self)
 
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 
@@ -34,4 +35,6 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 cdef class ChunkQueue:
     cdef readonly object chunks     # deque
     cdef public object wake
+    cdef readonly uint64_t start
+    cdef readonly int64_t after
     cdef int _push(self, Chunk chunk) except -1

@@ -26,9 +26,10 @@ from .error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
+from .feed import stored_offset
 from .offset import Offset
 from .publisher import BasePublisher, Publisher
-from .subscriber import Subscription, stored_offset
+from .subscriber import Subscription
 from .topology import Settings, Topology
 from .types import BloomFilterExtract, MessageFilter, PublisherInfo
 from .uri import AuthMechanism, ConnectionInfo, parse_uri

@@ -355,6 +355,20 @@ class QueryOffset(Command[int]):
         return reader.u64()
 
 
+@dataclass(frozen=True)
+class StreamStats(Command[dict[str, int]]):
+    """Positions of a stream; -1 for those that an empty one does not have."""
+
+    stream: str
+    key = Key.STREAM_STATS
+
+    def body(self) -> bytes:
+        return string(self.stream)
+
+    def parse(self, reader: Reader) -> dict[str, int]:
+        return dict(reader.array(lambda: (reader.string(), reader.i64())))
+
+
 # -- one-way frames
 
 

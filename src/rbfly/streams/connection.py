@@ -246,19 +246,6 @@ class Connection(Engine, asyncio.BufferedProtocol):
         for callback in list(self.on_resume.values()):
             callback()
 
-    def run_in_loop(self, function: Callable[[], object]) -> None:
-        """Call a function in the connection's event loop: now, if this is its thread."""
-        if self._loop.is_closed():
-            return
-        try:
-            inside = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            inside = False
-        if inside:
-            function()
-        else:
-            self._loop.call_soon_threadsafe(function)
-
     # -- frames
 
     def write(self, data: bytes) -> None:

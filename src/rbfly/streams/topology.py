@@ -124,6 +124,7 @@ class Topology:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.on_close: dict[object, Callable[[], None]] = {}
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
         self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
@@ -174,13 +175,6 @@ class Topology:
             if connection.is_open:
                 return connection
 
-    async def check_stream(self, stream: str) -> None:
-        """Ask a node whether a stream exists.
-
-        :raises StreamDoesNotExist: there is no such stream.
-        """
-        await self._locate(stream)
-
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
         self.generation += 1
@@ -203,13 +197,14 @@ class Topology:
 
     async def _locate(self, stream: str) -> StreamMetadata:
         patience = Patience(self.limit)
+        generation = self.generation
         while True:
             locator = await self.locator()
             try:
                 metadata = await locator.request(commands.Metadata((stream,)))
-            except FrameError:
-                raise
             except StreamConnectionError as ex:
+                if isinstance(ex, FrameError) or generation != self.generation:
+                    raise
                 await patience.wait(ex)
                 continue
             found = metadata.get(stream)

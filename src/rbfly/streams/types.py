@@ -17,12 +17,23 @@ BloomFilterExtract = Callable[[MessageCtx], str | None]
 class MessageFilter:
     """Which messages a subscription wants.
 
-    :param extract: gives the filter value of a message.
+    The broker gives whole chunks that hold such a message, or seem to; the other messages in them
+    are dropped here.
+
+    :param extract: gives the filter value of a message; None for a message without one.
     :param values: filter values wanted.
     """
 
     extract: BloomFilterExtract
     values: set[str]
+
+    def matches(self, message: MessageCtx) -> bool:
+        """True if a message is wanted."""
+        return self.extract(message) in self.values
+
+    def properties(self) -> dict[str, str]:
+        """Properties of a subscription that ask the broker for these messages."""
+        return {f'filter.{i}': value for i, value in enumerate(sorted(self.values))}
 
 
 @dataclass(frozen=True)

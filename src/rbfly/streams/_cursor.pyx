@@ -1,0 +1,575 @@
+"""CHUNK room, below the sans-IO line: the messages of a subscription, one after the other.
+
+    queue of chunks -> chunk at hand -> message wanted? -> body, context or batch
+
+A message that has arrived is given by an awaitable that is finished at once; only where none has
+does a subclass's coroutine wait for one.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from rbfly.amqp._codec cimport decode_body, decode_context
+from rbfly.amqp._message cimport LAST_SET, MessageCtx
+from rbfly.streams._batch cimport MessageBatch, Slice, new_batch
+from rbfly.streams._chunk cimport Chunk, ChunkQueue
+
+from weakref import ref
+
+from rbfly.amqp._message import set_message_ctx
+from rbfly.error import AMQPDecoderError
+from rbfly.streams.error import SubscriptionError
+
+cdef extern from *:
+    """
+    /* The step of a task: asyncio enters a context for each, which changes the version. */
+    static PyThreadState *rbfly_step_thread = NULL;
+    static uint64_t rbfly_step_version;
+
+    static inline int rbfly_same_step(void) {
+        PyThreadState *thread = PyThreadState_Get();
+        return thread == rbfly_step_thread && thread->context_ver == rbfly_step_version;
+    }
+    static inline void rbfly_mark_step(void) {
+        rbfly_step_thread = PyThreadState_Get();
+        rbfly_step_version = rbfly_step_thread->context_ver;
+    }
+
+    /* What Cython's `raise StopIteration` and its traceback would cost several messages: `await`
+       is answered through am_send where Python asks for it, else with a StopIteration set here. */
+    static PyObject *(*rbfly_give)(PyObject *);
+
+    static PySendResult rbfly_ready_send(PyObject *ready, PyObject *arg, PyObject **result) {
+        (void)arg;
+        *result = rbfly_give(ready);
+        return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    static PyObject *rbfly_ready_next(PyObject *ready) {
+        PyObject *stop, *value = rbfly_give(ready);
+        if (value == NULL) return NULL;
+        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        Py_DECREF(value);
+        if (stop != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+        return NULL;
+    }
+    static void rbfly_make_ready(PyObject *type, PyObject *(*give)(PyObject *)) {
+        rbfly_give = give;
+        ((PyTypeObject *)type)->tp_as_async->am_send = rbfly_ready_send;
+        ((PyTypeObject *)type)->tp_iternext = rbfly_ready_next;
+        PyType_Modified((PyTypeObject *)type);
+    }
+    """
+    bint rbfly_same_step() noexcept
+    void rbfly_mark_step() noexcept
+    void rbfly_make_ready(object type, object (*give)(object))
+
+
+# What is asked for.
+cdef enum:
+    BODY = 0
+    CONTEXT = 1
+    BATCH = 2
+
+# What becomes of a message that is not AMQP 1.0.
+cdef enum:
+    RAISE = 0
+    SKIP = 1
+    RAW = 2
+
+POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
+
+cdef enum:
+    DATA = 0x75                     # last byte of the descriptor of a data section
+    NO_LIMIT = 0x7fffffff
+
+cdef uint64_t NEVER = 0xffffffffffffffff
+
+# The same function with its error left set, which costs less than try and except.
+ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
+
+
+cdef int keep_error() except -1:
+    # it is set already
+    return -1
+
+
+@cython.final
+cdef class LastMessage:
+    """Where the message that a task got last lies; its context is built when it is asked for.
+
+    It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
+    inherited it gets a LookupError, never a later message than the one it was started for.
+    """
+
+    cdef object owner
+    cdef const uint8_t *message
+    cdef Py_ssize_t size
+    cdef uint64_t offset
+    cdef int64_t timestamp
+    cdef MessageCtx ready           # the context, if it was built already
+    cdef bint amqp
+    cdef bint given
+    cdef object task                # weak reference
+    cdef object identify
+
+    def _current_message_ctx(self):
+        if self.task is None or self.task() is not running_task(self.identify):
+            raise LookupError('this task has received no message')
+        return self.context()
+
+    def context(self):
+        """Context of the message; its body is the bytes of the message if it is not AMQP 1.0.
+
+        :raises LookupError: no message was given yet.
+        """
+        if not self.given:
+            raise LookupError('no message was received yet')
+        if self.ready is None:
+            self.ready = read_message(
+                self.amqp, self.owner, self.message, self.size, self.offset, self.timestamp
+            )
+        return self.ready
+
+
+cdef LastMessage new_last_message(bint amqp):
+    cdef LastMessage last = LastMessage.__new__(LastMessage)
+    last.amqp = amqp
+    return last
+
+
+cdef object running_task(object identify):
+    try:
+        return identify()
+    except RuntimeError:
+        return None                 # no event loop runs in this thread
+
+
+cdef MessageCtx read_message(
+    bint amqp, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+):
+    if amqp:
+        return decode_context(owner, p, n, offset, timestamp / 1000.0)
+    return MessageCtx(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
+
+
+cdef class MessageCursor:
+    """Base of a subscription: takes messages from a :class:`ChunkQueue`, one after the other.
+
+    :param amqp: decode messages; if false, they are given as bytes.
+    :param filter: which messages to give; None for all.
+    :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
+    """
+
+    cdef readonly ChunkQueue queue
+    cdef readonly bint amqp
+    cdef readonly LastMessage last
+    cdef public object identify     # gives the running task
+    cdef Chunk chunk
+    cdef object filter
+    cdef int policy
+    cdef bint looked_at             # messages are looked at before one is given
+    cdef object held                # context or batch that is ready to be given
+    cdef object failure             # to be raised behind what was given before it
+    cdef bint seen                  # a chunk was left
+    cdef uint64_t behind            # offset behind the last one that was
+    cdef bint any                   # a message was given
+    cdef uint64_t first             # its offset
+    cdef uint64_t working           # messages below are done with
+    cdef uint64_t watched
+
+    def __init__(self, bint amqp=True, filter=None, str on_decode_error='raise'):
+        self.queue = ChunkQueue()
+        self.amqp = amqp
+        self.filter = filter
+        self.policy = POLICIES[on_decode_error]
+        self.looked_at = filter is not None or (amqp and self.policy == SKIP)
+        self.last = new_last_message(amqp)
+        self.watched = NEVER
+
+    def rewind(self, uint64_t start=0):
+        """Forget what is at hand; messages below offset `start` will be dropped."""
+        self.queue.rewind(start)
+        self.chunk = None
+        self.held = None
+        self.failure = None
+
+    def on_chunk_consumed(self, Chunk chunk):
+        """Called when the last message of a chunk was given; a subclass grants credit."""
+
+    def on_watched(self):
+        """Called when messages up to the offset given to `watch` are done with."""
+
+    def wait(self, int kind, Py_ssize_t limit):
+        """Coroutine of a subclass: wait for something of a kind, and take it."""
+        raise NotImplementedError
+
+    # -- progress
+
+    @property
+    def position(self):
+        """Offset behind the last message that was given or dropped; None before the first."""
+        cdef Chunk chunk = self.chunk
+        if chunk is not None:
+            return max(chunk.next_offset, self.queue.start)
+        return max(self.behind, self.queue.start) if self.seen else None
+
+    @property
+    def finished(self):
+        """Offset of the last message that the program is done with; None if there is none."""
+        return self.working - 1 if self.any and self.working > self.first else None
+
+    def watch(self, offset):
+        """Call `on_watched` when the message with that offset, or a later one, is done with."""
+        self.watched = min(offset + 1, <object> NEVER)
+
+    def ask(self):
+        """The program asks for more: what it was given is done with."""
+        if self.any:
+            self._work(self.position)
+
+    cdef inline int _begin(self, uint64_t offset) except -1:
+        """The program was given the message with that offset."""
+        if not self.any:
+            self.any = True
+            self.first = offset
+        return self._work(offset)
+
+    cdef inline int _work(self, uint64_t offset) except -1:
+        self.working = offset
+        if offset >= self.watched:
+            self.watched = NEVER
+            self.on_watched()
+        return 0
+
+    # -- chunks
+
+    cdef bint _open(self) except -1:
+        """True if the chunk at hand has messages left.
+
+        :raises ChunkError: a chunk is damaged; it is left behind.
+        """
+        cdef Chunk chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        while True:
+            chunk = self.chunk
+            if chunk is not None:
+                if chunk.left:
+                    return True
+                self._leave(chunk)
+                chunk._next(&p, &n)     # raises if bytes are left behind the last message
+            if not self.queue.chunks:
+                return False
+            chunk = self.queue.chunks.popleft()
+            try:
+                chunk.verify()
+                if self.queue.after >= 0 and chunk.offset <= <uint64_t> self.queue.after:
+                    chunk._skip_below(NEVER)
+                else:
+                    chunk._skip_below(self.queue.start)
+            except BaseException:
+                self._leave(chunk)
+                raise
+            self.chunk = chunk
+
+    cdef int _leave(self, Chunk chunk) except -1:
+        self.chunk = None
+        self.seen = True
+        self.behind = chunk.next_offset
+        self.on_chunk_consumed(chunk)
+        return 0
+
+    # -- messages
+
+    cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
+        if kind == BODY and not self.looked_at and self.failure is None:
+            return self._open()
+        if self.held is None:
+            try:
+                if self.failure is not None:
+                    failure = self.failure
+                    self.failure = None
+                    raise failure
+                self.held = self._build_batch(limit) if kind == BATCH else self._build_context()
+            except AMQPDecoderError as ex:
+                self._begin(ex.offset)
+                raise
+        return self.held is not None
+
+    cdef object _take(self, int kind):
+        cdef MessageCtx ctx
+        held = self.held
+        if held is None:
+            if kind != BODY or self.looked_at:
+                raise SubscriptionError('no message is ready; one task at a time can iterate')
+            return self._take_body()
+        if (type(held) is MessageBatch) != (kind == BATCH):
+            raise SubscriptionError('what is ready was asked for by another iteration')
+        self.held = None
+        if kind == BATCH:
+            self._note_batch(held)
+            return held
+        ctx = held
+        self._note(NULL, 0, None, ctx.stream_offset, 0).ready = ctx
+        return ctx if kind == CONTEXT else ctx.take_body()
+
+    cdef object _take_body(self):
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        cdef PyObject *found
+        if chunk is None or not chunk.left:
+            raise SubscriptionError('no message is ready; one task at a time can iterate')
+        chunk._next(&p, &n)
+        self._note(p, n, chunk._owner(), chunk.next_offset - 1, chunk.timestamp)
+        if not self.amqp:
+            return p[:n]
+        found = (<raw_decode_body> decode_body)(p, n)
+        if found is NULL:
+            return self._undecodable(p, n, chunk.next_offset - 1)
+        body = <object> found
+        Py_DECREF(body)
+        return body
+
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+        try:
+            keep_error()
+        except AMQPDecoderError as ex:
+            if self.policy == RAW:
+                return p[:n]
+            ex.offset = offset
+            ex.data = p[:n]
+            raise
+
+    cdef MessageCtx _build_context(self):
+        cdef MessageCtx ctx
+        while self._open():
+            ctx = self._wanted()
+            if ctx is not None:
+                return ctx
+        return None
+
+    cdef MessageCtx _wanted(self):
+        """The next message of the chunk at hand that is wanted; None at its end."""
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        cdef uint64_t offset
+        cdef MessageCtx ctx
+        while chunk.left:
+            chunk._next(&p, &n)
+            offset = chunk.next_offset - 1
+            try:
+                ctx = read_message(self.amqp, chunk._owner(), p, n, offset, chunk.timestamp)
+                # A data section was checked; any other body may hold something undecodable.
+                if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
+                    ctx.take_body()
+                if self.filter is None or self.filter.matches(ctx):
+                    return ctx
+            except AMQPDecoderError as ex:
+                if self.policy == RAW:
+                    return read_message(False, None, p, n, offset, chunk.timestamp)
+                if self.policy == RAISE:
+                    ex.offset = offset
+                    ex.data = p[:n]
+                    raise
+        return None
+
+    # -- batches
+
+    cdef MessageBatch _build_batch(self, Py_ssize_t limit):
+        cdef MessageBatch batch
+        cdef Chunk chunk
+        while self._open():
+            chunk = self.chunk
+            batch = new_batch(
+                self.amqp, self.filter is not None, chunk.next_offset, chunk.timestamp
+            )
+            try:
+                if self.filter is not None:
+                    self._fill_wanted(batch, limit)
+                else:
+                    self._fill(batch, limit)
+            except Exception as ex:
+                if not batch.bodies:
+                    raise
+                self.failure = ex
+            if batch.bodies:
+                return batch
+        return None
+
+    cdef int _fill_wanted(self, MessageBatch batch, Py_ssize_t limit) except -1:
+        cdef MessageCtx ctx
+        while len(batch.bodies) < limit:
+            ctx = self._wanted()
+            if ctx is None:
+                break
+            batch.add_context(ctx)
+        return 0
+
+    cdef int _fill(self, MessageBatch batch, Py_ssize_t limit) except -1:
+        cdef Chunk chunk = self.chunk
+        cdef Slice *at
+        cdef PyObject *found
+        while chunk.left and len(batch.bodies) < limit:
+            at = batch.next_slice()
+            chunk._next(&at.p, &at.n)
+            if not self.amqp:
+                body = at.p[:at.n]
+            else:
+                found = (<raw_decode_body> decode_body)(at.p, at.n)
+                if found is not NULL:
+                    body = <object> found
+                    Py_DECREF(body)
+                elif self.policy != SKIP:
+                    body = self._undecodable(at.p, at.n, chunk.next_offset - 1)
+                else:
+                    try:
+                        keep_error()
+                    except AMQPDecoderError:
+                        pass
+                    # The offsets of a batch are without gaps.
+                    if batch.bodies:
+                        break
+                    batch.start = chunk.next_offset
+                    continue
+            batch.add(body, chunk._owner())
+        return 0
+
+    # -- the message that a task got last
+
+    cdef LastMessage _note(
+        self, const uint8_t *p, Py_ssize_t n, object owner, uint64_t offset, int64_t timestamp
+    ):
+        cdef LastMessage last = self.last
+        if LAST_SET is not last or not rbfly_same_step():
+            last = self._note_task()
+        last.given = True
+        last.message = p
+        last.size = n
+        last.offset = offset
+        last.timestamp = timestamp
+        last.ready = None
+        if last.owner is not owner:
+            last.owner = owner
+        self._begin(offset)
+        return last
+
+    cdef int _note_batch(self, MessageBatch batch) except -1:
+        cdef Py_ssize_t i = len(batch.bodies) - 1
+        cdef Slice *at
+        cdef LastMessage last
+        # The first one is worked on, the last one was given.
+        self._note(NULL, 0, None, batch.offset_at(0), 0)
+        last = self.last
+        last.offset = batch.offset_at(i)
+        if batch.ready is not None:
+            last.ready = batch.ready[i]
+            return 0
+        at = &batch.slices[i]
+        last.message = at.p
+        last.size = at.n
+        last.owner = <object> at.owner
+        last.timestamp = batch.chunk_timestamp
+        return 0
+
+    cdef LastMessage _note_task(self):
+        cdef LastMessage last = self.last
+        cdef object task
+        if self.identify is None:
+            return last
+        task = running_task(self.identify)
+        if task is None or last.task is None or last.task() is not task:
+            # The one that iterated before keeps its own last message.
+            self.last = last = new_last_message(self.amqp)
+            last.task = None if task is None else ref(task)
+            last.identify = self.identify
+        set_message_ctx(last)
+        rbfly_mark_step()
+        return last
+
+    # -- iteration
+
+    def advance(self, int kind=BODY, Py_ssize_t limit=NO_LIMIT):
+        """Make something of a kind ready to be taken: false if nothing has arrived.
+
+        :raises ChunkError: a chunk is damaged; it is left behind.
+        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call goes on behind it.
+        """
+        return self._advance(kind, limit)
+
+    def take(self, int kind=BODY):
+        """What `advance` made ready.
+
+        :raises AMQPDecoderError: it is not AMQP 1.0; the next call goes on behind it.
+        """
+        return self._take(kind)
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return new_ready(self, BODY, 0)
+
+
+@cython.final
+cdef class MessageIterator:
+    """Iterates over the contexts or the batches of a subscription, and keeps it."""
+
+    cdef MessageCursor cursor
+    cdef int kind
+    cdef Py_ssize_t limit
+
+    def __init__(self, MessageCursor cursor not None, int kind, Py_ssize_t limit=0):
+        self.cursor = cursor
+        self.kind = kind
+        self.limit = limit
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return new_ready(self.cursor, self.kind, self.limit)
+
+
+@cython.final
+@cython.freelist(8)
+@cython.no_gc
+cdef class Ready:
+    # What `__anext__` gives: finished at once if something has arrived, else a coroutine waits.
+    cdef MessageCursor cursor
+    cdef int kind
+    cdef Py_ssize_t limit
+
+    def __await__(self):
+        if self.cursor._advance(self.kind, self.limit):
+            return self
+        return self.cursor.wait(self.kind, self.limit).__await__()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise NotImplementedError   # replaced below
+
+
+cdef Ready new_ready(MessageCursor cursor, int kind, Py_ssize_t limit):
+    cdef Ready ready = Ready.__new__(Ready)
+    ready.cursor = cursor
+    ready.kind = kind
+    ready.limit = limit
+    return ready
+
+
+cdef object give(object ready):
+    return (<Ready> ready).cursor._take((<Ready> ready).kind)
+
+
+rbfly_make_ready(Ready, give)
+
+KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}

@@ -1,0 +1,158 @@
+"""A stream at the fake broker: chunks that subscriptions read with the credit they have.
+
+stream = FakeStream()
+async with FakeBroker(on=stream.handlers()) as fake:
+    stream.append(b'a', b'b')
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests import fake as wire
+from tests.fake import FakeConnection as Peer
+from tests.fake import Frame, Handler
+
+FIRST, LAST, NEXT, OFFSET, TIMESTAMP = range(1, 6)
+
+
+@dataclass
+class Reader:
+    """A subscription, as the broker knows it.
+
+    :ivar spec: type of the offset, and the offset.
+    :ivar sent: chunks that were sent.
+    """
+
+    peer: Peer
+    id: int
+    spec: tuple[int, int]
+    credit: int
+    properties: dict[str, str]
+    limit: int
+    at: int
+    sent: int = 0
+    granted: int = 0
+    live: bool = True
+
+
+def read_map(data: bytes, at: int) -> dict[str, str]:
+    words = []
+    (count,) = struct.unpack_from('>I', data, at)
+    at += 4
+    for _ in range(2 * count):
+        (size,) = struct.unpack_from('>H', data, at)
+        words.append(data[at + 2 : at + 2 + size].decode())
+        at += 2 + size
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@dataclass
+class FakeStream:
+    """Chunks, and who reads them.
+
+    :ivar chunks: offset and bytes of each chunk.
+    :ivar readers: every subscription there has been.
+    :ivar on_subscribe: called before a Subscribe is answered; what it returns is the code.
+    """
+
+    chunks: list[tuple[int, bytes]] = field(default_factory=list)
+    end: int = 0
+    readers: list[Reader] = field(default_factory=list)
+    on_subscribe: Callable[[Reader], int] = lambda reader: wire.OK
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            wire.SUBSCRIBE: self.subscribe,
+            wire.UNSUBSCRIBE: self.unsubscribe,
+            wire.CREDIT: self.grant,
+            wire.STREAM_STATS: self.stats,
+        }
+
+    @property
+    def reader(self) -> Reader:
+        """The last one."""
+        return self.readers[-1]
+
+    def append(self, *messages: bytes) -> None:
+        """Write a chunk."""
+        self.append_chunk(wire.chunk(self.end, messages), len(messages))
+
+    def append_chunk(self, data: bytes, records: int) -> None:
+        self.chunks.append((self.end, data))
+        self.end += records
+        for reader in self.readers:
+            self.send(reader)
+
+    def skip(self, offsets: int = 1) -> None:
+        """Use up offsets, as chunks do that are not delivered."""
+        self.end += offsets
+
+    def send(self, reader: Reader) -> None:
+        """What the credit allows: a burst starts with more than half of the first one."""
+        reader.live = reader.live and not reader.peer.transport.is_closing()
+        if not reader.live or reader.credit <= reader.limit:
+            return
+        while reader.credit and reader.at < len(self.chunks):
+            reader.peer.send(wire.deliver(reader.id, self.chunks[reader.at][1]))
+            reader.at += 1
+            reader.sent += 1
+            reader.credit -= 1
+
+    def subscribe(self, peer: Peer, request: Frame) -> None:
+        body = request.body
+        (size,) = struct.unpack_from('>H', body, 5)
+        at = 7 + size
+        (kind,) = struct.unpack_from('>H', body, at)
+        at += 2
+        value = 0
+        if kind in (OFFSET, TIMESTAMP):
+            (value,) = struct.unpack_from('>Q', body, at)
+            at += 8
+        (credit,) = struct.unpack_from('>H', body, at)
+        start = {FIRST: 0, LAST: max(len(self.chunks) - 1, 0), NEXT: len(self.chunks)}.get(kind)
+        if start is None:
+            ends = [offset for offset, _ in self.chunks[1:]] + [self.end]
+            start = sum(end <= value for end in ends[: len(self.chunks)])
+        reader = Reader(
+            peer,
+            body[4],
+            (kind, value),
+            credit,
+            read_map(body, at + 2),
+            credit // 2,
+            start,
+        )
+        self.readers.append(reader)
+        code = self.on_subscribe(reader)
+        if code == wire.OK:
+            peer.answer(request)
+            self.send(reader)
+        else:
+            reader.live = False
+            if code:
+                peer.answer(request, code=code)
+
+    def unsubscribe(self, peer: Peer, request: Frame) -> None:
+        found = [
+            item
+            for item in self.readers
+            if item.peer is peer and item.id == request.body[4] and item.live
+        ]
+        for reader in found:
+            reader.live = False
+        peer.answer(request, code=wire.OK if found else 0x04)
+
+    def grant(self, peer: Peer, request: Frame) -> None:
+        subscription_id, credit = struct.unpack('>Bh', request.body)
+        for reader in self.readers:
+            if reader.peer is peer and reader.id == subscription_id and reader.live:
+                reader.credit += credit
+                reader.granted += credit
+                self.send(reader)
+
+    def stats(self, peer: Peer, request: Frame) -> None:
+        first = self.chunks[0][0] if self.chunks else -1
+        last = self.chunks[-1][0] if self.chunks else -1
+        body = wire.stats(first_chunk_id=first, last_chunk_id=last, committed_chunk_id=last)
+        peer.answer(request, body)
