@@ -1,4 +1,7 @@
-"""Publishers that lose their connection, their declaration, their leader or their stream."""
+"""Publishers that lose their connection, their declaration, their leader or their stream.
+
+Acceptance scenarios 82 to 89, as far as they publish; each test names its own.
+"""
 
 import asyncio
 import struct
@@ -66,6 +69,15 @@ def missing(connection: Peer, request: Frame) -> None:
     connection.send(wire.frame(0x8000 | wire.METADATA, body))
 
 
+def cluster(connection: Peer, request: Frame) -> None:
+    """Metadata of a stream whose leader is one of two nodes."""
+    brokers = struct.pack('>I', 2)
+    for number, host in enumerate(('elsewhere', 'leader')):
+        brokers += struct.pack('>H', number) + wire.string(host) + struct.pack('>I', 5552)
+    stream = struct.pack('>I', 1) + request.body[8:] + struct.pack('>HHIH', 1, 1, 1, 0)
+    connection.send(wire.frame(0x8000 | wire.METADATA, request.body[:4] + brokers + stream))
+
+
 def published(fake: FakeBroker) -> list[list[int]]:
     """Publishing ids of each frame that came."""
     return [
@@ -74,6 +86,41 @@ def published(fake: FakeBroker) -> list[list[int]]:
         for request in connection.frames
         if request.key == wire.PUBLISH
     ]
+
+
+# -- 82: connections of publishers and of other requests are lost separately
+
+
+async def test_82_lost_locator_does_not_concern_publishers() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        locator, publishing = fake.connections
+        locator.transport.abort()
+        await locator.lost
+        await publisher.send('x')
+        await client.create_stream('other')  # by a new one
+        assert publishing.commands().count(wire.PUBLISH) == 1
+        assert len(fake.connections) == 3
+
+
+async def test_82_lost_publisher_connection_does_not_concern_the_locator() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        locator, publishing = fake.connections
+        publishing.transport.abort()
+        await until(lambda: len(fake.connections) == 3, 'it reconnects')
+        await publisher.send('x')
+        await client.create_stream('other')
+        assert locator.commands().count(wire.CREATE) == 1
+
+
+# -- 83, 84: what is unsettled is sent again, elsewhere or on a new connection
 
 
 @pytest.mark.parametrize('how', [wire.RESETTING, wire.CLOSING, refuse(0x12), moved])
@@ -159,6 +206,30 @@ async def test_delays_begin_anew_when_there_was_progress(monkeypatch: pytest.Mon
     ):
         assert await publisher.send_many(range(4)) == 4
         assert begun >= 3
+
+
+async def test_84_metadata_update_is_one_outage() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(moved, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as first,
+        client.publisher('test') as second,
+        client.publisher('other') as third,
+    ):
+        await first.send('x')
+        await second.send('y')
+        await third.send('z')
+        declared = [
+            request.body[-4:]
+            for connection in fake.connections
+            for request in connection.frames
+            if request.key == wire.DECLARE_PUBLISHER
+        ]
+        assert declared.count(b'test') == 4
+        assert len(declared) == 5  # the other stream has not moved
+
+
+# -- 85: "not available" is tried again, "does not exist" is final
 
 
 @pytest.mark.parametrize('code', [0x06, 0x11])
@@ -289,6 +360,24 @@ async def test_cancelled_while_closing_while_reconnecting() -> None:
             await sending
 
 
+async def test_close_in_the_turn_of_the_loss() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        closing: list[asyncio.Task[None]] = []
+        connection = publisher._connection
+        assert connection is not None
+        connection.on_lost['test'] = lambda error: closing.append(
+            asyncio.create_task(publisher.close())
+        )
+        fake.connections[1].transport.abort()
+        await until(lambda: bool(closing), 'it is lost')
+        await closing[0]
+        assert client._topology.on_close == {}
+
+
 async def test_close_of_an_idle_publisher_without_connection() -> None:
     async with (
         FakeBroker() as fake,
@@ -300,6 +389,34 @@ async def test_close_of_an_idle_publisher_without_connection() -> None:
         for connection in fake.connections:
             connection.transport.abort()
         await until(lambda: not client.connected, 'the client has seen it')
+
+
+# -- 88: recovery during recovery, close during recovery
+
+
+@pytest.mark.parametrize('key', [wire.DECLARE_PUBLISHER, wire.METADATA, Step.OPEN])
+async def test_88_lost_again_while_it_reconnects(key: int) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', name='me') as publisher,
+    ):
+        fake.handlers[key] = once(wire.RESETTING, default)
+        await publisher.send('x')
+        assert published(fake) == [[1], [1]]
+
+
+# -- 89: a half-open socket
+
+
+async def test_89_connection_that_is_silent() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(wire.SILENT, default)}, tune=(1048576, 1)) as fake,
+        rbs.streams_client(fake.uri, heartbeat=1) as client,
+        client.publisher('test') as publisher,
+    ):
+        await publisher.send('x')
+        assert published(fake) == [[1], [1]]
 
 
 async def test_smaller_frames_after_the_reconnect() -> None:
@@ -333,7 +450,37 @@ async def test_senders_beyond_the_window_wait_through_a_reconnect() -> None:
         assert sorted(set(ids)) == list(range(1, 21))
 
 
-async def test_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
+# -- 86, 87: several addresses, and a load balancer
+
+
+async def test_86_next_address_when_the_first_is_gone() -> None:
+    async with (
+        FakeBroker() as second,
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as first,
+        rbs.streams_client([first.uri, second.uri]) as client,
+        client.publisher('test') as publisher,
+    ):
+        sending = asyncio.create_task(publisher.send('x'))
+        first.handlers[Step.PEER_PROPERTIES] = wire.RESETTING
+        await sending
+        assert published(second) == [[1]]
+
+
+async def test_87_load_balancer_that_never_leads_there() -> None:
+    def elsewhere(connection: Peer, request: Frame) -> None:
+        body = wire.string_map({'advertised_host': 'elsewhere', 'advertised_port': '5552'})
+        connection.answer(request, body)
+
+    async with (
+        FakeBroker(on={wire.METADATA: cluster}, at={Step.OPEN: elsewhere}) as fake,
+        rbs.streams_client(fake.uri, load_balancer=True, reconnect_timeout=0.2) as client,
+    ):
+        with pytest.raises(StreamConnectionError, match='reached elsewhere:5552, not leader:5552'):
+            async with client.publisher('test'):
+                pass
+
+
+async def test_87_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
     opened = 0
 
     def other_node(connection: Peer, request: Frame) -> None:
@@ -343,13 +490,6 @@ async def test_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
         connection.answer(
             request, wire.string_map({'advertised_host': host, 'advertised_port': '5552'})
         )
-
-    def cluster(connection: Peer, request: Frame) -> None:
-        brokers = struct.pack('>I', 2)
-        for number, host in enumerate(('elsewhere', 'leader')):
-            brokers += struct.pack('>H', number) + wire.string(host) + struct.pack('>I', 5552)
-        stream = struct.pack('>I', 1) + request.body[8:] + struct.pack('>HHIH', 1, 1, 1, 0)
-        connection.send(wire.frame(0x8000 | wire.METADATA, request.body[:4] + brokers + stream))
 
     async with (
         FakeBroker(on={wire.METADATA: cluster}, at={Step.OPEN: other_node}) as fake,

@@ -160,11 +160,13 @@ class BasePublisher:
         self._abandon(error)
 
     def _stop_recovery(self) -> asyncio.Task[None] | None:
-        recovery = self._recovery
-        if recovery is not None and recovery is not asyncio.current_task():
-            recovery.cancel()
-            return recovery
-        return None
+        # here, too: a task that is cancelled before it has begun does nothing at its end
+        self._topology.on_close.pop(self, None)
+        recovery, self._recovery = self._recovery, None
+        if recovery is None or recovery is asyncio.current_task():
+            return None
+        recovery.cancel()
+        return recovery
 
     def _abandon(self, error: Exception) -> None:
         for waiter in self._window.abandon():
