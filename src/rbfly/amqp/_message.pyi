@@ -79,17 +79,6 @@ def stream_message_ctx(
     app_properties: Mapping[str, Any] | None = None,
     footer: Mapping[Any, Any] | None = None,
 ) -> MessageCtx: ...
-def full_context(
-    body: AMQPBody,
-    *,
-    publish_id: int | None = None,
-    header: AMQPHeader | None = None,
-    properties: AMQPProperties | None = None,
-    annotations: Mapping[Any, Any] | None = None,
-    delivery_annotations: Mapping[Any, Any] | None = None,
-    app_properties: Mapping[str, Any] | None = None,
-    footer: Mapping[Any, Any] | None = None,
-) -> MessageCtx: ...
 def get_message_ctx() -> MessageCtx: ...
 def set_message_ctx(context: MessageCtx | _ContextHolder) -> None: ...
 def restore_message(*args: Any) -> MessageCtx: ...

@@ -181,21 +181,27 @@ cdef class MessageCtx:
 
     cdef object take_body(self):
         cdef Cursor c
+        # held: keys of maps may run foreign code, which may call __init__
+        cdef object owner = self._owner
         if not self._body_ready:
-            if self._p is not NULL:     # else by __new__ alone
+            if owner is not None:       # else by __new__ alone
                 cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
-                self._body = build_body(&c)
+                body = build_body(&c)
+                if self._body_ready:    # set meanwhile
+                    return self._body
+                self._body = body
             self._body_ready = True
         return self._body
 
     cdef object section(self, int index):
         cdef Sections sections = self._sections
         cdef Cursor c
+        cdef object owner = self._owner     # held, as for the body
         if sections is None:
             sections = self._sections = open_sections(self)
         value = get_field(sections, index)
         if value is None:
-            if sections.at[index] >= 0:
+            if sections.at[index] >= 0 and owner is not None:
                 cursor_open(&c, self._p, self._p + sections.at[index], self._p + self._n)
                 value = build_section(&c, index)
             elif index == I_HEADER:
@@ -478,7 +484,7 @@ cdef uint64_t check_u64(object value, str name) except? 0:
     return check_uint(value, 0xffffffffffffffff, name)
 
 
-def full_context(
+def stream_message_ctx(
     body, *, publish_id=None, header=None, properties=None, annotations=None,
     delivery_annotations=None, app_properties=None, footer=None,
 ):
@@ -492,7 +498,7 @@ def full_context(
     return ctx
 
 
-stream_message_ctx = rbfly_make_factory(new_context, full_context, FACTORY_DOC, __name__)
+stream_message_ctx = rbfly_make_factory(new_context, stream_message_ctx, FACTORY_DOC, __name__)
 
 
 def get_message_ctx():
