@@ -24,7 +24,7 @@ from rbfly.amqp._scalars cimport (
 )
 from rbfly.amqp._types cimport (
     ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol, clip,
-    copy_buffer, milliseconds, plain_dict, plain_list,
+    milliseconds, plain_bytes, plain_dict, plain_list,
 )
 
 from rbfly.amqp._types import Char, Float32, Timestamp
@@ -192,7 +192,7 @@ cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
         if type(key) is Symbol:
             return encode_symbol(out, key)
         if isinstance(key, str):
-            return encode_symbol(out, Symbol(str(key)))
+            return encode_symbol(out, Symbol(key))
         if isinstance(key, int) and not isinstance(key, bool):
             return encode_ulong(out, key)
         raise AMQPEncoderTypeError(f'an annotation key is Symbol, str or int, not {clip(key)}')
@@ -363,7 +363,7 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
 cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
     cdef bytes data
     if code == 0xb0 and isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value) if isinstance(value, bytes) else copy_buffer(value)
+        data = plain_bytes(value)
     elif code == 0xb1 and isinstance(value, str):
         try:
             data = str.encode(value)

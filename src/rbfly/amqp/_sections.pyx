@@ -13,12 +13,18 @@ from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._scalars cimport (
     encode_symbol, encode_ubyte, encode_uint, encode_ulong, put_timestamp,
 )
-from rbfly.amqp._types cimport Symbol, new_symbol
+from rbfly.amqp._types cimport Symbol, new_symbol, plain_bytes, plain_text
 
 from rbfly.amqp._types import Decimal32, Decimal64, Decimal128, Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
 
 import_datetime()
+
+
+cdef bytes data_section(object value):
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise AMQPEncoderTypeError(f'a data section is bytes, not {type(value).__name__}')
+    return plain_bytes(value)
 
 
 class DataBody(bytes):
@@ -28,8 +34,10 @@ class DataBody(bytes):
     :ivar sections: the same (tuple of bytes).
     """
 
+    _sections = ()      # of a subclass that does not call __new__ of this one
+
     def __new__(cls, sections=()):
-        parts = tuple([bytes(part) for part in sections])
+        parts = tuple([data_section(part) for part in sections])
         if not parts:
             parts = (b'',)
         self = bytes.__new__(cls, b''.join(parts))
@@ -39,7 +47,7 @@ class DataBody(bytes):
     @property
     def sections(self):
         """Content of each section (tuple of bytes)."""
-        return self._sections
+        return self._sections or (plain_bytes(self),)
 
     def __reduce__(self):
         return type(self), (self.sections,)
@@ -52,6 +60,8 @@ class SequenceBody(list):
     :ivar lengths: number of items of each section.  A list whose length was changed is written as
         one section.
     """
+
+    _lengths = (0,)     # of a subclass that does not call __init__ of this one
 
     def __init__(self, sections=()):
         parts = [list(part) for part in sections]
@@ -93,6 +103,13 @@ cdef object check_bool(object value, str name):
     return value
 
 
+cdef int check_alone(tuple keywords) except -1:
+    for value in keywords:
+        if value is not None:
+            raise AMQPEncoderTypeError('fields are given as a list or by keywords, not both')
+    return 0
+
+
 @cython.final
 cdef class AMQPHeader:
     """Header section: how a message is to be delivered (part 3, section 3.2.1).
@@ -112,6 +129,7 @@ cdef class AMQPHeader:
         delivery_count=None,
     ):
         if fields is not None:
+            check_alone((durable, priority, ttl, first_acquirer, delivery_count))
             if len(fields) > 5:
                 raise AMQPEncoderTypeError(f'a header has 5 fields, not {len(fields)}')
             durable, priority, ttl, first_acquirer, delivery_count = (
@@ -167,7 +185,7 @@ cdef object check_symbol(object value, str name):
     if type(value) is str and (<str> value).isascii():
         return new_symbol(value)
     if isinstance(value, str):
-        return Symbol(str(value))
+        return Symbol(value)
     raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
 
 
@@ -183,15 +201,15 @@ cdef object check_property(int index, object value):
         if isinstance(value, UUID) or isinstance(value, bytes) and not isinstance(value, DECIMALS):
             return value
         if isinstance(value, (bytearray, memoryview)):
-            return bytes(value)
+            return plain_bytes(value)
         if isinstance(value, str):
-            return str(value)
+            return plain_text(value)
         raise AMQPEncoderTypeError(
             f'{name} is int, UUID, bytes or str, not {type(value).__name__}'
         )
     if index == 1:
         if isinstance(value, (bytes, bytearray, memoryview)) and not isinstance(value, DECIMALS):
-            return bytes(value)
+            return plain_bytes(value)
         raise AMQPEncoderTypeError(f'{name} is bytes, not {type(value).__name__}')
     if index == 6 or index == 7:
         return check_symbol(value, name)
@@ -202,7 +220,7 @@ cdef object check_property(int index, object value):
     if index == 11:
         return check_uint(value, 0xffffffff, name)
     if isinstance(value, str):
-        return str(value)
+        return plain_text(value)
     raise AMQPEncoderTypeError(f'{name} is str, not {type(value).__name__}')
 
 
@@ -262,14 +280,15 @@ cdef class AMQPProperties:
         correlation_id=None, content_type=None, content_encoding=None, absolute_expiry_time=None,
         creation_time=None, group_id=None, group_sequence=None, reply_to_group_id=None,
     ):
-        if fields is None:
-            self._fields = check_fields((
-                message_id, user_id, to, subject, reply_to, correlation_id, content_type,
-                content_encoding, absolute_expiry_time, creation_time, group_id, group_sequence,
-                reply_to_group_id,
-            ))
-        else:
-            self._fields = check_fields(pad(fields))
+        cdef tuple keywords = (
+            message_id, user_id, to, subject, reply_to, correlation_id, content_type,
+            content_encoding, absolute_expiry_time, creation_time, group_id, group_sequence,
+            reply_to_group_id,
+        )
+        if fields is not None:
+            check_alone(keywords)
+            keywords = pad(fields)
+        self._fields = check_fields(keywords)
 
     @property
     def message_id(self):

@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint8_t
 cdef enum:
     MAX_DEPTH = 100
     MAX_ZERO_WIDTH = 65536
+    MAX_ITEMS = 1 << 28         # of a sequence that is no list or tuple
 
 
 @cython.final
@@ -48,6 +49,8 @@ cdef dict ELEMENT_CODES
 cdef dict WIRE_CLASSES
 
 cdef str clip(object value)
+cdef str plain_text(object value)
+cdef bytes plain_bytes(object value)
 cdef bytes copy_buffer(object value)
 cdef dict plain_dict(object value)
 cdef list plain_list(object value)

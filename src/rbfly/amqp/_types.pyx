@@ -8,6 +8,7 @@ import struct
 from uuid import UUID, SafeUUID
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.datetime cimport datetime, datetime_new, get_utc, import_datetime, timedelta
 from libc.stdint cimport int64_t, uint8_t
 
@@ -22,6 +23,7 @@ import_datetime()
 cdef extern from 'Python.h':
     object PyLong_FromUnsignedLongLong(unsigned long long value)
     int PyObject_GenericSetAttr(object o, object name, object value) except -1
+    str PyUnicode_FromObject(object value)
 
 __all__ = [
     'AMQPArray', 'Byte', 'Char', 'Decimal128', 'Decimal32', 'Decimal64', 'Described', 'Float32',
@@ -39,11 +41,15 @@ cdef class Symbol:
     :param name: the name (str).
     """
 
-    def __init__(self, str name not None):
-        if not name.isascii():
+    def __init__(self, name):
+        cdef str text
+        if not isinstance(name, str):
+            raise AMQPEncoderTypeError(f'a symbol is made of str, not {type(name).__name__}')
+        text = plain_text(name)
+        if not text.isascii():
             raise AMQPEncoderValueError(f'a symbol is ASCII, not {clip(name)}')
-        self.name = str(name)
-        self._hash = hash(name) ^ 0x53594d
+        self.name = text
+        self._hash = hash(text) ^ 0x53594d
         if self._hash == -1:
             self._hash = -2
 
@@ -72,6 +78,7 @@ cdef class Symbol:
 
 
 @cython.final
+@cython.trashcan(True)      # nested a million deep it is freed all the same
 cdef class Described:
     """A value with a descriptor that tells its meaning (part 1, section 1.2).
 
@@ -351,6 +358,17 @@ cdef dict WIRE_CLASSES = {
 
 # --- conversions ---
 
+cdef str plain_text(object value):
+    # what a subclass holds, not what its __str__ says: that of an Enum gives its name
+    return PyUnicode_FromObject(value)
+
+
+cdef bytes plain_bytes(object value):
+    if isinstance(value, bytes):
+        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    return copy_buffer(value)
+
+
 cdef bytes copy_buffer(object value):
     try:
         return memoryview(value).tobytes()
@@ -370,6 +388,8 @@ cdef list plain_list(object value):
     try:
         # by length: iteration of a foreign object need not end
         n = len(value)
+        if n > MAX_ITEMS:
+            raise ValueError(f'{n} items')
         return [value[i] for i in range(n)] if not isinstance(value, (list, tuple)) else list(value)
     except Exception as ex:
         raise AMQPEncoderValueError(f'a sequence that cannot be read: {clip(ex)}') from ex
