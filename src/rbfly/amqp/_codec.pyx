@@ -26,10 +26,14 @@ from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
+from rbfly.amqp._types cimport clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.amqp._types import Decimal32, Decimal64, Decimal128
-from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError, RbFlyBufferError
+from rbfly.error import (
+    AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError, AMQPError,
+    RbFlyBufferError,
+)
 
 cdef extern from *:
     """
@@ -104,10 +108,15 @@ cdef int put_body(OutBuffer *out, object body) except -1:
 
 
 cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except -1:
-    if value is None or not value:
+    cdef dict pairs
+    if value is None:
+        return 0
+    # whether a foreign mapping is empty is told by its pairs
+    pairs = value if type(value) is dict else plain_dict(value)
+    if not pairs:
         return 0
     put_descriptor(out, section)
-    return encode_map(out, value, 0, keys)
+    return encode_map(out, pairs, 0, keys)
 
 
 cdef inline object present(MessageCtx ctx, Sections sections, int index):
@@ -149,13 +158,17 @@ cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
 cdef int encode_message(OutBuffer *out, object message) except -1:
     if type(message) is bytes:
         return put_data(out, message)
+    cdef bint failed
     if type(message) is MessageCtx:
-        return put_context(out, message)
-    return put_body(out, message)
+        failed = (<raw_put_context> put_context)(out, message) < 0
+    else:
+        failed = (<raw_put_body> put_body)(out, message) < 0
+    return fail_foreign(out) if failed else 0
 
 
 # The same function with its error left set, which costs less than try and finally.
 ctypedef int (*raw_put_context)(OutBuffer *out, MessageCtx ctx) noexcept
+ctypedef int (*raw_put_body)(OutBuffer *out, object body) noexcept
 ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
 
 
@@ -164,10 +177,26 @@ cdef int keep_error() except -1:
     return -1
 
 
-cdef Py_ssize_t encode_again(bytearray buffer, MessageCtx message) except -1:
+cdef int fail_foreign(OutBuffer *out) except -1:
+    """After an error: one that code of a value raised becomes one of the encoder."""
+    if (
+        PyErr_ExceptionMatches(AMQPError) or PyErr_ExceptionMatches(MemoryError)
+        or not PyErr_ExceptionMatches(Exception)
+        or (out.owner is NULL and PyErr_ExceptionMatches(BufferError))
+    ):
+        return -1
+    try:
+        keep_error()
+    except Exception as ex:
+        raise AMQPEncoderValueError(f'a value that cannot be read: {clip(ex)}') from ex
+
+
+cdef Py_ssize_t encode_again(
+    OutBuffer *out, bytearray buffer, MessageCtx message
+) except -1:
     """After an error: room is asked for generously, so that a message may fit all the same."""
     if not PyErr_ExceptionMatches(BufferError):
-        return -1
+        fail_foreign(out)
     PyErr_Clear()
     data = encode_amqp_bytes(message)
     if len(data) > len(buffer):
@@ -198,7 +227,7 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     failed = (<raw_put_context> put_context)(&out, message) < 0
     rbfly_release(buffer)
     if failed:
-        return encode_again(buffer, message)
+        return encode_again(&out, buffer, message)
     return out_size(&out)
 
 
