@@ -1,12 +1,35 @@
 """Values that constructors would refuse, and values that grow: errors of the family, no crash."""
 
+import subprocess
+import sys
+from collections import UserDict
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from rbfly.amqp import DataBody, SequenceBody, decode_amqp, encode_amqp_bytes
-from rbfly.error import AMQPDecoderError, AMQPEncoderError
-from rbfly.types import AMQPArray, Decimal32, Decimal64, Decimal128, Int, UByte
+from rbfly.amqp import (
+    AMQPHeader,
+    AMQPProperties,
+    DataBody,
+    SequenceBody,
+    decode_amqp,
+    encode_amqp,
+    encode_amqp_bytes,
+    stream_message_ctx,
+)
+from rbfly.error import AMQPDecoderError, AMQPEncoderError, AMQPEncoderTypeError
+from rbfly.types import (
+    AMQPArray,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Float32,
+    Int,
+    Timestamp,
+    UByte,
+)
 
 
 @pytest.mark.parametrize(('kind', 'size'), [(Decimal32, 4), (Decimal64, 8), (Decimal128, 16)])
@@ -71,3 +94,169 @@ def test_view_of_bytes_that_change_under_it(tail: bytes) -> None:
     except AMQPDecoderError:
         return
     assert len(view) <= len(data)
+
+
+# --- contexts that change while they are read ---
+
+
+def test_context_that_is_made_anew_while_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing a UUID runs Python code; the bytes must outlive it although nobody else has them."""
+    pairs = {UUID(int=i): i for i in range(300)}
+    data = encode_amqp_bytes(stream_message_ctx([pairs], app_properties={'k': pairs}))
+    plain_hash = UUID.__hash__
+    ctx = decode_amqp(bytearray(data))
+
+    def forget(value: UUID) -> int:
+        ctx.__init__('new')
+        return plain_hash(value)
+
+    monkeypatch.setattr(UUID, '__hash__', forget)
+    assert ctx.body == 'new'
+    ctx = decode_amqp(bytearray(data))
+    found = ctx.app_properties['k']
+    monkeypatch.undo()
+    assert found == pairs
+
+
+DEEP = """
+from rbfly.amqp import encode_amqp_bytes
+from rbfly.error import AMQPEncoderError
+from rbfly.types import Described
+
+value = None
+for _ in range(10**6):
+    value = Described(1, value)
+try:
+    encode_amqp_bytes(value)
+except AMQPEncoderError:
+    del value
+    print('freed')
+"""
+
+
+def test_a_million_described_are_freed() -> None:
+    # in a process of its own, which a stack overflow would end
+    done = subprocess.run([sys.executable, '-c', DEEP], capture_output=True, text=True)
+    assert done.stdout == 'freed\n', done.stderr
+
+
+# --- code of values that raises or misleads ---
+
+
+def fail(*_: Any) -> Any:
+    raise ZeroDivisionError
+
+
+class EvilClass:
+    __class__ = property(fail)
+
+
+class EvilMeta(type):
+    __mro__ = property(fail)
+
+
+class EvilOrder(metaclass=EvilMeta):
+    pass
+
+
+class EvilFloat(float):
+    __float__ = fail
+
+
+class EvilInt(int):
+    __le__ = __ge__ = fail
+
+
+class NoSize(UserDict[str, int]):
+    __len__ = fail
+
+
+class FarAway(datetime):
+    def utcoffset(self) -> timedelta:
+        return timedelta(days=999999999)
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        EvilClass,
+        EvilOrder,
+        lambda: AMQPArray(Float32, [EvilFloat(1)]),
+        lambda: AMQPArray(int, [EvilInt(1)]),
+        lambda: AMQPArray(AMQPArray, [AMQPArray.__new__(AMQPArray)]),
+        lambda: FarAway(2020, 1, 1, tzinfo=UTC),
+    ],
+    ids=['class', 'order', 'float', 'int', 'array', 'datetime'],
+)
+def test_errors_of_values_are_errors_of_the_encoder(make: Any) -> None:
+    value = make()
+    for body in (value, [value], {'key': value}):
+        with pytest.raises(AMQPEncoderError):
+            encode_amqp_bytes(body)
+        with pytest.raises(AMQPEncoderError):
+            encode_amqp(bytearray(1000), stream_message_ctx(body))
+
+
+@pytest.mark.parametrize(
+    'section',
+    [
+        {'header': AMQPHeader.__new__(AMQPHeader)},
+        {'properties': AMQPProperties.__new__(AMQPProperties)},
+        {'properties': AMQPProperties(creation_time=int.__new__(Timestamp, 2**70))},
+    ],
+    ids=['header', 'properties', 'time'],
+)
+def test_errors_of_sections_are_errors_of_the_encoder(section: Any) -> None:
+    with pytest.raises(AMQPEncoderError):
+        encode_amqp_bytes(stream_message_ctx(1, **section))
+
+
+def test_interruption_stays_one() -> None:
+    class Interrupted(UserDict[str, int]):
+        def __getitem__(self, key: str) -> int:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        encode_amqp_bytes([Interrupted(a=1)])
+
+
+@pytest.mark.parametrize('name', ['annotations', 'app_properties', 'footer'])
+def test_mapping_that_denies_its_pairs(name: str) -> None:
+    class Denying(UserDict[str, int]):
+        def __bool__(self) -> bool:
+            return False
+
+    for mapping in (Denying({'x-a': 1}), NoSize({'x-a': 1})):
+        sections: Any = {name: mapping}
+        ctx = stream_message_ctx(1, **sections)
+        assert list(getattr(decode_amqp(encode_amqp_bytes(ctx)), name).values()) == [1]
+
+
+def test_sequence_without_end() -> None:
+    with pytest.raises(AMQPEncoderError, match='items'):
+        encode_amqp_bytes(range(10**15))
+
+
+# --- bodies of sections ---
+
+
+class OwnData(DataBody):
+    def __new__(cls, value: bytes) -> 'OwnData':
+        return bytes.__new__(cls, value)
+
+
+class OwnSequence(SequenceBody):
+    def __init__(self, items: list[Any]) -> None:
+        list.__init__(self, items)
+
+
+def test_body_of_a_subclass_with_a_constructor_of_its_own() -> None:
+    assert encode_amqp_bytes(OwnData(b'ab')) == encode_amqp_bytes(b'ab')
+    assert encode_amqp_bytes(OwnSequence([1])) == encode_amqp_bytes(SequenceBody([[1]]))
+
+
+@pytest.mark.parametrize('sections', [b'ab', [5], ['a'], [None]])
+def test_data_sections_are_bytes(sections: Any) -> None:
+    # bytes(5) would be five zeros, and so would each byte of b'ab' be
+    with pytest.raises(AMQPEncoderTypeError, match='a data section is bytes'):
+        DataBody(sections)

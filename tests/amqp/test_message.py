@@ -7,6 +7,7 @@ import inspect
 import pickle
 import sys
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -471,6 +472,57 @@ def test_data_of_a_wrong_type(data: Any) -> None:
         decode_amqp(data)
 
 
+# --- subclasses, wrong uses ---
+
+
+class Mixed(str, Enum):  # noqa: UP042
+    """`str` of a member gives its name, not what it holds."""
+
+    A = 'x-a'
+
+
+class Told(str):
+    def __str__(self) -> str:
+        return 'another'
+
+
+class ToldBytes(bytes):
+    def __bytes__(self) -> bytes:
+        return b'another'
+
+
+@pytest.mark.parametrize('value', [Mixed.A, Told('x-a')], ids=lambda value: type(value).__name__)
+def test_str_of_a_subclass_is_what_it_holds(value: str) -> None:
+    properties = AMQPProperties(subject=value, message_id=value, content_type=value)
+    assert properties.subject == properties.message_id == 'x-a'
+    assert properties.content_type == Symbol('x-a')
+    assert Symbol(value) == Symbol('x-a')
+    assert hash(Symbol(value)) == hash(Symbol('x-a'))
+    ctx = through(stream_message_ctx(1, annotations={value: 1}, app_properties={value: 2}))
+    assert ctx.annotations == {Symbol('x-a'): 1}
+    assert ctx.app_properties == {'x-a': 2}
+
+
+def test_bytes_of_a_subclass_are_what_they_hold() -> None:
+    value = ToldBytes(b'x-a')
+    assert AMQPProperties(user_id=value).user_id == b'x-a'
+    assert DataBody([value]).sections == (b'x-a',)
+    assert through(AMQPArray(bytes, [value])).body.items == (b'x-a',)
+
+
+def test_symbol_of_a_wrong_type() -> None:
+    for value in (None, b'a', 5):
+        with pytest.raises(AMQPEncoderTypeError, match='a symbol is made of str'):
+            Symbol(value)  # type: ignore[arg-type]
+
+
+def test_fields_are_given_in_one_way() -> None:
+    with pytest.raises(AMQPEncoderTypeError, match='not both'):
+        AMQPHeader([True], priority=9)
+    with pytest.raises(AMQPEncoderTypeError, match='not both'):
+        AMQPProperties(['id'], subject='s')
+
+
 # --- context ---
 
 
@@ -544,7 +596,7 @@ def test_ids_and_offsets(name: str) -> None:
 
 def test_factory_arguments() -> None:
     assert stream_message_ctx(body='a').body == 'a'
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r'^stream_message_ctx\(\)'):
         stream_message_ctx()  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         stream_message_ctx('a', 5)  # type: ignore[call-arg]
