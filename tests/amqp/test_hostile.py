@@ -1,5 +1,6 @@
 """5: bytes and values that are made to do harm: a clean error, in bounded time and memory."""
 
+import ctypes
 import struct
 import sys
 import tracemalloc
@@ -9,7 +10,7 @@ from uuid import UUID
 import pytest
 from amqp_values import VALUE, decode_value, encode_value
 
-from rbfly.amqp import decode_amqp, encode_amqp_bytes, stream_message_ctx
+from rbfly.amqp import MessageCtx, decode_amqp, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, AMQPEncoderTypeError, AMQPEncoderValueError
 from rbfly.types import AMQPArray, Described, Int, Symbol
 
@@ -501,3 +502,25 @@ def test_errors_do_not_pile_up_in_the_codec() -> None:
         with pytest.raises(AMQPEncoderTypeError):
             encode_amqp_bytes(bad)
     assert sys.exc_info() == (None, None, None)
+
+
+def test_long_values_that_are_shared() -> None:
+    with pytest.raises(AMQPEncoderValueError, match='512 MiB'):
+        encode_amqp_bytes([b'x' * 2**20] * 10**5)
+
+
+def test_context_is_no_body() -> None:
+    context: Any = stream_message_ctx('x')
+    with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
+        stream_message_ctx(context)
+    with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
+        MessageCtx(context)
+    with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
+        context.body = context
+    assert context.body == 'x'
+
+
+def test_empty_view_of_two_dimensions() -> None:
+    view = memoryview((ctypes.c_uint8 * 0 * 3)()).toreadonly()
+    with pytest.raises(AMQPDecoderError):
+        decode_amqp(view)

@@ -212,7 +212,8 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     """Encode a message into the front of a buffer.
 
     Raises RbFlyBufferError if the buffer is too small, and an AMQPEncoderError for a value that
-    AMQP 1.0 does not know; what the buffer holds then is undefined.
+    AMQP 1.0 does not know; what the buffer holds then is undefined.  Neither threads nor code that
+    a value runs may encode into the same buffer meanwhile.
 
     :param buffer: where to write (bytearray); its size does not change.
     :param message: the message (MessageCtx).
@@ -314,6 +315,8 @@ def decode_amqp(buffer):
 cdef object readable(object data):
     """Exact bytes, or a memoryview of bytes that nobody writes to."""
     cdef object view = memoryview(data)
+    if not view.nbytes:
+        return b''
     if not view.readonly or not view.c_contiguous:
         return view.tobytes()
     if view.format != 'B' or view.ndim != 1:

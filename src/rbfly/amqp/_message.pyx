@@ -138,7 +138,10 @@ cdef int set_field(Sections sections, int index, object value) except -1:
 @cython.final
 @cython.no_gc
 cdef class MessageCtx:
-    """A message: body, the other sections, and what the stream knows of it.
+    """MessageCtx(body, header=None, delivery_annotations=None, annotations=None, properties=None, \
+app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=0, \
+is_set_stream_publish_id=False)\n--\n
+    A message: body, the other sections, and what the stream knows of it.
 
     Sections of a received message are decoded when first asked for; that raises AMQPDecoderError
     if they are malformed.  Sections that are set are encoded, none is left out; an empty section
@@ -147,8 +150,8 @@ cdef class MessageCtx:
     Part 3, section 3.2 of the specification.  A context is not tracked by Python's cyclic garbage
     collector: do not store it in its own body.
 
-    :param body: AMQP value; `bytes`, DataBody and other buffers are data sections, SequenceBody
-        is sequence sections, anything else a value section.
+    :param body: AMQP value; `bytes`, bytearray, memoryview and DataBody are data sections,
+        SequenceBody is sequence sections, anything else a value section.
     :param header: AMQPHeader.
     :param delivery_annotations: dict by Symbol (a str is made one) or int.
     :param annotations: message annotations; dict by Symbol (a str is made one) or int.
@@ -166,6 +169,8 @@ cdef class MessageCtx:
         app_properties=None, footer=None, *, stream_offset=0, double stream_timestamp=0,
         stream_publish_id=0, bint is_set_stream_publish_id=False,
     ):
+        if type(body) is MessageCtx:
+            fail_body()
         self._body = body
         self._body_ready = True
         self._owner = None
@@ -226,6 +231,8 @@ cdef class MessageCtx:
 
     @body.setter
     def body(self, value):
+        if type(value) is MessageCtx:
+            fail_body()
         self._body = value
         self._body_ready = True
 
@@ -471,7 +478,13 @@ Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong publishing i
 """
 
 
+cdef object fail_body():
+    raise AMQPEncoderTypeError('the body of a message is a value, not a MessageCtx')
+
+
 cdef object new_context(object body):
+    if type(body) is MessageCtx:
+        return fail_body()
     cdef MessageCtx ctx = MessageCtx.__new__(MessageCtx)
     ctx._body = body
     ctx._body_ready = True

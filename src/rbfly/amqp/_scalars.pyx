@@ -8,7 +8,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport (
-    OutBuffer, double_bits, out_reserve, put_bytes, put_u8, put_u32, put_u64,
+    OutBuffer, double_bits, out_reserve, out_size, put_bytes, put_u8, put_u32, put_u64,
 )
 from rbfly.amqp._native cimport rbfly_ascii_data
 from rbfly.amqp._types cimport Symbol, clip, copy_buffer, milliseconds
@@ -18,6 +18,9 @@ from rbfly.error import (
 )
 
 import_datetime()
+
+cdef enum:
+    MAX_OUTPUT = 1 << 29    # bytes before a value of more than 255
 
 cdef extern from 'Python.h':
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
@@ -32,6 +35,9 @@ cdef int fail_size(Py_ssize_t n) except -1:
 cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n) except -1:
     if n > 0xffffffff:
         fail_size(n)
+    if out_size(out) > MAX_OUTPUT:
+        # long values that are shared take no memory before they are written
+        raise AMQPEncoderValueError('a message of more than 512 MiB')
     out_reserve(out, n + 5)
     put_u8(out, code8 + 0x10)
     put_u32(out, <uint32_t> n)

@@ -112,7 +112,9 @@ cdef int check_alone(tuple keywords) except -1:
 
 @cython.final
 cdef class AMQPHeader:
-    """Header section: how a message is to be delivered (part 3, section 3.2.1).
+    """AMQPHeader(fields=None, *, durable=None, priority=None, ttl=None, first_acquirer=None, \
+delivery_count=None)\n--\n
+    Header section: how a message is to be delivered (part 3, section 3.2.1).
 
     Immutable.  Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong value.
 
@@ -254,7 +256,11 @@ cdef AMQPProperties decoded_properties(object value):
 
 @cython.final
 cdef class AMQPProperties:
-    """Properties section (part 3, section 3.2.4).
+    """AMQPProperties(fields=None, *, message_id=None, user_id=None, to=None, subject=None, \
+reply_to=None, correlation_id=None, content_type=None, content_encoding=None, \
+absolute_expiry_time=None, creation_time=None, group_id=None, group_sequence=None, \
+reply_to_group_id=None)\n--\n
+    Properties section (part 3, section 3.2.4).
 
     Immutable; each field is None if absent.  Raises AMQPEncoderTypeError,
     AMQPEncoderValueError or AMQPEncoderOverflowError for a wrong value.

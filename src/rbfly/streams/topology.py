@@ -124,7 +124,6 @@ class Topology:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.on_close: dict[object, Callable[[], None]] = {}
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
         self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
