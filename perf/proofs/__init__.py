@@ -19,7 +19,7 @@ SETTINGS = {
     'tasks': 'number of tasks that send at once',
     'rounds': 'number of interleaved rounds',
     'milliseconds': 'how long a lane runs in a round, about',
-    'by': 'how messages are published: send, flush or send-many',
+    'by': 'published by send, flush or send-many; consumed by body, context or batch',
     'unnamed': 'publish without a name: at least once',
 }
 
@@ -125,6 +125,7 @@ PROOFS = {
             'consume',
             messages=1_000_000,
             cuts=50,
+            by='body',
         ),
         proof(
             'consume-restart',
@@ -132,6 +133,7 @@ PROOFS = {
             'consume',
             messages=1_000_000,
             cuts=4,
+            by='body',
         ),
         proof(
             'consume-leader',
@@ -140,12 +142,14 @@ PROOFS = {
             nodes=3,
             messages=1_000_000,
             cuts=6,
+            by='body',
         ),
         proof(
             'consume-memory',
             'memory while consuming; it grows by less than 5 MB after the first tenth',
             'memory',
             messages=50_000_000,
+            by='body',
         ),
     )
 }

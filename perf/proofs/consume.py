@@ -2,7 +2,8 @@
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import rbfly.streams as rbs
@@ -18,7 +19,7 @@ from .faults import (
 )
 from .peers import publishing
 from .publish import check_faults
-from .run import Run
+from .run import ProofError, Run
 from .site import ENTRY_DOWN, Site, body
 
 __all__ = ['consume_cuts', 'consume_leader', 'consume_restart', 'read_all']
@@ -35,26 +36,57 @@ async def lead(run: Run, gate: Gate, limit: Any, ahead: int = LEAD) -> None:
         await asyncio.sleep(TICK)
 
 
-async def read_all(run: Run, client: rbs.StreamsClient, stream: str) -> 'array[int]':
-    """Read all numbers from the first on, up to one that is not as it should be; their offsets."""
+async def by_body(subscription: rbs.Subscription) -> AsyncGenerator[tuple[Any, int], None]:
+    """Bodies by `async for`, offsets by `get_message_ctx`."""
+    async for message in subscription:
+        yield message, rbs.get_message_ctx().stream_offset
+
+
+async def by_context(subscription: rbs.Subscription) -> AsyncGenerator[tuple[Any, int], None]:
+    """Contexts by `messages`."""
+    async for context in subscription.messages():
+        yield context.body, context.stream_offset
+
+
+async def by_batch(subscription: rbs.Subscription) -> AsyncGenerator[tuple[Any, int], None]:
+    """Whole chunks by `batches`."""
+    async for batch in subscription.batches():
+        for pair in zip(batch, batch.offsets, strict=True):
+            yield pair
+
+
+WAYS = {'body': by_body, 'context': by_context, 'batch': by_batch}
+
+
+async def read_all(
+    run: Run, client: rbs.StreamsClient, stream: str, offsets: 'array[int] | None' = None
+) -> bool:
+    """Read all numbers from the first on, up to one that is not as it should be.
+
+    :param offsets: where to put theirs.
+    """
+    if run['by'] not in WAYS:
+        raise ProofError(f'no way {run["by"]} of consuming; there are {", ".join(WAYS)}')
     total = run['messages']
-    offsets = array('q')
     expected = 0
-    async for message in client.subscribe(stream, offset=rbs.Offset.FIRST):
-        if message != body(expected):
-            break
-        offsets.append(rbs.get_message_ctx().stream_offset)
-        expected += 1
-        run.done = expected
-        if expected == total:
-            break
-    came = (
-        f'{expected:,} of {total:,}'
-        if expected == total
-        else (f'{message!r} came where {expected:,} was due')
-    )
-    run.check('each message came once and in order', expected == total, came)
-    return offsets
+    what = ''
+    async with (
+        client.subscribe(stream, offset=rbs.Offset.FIRST) as subscription,
+        aclosing(WAYS[run['by']](subscription)) as messages,
+    ):
+        async for message, offset in messages:
+            if message != body(expected):
+                what = f'{message!r} came where {expected:,} was due'
+                break
+            if offsets is not None:
+                offsets.append(offset)
+            expected += 1
+            run.done = expected
+            if expected == total:
+                break
+    came = f'{expected:,} of {total:,}'
+    run.check('each message came once and in order', expected == total, what or came)
+    return expected == total
 
 
 async def consume(
@@ -70,8 +102,8 @@ async def consume(
         ):
             feeder = group.create_task(lead(run, gate, limit))
             driver = group.create_task(drive(gate, stream)) if drive else None  # type: ignore[arg-type,var-annotated]
-            offsets = await read_all(run, client, stream)
-            if len(offsets) < total:
+            offsets = array('q')
+            if not await read_all(run, client, stream, offsets):
                 for task in filter(None, (feeder, driver)):
                     task.cancel()
         _, stored = await site.stored(stream)

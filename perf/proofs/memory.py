@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import rbfly.streams as rbs
 
-from .consume import lead
+from .consume import lead, read_all
 from .faults import Gate
 from .peers import publishing
 from .publish import Sent, send_all, way
@@ -97,7 +97,6 @@ async def consume_memory(run: Run, site: Site) -> None:
     """Consume many messages by one subscription, while they are being published."""
     total = run['messages']
     gate = Gate(total)
-    done = 0
     async with (
         site.stream(**RETENTION) as stream,
         publishing(site, stream, total, size=1_000, window=20_000) as limit,
@@ -106,12 +105,5 @@ async def consume_memory(run: Run, site: Site) -> None:
     ):
         feeder = group.create_task(lead(run, gate, limit, LEAD))
         async with sampled(run):
-            async for message in client.subscribe(stream, offset=rbs.Offset.FIRST):
-                if message != body(done):
-                    break
-                done += 1
-                run.done = done
-                if done == total:
-                    break
+            await read_all(run, client, stream)
         feeder.cancel()
-    run.check('each message came once and in order', done == total, f'{done:,} of {total:,}')

@@ -42,6 +42,11 @@ def one_node() -> Iterator[Sites]:
     yield from sites(1)
 
 
+@pytest.fixture(scope='module')
+def three_nodes() -> Iterator[Sites]:
+    yield from sites(3)
+
+
 async def holds(site: Sites, name: str, **settings: Value) -> Run:
     """Run a proof and assert that it holds."""
     run = Run(PROOFS[name], SEED, **settings)
@@ -72,8 +77,9 @@ async def test_memory(one_node: Sites, by: str) -> None:
     await holds(one_node, 'memory', messages=50_000, by=by)
 
 
-async def test_consume_memory(one_node: Sites) -> None:
-    await holds(one_node, 'consume-memory', messages=200_000)
+@pytest.mark.parametrize('by', ['body', 'context', 'batch'])
+async def test_consume_memory(one_node: Sites, by: str) -> None:
+    await holds(one_node, 'consume-memory', messages=100_000, by=by)
 
 
 def test_rtt(one_node: Sites) -> None:
@@ -85,14 +91,31 @@ def test_rtt(one_node: Sites) -> None:
     assert found['0 ms, send']['rate'] > found['50 ms, send']['rate']
 
 
-# -- what needs a client that gets over a lost connection: publishing
+# -- faults
 
 
 @pytest.mark.parametrize('unnamed', [False, True])
-@pytest.mark.parametrize('by', ['send', 'flush'])
+@pytest.mark.parametrize('by', ['send', 'flush', 'send-many'])
 async def test_publish_cuts(one_node: Sites, by: str, unnamed: bool) -> None:
     await holds(one_node, 'publish-cuts', messages=20_000, cuts=6, by=by, unnamed=unnamed)
 
 
+@pytest.mark.parametrize('by', ['body', 'context', 'batch'])
+async def test_consume_cuts(one_node: Sites, by: str) -> None:
+    await holds(one_node, 'consume-cuts', messages=20_000, cuts=6, by=by)
+
+
 async def test_publish_restart(one_node: Sites) -> None:
     await holds(one_node, 'publish-restart', messages=10_000, cuts=2)
+
+
+async def test_consume_restart(one_node: Sites) -> None:
+    await holds(one_node, 'consume-restart', messages=10_000, cuts=2)
+
+
+async def test_publish_leader(three_nodes: Sites) -> None:
+    await holds(three_nodes, 'publish-leader', messages=6_000, cuts=2)
+
+
+async def test_consume_leader(three_nodes: Sites) -> None:
+    await holds(three_nodes, 'consume-leader', messages=6_000, cuts=2)
