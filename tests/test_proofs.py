@@ -240,7 +240,7 @@ async def test_gate_makes_each_fault_while_messages_go() -> None:
         begin = run.done
         assert gate.epoch % 2 == 1
         # it lasts until messages have gone through that were not let go before it
-        await until(lambda: run.done >= begin + 160, 'messages trickle')
+        await until(lambda: run.done >= begin + 40, 'messages trickle')
         at.append((begin, run.done))
 
     async def work() -> None:

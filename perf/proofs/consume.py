@@ -36,26 +36,30 @@ async def lead(run: Run, gate: Gate, limit: Any, ahead: int = LEAD) -> None:
         await asyncio.sleep(TICK)
 
 
-async def by_body(subscription: rbs.Subscription) -> AsyncGenerator[tuple[Any, int], None]:
+async def by_body(subscription: Any) -> AsyncGenerator[tuple[Any, int], None]:
     """Bodies by `async for`, offsets by `get_message_ctx`."""
     async for message in subscription:
         yield message, rbs.get_message_ctx().stream_offset
 
 
-async def by_context(subscription: rbs.Subscription) -> AsyncGenerator[tuple[Any, int], None]:
+async def by_context(subscription: Any) -> AsyncGenerator[tuple[Any, int], None]:
     """Contexts by `messages`."""
     async for context in subscription.messages():
         yield context.body, context.stream_offset
 
 
-async def by_batch(subscription: rbs.Subscription) -> AsyncGenerator[tuple[Any, int], None]:
+async def by_batch(subscription: Any) -> AsyncGenerator[tuple[Any, int], None]:
     """Whole chunks by `batches`."""
     async for batch in subscription.batches():
         for pair in zip(batch, batch.offsets, strict=True):
             yield pair
 
 
-WAYS = {'body': by_body, 'context': by_context, 'batch': by_batch}
+WAYS: dict[str, tuple[str, Callable[[Any], AsyncGenerator[tuple[Any, int], None]]]] = {
+    'body': ('__anext__', by_body),
+    'context': ('messages', by_context),
+    'batch': ('batches', by_batch),
+}
 
 
 async def read_all(
@@ -67,12 +71,15 @@ async def read_all(
     """
     if run['by'] not in WAYS:
         raise ProofError(f'no way {run["by"]} of consuming; there are {", ".join(WAYS)}')
-    total = run['messages']
+    name, way = WAYS[run['by']]
+    if not hasattr(rbs.Subscription, name):
+        raise ProofError(f'this version of the client has no Subscription.{name}')
+    total: int = run['messages']
     expected = 0
     what = ''
     async with (
         client.subscribe(stream, offset=rbs.Offset.FIRST) as subscription,
-        aclosing(WAYS[run['by']](subscription)) as messages,
+        aclosing(way(subscription)) as messages,
     ):
         async for message, offset in messages:
             if message != body(expected):

@@ -14,6 +14,7 @@ __all__ = ['LEADER_FAULTS', 'Gate', 'change_leader', 'lose_node', 'note', 'plan_
 ELECTED = 15.0  # seconds for another leader while the node of the last one is away
 MOVES = 5
 MOVED = 10.0  # seconds: the node that is preferred may not be the one that is chosen
+SYNC = 'lists:foreach(fun dets:sync/1, dets:all()).'
 TRICKLE = 0.001  # seconds for a message while a fault takes longer than there are messages for
 
 
@@ -167,7 +168,13 @@ async def move_leader(site: Site, stream: str, before: int, after: int) -> None:
 async def stop_node(site: Site, node: int, how: str) -> None:
     """Kill a node, or stop it."""
     broker = site.broker
-    await asyncio.to_thread(broker.kill_node if how == 'kill' else broker.stop_node, node)
+    if how == 'kill':
+        # Of a node younger than three minutes not everything is on disk: it would come back
+        # without its vote on who leads a stream.
+        await asyncio.to_thread(lambda: broker.ctl('eval', SYNC, node=node))
+        await asyncio.to_thread(broker.kill_node, node)
+    else:
+        await asyncio.to_thread(broker.stop_node, node)
 
 
 async def lose_node(site: Site, node: int, how: str) -> None:

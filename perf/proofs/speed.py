@@ -203,25 +203,11 @@ def pairs(delay: int) -> dict[str, tuple[Make, Make, int]]:
 
 async def rtt(run: Run, site: Site) -> None:
     """Rates over a proxy that delays, each as a ratio to the floor over the same proxy."""
-    proxy = site.proxy
     store = await asyncio.to_thread(RabbitStore, site.direct[0])
-    rates: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
-    wrong = []
-    for _ in range(run['rounds']):
-        for delay in DELAYS:
-            proxy.delay = delay / 2000
-            for name, (ours, floor, size) in pairs(delay).items():
-                trip = max(delay / 1000 + ROUND_TRIP, size * PER_MESSAGE)
-                trips = max(math.ceil(run['milliseconds'] / 1000 / trip), 2)
-                both = rates.setdefault((delay, name), ([], []))
-                lanes = [(ours, both[0]), (floor, both[1])]
-                run.random.shuffle(lanes)
-                for make, found in lanes:
-                    seconds, stored = await over(proxy, store, make, size, trips * size)
-                    found.append(trips * size / seconds)
-                    run.done += 1
-                    if stored != (trips + 1) * size:
-                        wrong.append(f'{name}: {stored:,} of {(trips + 1) * size:,}')
+    try:
+        rates, wrong = await rates_over(run, site.proxy, store)
+    finally:
+        store.connection.close()
     for (delay, name), (over_, under) in rates.items():
         ratio = stats.ratio_interval(over_, under, paired=True)
         run.found[f'{delay} ms, {name}'] = {
@@ -243,6 +229,30 @@ async def rtt(run: Run, site: Site) -> None:
                 f'{ratio.value:.3f}, {ratio.low:.3f} to {ratio.high:.3f}',
             )
     run.check('everything is stored', not wrong, '; '.join(wrong))
+
+
+async def rates_over(
+    run: Run, proxy: Proxy, store: RabbitStore
+) -> tuple[dict[tuple[int, str], tuple[list[float], list[float]]], list[str]]:
+    """Rates of ours and of the floor, by delay and name; and what was not stored."""
+    rates: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+    wrong = []
+    for _ in range(run['rounds']):
+        for delay in DELAYS:
+            proxy.delay = delay / 2000
+            for name, (ours, floor, size) in pairs(delay).items():
+                trip = max(delay / 1000 + ROUND_TRIP, size * PER_MESSAGE)
+                trips = max(math.ceil(run['milliseconds'] / 1000 / trip), 2)
+                both = rates.setdefault((delay, name), ([], []))
+                lanes = [(ours, both[0]), (floor, both[1])]
+                run.random.shuffle(lanes)
+                for make, found in lanes:
+                    seconds, stored = await over(proxy, store, make, size, trips * size)
+                    found.append(trips * size / seconds)
+                    run.done += 1
+                    if stored != (trips + 1) * size:
+                        wrong.append(f'{name}: {stored:,} of {(trips + 1) * size:,}')
+    return rates, wrong
 
 
 async def over(
