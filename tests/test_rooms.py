@@ -36,6 +36,7 @@ HEIGHTS = {
     'rbfly.streams.types': 20,
     'rbfly.streams.offset': 20,
     # CHUNK and PUBLISH: side by side
+    'rbfly.streams.decompression': 24,
     'rbfly.streams._chunk': 25,
     'rbfly.streams._batch': 26,
     'rbfly.streams._cursor': 27,
@@ -51,10 +52,11 @@ HEIGHTS = {
     # USER
     'rbfly.streams.waiting': 60,
     'rbfly.streams.declaration': 60,
-    'rbfly.streams.feed': 60,
+    'rbfly.streams.tracking': 60,
+    'rbfly.streams.feed': 61,
     'rbfly.streams.publisher': 61,
     'rbfly.streams.batch': 62,
-    'rbfly.streams.subscriber': 61,
+    'rbfly.streams.subscriber': 62,
     'rbfly.streams.client': 63,
     'rbfly.streams._client': 64,
     'rbfly.streams': 65,

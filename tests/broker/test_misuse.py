@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.amqp import set_message_ctx
 from rbfly.error import RbFlyError
 from rbfly.streams.error import (
     ConfirmTimeout,
@@ -19,6 +20,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
+from tests.fake_stream import FakeStream
 
 HANG = 20.0  # a guard only
 
@@ -223,6 +225,99 @@ async def test_context_in_other_tasks_and_threads(client: rbs.StreamsClient, str
         assert await asyncio.create_task(reader(), context=contextvars.Context()) == (5, 5)
         assert rbs.get_message_ctx().body == 4
         assert await anext(messages) == rbs.get_message_ctx().body == 6
+
+
+async def test_context_of_a_task_per_message() -> None:
+    """A child that was started for a message never gets another one, however late it asks."""
+    stream = FakeStream()
+    stream.append(*(b'%d' % i for i in range(20)))
+    outcomes: list[Any] = []
+
+    async def child(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        try:
+            outcomes.append(rbs.get_message_ctx().body)
+        except LookupError:
+            outcomes.append(None)
+
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+    ):
+        tasks = []
+        for i in range(20):
+            assert await anext(messages) == b'%d' % i
+            tasks.append(asyncio.create_task(child(i % 3)))
+            if i % 4 == 0:
+                await asyncio.sleep(0)
+            assert rbs.get_message_ctx().body == b'%d' % i
+        await asyncio.gather(*tasks)
+    assert outcomes == [None] * 20
+
+
+async def test_context_of_tasks_that_share_a_context() -> None:
+    """They take turns at a subscription; each knows its own last message, or none."""
+    stream = FakeStream()
+    stream.append(*(b'%d' % i for i in range(8)))
+    shared = contextvars.copy_context()
+    seen: list[tuple[Any, Any]] = []
+
+    async def read(messages: rbs.Subscription, n: int) -> None:
+        for _ in range(n):
+            body = await anext(messages)
+            await asyncio.sleep(0)
+            try:
+                seen.append((body, rbs.get_message_ctx().body))
+            except LookupError:
+                seen.append((body, None))
+
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+    ):
+        await anext(messages)
+        tasks = [asyncio.create_task(read(messages, 3), context=shared) for _ in range(2)]
+        await asyncio.gather(*tasks)
+    assert len(seen) == 6
+    assert all(found in (body, None) for body, found in seen)
+
+
+async def test_context_that_a_program_has_set_lasts_until_the_next_message() -> None:
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    mine = rbs.stream_message_ctx('mine')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+    ):
+        for i in range(3):
+            assert await anext(messages) == rbs.get_message_ctx().body == b'%d' % i
+            set_message_ctx(mine)
+            assert rbs.get_message_ctx() is mine
+
+
+@pytest.mark.parametrize('kind', ['messages', 'batches'])
+async def test_context_of_what_was_given_in_another_way(kind: str) -> None:
+    """Of the same message; of the last one of a batch."""
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages:
+            if kind == 'messages':
+                for _ in range(3):
+                    assert await anext(messages.messages()) is rbs.get_message_ctx()
+            else:
+                await anext(messages.batches())
+                assert rbs.get_message_ctx().stream_offset == 2
+                assert rbs.get_message_ctx().body == b'2'
+            await client.write_offset('test', 'reader')
+        await until(lambda: wire.STORE_OFFSET in fake.connection.commands(), 'stored')
+        frame = next(item for item in fake.connection.frames if item.key == wire.STORE_OFFSET)
+        assert frame.body[-1] == 2
 
 
 async def test_closing_ends_the_iteration(client: rbs.StreamsClient, stream: str) -> None:

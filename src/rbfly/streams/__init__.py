@@ -2,6 +2,7 @@
 
 from ..amqp import AMQPHeader, MessageCtx, get_message_ctx, stream_message_ctx
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
+from ._batch import MessageBatch
 from .batch import (
     PublisherBatch,
     PublisherBatchFast,
@@ -13,7 +14,8 @@ from .client import StreamsClient, connection, streams_client
 from .offset import Offset, OffsetType
 from .publisher import Publisher, PublisherBin
 from .subscriber import Subscription
-from .types import BloomFilterExtract, MessageFilter
+from .tracking import OffsetTracking
+from .types import BloomFilterExtract, MessageFilter, StreamStats
 from .uri import AuthMechanism
 from .waiting import Confirmation
 
@@ -28,9 +30,11 @@ __all__ = [
     'AuthMechanism',
     'BloomFilterExtract',
     'Confirmation',
+    'MessageBatch',
     'MessageCtx',
     'MessageFilter',
     'Offset',
+    'OffsetTracking',
     'OffsetType',
     'Publisher',
     'PublisherBatch',
@@ -39,6 +43,7 @@ __all__ = [
     'PublisherBatchMem',
     'PublisherBin',
     'PublisherBinBatch',
+    'StreamStats',
     'StreamsClient',
     'Subscriber',
     'Subscription',

@@ -16,7 +16,8 @@ ctypedef struct Slice:
 cdef class MessageBatch:
     cdef list bodies
     cdef list ready                 # contexts, if they had to be made for the filter; or None
-    cdef list owners
+    cdef list owners                # what keeps the messages alive
+    cdef PyObject *owner            # the last one of them
     cdef Slice *slices
     cdef Py_ssize_t room
     cdef bint amqp
@@ -26,7 +27,7 @@ cdef class MessageBatch:
     # Room for the slice of the message behind the last one.
     cdef Slice *next_slice(self) except NULL
     # The slice that was filled belongs to a message with this body.
-    cdef int add(self, object body, object owner) except -1
+    cdef int add(self, object body, PyObject *owner) except -1
     cdef int add_context(self, MessageCtx ctx) except -1
     cdef MessageCtx build(self, Py_ssize_t index)
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0

@@ -57,10 +57,11 @@ cdef class MessageBatch:
             self.room = room
         return &self.slices[len(self.bodies)]
 
-    cdef int add(self, object body, object owner) except -1:
-        if not self.owners or self.owners[-1] is not owner:
-            self.owners.append(owner)
-        self.slices[len(self.bodies)].owner = <PyObject *> owner
+    cdef int add(self, object body, PyObject *owner) except -1:
+        if owner != self.owner:
+            self.owners.append(<object> owner)
+            self.owner = owner
+        self.slices[len(self.bodies)].owner = owner
         self.bodies.append(body)
         return 0
 

@@ -1,5 +1,6 @@
 # CHUNK room: declarations for the engine.  No ABI promise between releases.
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
@@ -13,6 +14,7 @@ cdef class Chunk:
     cdef const uint8_t *batch_p
     cdef const uint8_t *batch_end
     cdef uint32_t batch_left        # messages left in it
+    cdef uint64_t unpacked          # bytes of compressed batches so far, uncompressed
     cdef uint32_t left              # messages left in the chunk
     cdef readonly uint8_t type
     cdef readonly uint16_t entries
@@ -24,10 +26,18 @@ cdef class Chunk:
     cdef uint64_t next_offset
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
-    cdef int _open_batch(self) except -1
+    cdef int _open_batch(self, uint64_t below) except -1
+    cdef int _unpack(
+        self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
+    ) except -1
+    cdef void _leave_batch(self) noexcept
+    cdef int _fail_batch(self, str problem) except -1
     cdef int _fail(self, str problem) except -1
     cdef int _skip_below(self, uint64_t offset) except -1
-    cdef object _owner(self)
+
+    # What keeps the message alive that `_next` gave last; a borrowed reference.
+    cdef inline PyObject *_owner(self) noexcept:
+        return <PyObject *> (self.owner if self.batch is None else self.batch)
 
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 

@@ -22,6 +22,9 @@ from rbfly._wire cimport load_u16, load_u32, load_u64
 from collections import deque
 from zlib import crc32
 
+from rbfly.streams.decompression import BATCH_MAX as _BATCH_MAX
+from rbfly.streams.decompression import CHUNK_MAX as _CHUNK_MAX
+from rbfly.streams.decompression import decompress
 from rbfly.streams.error import ChunkError
 
 
@@ -30,6 +33,9 @@ cdef enum:
     MAGIC = 0x50
     BATCH_BIT = 0x80
     BATCH_HEADER = 11
+
+cdef uint32_t BATCH_MAX = _BATCH_MAX
+cdef uint64_t CHUNK_MAX = _CHUNK_MAX
 
 
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id):
@@ -99,22 +105,22 @@ cdef class Chunk:
             if self.batch is not None:
                 if self.batch_left:
                     if self.batch_end - self.batch_p < 4:
-                        self._fail('sub-entry batch ends within a message length')
+                        self._fail_batch('sub-entry batch ends within a message length')
                     size = load_u32(self.batch_p)
                     if size > self.batch_end - self.batch_p - 4:
-                        self._fail('message is longer than its sub-entry batch')
+                        self._fail_batch('message is longer than its sub-entry batch')
                     p[0] = self.batch_p + 4
                     n[0] = size
                     self.batch_p += 4 + size
                     self.batch_left -= 1
                     break
                 if self.batch_p != self.batch_end:
-                    self._fail('sub-entry batch holds more than its messages')
+                    self._fail_batch('sub-entry batch holds more than its messages')
                 self.batch = None
             if self.p == self.end and self.left == 0:
                 return 0
             if self.p != self.end and self.p[0] & BATCH_BIT:
-                self._open_batch()
+                self._open_batch(0)
                 continue
             if self.left == 0:
                 self._fail('chunk holds more than its messages')
@@ -131,7 +137,9 @@ cdef class Chunk:
         self.next_offset += 1
         return 1
 
-    cdef int _open_batch(self) except -1:
+    cdef int _open_batch(self, uint64_t below) except -1:
+        # The batch at hand is to be read; one that lies below that offset is left out.
+        cdef const uint8_t *data
         cdef uint32_t plain, stored
         cdef uint16_t records
         cdef uint8_t compression
@@ -145,38 +153,75 @@ cdef class Chunk:
             self._fail('sub-entry batch is longer than its chunk')
         if records > self.left:
             self._fail('sub-entry batch has more messages than its chunk')
-        if compression and records:
-            self._fail(f'sub-entry batch with compression {compression} cannot be read')
-        if compression:
-            self.p += BATCH_HEADER + <Py_ssize_t> stored
-            return 0
-        if plain != stored:
-            self._fail('sizes of an uncompressed sub-entry batch differ')
-        self.batch = self.owner
-        self.batch_p = self.p + BATCH_HEADER
-        self.batch_end = self.batch_p + stored
+        data = self.p + BATCH_HEADER
+        self.p = data + stored
         self.batch_left = records
-        self.p = self.batch_end
+        if (below and self.next_offset + records <= below) or (compression and not records):
+            self._leave_batch()
+        elif compression:
+            self._unpack(compression, data, stored, plain)
+        else:
+            if plain != stored:
+                self._fail_batch('sizes of an uncompressed sub-entry batch differ')
+            self.batch = self.owner
+            self.batch_p = data
+            self.batch_end = self.p
         return 0
 
+    cdef int _unpack(
+        self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
+    ) except -1:
+        cdef bytes unpacked
+        self.unpacked += plain
+        if plain < 4 * self.batch_left:
+            self._fail_batch(f'sub-entry batch of {self.batch_left} messages has {plain} bytes')
+        if plain > BATCH_MAX:
+            self._fail_batch(f'sub-entry batch of {plain} bytes is larger than {BATCH_MAX}')
+        if self.unpacked > CHUNK_MAX:
+            self._fail_batch(f'sub-entry batches of a chunk are larger than {CHUNK_MAX} bytes')
+        try:
+            unpacked = decompress(
+                compression, PyMemoryView_FromMemory(<char *> data, stored, PyBUF_READ), plain
+            )
+        except ChunkError as ex:
+            self._fail_batch(str(ex))
+        except BaseException:
+            self._leave_batch()
+            raise
+        self.batch = unpacked
+        self.batch_p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
+        self.batch_end = self.batch_p + PyBytes_GET_SIZE(unpacked)
+        return 0
+
+    cdef void _leave_batch(self) noexcept:
+        self.left -= self.batch_left
+        self.next_offset += self.batch_left
+        self.batch_left = 0
+        self.batch = None
+
+    cdef int _fail_batch(self, str problem) except -1:
+        # The rest of the chunk can be read.
+        offset = self.next_offset
+        self._leave_batch()
+        raise ChunkError(f'{problem} (at offset {offset})')
+
     cdef int _fail(self, str problem) except -1:
-        # What is left of a damaged chunk is left behind.
+        # Nothing of it can be read any more.
         self.p = self.end
         self.left = 0
         self.batch = None
         raise ChunkError(f'{problem} (at offset {self.next_offset})')
 
     cdef int _skip_below(self, uint64_t offset) except -1:
+        # Go on after an error.
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         while self.next_offset < offset:
-            if not self._next(&p, &n):
+            if self.batch is None and self.p != self.end and self.p[0] & BATCH_BIT:
+                self._open_batch(offset)
+            elif not self._next(&p, &n):
                 break
         return 0
-
-    cdef object _owner(self):
-        # Of the message that `_next` gave last.
-        return self.owner if self.batch is None else self.batch
 
     def messages(self):
         """The messages left, as they are stored (list of bytes)."""

@@ -28,8 +28,12 @@ class MessageCursor:
     @property
     def position(self) -> int | None: ...
     @property
+    def unfinished(self) -> int | None: ...
+    @property
     def finished(self) -> int | None: ...
     identify: Callable[[], object] | None
+    streak: int
+    streak_max: int
     def __init__(
         self,
         amqp: bool = True,

@@ -8,7 +8,6 @@ does a subclass's coroutine wait for one.
 
 cimport cython
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly.amqp._codec cimport decode_body, decode_context
@@ -20,7 +19,7 @@ from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
 from rbfly.error import AMQPDecoderError
-from rbfly.streams.error import SubscriptionError
+from rbfly.streams.error import ChunkError, SubscriptionError
 
 cdef extern from *:
     """
@@ -36,6 +35,9 @@ cdef extern from *:
         rbfly_step_thread = PyThreadState_Get();
         rbfly_step_version = rbfly_step_thread->context_ver;
     }
+
+    /* An object whose reference is taken over. */
+    #define rbfly_steal(found) (found)
 
     /* What Cython's `raise StopIteration` and its traceback would cost several messages: `await`
        is answered through am_send where Python asks for it, else with a StopIteration set here. */
@@ -57,6 +59,11 @@ cdef extern from *:
         }
         return NULL;
     }
+    /* A subclass written in Python would look its __anext__ up for each message. */
+    static void rbfly_inherit_anext(PyObject *type, PyObject *base) {
+        PyAsyncMethods *methods = ((PyTypeObject *)type)->tp_as_async;
+        methods->am_anext = ((PyTypeObject *)base)->tp_as_async->am_anext;
+    }
     static void rbfly_make_ready(PyObject *type, PyObject *(*give)(PyObject *)) {
         rbfly_give = give;
         ((PyTypeObject *)type)->tp_as_async->am_send = rbfly_ready_send;
@@ -64,9 +71,11 @@ cdef extern from *:
         PyType_Modified((PyTypeObject *)type);
     }
     """
+    void rbfly_inherit_anext(object type, object base)
     bint rbfly_same_step() noexcept
     void rbfly_mark_step() noexcept
     void rbfly_make_ready(object type, object (*give)(object))
+    object rbfly_steal(PyObject *found)
 
 
 # What is asked for.
@@ -111,9 +120,8 @@ cdef class LastMessage:
     cdef Py_ssize_t size
     cdef uint64_t offset
     cdef int64_t timestamp
-    cdef MessageCtx ready           # the context, if it was built already
+    cdef object made                # its context, if it was built; or the batch that it ends
     cdef bint amqp
-    cdef bint given
     cdef object task                # weak reference
     cdef object identify
 
@@ -127,13 +135,15 @@ cdef class LastMessage:
 
         :raises LookupError: no message was given yet.
         """
-        if not self.given:
-            raise LookupError('no message was received yet')
-        if self.ready is None:
-            self.ready = read_message(
+        if self.made is None:
+            if self.message is NULL:
+                raise LookupError('no message was received yet')
+            self.made = read_message(
                 self.amqp, self.owner, self.message, self.size, self.offset, self.timestamp
             )
-        return self.ready
+        elif type(self.made) is MessageBatch:
+            self.made = (<MessageBatch> self.made).build(len(self.made) - 1)
+        return self.made
 
 
 cdef LastMessage new_last_message(bint amqp):
@@ -173,6 +183,7 @@ cdef class MessageCursor:
     cdef object filter
     cdef int policy
     cdef bint looked_at             # messages are looked at before one is given
+    cdef bint direct                # they are not, and no error is to be raised before
     cdef object held                # context or batch that is ready to be given
     cdef object failure             # to be raised behind what was given before it
     cdef bint seen                  # a chunk was left
@@ -181,6 +192,8 @@ cdef class MessageCursor:
     cdef uint64_t first             # its offset
     cdef uint64_t working           # messages below are done with
     cdef uint64_t watched
+    cdef public int streak          # chunks left since the event loop had its turn
+    cdef public int streak_max      # it gets one after so many
 
     def __init__(self, bint amqp=True, filter=None, str on_decode_error='raise'):
         self.queue = ChunkQueue()
@@ -188,15 +201,19 @@ cdef class MessageCursor:
         self.filter = filter
         self.policy = POLICIES[on_decode_error]
         self.looked_at = filter is not None or (amqp and self.policy == SKIP)
+        self.direct = not self.looked_at
         self.last = new_last_message(amqp)
         self.watched = NEVER
+        self.streak_max = 0x7fffffff
+        if type(self).__anext__ is MessageCursor.__anext__:
+            rbfly_inherit_anext(type(self), MessageCursor)
 
     def rewind(self, uint64_t start=0):
         """Forget what is at hand; messages below offset `start` will be dropped."""
         self.queue.rewind(start)
         self.chunk = None
         self.held = None
-        self.failure = None
+        self._fail_with(None)
 
     def on_chunk_consumed(self, Chunk chunk):
         """Called when the last message of a chunk was given; a subclass grants credit."""
@@ -217,6 +234,11 @@ cdef class MessageCursor:
         if chunk is not None:
             return max(chunk.next_offset, self.queue.start)
         return max(self.behind, self.queue.start) if self.seen else None
+
+    @property
+    def unfinished(self):
+        """Offset behind the last message that the program is done with; None before the first."""
+        return self.working if self.any else None
 
     @property
     def finished(self):
@@ -265,21 +287,33 @@ cdef class MessageCursor:
                 chunk._next(&p, &n)     # raises if bytes are left behind the last message
             if not self.queue.chunks:
                 return False
-            chunk = self.queue.chunks.popleft()
+            self.chunk = chunk = self.queue.chunks.popleft()
             try:
                 chunk.verify()
-                if self.queue.after >= 0 and chunk.offset <= <uint64_t> self.queue.after:
-                    chunk._skip_below(NEVER)
-                else:
-                    chunk._skip_below(self.queue.start)
             except BaseException:
                 self._leave(chunk)
                 raise
-            self.chunk = chunk
+            self._skip(chunk)
+
+    cdef int _skip(self, Chunk chunk) except -1:
+        """Leave out what was not asked for; what is damaged on the way is told at the end."""
+        cdef uint64_t start = self.queue.start
+        if self.queue.after >= 0 and chunk.offset <= <uint64_t> self.queue.after:
+            start = NEVER
+        failure = None
+        while chunk.left and chunk.next_offset < start:
+            try:
+                chunk._skip_below(start)
+            except ChunkError as ex:
+                failure = failure or ex
+        if failure is not None:
+            raise failure
+        return 0
 
     cdef int _leave(self, Chunk chunk) except -1:
         self.chunk = None
         self.seen = True
+        self.streak += 1
         self.behind = chunk.next_offset
         self.on_chunk_consumed(chunk)
         return 0
@@ -287,13 +321,13 @@ cdef class MessageCursor:
     # -- messages
 
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
-        if kind == BODY and not self.looked_at and self.failure is None:
+        if kind == BODY and self.direct:
             return self._open()
         if self.held is None:
             try:
                 if self.failure is not None:
                     failure = self.failure
-                    self.failure = None
+                    self._fail_with(None)
                     raise failure
                 self.held = self._build_batch(limit) if kind == BATCH else self._build_context()
             except AMQPDecoderError as ex:
@@ -301,21 +335,26 @@ cdef class MessageCursor:
                 raise
         return self.held is not None
 
+    cdef int _fail_with(self, object error) except -1:
+        self.failure = error
+        self.direct = error is None and not self.looked_at
+        return 0
+
     cdef object _take(self, int kind):
         cdef MessageCtx ctx
         held = self.held
         if held is None:
-            if kind != BODY or self.looked_at:
+            if kind != BODY or not self.direct:
                 raise SubscriptionError('no message is ready; one task at a time can iterate')
             return self._take_body()
         if (type(held) is MessageBatch) != (kind == BATCH):
             raise SubscriptionError('what is ready was asked for by another iteration')
         self.held = None
         if kind == BATCH:
-            self._note_batch(held)
+            self._note_made(held, (<MessageBatch> held).offset_at(0))
             return held
         ctx = held
-        self._note(NULL, 0, None, ctx.stream_offset, 0).ready = ctx
+        self._note_made(ctx, ctx.stream_offset)
         return ctx if kind == CONTEXT else ctx.take_body()
 
     cdef object _take_body(self):
@@ -326,15 +365,13 @@ cdef class MessageCursor:
         if chunk is None or not chunk.left:
             raise SubscriptionError('no message is ready; one task at a time can iterate')
         chunk._next(&p, &n)
-        self._note(p, n, chunk._owner(), chunk.next_offset - 1, chunk.timestamp)
+        self._note(chunk, p, n)
         if not self.amqp:
             return p[:n]
         found = (<raw_decode_body> decode_body)(p, n)
         if found is NULL:
             return self._undecodable(p, n, chunk.next_offset - 1)
-        body = <object> found
-        Py_DECREF(body)
-        return body
+        return rbfly_steal(found)
 
     cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
         try:
@@ -365,7 +402,9 @@ cdef class MessageCursor:
             chunk._next(&p, &n)
             offset = chunk.next_offset - 1
             try:
-                ctx = read_message(self.amqp, chunk._owner(), p, n, offset, chunk.timestamp)
+                ctx = read_message(
+                    self.amqp, <object> chunk._owner(), p, n, offset, chunk.timestamp
+                )
                 # A data section was checked; any other body may hold something undecodable.
                 if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
                     ctx.take_body()
@@ -398,7 +437,7 @@ cdef class MessageCursor:
             except Exception as ex:
                 if not batch.bodies:
                     raise
-                self.failure = ex
+                self._fail_with(ex)
             if batch.bodies:
                 return batch
         return None
@@ -424,8 +463,7 @@ cdef class MessageCursor:
             else:
                 found = (<raw_decode_body> decode_body)(at.p, at.n)
                 if found is not NULL:
-                    body = <object> found
-                    Py_DECREF(body)
+                    body = rbfly_steal(found)
                 elif self.policy != SKIP:
                     body = self._undecodable(at.p, at.n, chunk.next_offset - 1)
                 else:
@@ -443,40 +481,32 @@ cdef class MessageCursor:
 
     # -- the message that a task got last
 
-    cdef LastMessage _note(
-        self, const uint8_t *p, Py_ssize_t n, object owner, uint64_t offset, int64_t timestamp
-    ):
-        cdef LastMessage last = self.last
-        if LAST_SET is not last or not rbfly_same_step():
-            last = self._note_task()
-        last.given = True
+    cdef inline LastMessage _last(self):
+        if LAST_SET is self.last and rbfly_same_step():
+            return self.last
+        return self._note_task()
+
+    cdef int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:
+        """The message of a chunk that was read last is given."""
+        cdef LastMessage last = self._last()
+        cdef PyObject *owner = chunk._owner()
+        if <PyObject *> last.owner != owner:
+            last.owner = <object> owner
+        if last.made is not None:
+            last.made = None
         last.message = p
         last.size = n
-        last.offset = offset
-        last.timestamp = timestamp
-        last.ready = None
-        if last.owner is not owner:
-            last.owner = owner
-        self._begin(offset)
-        return last
+        last.offset = chunk.next_offset - 1
+        last.timestamp = chunk.timestamp
+        return self._begin(last.offset)
 
-    cdef int _note_batch(self, MessageBatch batch) except -1:
-        cdef Py_ssize_t i = len(batch.bodies) - 1
-        cdef Slice *at
-        cdef LastMessage last
-        # The first one is worked on, the last one was given.
-        self._note(NULL, 0, None, batch.offset_at(0), 0)
-        last = self.last
-        last.offset = batch.offset_at(i)
-        if batch.ready is not None:
-            last.ready = batch.ready[i]
-            return 0
-        at = &batch.slices[i]
-        last.message = at.p
-        last.size = at.n
-        last.owner = <object> at.owner
-        last.timestamp = batch.chunk_timestamp
-        return 0
+    cdef int _note_made(self, object made, uint64_t offset) except -1:
+        """A context is given, or a batch whose first message has that offset."""
+        cdef LastMessage last = self._last()
+        last.owner = None
+        last.message = NULL
+        last.made = made
+        return self._begin(offset)
 
     cdef LastMessage _note_task(self):
         cdef LastMessage last = self.last
@@ -547,9 +577,12 @@ cdef class Ready:
     cdef Py_ssize_t limit
 
     def __await__(self):
-        if self.cursor._advance(self.kind, self.limit):
+        cdef MessageCursor cursor = self.cursor
+        if self.kind == BODY and cursor.direct and cursor.chunk is not None and cursor.chunk.left:
             return self
-        return self.cursor.wait(self.kind, self.limit).__await__()
+        if cursor.streak < cursor.streak_max and cursor._advance(self.kind, self.limit):
+            return self
+        return cursor.wait(self.kind, self.limit).__await__()
 
     def __iter__(self):
         return self
@@ -567,7 +600,10 @@ cdef Ready new_ready(MessageCursor cursor, int kind, Py_ssize_t limit):
 
 
 cdef object give(object ready):
-    return (<Ready> ready).cursor._take((<Ready> ready).kind)
+    cdef MessageCursor cursor = (<Ready> ready).cursor
+    if (<Ready> ready).kind == BODY and cursor.direct:
+        return cursor._take_body()
+    return cursor._take((<Ready> ready).kind)
 
 
 rbfly_make_ready(Ready, give)

@@ -25,13 +25,15 @@ from .error import (
     PublisherError,
     StreamConnectionError,
     StreamDoesNotExist,
+    protocol_error,
 )
 from .feed import stored_offset
 from .offset import Offset
 from .publisher import BasePublisher, Publisher
 from .subscriber import Subscription
 from .topology import Settings, Topology
-from .types import BloomFilterExtract, MessageFilter, PublisherInfo
+from .tracking import OffsetTracking
+from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
 from .uri import AuthMechanism, ConnectionInfo, parse_uri
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'connection', 'streams_client']
@@ -235,6 +237,41 @@ class StreamsClient:
         except StreamDoesNotExist:
             pass
 
+    async def stream_exists(self, stream: str) -> bool:
+        """Ask whether there is a stream of that name.
+
+        :raises ProtocolError: the broker refused to tell.
+        """
+        check_stream(stream)
+        locator = await self._topology.locator()
+        found = (await locator.request(commands.Metadata((stream,)))).get(stream)
+        if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+            return False
+        if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+            raise protocol_error(found.code, stream=stream)
+        return True
+
+    async def stream_stats(self, stream: str) -> StreamStats:
+        """Ask for the first and the last positions of a stream.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises ProtocolError: the broker refused.
+        """
+        check_stream(stream)
+        locator = await self._topology.locator()
+        found = await locator.request(commands.StreamStats(stream))
+
+        def position(key: str) -> int | None:
+            value = found.get(key, -1)
+            return None if value < 0 else value
+
+        return StreamStats(
+            position('first_chunk_id'),
+            position('last_chunk_id'),
+            position('committed_chunk_id'),
+            position('committed_offset'),
+        )
+
     # -- publishing and subscribing
 
     @overload
@@ -331,6 +368,9 @@ class StreamsClient:
         filter: MessageFilter | None = None,
         timeout: float | None = 0,
         amqp: bool = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        auto_offset: OffsetTracking | None = None,
     ) -> Subscription:
         """Messages of a stream, by `async for`.
 
@@ -339,15 +379,41 @@ class StreamsClient:
         :param filter: which messages to get; None for all.
         :param timeout: seconds to wait for each next message; None or 0 for no limit.
         :param amqp: decode messages; if false, their bytes are given as they are.
+        :param on_decode_error: what becomes of a message that is not AMQP 1.0: `'raise'` an
+            :class:`~rbfly.error.AMQPDecoderError` with its offset and its bytes, behind which the
+            iteration can go on; `'skip'` it; or give it `'raw'`, as bytes.
+        :param initial_credit: how many chunks the broker may send ahead, 1 to 65,535; memory is
+            bound by it, and by the size of chunks.
+        :param auto_offset: store the offset of what the program is done with, now and then; None
+            for not at all.
+        :raises ValueError: an argument is out of range.
         """
         check_stream(stream)
         check_type('offset', offset, Offset)
         check_type('filter', filter, MessageFilter, None)
         check_type('timeout', timeout, int, float, None)
+        check_type('initial_credit', initial_credit, int)
+        check_type('auto_offset', auto_offset, OffsetTracking, None)
+        if on_decode_error not in ('raise', 'skip', 'raw'):
+            raise ArgumentError(
+                f"on_decode_error must be 'raise', 'skip' or 'raw', not {on_decode_error!r}"
+            )
+        if not 1 <= initial_credit < 2**16:
+            raise ArgumentError(f'initial_credit must be in 1 to 2**16 - 1, not {initial_credit}')
         if filter is not None:
             for value in filter.values:
                 check_type('a filter value', value, str)
-        return Subscription(self._topology, stream, offset, filter, timeout, amqp)
+        return Subscription(
+            self._topology,
+            stream,
+            offset,
+            filter,
+            timeout,
+            amqp,
+            on_decode_error,
+            initial_credit,
+            auto_offset,
+        )
 
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
         """Store an offset under a reference, for :meth:`Offset.reference`.
@@ -368,8 +434,7 @@ class StreamsClient:
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """The offset stored under a reference; None if there is none."""
         check_stream(stream)
-        offset = await stored_offset(await self._topology.locator(), stream, reference)
-        return None if offset.value is None else int(offset.value) - 1
+        return await stored_offset(await self._topology.locator(), stream, reference)
 
 
 def check_type(name: str, value: object, *types: type | None) -> None:

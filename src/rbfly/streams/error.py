@@ -12,6 +12,7 @@ __all__ = [
     'ArgumentTypeError',
     'AuthenticationError',
     'ChunkError',
+    'CompressionError',
     'ConfirmTimeout',
     'ConnectTimeout',
     'FrameError',
@@ -131,6 +132,10 @@ class FrameError(StreamConnectionError):
 
 class ChunkError(SubscriptionError):
     """A chunk is damaged: its CRC, its header or the sizes in it are wrong."""
+
+
+class CompressionError(RbFlyError, ImportError):
+    """A compression needs a library that is not installed."""
 
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):

@@ -18,11 +18,12 @@ from ._chunk import ChunkQueue
 from .const import ResponseCode
 from .error import FrameError, ProtocolError, StreamConnectionError
 from .offset import Offset, OffsetType
-from .topology import backoff
+from .topology import Patience, backoff
 
 if TYPE_CHECKING:
     from .connection import Connection
     from .topology import Topology
+    from .tracking import Tracker
 
 __all__ = ['Feed', 'stored_offset']
 
@@ -37,6 +38,7 @@ class Feed:
     :param credit: how many chunks the broker may send before one is consumed.
     :param wake: called when there is something for the subscription to do.
     :ivar error: why it ended, if starting it again would not help at once.
+    :ivar tracker: stores how far the subscription has come, before the client closes connections.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Feed:
     ) -> None:
         self.stream = stream
         self.error: Exception | None = None
+        self.tracker: Tracker | None = None
         self._topology = topology
         self._offset = offset
         self._properties = properties
@@ -101,10 +104,20 @@ class Feed:
             self._task = None
         return self._unsubscribe()
 
+    def release(self, data: bytes | None) -> None:
+        """End it without waiting; a frame is written before."""
+        if self.tracker is not None:
+            self.tracker.stop()
+            self.tracker = None
+        if data is not None:
+            self.write(data)
+        self.close()
+
     def run_in_loop(self, function: Callable[[], object]) -> None:
         """Call a function in the event loop that it was started in: now, if this is its thread."""
         loop = self._loop
         if loop is None or loop.is_closed():
+            self._topology.on_close.pop(self, None)
             return
         try:
             inside = asyncio.get_running_loop() is loop
@@ -130,9 +143,8 @@ class Feed:
                 self._wake()
 
     async def _open(self, position: int | None) -> None:
-        limit = self._topology.limit
+        patience = Patience(self._topology.limit)
         loop = asyncio.get_running_loop()
-        end = None if limit is None else loop.time() + limit
         if loop.time() > self._opened + STABLE:
             self._delays = backoff()
         else:
@@ -140,24 +152,17 @@ class Feed:
         while True:
             connection = await self._topology.consuming(self.stream)
             try:
-                self._moved = False
                 await self._subscribe(connection, position)
                 self._opened = loop.time()
-                if self._moved:
-                    # Chunks may have come: where to go on, the subscription knows.
-                    self._unsubscribe()
                 return
             except FrameError:
                 raise
-            except StreamConnectionError:
-                if end is not None and loop.time() > end:
+            except (StreamConnectionError, ProtocolError) as ex:
+                code = getattr(ex, 'code', ResponseCode.STREAM_NOT_AVAILABLE)
+                if code != ResponseCode.STREAM_NOT_AVAILABLE:
                     raise
-            except ProtocolError as ex:
-                if ex.code != ResponseCode.STREAM_NOT_AVAILABLE:
-                    raise
-                if end is not None and loop.time() > end:
-                    raise
-            await asyncio.sleep(next(self._delays))
+                error = ex
+            await patience.wait(error)
 
     async def _subscribe(self, connection: Connection, position: int | None) -> None:
         subscription_id = connection.subscription_ids.pop()
@@ -169,6 +174,7 @@ class Feed:
         request = commands.Subscribe(
             subscription_id, self.stream, offset, self._credit, self._properties
         )
+        self._moved = False
         self._connection = connection
         self._id = subscription_id
         connection.set_subscription(subscription_id, self._queue)
@@ -183,16 +189,21 @@ class Feed:
         except BaseException:
             self._unsubscribe()
             raise
+        if self._moved:
+            # Chunks may have come: where to go on, the subscription knows.
+            self._unsubscribe()
 
     async def _resolve(self, connection: Connection, position: int | None) -> Offset:
         """What offset to ask the broker for; the queue is told what to drop."""
         if position is not None:
             self._queue.rewind(position)
             return Offset.offset(position)
+        if self._offset.type == OffsetType.REFERENCE:
+            stored = await stored_offset(connection, self.stream, str(self._offset.value))
+            default = self._offset.default or Offset.FIRST
+            self._offset = default if stored is None else Offset.offset(stored + 1)
         offset = self._offset
-        if offset.type == OffsetType.REFERENCE:
-            offset = self._offset = await stored_offset(connection, self.stream, str(offset.value))
-        elif offset.type in (OffsetType.NEXT, OffsetType.LAST):
+        if offset.type in (OffsetType.NEXT, OffsetType.LAST):
             if self._committed is None:
                 stats = await connection.request(commands.StreamStats(self.stream))
                 self._committed = stats.get('committed_chunk_id')
@@ -209,6 +220,8 @@ class Feed:
 
     def _on_lost(self, error: Exception) -> None:
         self._forget()
+        if self.tracker is not None:
+            self.tracker.on_lost()
         if self._task is None:
             if not isinstance(error, StreamConnectionError) or isinstance(error, FrameError):
                 self.error = error
@@ -225,6 +238,8 @@ class Feed:
             self._wake()
 
     def _on_close(self) -> None:
+        if self.tracker is not None:
+            self.tracker.store()
         self.close()
         self.error = StreamConnectionError('the client was disconnected')
         self._wake()
@@ -248,12 +263,11 @@ class Feed:
         return future
 
 
-async def stored_offset(connection: Connection, stream: str, reference: str) -> Offset:
-    """Where to go on behind a stored offset; at the first message if none is stored."""
+async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:
+    """The offset stored under a reference; None if there is none."""
     try:
-        value = await connection.request(commands.QueryOffset(reference, stream))
+        return await connection.request(commands.QueryOffset(reference, stream))
     except ProtocolError as ex:
         if ex.code != ResponseCode.NO_OFFSET:
             raise
-        return Offset.FIRST
-    return Offset.offset(value + 1)
+        return None

@@ -46,8 +46,15 @@ class Offset:
 
     type: OffsetType
     value: int | float | str | None = None
+    default: Offset | None = None  # of a reference
 
     def __post_init__(self) -> None:
+        if self.default is not None and (
+            self.type != OffsetType.REFERENCE
+            or not isinstance(self.default, Offset)
+            or self.default.type == OffsetType.REFERENCE
+        ):
+            raise ArgumentTypeError('only a reference has a default, which is no reference')
         kinds = VALUES.get(self.type, ())
         if not isinstance(self.value, kinds or type(None)) or isinstance(self.value, bool):
             names = ' or '.join(kind.__name__ for kind in kinds) or 'None'
@@ -85,15 +92,18 @@ class Offset:
         return Offset(OffsetType.TIMESTAMP, timestamp)
 
     @staticmethod
-    def reference(reference: str) -> Offset:
-        """Start behind the offset stored with `write_offset`; at the first message if none is.
+    def reference(reference: str, default: Offset | None = None) -> Offset:
+        """Start behind the offset stored with `write_offset`, or by automatic tracking.
 
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :param default: where to start if none is stored; None for the first message.
         """
-        return Offset(OffsetType.REFERENCE, reference)
+        return Offset(OffsetType.REFERENCE, reference, default)
 
     def __repr__(self) -> str:
         value = '' if self.value is None else f'({self.value})'
+        if self.default is not None:
+            value = f'({self.value}, {self.default!r})'
         return f'Offset.{self.type.name}{value}'
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ._batch import MessageBatch
 from ._chunk import Chunk
-from ._cursor import MessageCursor
-from .error import MessageTimeout, SubscriptionError
+from ._cursor import KINDS, MessageCursor, MessageIterator
+from .error import ArgumentError, MessageTimeout, SubscriptionError
 from .feed import Feed
 from .offset import Offset
-from .types import MessageFilter
+from .tracking import OffsetTracking, Tracker
+from .types import MessageCtx, MessageFilter, OnDecodeError
 
 if TYPE_CHECKING:
     from .topology import Topology
 
 __all__ = ['Subscription']
 
-INITIAL_CREDIT = 10  # chunks
+MAX_MESSAGES = 2**31 - 1  # of a batch
 CLOSE_TIMEOUT = 30.0  # seconds that aclose() waits for the broker
 
 
@@ -41,6 +44,8 @@ class Wakeup:
 
 class Subscription(MessageCursor):
     """Messages of a stream, by `async for`; made by :meth:`StreamsClient.subscribe`.
+
+    It gives bodies; `messages` gives contexts, and `batches` many bodies at once.
 
     Nothing happens before the first message is asked for.  If the connection is lost, or the
     stream moves to another node, the subscription goes on there behind the last message it gave.
@@ -68,19 +73,28 @@ class Subscription(MessageCursor):
         filter: MessageFilter | None,
         timeout: float | None,
         amqp: bool,
+        on_decode_error: OnDecodeError,
+        initial_credit: int,
+        auto_offset: OffsetTracking | None,
     ) -> None:
-        super().__init__(amqp, filter)
+        super().__init__(amqp, filter, on_decode_error)
         self.stream = stream
         self._offset = offset
         self._timeout = timeout or None
         self._closed = False
         self._waiting = False
+        self._topology = topology
         self._wakeup = Wakeup()
         self.queue.wake = self._wakeup
+        self.streak_max = initial_credit // 2 + 1  # the broker goes on with more than half
         properties = {} if filter is None else filter.properties()
         self._feed = Feed(
-            topology, stream, offset, properties, INITIAL_CREDIT, self.queue, self._wakeup
+            topology, stream, offset, properties, initial_credit, self.queue, self._wakeup
         )
+        self._tracker: Tracker | None = None
+        if auto_offset is not None:
+            self._tracker = Tracker(auto_offset, stream, self, self._feed.write)
+            self._feed.tracker = self._tracker
         self.identify = asyncio.current_task
 
     def __repr__(self) -> str:
@@ -104,17 +118,48 @@ class Subscription(MessageCursor):
         self._closed = True
         self._wakeup()
         self.rewind()
-        future = self._feed.close()
-        if future is not None:
-            # Whoever is cancelled meanwhile leaves the request alone: its answer frees the id.
-            await asyncio.wait([future], timeout=CLOSE_TIMEOUT)
+        try:
+            if self._tracker is not None:
+                await self._tracker.close(self._topology, CLOSE_TIMEOUT)
+        finally:
+            self._feed.tracker = None
+            future = self._feed.close()
+            if future is not None:
+                # Whoever is cancelled leaves the request alone: its answer frees the id.
+                await asyncio.wait([future], timeout=CLOSE_TIMEOUT)
 
     def __del__(self) -> None:
         feed = getattr(self, '_feed', None)
-        if feed is not None and not self._closed:
-            feed.run_in_loop(feed.close)
+        if feed is None or self._closed:
+            return
+        data = None if feed.tracker is None else feed.tracker.pending(self)
+        feed.run_in_loop(lambda: feed.release(data))
 
     # -- iteration
+
+    def messages(self) -> AsyncIterator[MessageCtx]:
+        """Iterate over messages with all that belongs to them, not their bodies alone.
+
+        Sections but the body are decoded when they are first asked for.
+        """
+        return MessageIterator(self, KINDS['context'])
+
+    def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
+        """Iterate over chunks: one await for all messages of one.
+
+        What was given is done with when the next is asked for, here as well.  A batch ends before
+        a message that is raised or skipped because it is not AMQP 1.0.
+
+        :param max_messages: the most messages of a batch; longer chunks are given in pieces.
+        :raises ValueError: `max_messages` is less than 1.
+        """
+        if max_messages is not None and not 1 <= max_messages <= MAX_MESSAGES:
+            raise ArgumentError(f'max_messages must be in 1 to 2**31 - 1, not {max_messages}')
+        return MessageIterator(self, KINDS['batch'], max_messages or MAX_MESSAGES)
+
+    def on_watched(self) -> None:
+        if self._tracker is not None:
+            self._tracker.store()
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         self._feed.grant()
@@ -123,21 +168,32 @@ class Subscription(MessageCursor):
         if self._waiting:
             raise SubscriptionError(f'{self!r} is being iterated by another task')
         self._waiting = True
-        scope = asyncio.timeout(self._timeout)
         try:
-            async with scope:
-                while not self._closed and not self.advance(kind, limit):
-                    self.ask()
-                    await self._wait_chunk()
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise MessageTimeout(f'{self!r}: no message within {self._timeout} s') from None
+            if self.streak >= self.streak_max:
+                # The broker gets credit back, and other tasks their turn, before all is consumed.
+                await asyncio.sleep(0)
+                self.streak = 0
+            if not self.advance(kind, limit):
+                await self._wait_ready(kind, limit)
         finally:
             self._waiting = False
         if self._closed:
             raise StopAsyncIteration
         return self.take(kind)
+
+    async def _wait_ready(self, kind: int, limit: int) -> None:
+        scope = asyncio.timeout(self._timeout)
+        try:
+            async with scope:
+                while not self._closed:
+                    self.ask()
+                    await self._wait_chunk()
+                    if self.advance(kind, limit):
+                        break
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise MessageTimeout(f'{self!r}: no message within {self._timeout} s') from None
 
     async def _wait_chunk(self) -> None:
         """Wait until something has happened."""
@@ -146,5 +202,8 @@ class Subscription(MessageCursor):
             error, feed.error = feed.error, None
             raise error
         if feed.is_idle:
+            if self._tracker is not None:
+                self._tracker.start()
             feed.start(self.position)
         await self._wakeup.wait()
+        self.streak = 0

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ..amqp import MessageCtx
 
-__all__ = ['BloomFilterExtract', 'MessageCtx', 'MessageFilter', 'PublisherInfo']
+__all__ = [
+    'BloomFilterExtract',
+    'MessageCtx',
+    'MessageFilter',
+    'OnDecodeError',
+    'PublisherInfo',
+    'StreamStats',
+]
+
+OnDecodeError = Literal['raise', 'skip', 'raw']
+"""What becomes of a message that is not AMQP 1.0: it is raised as AMQPDecoderError, left out, or
+its bytes are given as they are."""
 
 BloomFilterExtract = Callable[[MessageCtx], str | None]
 """Gives the filter value of a message; None for a message without one."""
@@ -21,19 +33,23 @@ class MessageFilter:
     are dropped here.
 
     :param extract: gives the filter value of a message; None for a message without one.
-    :param values: filter values wanted.
+    :param values: filter values wanted; the empty one is that of messages without.
+    :param match_unfiltered: messages without a filter value are wanted, too.
     """
 
     extract: BloomFilterExtract
     values: set[str]
+    match_unfiltered: bool = False
 
     def matches(self, message: MessageCtx) -> bool:
         """True if a message is wanted."""
-        return self.extract(message) in self.values
+        value = self.extract(message) or ''
+        return value in self.values or (self.match_unfiltered and not value)
 
     def properties(self) -> dict[str, str]:
         """Properties of a subscription that ask the broker for these messages."""
-        return {f'filter.{i}': value for i, value in enumerate(sorted(self.values))}
+        found = {f'filter.{i}': value for i, value in enumerate(sorted(self.values))}
+        return found | {'match-unfiltered': 'true'} if self.match_unfiltered else found
 
 
 @dataclass(frozen=True)
@@ -52,3 +68,19 @@ class PublisherInfo:
     filter_extract: BloomFilterExtract | None = None
     amqp: bool = True
     max_unconfirmed: int = 10_000
+
+
+@dataclass(frozen=True)
+class StreamStats:
+    """Positions of a stream; None where an empty stream has none, or the broker does not tell.
+
+    :param first_chunk_id: offset of the first message of the first chunk.
+    :param last_chunk_id: offset of the first message of the last chunk.
+    :param committed_chunk_id: the same of the last chunk that may be read.
+    :param committed_offset: offset of the last message that may be read (from RabbitMQ 4.3 on).
+    """
+
+    first_chunk_id: int | None
+    last_chunk_id: int | None
+    committed_chunk_id: int | None
+    committed_offset: int | None

@@ -1,0 +1,140 @@
+"""USER room: storing, now and then, how far a program has come in a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..error import RbFlyError
+from . import commands
+from ._cursor import MessageCursor
+from .error import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    from .topology import Topology
+
+__all__ = ['OffsetTracking', 'Tracker']
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OffsetTracking:
+    """Store the offset of the last message that the program is done with, under a reference.
+
+    A message is done with when the next one is asked for.  What is stored never runs ahead of
+    that: a program that starts again with :meth:`Offset.reference` sees no message too few, and at
+    most those since the offset was stored last once more.  It is stored when the subscription is
+    closed as well.
+
+    :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+    :param every: after so many messages; 0 for not by their number.
+    :param interval: after so many seconds; 0 for not by time.
+    :raises ValueError: an argument is out of range.
+    """
+
+    reference: str
+    every: int = 10_000
+    interval: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reference, str):
+            raise ArgumentTypeError(f'reference must be str, not {type(self.reference).__name__}')
+        commands.reference(self.reference, 'offset reference')
+        if not 0 <= self.every < 2**63:
+            raise ArgumentError(f'every must be in 0 to 2**63 - 1, not {self.every}')
+        if not 0 <= self.interval < float('inf'):
+            raise ArgumentError(f'interval must be 0 or more seconds, not {self.interval}')
+
+
+class Tracker:
+    """Stores the progress of a cursor; holds no reference to it.
+
+    :param write: writes a frame on the cursor's connection; false if it has none.
+    """
+
+    def __init__(
+        self,
+        tracking: OffsetTracking,
+        stream: str,
+        cursor: MessageCursor,
+        write: Callable[[bytes], bool],
+    ) -> None:
+        self.tracking = tracking
+        self.stream = stream
+        self._write = write
+        self._cursor = weakref.ref(cursor)
+        self._stored: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if tracking.every:
+            cursor.watch(-1)  # the first message tells from where to count
+
+    def start(self) -> None:
+        """Store from time to time from now on."""
+        if self.tracking.interval and self._timer is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.tracking.interval, self._tick)
+
+    def _tick(self) -> None:
+        if self._cursor() is not None:
+            self.store()
+            self._arm()
+
+    def store(self) -> None:
+        """Store what is finished by now, if the subscription has a connection."""
+        cursor = self._cursor()
+        if cursor is None:
+            return
+        data = self.pending(cursor)
+        lost = data is not None and not self._write(data)
+        if not lost:
+            self._stored = cursor.finished
+        behind = cursor.unfinished
+        if self.tracking.every and behind is not None:
+            cursor.watch(behind if lost else behind - 1 + self.tracking.every)
+
+    def on_lost(self) -> None:
+        """The connection was lost, and with it what was written last, perhaps."""
+        self._stored = None
+        cursor = self._cursor()
+        if self.tracking.every and cursor is not None:
+            cursor.watch(-1)
+
+    def pending(self, cursor: MessageCursor) -> bytes | None:
+        """The frame that stores what is finished and is not stored yet."""
+        finished = cursor.finished
+        if finished is None or finished == self._stored:
+            return None
+        return commands.store_offset(self.tracking.reference, self.stream, finished)
+
+    def stop(self) -> None:
+        """Store nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def close(self, topology: Topology, timeout: float) -> None:
+        """Store what is finished; if there is no connection, wait for one, but not for long."""
+        self.stop()
+        self.store()
+        cursor = self._cursor()
+        data = None if cursor is None else self.pending(cursor)
+        if data is None:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                (await topology.locator()).write(data)
+        except (RbFlyError, TimeoutError) as ex:
+            logger.warning(
+                'offset %r of stream %r could not be stored: %s',
+                self.tracking.reference,
+                self.stream,
+                ex,
+            )
