@@ -129,6 +129,7 @@ class Topology:
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._established = False
         self.generation = 0
+        self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
