@@ -45,6 +45,8 @@ MODULES = (
     'rbfly.amqp._layout',
     'rbfly.amqp._message',
     'rbfly.amqp._codec',
+    'rbfly.streams._entry',
+    'rbfly.streams._frames',
     'rbfly.streams._publish',
     'rbfly.streams._chunk',
     'rbfly.streams._batch',

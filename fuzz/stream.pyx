@@ -15,7 +15,8 @@ from rbfly.error import AMQPDecoderError
 from rbfly.streams._chunk import Chunk, ChunkQueue
 from rbfly.streams._cursor import MessageCursor
 from rbfly.streams._engine import Engine
-from rbfly.streams._publish import PublishWindow, Waiter
+from rbfly.streams._frames import Waiter
+from rbfly.streams._publish import PublishWindow
 from rbfly.streams.error import ChunkError, FrameError
 
 cdef extern from '<sanitizer/asan_interface.h>':

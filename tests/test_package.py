@@ -21,6 +21,8 @@ EXTENSIONS = [
     'rbfly/streams/_chunk',
     'rbfly/streams/_cursor',
     'rbfly/streams/_engine',
+    'rbfly/streams/_entry',
+    'rbfly/streams/_frames',
     'rbfly/streams/_publish',
 ]
 PROGRAM = """

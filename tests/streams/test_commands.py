@@ -355,9 +355,9 @@ def test_numbers_of_the_cython_modules_are_those_of_const() -> None:
     assert engine['KEY_CONFIRM'] == Key.PUBLISH_CONFIRM
     assert engine['KEY_ERROR'] == Key.PUBLISH_ERROR
     assert engine['KEY_DELIVER'] == Key.DELIVER
-    publish = cython_numbers('_publish.pyx')
+    publish = cython_numbers('_frames.pyx')
     assert publish['KEY_PUBLISH'] == Key.PUBLISH
-    assert publish['FILTER_MAX'] == commands.STRING_MAX
+    assert cython_numbers('_entry.pyx')['FILTER_MAX'] == commands.STRING_MAX
     keys = [(name, n) for name in (engine, publish) for n in name if n.startswith('KEY_')]
     assert len(keys) == 4  # a new one belongs into this test
 

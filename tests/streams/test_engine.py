@@ -25,7 +25,8 @@ from rbfly.error import RbFlyError
 from rbfly.streams import commands
 from rbfly.streams._chunk import Chunk, ChunkQueue
 from rbfly.streams._engine import Engine
-from rbfly.streams._publish import PublishWindow, Waiter
+from rbfly.streams._frames import Waiter
+from rbfly.streams._publish import PublishWindow
 from rbfly.streams.error import ChunkError, FrameError
 
 BLOCK = 2**18

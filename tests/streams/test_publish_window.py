@@ -15,7 +15,8 @@ from stream_wire import confirm, publish, read_publish, refuse, split_frames
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.streams._engine import Engine
-from rbfly.streams._publish import PublishWindow, Waiter
+from rbfly.streams._frames import Waiter
+from rbfly.streams._publish import PublishWindow
 from rbfly.streams.error import PublisherError
 
 UNLIMITED = 0

@@ -11,6 +11,7 @@ from .batch import (
     PublisherBinBatch,
 )
 from .client import StreamsClient, connection, streams_client
+from .compression import Compression
 from .offset import Offset, OffsetType
 from .publisher import Publisher, PublisherBin
 from .subscriber import Subscription
@@ -29,6 +30,7 @@ __all__ = [
     'AMQPScalar',
     'AuthMechanism',
     'BloomFilterExtract',
+    'Compression',
     'Confirmation',
     'MessageBatch',
     'MessageCtx',

@@ -7,7 +7,8 @@ import warnings
 from dataclasses import replace
 
 from ..types import AMQPBody
-from ._publish import BatchInput, Waiter
+from ._frames import Waiter
+from ._publish import BatchInput
 from .error import ArgumentError, ArgumentTypeError, ConfirmTimeout
 from .publisher import BasePublisher
 from .types import MessageCtx, PublisherInfo

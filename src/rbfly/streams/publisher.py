@@ -14,7 +14,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..types import AMQPBody
-from ._publish import PublishWindow, Waiter
+from ._entry import SubEntry
+from ._frames import Waiter
+from ._publish import PublishWindow
+from .compression import compressor
 from .declaration import declare, delete_publisher, deleted
 from .error import (
     ArgumentTypeError,
@@ -73,7 +76,7 @@ class BasePublisher:
 
     @property
     def message_id(self) -> int:
-        """Publishing id of the next message."""
+        """Publishing id of the next message, or of the next sub-entry that is begun."""
         return self._first_id if self._window is None else self._window.next_id
 
     def __repr__(self) -> str:
@@ -84,14 +87,20 @@ class BasePublisher:
     def _attach(self, topology: Topology, connection: Connection) -> None:
         self._topology = topology
         self._generation = topology.generation
+        info = self._info
+        block = None
+        if info.sub_entry_size:
+            compress = compressor(info.compression)
+            block = SubEntry(info.sub_entry_size, info.compression.code, compress)
         self._window = window = PublishWindow(
             self._id,
             connection.frame_max,
-            self._info.max_unconfirmed,
+            info.max_unconfirmed,
             self._first_id,
-            self._info.filter_extract,
-            self._info.amqp,
+            info.filter_extract,
+            info.amqp,
             self._batched,
+            block,
         )
         window.on_settled = self._on_settled
         self._use(connection)

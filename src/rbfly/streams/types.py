@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..amqp import MessageCtx
+from .compression import Compression
 
 __all__ = [
     'BloomFilterExtract',
@@ -61,6 +62,8 @@ class PublisherInfo:
     :param filter_extract: gives the filter value of a message; None for no filtering.
     :param amqp: messages are AMQP 1.0; if false, raw bytes.
     :param max_unconfirmed: how many messages may be in flight.
+    :param sub_entry_size: how many messages share a sub-entry at most; 0 for no sub-entries.
+    :param compression: how they are compressed.
     """
 
     stream: str
@@ -68,6 +71,8 @@ class PublisherInfo:
     filter_extract: BloomFilterExtract | None = None
     amqp: bool = True
     max_unconfirmed: int = 10_000
+    sub_entry_size: int = 0
+    compression: Compression = Compression.NONE
 
 
 @dataclass(frozen=True)

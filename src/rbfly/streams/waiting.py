@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from ._publish import Waiter
+from ._frames import Waiter
 from .error import PublishError
 
 __all__ = ['Confirmation', 'Group', 'Room', 'of_message', 'publish_error', 'raise_first']
