@@ -34,6 +34,7 @@ WARM_UP = {
     'window': 20_000,
     'tasks-100': 2_000,
     'tasks-1000': 20_000,
+    'sub-publish': 100_000,
     'consume': 20_000,
     **dict.fromkeys(lanes.CODEC_KINDS, 1_000),
 }

@@ -24,6 +24,7 @@ __all__ = [
     'parse_uri',
     'publish_frame',
     'publish_frames',
+    'sub_entry_frames',
 ]
 
 DECLARE_PUBLISHER = 0x01
@@ -65,11 +66,13 @@ READ_SIZE = 1024 * 1024
 
 U16 = struct.Struct('>H')
 U32 = struct.Struct('>I')
+U64 = struct.Struct('>Q')
 HEAD = struct.Struct('>IHH')
 REPLY = struct.Struct('>IH')
 CONFIRM = struct.Struct('>IHHBI')
 PUBLISH_HEAD = struct.Struct('>IHHBI')
 ENTRY_HEAD = struct.Struct('>QI')
+SUB_ENTRY_HEAD = struct.Struct('>BHII')
 # Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
 # records, timestamp, epoch, chunk id.
 CHUNK_HEAD = struct.Struct('>IHHBBBHIqQQ')
@@ -140,6 +143,29 @@ def publish_frames(bodies: Sequence[bytes], size: int, first_id: int = 0) -> lis
         publish_frame(0, first_id + i, [data_section(body) for body in bodies[i : i + size]])
         for i in range(0, len(bodies), size)
     ]
+
+
+def sub_entry(messages: Sequence[bytes]) -> bytes:
+    """Encode an uncompressed sub-entry of messages that are AMQP 1.0 already."""
+    data = b''.join(U32.pack(len(message)) + message for message in messages)
+    return SUB_ENTRY_HEAD.pack(0x80, len(messages), len(data), len(data)) + data
+
+
+def sub_entry_frames(
+    bodies: Sequence[bytes], size: int, entries: int, first_id: int = 0
+) -> list[bytes]:
+    """Encode all Publish frames of publisher 0: sub-entries of `size` messages, `entries` each."""
+    messages = [data_section(body) for body in bodies]
+    parts = [
+        U64.pack(first_id + i) + sub_entry(messages[start : start + size])
+        for i, start in enumerate(range(0, len(messages), size))
+    ]
+    frames = []
+    for start in range(0, len(parts), entries):
+        part = parts[start : start + entries]
+        body = b''.join(part)
+        frames.append(PUBLISH_HEAD.pack(len(body) + 9, PUBLISH, 1, 0, len(part)) + body)
+    return frames
 
 
 def confirmed(data: bytes) -> tuple[int, int]:

@@ -29,6 +29,7 @@ SCENARIOS = {
     'amqp': 'what AMQP 1.0 costs: messages of 10 bytes, as AMQP and as raw bytes, confirmed',
     'pipeline': 'messages of 10 bytes, up to 10,000 of them unconfirmed',
     'tasks': 'messages of 10 bytes from many tasks, each of which awaits its own',
+    'sub-entries': 'messages of 10 bytes in uncompressed sub-entries of 100',
     'consume': 'a stream of messages of 10 bytes, read from its first message to its last',
     'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
 }
@@ -237,6 +238,17 @@ KINDS = {
             slowest=2_000,
         ),
         Kind(
+            name='sub-publish',
+            scenario='sub-entries',
+            title='published, up to 1,000 sub-entries unconfirmed',
+            full=10_000_000,
+            scale=0.5,
+            quick=1_000_000,
+            size=10_000,
+            floor='raw-socket',
+            slowest=50_000,
+        ),
+        Kind(
             name='consume',
             scenario='consume',
             title='from first message to last, in chunks of about 1,000',
@@ -258,13 +270,21 @@ LIBRARIES = {
         Library(
             name='raw-socket',
             module='raw_socket',
-            kinds=('single', 'batch', 'window', 'tasks-100', 'tasks-1000', 'consume'),
+            kinds=(
+                'single',
+                'batch',
+                'window',
+                'tasks-100',
+                'tasks-1000',
+                'sub-publish',
+                'consume',
+            ),
             needs=(),
             loop='none',
             broker='rabbitmq',
             how='blocking socket; frames encoded before the clock starts, confirms counted;'
             ' single: 1 message a frame, batch: 100, window: 1,000; tasks: what all tasks send at'
-            ' once in a frame;'
+            ' once in a frame; sub-publish: 100 sub-entries;'
             ' consuming: 10 chunks of credit, one given back for each, record counts read from'
             ' chunk headers',
         ),
@@ -280,12 +300,21 @@ LIBRARIES = {
         Library(
             name='rbfly',
             module='rbfly',
-            kinds=('single', 'batch', 'window', 'tasks-100', 'tasks-1000', 'consume'),
+            kinds=(
+                'single',
+                'batch',
+                'window',
+                'tasks-100',
+                'tasks-1000',
+                'sub-publish',
+                'consume',
+            ),
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
             how='single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
             ' `flush`; window: `Publisher.send_many` of a list; tasks: `Publisher.send` in a loop;'
+            ' sub-publish: `send_many` with `sub_entry_size=100`;'
             ' consume: `async for` over decoded bodies, `Offset.FIRST`',
         ),
         Library(

@@ -5,14 +5,16 @@ from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-# messages in a frame, messages unconfirmed at most
+# entries in a frame, entries unconfirmed at most
 SHAPE = {
     'single': (1, 1),
     'batch': (100, 100),
     'window': (1_000, 10_000),
     'tasks-100': (100, 100),
     'tasks-1000': (1_000, 1_000),
+    'sub-publish': (100, 1_000),  # sub-entries
 }
+SUB_ENTRY = 100
 
 
 class Publish(Work):
@@ -37,6 +39,16 @@ class Publish(Work):
 
     async def close(self) -> None:
         self.connection.close()
+
+
+class SubEntries(Publish):
+    """Messages in sub-entries, which are confirmed as one."""
+
+    async def prepare(self, count: int) -> None:
+        self.frames = wire.sub_entry_frames(bodies(count), SUB_ENTRY, self.size)
+
+    async def run(self) -> int:
+        return SUB_ENTRY * await super().run()
 
 
 class Consume(Work):
@@ -67,4 +79,6 @@ class Consume(Work):
 def make(kind: str, target: Target) -> Work:
     if kind == 'consume':
         return Consume(target)
+    if kind == 'sub-publish':
+        return SubEntries(target, *SHAPE[kind])
     return Publish(target, *SHAPE[kind])

@@ -57,6 +57,16 @@ class Window(Single):
         return await self.publisher.send_many(self.bodies)
 
 
+class SubEntries(Window):
+    async def open(self) -> None:
+        await Client.open(self)
+        self.publisher = await self.stack.enter_async_context(
+            self.client.publisher(
+                self.target.stream, sub_entry_size=BATCH, max_unconfirmed=1_000 * BATCH
+            )
+        )
+
+
 class Tasks(Single):
     """As many tasks as the kind says, which share the messages."""
 
@@ -135,6 +145,7 @@ MAKE: dict[str, type[Client]] = {
     'window': Window,
     'tasks-100': Tasks100,
     'tasks-1000': Tasks1000,
+    'sub-publish': SubEntries,
     'consume': Consume,
 }
 

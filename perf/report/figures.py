@@ -95,6 +95,7 @@ FIGURES = (
     ),
     Figure('pipeline', (('', {'window': ''}),)),
     Figure('tasks', (('', {'tasks-100': ''}), ('', {'tasks-1000': ''}))),
+    Figure('sub-entries', (('', {'sub-publish': ''}),)),
     Figure('consume', (('', {'consume': ''}),)),
 )
 

@@ -24,6 +24,7 @@ SCENARIOS = {
 MORE = {
     'pipeline': 'Publishing with many messages in flight',
     'tasks': 'Publishing from many tasks',
+    'sub-entries': 'Sub-entries',
     'consume': 'Consuming',
 }
 
