@@ -2,6 +2,7 @@
 
 import random
 import struct
+import tracemalloc
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -318,6 +319,63 @@ def test_longest_message_of_a_frame() -> None:
         add(window, b'x' * (1000 - 20))
     (data,) = take_all(window)
     assert len(data) == 1004
+
+
+@pytest.mark.parametrize(
+    'message',
+    [
+        b'x' * 980,
+        'x' * 980,
+        bytearray(980),
+        memoryview(bytes(980)),
+        memoryview(bytes(3920)).cast('i')[:245],
+        stream_message_ctx(b'x' * 980),
+        stream_message_ctx('x' * 980),
+    ],
+    ids=['bytes', 'str', 'bytearray', 'memoryview', 'memoryview of int', 'context', 'context str'],
+)
+def test_long_message_is_refused_with_its_size_and_the_limit(message: Any) -> None:
+    window = make(frame_max=1000, amqp=True)
+    add(window, 'before')
+    with pytest.raises(PublisherError, match=r'message of 980 bytes .* limit is 979 bytes'):
+        add(window, message)
+    add(window, 'behind')
+    assert len(taken(window)[0]) == 2
+
+
+@pytest.mark.parametrize('message', ['ż' * 500, ['x' * 2000], {'k': bytes(2000)}])
+def test_message_that_is_long_when_it_is_encoded(message: Any) -> None:
+    window = make(frame_max=1000, amqp=True)
+    size = len(encode_amqp_bytes(message))
+    with pytest.raises(PublisherError, match=f'message of {size} bytes .* limit is 979 bytes'):
+        add(window, message)
+    assert window.take() is None
+
+
+def test_filter_value_counts_in_the_limit() -> None:
+    window = make(frame_max=1000, filter_extract=lambda ctx: 'x' * 100)
+    add(window, bytes(877))
+    with pytest.raises(PublisherError, match=r'message of 878 bytes .* limit is 877 bytes'):
+        add(window, bytes(878))
+    (data,) = take_all(window)
+    assert len(data) == 1004
+
+
+def test_memory_of_refused_messages_is_given_back() -> None:
+    window = make(frame_max=2**20, amqp=True)
+    add(window, 'before')
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(3):
+            with pytest.raises(PublisherError):
+                add(window, ['x' * 2**24])
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2**20
+    add(window, 'behind')
+    assert len(taken(window)[0]) == 2
 
 
 @pytest.mark.parametrize('before', [0, 1, 3])
