@@ -184,7 +184,7 @@ cdef class Chunk:
                 compression, PyMemoryView_FromMemory(<char *> data, stored, PyBUF_READ), plain
             )
         except ChunkError as ex:
-            self._fail_batch(str(ex))
+            return self._fail_batch(str(ex))
         except BaseException:
             self._leave_batch()
             raise
