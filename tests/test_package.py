@@ -79,7 +79,7 @@ def test_files_of_the_sdist(sdist: Path) -> None:
         names = {name.partition('/')[2] for name in archive.getnames()}
     for name in EXTENSIONS:
         assert f'src/{name}.pyx' in names
-        assert f'src/{name}.pxd' in names or name.endswith('_engine')
+        assert f'src/{name}.pxd' in names or name.endswith(('_engine', '_cursor'))
     for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'src/rbfly/_wire.pxd'):
         assert name in names
     assert not [name for name in names if name.endswith(('.c', '.so', '.o'))]
@@ -93,7 +93,7 @@ def test_files_of_the_wheel(wheel: Path) -> None:
         text = archive.read(metadata).decode()
     for name in EXTENSIONS:
         assert f'{name}.pyi' in names
-        assert f'{name}.pxd' in names or name.endswith('_engine')
+        assert f'{name}.pxd' in names or name.endswith(('_engine', '_cursor'))
         assert [item for item in names if item.startswith(f'{name}.') and item.endswith('.so')]
     for name in ('rbfly/py.typed', 'rbfly/_wire.pxd', 'rbfly/streams/client.py'):
         assert name in names

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import struct
 from collections.abc import Callable, Iterator
+from itertools import repeat
 
 import pytest
 
@@ -52,6 +53,28 @@ async def subscribed(stream: FakeStream, n: int = 1) -> Reader:
 
 
 # -- where it goes on
+
+
+async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    def backoff() -> Iterator[float]:
+        nonlocal begun
+        begun += 1
+        return repeat(0.001)
+
+    monkeypatch.setattr(feed, 'backoff', backoff)
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        for i in range(5):
+            stream.append(b'%d' % i)
+            assert await take(messages, 1) == [b'%d' % i]
+            stream.reader.peer.transport.abort()
+        assert begun >= 5
 
 
 @pytest.mark.parametrize('read', [1, 2, 3, 4, 5])

@@ -67,6 +67,7 @@ class Feed:
         self._committed: int | None = None  # last committed chunk when it was to start
         self._moved = False
         self._opened = -STABLE  # when it was opened last
+        self._position: int | None = None  # and where
         self._delays = backoff()
 
     @property
@@ -145,9 +146,11 @@ class Feed:
     async def _open(self, position: int | None) -> None:
         patience = Patience(self._topology.limit)
         loop = asyncio.get_running_loop()
-        if loop.time() > self._opened + STABLE:
+        stable = loop.time() > self._opened + STABLE
+        if stable or position != self._position:  # messages came in between
             self._delays = backoff()
-        else:
+        self._position = position
+        if not stable:
             await asyncio.sleep(next(self._delays))
         while True:
             connection = await self._topology.consuming(self.stream)
