@@ -473,7 +473,9 @@ async def test_87_load_balancer_that_never_leads_there() -> None:
 
     async with (
         FakeBroker(on={wire.METADATA: cluster}, at={Step.OPEN: elsewhere}) as fake,
-        rbs.streams_client(fake.uri, load_balancer=True, reconnect_timeout=0.2) as client,
+        rbs.streams_client(
+            fake.uri, load_balancer=True, connect_timeout=0.2, reconnect_timeout=0.2
+        ) as client,
     ):
         with pytest.raises(StreamConnectionError, match='reached elsewhere:5552, not leader:5552'):
             async with client.publisher('test'):

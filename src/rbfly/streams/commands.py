@@ -244,6 +244,9 @@ class Broker:
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f'{self.host}:{self.port}'
+
 
 @dataclass(frozen=True)
 class StreamMetadata:

@@ -251,7 +251,8 @@ class Topology:
                 balanced = self.settings.load_balancer and not alone
                 if balanced and node is not None and connection.advertised != node:
                     await connection.close()
-                    raise WrongNodeError(f'{attempt}: reached {connection.advertised}, not {node}')
+                    found = connection.advertised or 'an unknown node'
+                    raise WrongNodeError(f'{attempt}: reached {found}, not {node}')
                 connection.node = node
                 self._open(role).append(connection)
                 return connection
