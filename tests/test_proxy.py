@@ -217,6 +217,22 @@ async def test_delays_both_ways_and_keeps_order_and_throughput() -> None:
         assert 0.1 <= time.monotonic() - start < 5
 
 
+async def test_stalls_what_is_on_its_way() -> None:
+    async with site() as s:
+        client = await s.connect()
+        await client.echo(b'start')
+        s.proxy.delay = 0.3
+        client.writer.write(b'x' * 10)
+        (link,) = s.proxy._links
+        await until(lambda: link.pipes['up'].size == 10, 'it is on its way')
+        s.proxy.stall('up')
+        read = asyncio.create_task(client.reader.readexactly(10))
+        await asyncio.wait([read], timeout=0.6)
+        assert s.proxy.bytes['up'] == 5
+        s.proxy.resume()
+        assert await read == b'x' * 10
+
+
 async def test_what_is_on_its_way_arrives_before_the_end() -> None:
     async with site() as s:
         s.proxy.delay = 0.05
