@@ -77,7 +77,7 @@ async def test_memory(one_node: Sites, by: str) -> None:
     await holds(one_node, 'memory', messages=50_000, by=by)
 
 
-@pytest.mark.parametrize('by', ['body'])
+@pytest.mark.parametrize('by', ['body', 'context', 'batch'])
 async def test_consume_memory(one_node: Sites, by: str) -> None:
     await holds(one_node, 'consume-memory', messages=100_000, by=by)
 
@@ -100,7 +100,7 @@ async def test_publish_cuts(one_node: Sites, by: str, unnamed: bool) -> None:
     await holds(one_node, 'publish-cuts', messages=20_000, cuts=6, by=by, unnamed=unnamed)
 
 
-@pytest.mark.parametrize('by', ['body'])
+@pytest.mark.parametrize('by', ['body', 'context', 'batch'])
 async def test_consume_cuts(one_node: Sites, by: str) -> None:
     await holds(one_node, 'consume-cuts', messages=20_000, cuts=6, by=by)
 
