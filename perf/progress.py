@@ -20,9 +20,9 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """What has been done of a total, with the time that is left."""
+    """What has been done of a total, with the time that is left; of a total of None, what is done."""
 
-    def __init__(self, total: int, title: str, unit: str) -> None:
+    def __init__(self, total: int | None, title: str, unit: str) -> None:
         self.total = total
         self.title = title
         self.unit = unit
@@ -38,7 +38,7 @@ class Progress:
             else:
                 # a pseudo-terminal may say that it has no rows, and tqdm would write none
                 known = all(os.get_terminal_size(sys.stderr.fileno()))
-                many = total >= 100_000
+                many = total is not None and total >= 100_000
                 self.bar = tqdm(
                     total=total,
                     desc=title,
@@ -70,11 +70,15 @@ class Progress:
             self.bar.update(n)
             return
         now = monotonic()
-        if now - self.told > SILENCE or self.done >= self.total:
+        total = self.total
+        if now - self.told > SILENCE or self.done == total:
             self.told = now
-            left = (now - self.start) / self.done * (self.total - self.done)
-            text = f'{self.title}: {self.done:,} of {self.total:,} {self.unit}'
-            print(f'{text}, {clock(left)} left', file=sys.stderr, flush=True)
+            of, left = '', ''
+            if total is not None:
+                of = f' of {total:,}'
+                left = f', {clock((now - self.start) * (total / self.done - 1))} left'
+            text = f'{self.title}: {self.done:,}{of} {self.unit}{left}'
+            print(text, file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the bar."""

@@ -360,6 +360,26 @@ async def test_proof_that_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None
     assert run.error == 'ProofError: stuck: no message for 0 s behind number 1,234'
 
 
+async def test_proof_without_a_number_of_messages_shows_its_steps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr('perf.progress.SILENCE', 0)
+    seen = ''
+
+    def shown() -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().err
+        return 'rtt: 2 steps\n' in seen
+
+    async def prove(run: Run, site: Site) -> None:
+        run.done = 2
+        await until(shown, 'the steps that were done')
+
+    run = Run(PROOFS['rtt'], 1)
+    await run.execute(site(), prove)
+    assert not run.error
+
+
 async def test_timeout_of_the_client_is_not_taken_for_being_stuck() -> None:
     run = example()
 

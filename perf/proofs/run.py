@@ -72,22 +72,22 @@ class Run:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Show progress; give up when there is none."""
-        total = self.settings.get('messages', 0)
-        with Progress(total, self.proof.name, 'messages') as progress:
+        total = self.settings.get('messages')
+        with Progress(total, self.proof.name, 'messages' if total else 'steps') as progress:
 
             async def look(limit: asyncio.Timeout) -> None:
                 loop = asyncio.get_running_loop()
-                last = -1
+                last = 0
                 while True:
                     if self.done != last:
-                        progress.step(self.done - max(last, 0))
+                        progress.step(self.done - last)
                         last = self.done
                         limit.reschedule(loop.time() + PATIENCE)
                     await asyncio.sleep(1)
 
             try:
-                async with asyncio.timeout(PATIENCE) as limit:
-                    task = asyncio.create_task(look(limit))
+                async with asyncio.timeout(PATIENCE) as limit, asyncio.TaskGroup() as group:
+                    task = group.create_task(look(limit))
                     try:
                         yield
                     finally:
