@@ -119,5 +119,5 @@ SETTINGS.write_text(CHANGED)
 
 setup(
     ext_modules=modules,
-    options={'build': {'build_base': BUILD}},
+    options={'build': {'build_base': BUILD}, 'build_ext': {'parallel': True}},
 )
