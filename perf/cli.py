@@ -457,7 +457,7 @@ def do_prove(args: argparse.Namespace) -> int:
 
 
 def do_report(args: argparse.Namespace) -> int:
-    """Write the page performance.rst and its figures from result files alone."""
+    """Write performance.rst with its figures, and proofs.rst, from result files alone."""
     from . import report
 
     try:

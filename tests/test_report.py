@@ -6,8 +6,6 @@ The result files here are synthetic: made for these tests, measured by nobody.
 import json
 import random
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from perf import cli, lanes, report, stats
 from perf.report import figures, reading, rst
 from perf.report.page import compose
 from perf.stats import Interval
+from tests.sphinx import build
 
 ROOT = Path(__file__).resolve().parent.parent
 SYNTHETIC = ROOT / 'tests' / 'data' / 'synthetic-results.jsonl'
@@ -432,13 +431,5 @@ def test_sphinx_builds_the_page(tmp_path: Path) -> None:
         records.append(failure)
 
     report.write([changed(tmp_path, rude)], source)
-    (source / 'conf.py').write_text("html_theme = 'furo'\ndefault_role = 'code'\n")
-    (source / 'index.rst').write_text('Test\n====\n\n.. toctree::\n\n   performance\n')
-    words = ['-qW', '--keep-going', '-b', 'html', str(source), str(tmp_path / 'html')]
-    done = subprocess.run(
-        [sys.executable, '-m', 'sphinx', *words], capture_output=True, text=True, check=False
-    )
-    assert done.stderr == ''
-    assert done.returncode == 0
-    built = (tmp_path / 'html' / 'performance.html').read_text()
+    built = build(source, 'performance', tmp_path / 'html')
     assert len(re.findall(r'<img [^>]*alt="B', built)) == 6

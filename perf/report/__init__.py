@@ -1,23 +1,37 @@
-"""The report: a page of the documentation and its figures, from result files alone."""
+"""The report: pages of the documentation and figures, from result files alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import proofs
 from .model import Report, ReportError
 
 __all__ = ['Report', 'ReportError', 'write']
 
 PAGE = 'performance.rst'
+PROOFS = 'proofs.rst'
 FIGURES = '_static/perf'
 
 
 def write(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Write the page and the figures; return the files that were written.
+    """Write the pages and the figures; return the files that were written.
 
-    :param paths: result files; no kind of work may be in two of them.
+    :param paths: result files: of proofs, if they end in `.json`; otherwise of the benchmark, where
+        no kind of work may be in two of them.
     :param out: folder of the documentation's sources.
     :raises ReportError: the files do not go together, or matplotlib is not installed.
     """
+    proven = [path for path in paths if path.suffix == '.json']
+    measured = [path for path in paths if path.suffix != '.json']
+    written = []
+    if proven:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / PROOFS).write_text(proofs.compose(proofs.read(proven)), encoding='utf-8')
+        written.append(out / PROOFS)
+    return [*written, *(write_performance(measured, out) if measured else ())]
+
+
+def write_performance(paths: Sequence[Path], out: Path) -> list[Path]:
     try:
         from . import figures, page
     except ModuleNotFoundError as ex:

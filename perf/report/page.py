@@ -9,7 +9,7 @@ from .field import PUBLISHED
 from .figures import FIGURES, THEMES, Figure, alt
 from .model import OURS, TITLES, Kind, Lane, Report, Run
 from .reading import TARGETS, ahead, cautions, in_short, ratio, reading, verdict
-from .rst import bullets, code, heading, paragraph, plain, table
+from .rst import bullets, code, heading, moment, paragraph, plain, table
 
 __all__ = ['compose']
 
@@ -73,10 +73,6 @@ def names(items: Iterable[str]) -> str:
 
 def sentence(text: str) -> str:
     return f'{plain(text[0].upper() + text[1:])}.'
-
-
-def moment(time: str) -> str:
-    return time.replace('T', ' ').replace('+00:00', ' UTC')
 
 
 # -- results

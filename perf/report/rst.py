@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ['bullets', 'code', 'heading', 'paragraph', 'plain', 'table']
+__all__ = ['bullets', 'code', 'heading', 'moment', 'paragraph', 'plain', 'table']
 
 WIDTH = 96
 SPECIAL = re.compile(r'([\\*_|`\[\]<>])')
@@ -24,6 +24,11 @@ def plain(text: str) -> str:
 
 def code(text: str) -> str:
     return f'``{text}``' if text else ''
+
+
+def moment(time: str) -> str:
+    """A time in ISO format."""
+    return time.replace('T', ' ').replace('+00:00', ' UTC')
 
 
 def heading(text: str, line: str = '-') -> Iterator[str]:

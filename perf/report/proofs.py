@@ -1,0 +1,137 @@
+"""The page of the proofs, as reStructuredText, from their result files alone."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .model import ReportError
+from .rst import bullets, code, heading, moment, paragraph, plain, table
+
+__all__ = ['compose', 'read']
+
+Proof = dict[str, Any]
+
+# of `found`: what is told elsewhere, or means nothing to a reader
+UNTOLD = ('proxies', 'seconds')
+
+
+def read(paths: Sequence[Path]) -> list[Proof]:
+    """Read result files of proofs.
+
+    :raises ReportError: a file is none.
+    """
+    found = []
+    for path in paths:
+        try:
+            proof = json.loads(path.read_text(encoding='utf-8'))
+        except (OSError, ValueError) as ex:
+            raise ReportError(f'{path}: {ex}') from None
+        if not isinstance(proof, dict) or (proof.get('type'), proof.get('format')) != ('proof', 1):
+            raise ReportError(f'{path}: no result file of a proof, format 1')
+        found.append(proof | {'label': path.name})
+    return found
+
+
+def compose(proofs: Sequence[Proof]) -> str:
+    """Write the page."""
+    lines = [
+        '.. Written by `python -m perf report` from result files; do not edit.',
+        '',
+        *heading('Proofs', '='),
+        *paragraph(
+            'A proof is a seeded command that publishes or consumes while something happens to the'
+            ' connection, to the broker or to the callers. Each message has a number of its own;'
+            ' what is stored or received is compared with what was sent, number by number, by code'
+            ' that is not the client. The nodes of its broker advertise the ports of proxies, and'
+            ' the bytes that went through these are counted.'
+        ),
+        *paragraph(
+            'Everything on this page comes from the result files. Short versions of all proofs are'
+            ' tests.'
+        ),
+        *table(['proof', 'settings', 'seed', 'seconds', ''], map(row, proofs), 'perf perf-text'),
+    ]
+    for proof in proofs:
+        lines += section(proof)
+    lines += surroundings(proofs)
+    return '\n'.join(lines).rstrip('\n') + '\n'
+
+
+def row(proof: Proof) -> list[str]:
+    settings = ', '.join(setting(name, value) for name, value in proof['settings'].items() if value)
+    seconds = f'{proof["found"].get("seconds", 0):,.0f}'
+    return [code(proof['proof']), settings, f'{proof["seed"]}', seconds, plain(proof['verdict'])]
+
+
+def setting(name: str, value: Any) -> str:
+    if value is True:
+        return plain(name)
+    return f'{plain(value)}' if isinstance(value, str) else f'{value:,} {plain(name)}'
+
+
+def command(proof: Proof) -> str:
+    """The command that does it again."""
+    words = ['python -m perf prove', proof['proof'], f'--seed {proof["seed"]}']
+    for name, value in proof['settings'].items():
+        if value is not False:
+            words.append(f'--{name}' if value is True else f'--{name} {value}')
+    return ' '.join(words)
+
+
+def section(proof: Proof) -> Iterator[str]:
+    title = proof['title']
+    yield from heading(plain(f'{proof["proof"]}: {title}'))
+    yield from ('.. code-block:: sh', '', f'   {command(proof)}', '')
+    claims = [
+        [plain(item['what']), 'yes' if item['holds'] else '**no**', plain(item['detail'])]
+        for item in proof['checks']
+    ]
+    if claims:
+        yield from table(['claim', 'holds?', 'seen'], claims, 'perf perf-text')
+    if proof['error']:
+        yield from paragraph(f'**It ended early**: {plain(proof["error"])}')
+    found = [
+        [plain(name), told(value)]
+        for name, value in proof['found'].items()
+        if name not in UNTOLD and value not in ([], {})
+    ]
+    if found:
+        yield from table(['found', ''], found, 'perf perf-text')
+
+
+def told(value: Any) -> str:
+    """A value that was found, for a reader."""
+    if isinstance(value, dict):
+        return '; '.join(f'{plain(str(name))} {told(item)}' for name, item in value.items())
+    if isinstance(value, list):
+        if len(value) == 3 and all(isinstance(item, float) for item in value):
+            return f'{value[0]:g} [{value[1]:g}, {value[2]:g}]'  # with its interval
+        return ', '.join(told(item) for item in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f'{value:,}'
+    return plain(str(value))
+
+
+def surroundings(proofs: Sequence[Proof]) -> Iterator[str]:
+    yield from heading('Environment')
+    machines = dict.fromkeys(
+        f'{about["cpus"]} CPUs, {about["cpu"]}, {about["kernel"]}, {about["python"]}'
+        for about in (proof['environment'] for proof in proofs)
+    )
+    yield from bullets(map(plain, machines))
+    rows = []
+    for proof in proofs:
+        about = proof['environment']
+        broker = about['brokers'].get('rabbitmq', {})
+        rows.append(
+            [
+                code(proof['label']),
+                moment(about['time']),
+                plain(str(about['revision'])),
+                plain(f'{broker.get("product", "")} {broker.get("version", "")}'),
+                plain(', '.join(f'{k} {v}' for k, v in about['libraries'].items())),
+            ]
+        )
+    head = ['result file', 'ended', 'commit', 'broker', 'libraries']
+    yield from table(head, rows, 'perf perf-text')

@@ -1,0 +1,20 @@
+"""Pages of the report, built as the documentation is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ['build']
+
+
+def build(source: Path, page: str, out: Path) -> str:
+    """Build a folder that has one page, warnings being errors; the page as HTML."""
+    (source / 'conf.py').write_text("html_theme = 'furo'\ndefault_role = 'code'\n")
+    (source / 'index.rst').write_text(f'Test\n====\n\n.. toctree::\n\n   {page}\n')
+    words = ['-qW', '--keep-going', '-b', 'html', str(source), str(out)]
+    done = subprocess.run(
+        [sys.executable, '-m', 'sphinx', *words], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ''
+    assert done.returncode == 0
+    return (out / f'{page}.html').read_text()

@@ -1,0 +1,76 @@
+"""The page of the proofs: what their result files say, and nothing else.
+
+The result files here are made by these tests.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import cli, report
+from perf.proofs import PROOFS
+from perf.proofs.run import Run
+from perf.report import proofs
+from tests.sphinx import build
+
+
+def result(folder: Path, name: str = 'publish-cuts', **settings: Any) -> Path:
+    """A result file as a run writes it."""
+    run = Run(PROOFS[name], 7, **settings)
+    run.check('stored in order', True)
+    run.check('every send returned', False, '9 of 10')
+    run.found |= {'stored': 1_234_567, 'seconds': 12.6, 'proxies': [{'port': 1}]}
+    run.found['0 ms, send'] = {'rate': 5000, 'ratio': [0.9, 0.85, 0.95]}
+    path = folder / f'{name}.json'
+    run.write(path, {'product': 'RabbitMQ', 'version': '4.0.5'})
+    return path
+
+
+def page(folder: Path, *paths: Path) -> str:
+    written = report.write(paths, folder)
+    assert written == [folder / 'proofs.rst']
+    return ' '.join(written[0].read_text().split())
+
+
+def test_claims_and_figures_are_on_the_page(tmp_path: Path) -> None:
+    text = page(tmp_path, result(tmp_path))
+    assert '- stored in order - yes' in text
+    assert '- every send returned - **no** - 9 of 10' in text
+    assert '- stored - 1,234,567' in text
+    assert '- 0 ms, send - rate 5,000; ratio 0.9 [0.85, 0.95]' in text
+    assert 'port' not in text.partition('found')[2]
+    assert '- fails' in text
+    assert 'RabbitMQ 4.0.5' in text
+
+
+def test_error_is_on_the_page(tmp_path: Path) -> None:
+    path = result(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'error': 'ProofError: stuck *'}))
+    assert r'**It ended early**: ProofError: stuck \*' in page(tmp_path, path)
+
+
+def test_command_on_the_page_makes_the_same_run(tmp_path: Path) -> None:
+    text = page(tmp_path, result(tmp_path, messages=500, by='flush', unnamed=True))
+    found = re.search(r'python -m perf (prove publish-cuts .*?--unnamed)', text)
+    assert found is not None
+    args = cli.parser().parse_args(found[1].split())
+    assert (args.seed, args.messages, args.cuts, args.by) == (7, 500, 50, 'flush')
+
+
+def test_file_that_is_no_proof_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / 'other.json'
+    for text in ('{', '[]', '{"type": "proof", "format": 2}'):
+        path.write_text(text)
+        with pytest.raises(report.ReportError, match=r'other\.json'):
+            proofs.read([path])
+
+
+def test_sphinx_builds_the_page(tmp_path: Path) -> None:
+    path = result(tmp_path, by='send-many')
+    source = tmp_path / 'doc'
+    page(source, path, result(tmp_path, 'tasks'))
+    html = build(source, 'proofs', tmp_path / 'html')
+    assert '1,234,567' in html
