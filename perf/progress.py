@@ -20,7 +20,7 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """What has been done of a total, with the time that is left; of a total of None, what is done."""
+    """What has been done of a total, with the time that is left; None: no total is known."""
 
     def __init__(self, total: int | None, title: str, unit: str) -> None:
         self.total = total
