@@ -194,6 +194,20 @@ def TRUNCATED(connection: FakeConnection, request: Frame) -> None:  # noqa: N802
     connection.send(frame(0x8000 | request.key, head + b'\xff\xfe\x00'))
 
 
+def refuse(code: int = 0x11) -> Handler:
+    """Answer a request with a code, and a Publish with a PublishError of it."""
+
+    def handler(connection: FakeConnection, request: Frame) -> None:
+        if request.key != PUBLISH:
+            connection.answer(request, code=code)
+            return
+        body = struct.pack('>BI', request.body[0], len(request.publishing_ids))
+        body += b''.join(struct.pack('>QH', i, code) for i in request.publishing_ids)
+        connection.send(frame(PUBLISH_ERROR, body))
+
+    return handler
+
+
 class FakeBroker:
     """Listens on loopback.
 

@@ -11,6 +11,15 @@ import rbfly.types as t
 from rbfly.amqp import decode_amqp, encode_amqp_bytes
 
 VALUE = bytes.fromhex('005377')
+SECTIONS = (
+    'body',
+    'header',
+    'delivery_annotations',
+    'annotations',
+    'properties',
+    'app_properties',
+    'footer',
+)
 
 
 def encode_value(value: Any) -> bytes:

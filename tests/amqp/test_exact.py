@@ -6,22 +6,13 @@ What is decoded must be what the same bytes give as `bytes`.
 import gc
 
 import pytest
-from amqp_values import MALFORMED, MESSAGES, VALUE, VECTORS, vector_name
+from amqp_values import MALFORMED, MESSAGES, SECTIONS, VALUE, VECTORS, vector_name
 from exact import exact
 
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPDecoderError
 
 EMPTY_DATA = bytes.fromhex('005375a000')
-SECTIONS = (
-    'header',
-    'delivery_annotations',
-    'annotations',
-    'properties',
-    'app_properties',
-    'body',
-    'footer',
-)
 
 
 def inputs(vector: dict[str, str | None]) -> list[bytes]:

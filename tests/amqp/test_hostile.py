@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from amqp_values import VALUE, decode_value, encode_value
+from amqp_values import SECTIONS, VALUE, decode_value, encode_value
 
 from rbfly.amqp import MessageCtx, decode_amqp, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, AMQPEncoderTypeError, AMQPEncoderValueError
@@ -19,15 +19,7 @@ DEPTH = 100
 
 def read(data: bytes) -> Any:
     ctx = decode_amqp(data)
-    return (
-        ctx.body,
-        ctx.header,
-        ctx.delivery_annotations,
-        ctx.annotations,
-        ctx.properties,
-        ctx.app_properties,
-        ctx.footer,
-    )
+    return tuple(getattr(ctx, name) for name in SECTIONS)
 
 
 def fails(data: bytes) -> AMQPDecoderError:

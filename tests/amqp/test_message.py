@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from amqp_values import SECTIONS
 
 import rbfly.amqp
 import rbfly.types
@@ -76,18 +77,7 @@ def test_every_section_goes_through() -> None:
     assert through(other) == other
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        'header',
-        'delivery_annotations',
-        'annotations',
-        'properties',
-        'app_properties',
-        'footer',
-        'body',
-    ],
-)
+@pytest.mark.parametrize('name', SECTIONS)
 def test_one_section_set_later(name: str) -> None:
     full = full_message()
     ctx = stream_message_ctx(b'')

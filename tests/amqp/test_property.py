@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from amqp_values import VALUE
+from amqp_values import SECTIONS, VALUE
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -189,15 +189,7 @@ def read(data: bytes) -> None:
         ctx = decode_amqp(data)
     except AMQPDecoderError:
         return
-    for name in (
-        'body',
-        'header',
-        'delivery_annotations',
-        'annotations',
-        'properties',
-        'app_properties',
-        'footer',
-    ):
+    for name in SECTIONS:
         try:
             getattr(ctx, name)
         except AMQPDecoderError as ex:

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from amqp_values import VALUE, decode_value, encode_value
+from amqp_values import SECTIONS, VALUE, decode_value, encode_value
 
 import rbfly.amqp
 import rbfly.types as t
@@ -148,15 +148,6 @@ def load_clients() -> list[dict[str, Any]]:
 
 
 CLIENTS = load_clients()
-SECTIONS = (
-    'header',
-    'delivery_annotations',
-    'annotations',
-    'properties',
-    'app_properties',
-    'body',
-    'footer',
-)
 NAMES = {**vars(rbfly.amqp), **vars(t), 'UTC': UTC, 'datetime': datetime, 'UUID': UUID}
 
 

@@ -8,6 +8,7 @@ import pytest
 from amqp_values import (
     MALFORMED,
     MESSAGES,
+    SECTIONS,
     VALUE,
     VALUES,
     VECTORS,
@@ -180,15 +181,7 @@ def test_malformed(vector: dict[str, str]) -> None:
 
 def read_everything(data: bytes) -> object:
     ctx = decode_amqp(data)
-    sections = (
-        ctx.body,
-        ctx.header,
-        ctx.delivery_annotations,
-        ctx.annotations,
-        ctx.properties,
-        ctx.app_properties,
-        ctx.footer,
-    )
+    sections = tuple(getattr(ctx, name) for name in SECTIONS)
     # what was read can be written again
     assert decode_amqp(encode_amqp_bytes(ctx)) == ctx or 'nan' in repr(ctx.body)
     return sections

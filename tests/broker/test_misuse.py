@@ -18,7 +18,7 @@ from rbfly.streams.error import (
 )
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
@@ -49,11 +49,7 @@ class Held:
 
     def refuse(self) -> None:
         while self.frames:
-            connection, request = self.frames.pop(0)
-            ids = request.publishing_ids
-            body = bytes([request.body[0]]) + len(ids).to_bytes(4, 'big')
-            body += b''.join(i.to_bytes(8, 'big') + b'\x00\x11' for i in ids)
-            connection.send(wire.frame(wire.PUBLISH_ERROR, body))
+            refuse()(*self.frames.pop(0))
 
 
 @pytest.mark.parametrize('how', ['timeout', 'cancel'])

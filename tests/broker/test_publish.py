@@ -18,7 +18,7 @@ from rbfly.streams.error import (
 )
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
 
 
@@ -244,13 +244,8 @@ async def test_publisher_ids_are_used_again(client: rbs.StreamsClient, stream: s
 
 
 async def test_refused_message_tells_its_id_and_code() -> None:
-    def refuse(connection: Peer, request: Frame) -> None:
-        body = bytes([request.body[0]]) + len(request.publishing_ids).to_bytes(4, 'big')
-        body += b''.join(i.to_bytes(8, 'big') + b'\x00\x11' for i in request.publishing_ids)
-        connection.send(wire.frame(wire.PUBLISH_ERROR, body))
-
     async with (
-        FakeBroker(on={wire.PUBLISH: refuse}) as fake,
+        FakeBroker(on={wire.PUBLISH: refuse()}) as fake,
         rbs.streams_client(fake.uri) as client,
     ):
         async with client.publisher('test') as publisher:
@@ -308,13 +303,8 @@ async def test_no_connection_again_while_waiting_for_confirms() -> None:
 
 
 async def test_refusal_of_messages_that_were_not_flushed_is_told_by_close() -> None:
-    def refuse(connection: Peer, request: Frame) -> None:
-        body = bytes([request.body[0]]) + len(request.publishing_ids).to_bytes(4, 'big')
-        body += b''.join(i.to_bytes(8, 'big') + b'\x00\x11' for i in request.publishing_ids)
-        connection.send(wire.frame(wire.PUBLISH_ERROR, body))
-
     async with (
-        FakeBroker(on={wire.PUBLISH: refuse}) as fake,
+        FakeBroker(on={wire.PUBLISH: refuse()}) as fake,
         rbs.streams_client(fake.uri) as client,
     ):
         with pytest.raises(PublishError) as caught:  # noqa: PT012

@@ -24,7 +24,7 @@ from rbfly.streams.error import (
 from tests import fake as wire
 from tests.broker.test_publish import stored
 from tests.brokers import until
-from tests.fake import FakeBroker, Frame, Handler, Step
+from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
 
 
@@ -41,20 +41,6 @@ def once(handler: Handler, other: Handler) -> Handler:
 
 def default(connection: Peer, request: Frame) -> None:
     connection.broker.default(connection, request)
-
-
-def refuse(code: int) -> Handler:
-    """Answer a request with a code, and a Publish with a PublishError of it."""
-
-    def handler(connection: Peer, request: Frame) -> None:
-        if request.key != wire.PUBLISH:
-            connection.answer(request, code=code)
-            return
-        body = struct.pack('>BI', request.body[0], len(request.publishing_ids))
-        body += b''.join(struct.pack('>QH', i, code) for i in request.publishing_ids)
-        connection.send(wire.frame(wire.PUBLISH_ERROR, body))
-
-    return handler
 
 
 def moved(connection: Peer, request: Frame) -> None:
