@@ -452,6 +452,23 @@ async def test_86_next_address_when_the_first_is_gone() -> None:
         assert published(second) == [[1]]
 
 
+async def test_86_leader_that_has_no_replica_yet_is_dialled_at_its_address() -> None:
+    # as right behind an election: the only node that is told of is not the one that was asked
+    async with FakeBroker() as leader:
+
+        def new_leader(connection: Peer, request: Frame) -> None:
+            leader.default(connection, request)
+
+        async with (
+            FakeBroker(on={wire.METADATA: new_leader}) as first,
+            rbs.streams_client(first.uri) as client,
+            client.publisher('test') as publisher,
+        ):
+            await publisher.send('x')
+            assert published(leader) == [[1]]
+            assert published(first) == []
+
+
 async def test_87_load_balancer_that_never_leads_there() -> None:
     def elsewhere(connection: Peer, request: Frame) -> None:
         body = wire.string_map({'advertised_host': 'elsewhere', 'advertised_port': '5552'})

@@ -250,15 +250,11 @@ class Broker:
 
 @dataclass(frozen=True)
 class StreamMetadata:
-    """Where a stream is: code, the leader (None: none right now), the replicas.
-
-    :param alone: the broker knows of one node only.
-    """
+    """Where a stream is: code, the leader (None: none right now), the replicas."""
 
     code: int
     leader: Broker | None
     replicas: tuple[Broker, ...]
-    alone: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -278,7 +274,7 @@ class Metadata(Command[dict[str, StreamMetadata]]):
             name, code, leader = reader.string(), reader.u16(), reader.u16()
             replicas = reader.array(reader.u16)
             found = tuple(brokers[ref] for ref in replicas if ref in brokers)
-            return name, StreamMetadata(code, brokers.get(leader), found, len(brokers) == 1)
+            return name, StreamMetadata(code, brokers.get(leader), found)
 
         return dict(reader.array(stream))
 

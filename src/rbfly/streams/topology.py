@@ -167,7 +167,7 @@ class Topology:
             if role is Role.CONSUME and found.replicas:
                 node = random.choice(found.replicas)
             try:
-                connection = await self._get(role, node, found.alone)
+                connection = await self._get(role, node)
             except WrongNodeError as ex:
                 await patience.wait(ex)  # and ask again: the wanted node may have gone
                 continue
@@ -221,7 +221,7 @@ class Topology:
         group[:] = [item for item in group if item.is_open]
         return group
 
-    async def _get(self, role: Role, node: Broker | None, alone: bool = True) -> Connection:
+    async def _get(self, role: Role, node: Broker | None) -> Connection:
         """A connection with a free id in a role: to a node, or to any for None."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the connections and locks of another one are of no use
@@ -230,7 +230,7 @@ class Topology:
             for group in self._connections.values():
                 group.clear()
         limit = self.limit
-        attempt = Attempt(self._infos(node, alone), limit)
+        attempt = Attempt(self._infos(node), limit)
         lock = self._locks.setdefault((role, node), asyncio.Lock())
         try:
             # The limit covers waiting for another task that is connecting.
@@ -248,10 +248,9 @@ class Topology:
                 if generation != self.generation:
                     await connection.close()
                     raise StreamConnectionError('the client was disconnected meanwhile')
-                balanced = self.settings.load_balancer and not alone
-                if balanced and node is not None and connection.advertised != node:
+                found = connection.advertised
+                if self.settings.load_balancer and node is not None and found not in (None, node):
                     await connection.close()
-                    found = connection.advertised or 'an unknown node'
                     raise WrongNodeError(f'{attempt}: reached {found}, not {node}')
                 connection.node = node
                 self._open(role).append(connection)
@@ -267,12 +266,12 @@ class Topology:
 
     # -- connecting
 
-    def _infos(self, node: Broker | None, alone: bool) -> list[ConnectionInfo]:
+    def _infos(self, node: Broker | None) -> list[ConnectionInfo]:
         infos = list(self.settings.infos)
-        if node is None or alone or self.settings.load_balancer:
+        if node is None or self.settings.load_balancer:
             return infos
-        # The address that reached it before, or the advertised one.  That may not be reachable,
-        # through NAT or a proxy: then the URIs, which reach some node.
+        # The address that reached it before, which may be a URI; or the advertised one.  That may
+        # not be reachable, through NAT or a proxy: then the URIs, which reach some node.
         first = self._reached.get(node) or replace(infos[0], host=node.host, port=node.port)
         return [first, *(info for info in infos if info != first)]
 
