@@ -477,6 +477,7 @@ class Publisher(BasePublisher):
             await self._wait_room(step)
             self._check()
             if waiter.errors:
+                self._room.grant()  # the room that it does not need
                 break
             try:
                 more = self._fill(messages, waiter, step)

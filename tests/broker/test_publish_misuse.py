@@ -1,0 +1,34 @@
+"""Publishing with errors, cancelling and closing at the wrong moment: all end, all are told."""
+
+import asyncio
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams import topology
+from rbfly.streams.error import PublishError
+from tests import fake as wire
+from tests.broker.test_send_many import refusing
+from tests.fake import FakeBroker
+
+HANG = 10.0  # a guard only
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, 'BACKOFF_FIRST', 0.001)
+
+
+async def test_room_that_a_refused_send_many_does_not_need_goes_to_the_next() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(1)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=1) as publisher,
+    ):
+        many = asyncio.create_task(publisher.send_many(['refused', 'never sent']))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(publisher.send('x'))
+        async with asyncio.timeout(HANG):
+            with pytest.raises(PublishError):
+                await many
+            await behind
