@@ -8,7 +8,9 @@ import rbfly.streams as rbs
 from rbfly.streams import topology
 from rbfly.streams.error import PublishError
 from tests import fake as wire
+from tests.broker.test_misuse import Held
 from tests.broker.test_send_many import refusing
+from tests.brokers import until
 from tests.fake import FakeBroker
 
 HANG = 10.0  # a guard only
@@ -32,3 +34,22 @@ async def test_room_that_a_refused_send_many_does_not_need_goes_to_the_next() ->
             with pytest.raises(PublishError):
                 await many
             await behind
+
+
+async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        publisher.batch('a')
+        flushes = [asyncio.create_task(publisher.flush())]
+        await asyncio.sleep(0)
+        publisher.batch('b')
+        flushes += [asyncio.create_task(publisher.flush()) for _ in range(2)]
+        await until(lambda: len(held.frames) == 2, 'both batches were sent')
+        held.refuse()
+        errors = await asyncio.gather(*flushes, return_exceptions=True)
+        both = [(1, 0x11), (2, 0x11)]
+        assert [getattr(error, 'errors', None) for error in errors] == [both[:1], both, both]

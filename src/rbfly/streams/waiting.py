@@ -136,7 +136,11 @@ class Confirmation(asyncio.Future[None]):
 def publish_error(waiter: Waiter) -> PublishError:
     """The error of a waiter that had messages refused."""
     assert waiter.errors
-    errors = sorted(waiter.errors)
+    return joined(sorted(waiter.errors))
+
+
+def joined(errors: list[tuple[int, int]]) -> PublishError:
+    """The error of several messages, of each its publishing id and the code."""
     error = PublishError(errors[0][1], errors[0][0])
     error.errors = errors
     return error
@@ -155,7 +159,7 @@ def of_message(error: Exception, index: int) -> Exception:
 def raise_first(errors: Sequence[Exception]) -> None:
     """Raise the error that stands for all of them, if there is one."""
     refused = [error for error in errors if isinstance(error, PublishError)]
-    if len(refused) > 1:
-        refused[0].errors = [item for error in refused for item in error.errors]
+    if len(refused) > 1:  # one of its own: others may be told of each of them
+        raise joined([item for error in refused for item in error.errors])
     for error in (*refused, *errors):
         raise error
