@@ -6,12 +6,12 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams import topology
-from rbfly.streams.error import PublishError
+from rbfly.streams.error import ConnectTimeout, PublishError
 from tests import fake as wire
 from tests.broker.test_misuse import Held
 from tests.broker.test_send_many import refusing
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake import FakeBroker, Step
 
 HANG = 10.0  # a guard only
 
@@ -53,3 +53,15 @@ async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:
         errors = await asyncio.gather(*flushes, return_exceptions=True)
         both = [(1, 0x11), (2, 0x11)]
         assert [getattr(error, 'errors', None) for error in errors] == [both[:1], both, both]
+
+
+async def test_flush_in_time_that_ends_for_want_of_a_connection() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        fake.handlers[Step.OPEN] = wire.SILENT
+        publisher.batch('x')
+        with pytest.raises(ConnectTimeout):
+            await publisher.flush(timeout=HANG)

@@ -49,9 +49,11 @@ class PublisherBatchFast(BatchInput, BasePublisher):
         self._check()
         if timeout:
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(timeout) as limit:
                     await self._flush()
             except TimeoutError:
+                if not limit.expired():
+                    raise  # e.g. no connection again in time
                 raise ConfirmTimeout(f'not all confirms within {timeout} s') from None
         else:
             await self._flush()
