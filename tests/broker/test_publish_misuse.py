@@ -65,3 +65,24 @@ async def test_flush_in_time_that_ends_for_want_of_a_connection() -> None:
         publisher.batch('x')
         with pytest.raises(ConnectTimeout):
             await publisher.flush(timeout=HANG)
+
+
+async def test_flush_tells_of_messages_that_fit_no_frame_of_a_new_connection() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for how in ('flush', 'flush', 'close'):
+            connection = publisher._connection
+            publisher.batch('a' * (fake.tune[0] - 100))
+            fake.tune = (fake.tune[0] // 2, 60)
+            fake.connections[-1].transport.abort()
+            await until(lambda before=connection: publisher._connection not in (None, before), how)
+            if how == 'flush':
+                with pytest.raises(PublishError, match='frame is too large'):
+                    await publisher.flush()
+                await publisher.flush()
+            else:
+                with pytest.raises(PublishError, match='frame is too large'):
+                    await publisher.close()

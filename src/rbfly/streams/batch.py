@@ -84,11 +84,13 @@ class PublisherBatchFast(BatchInput, BasePublisher):
             self._tell(batches)
 
     def _release(self) -> None:
-        if self._waiter.remaining:
-            self._waiter.seal()
+        waiter = self._waiter
+        if waiter.count:
             self._batches.append(Group())
             self._waiter = Waiter(self._batches[-1])
             self._window.release()
+            if waiter.seal():  # none fits a frame of a new connection
+                self._settle(waiter, None)
         self._write()
 
 
