@@ -47,6 +47,8 @@ cdef class Waiter:
     :ivar count: how many messages it has been given so far.
     :ivar errors: `(publish id, code)` of each message that was refused, or None.
     :ivar first_refused: which of its messages that was, of the first in their order.
+    :ivar too_large: `(publish id, size, limit)`, in bytes, of the first of them that fits no frame
+        of a new connection; or None.
     """
 
     def __init__(self, future=None, bint sealed=False):

@@ -16,6 +16,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef uint64_t cursor            # where the next confirm is expected
 
     cdef int _repack(self, uint64_t first, list done) except -1
+    cdef int _note_size(self, Frame frame, Entry *entry) except -1
     cdef int _mark_released(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept
     cdef int _settle(self, uint64_t id, int code, list done) except -1

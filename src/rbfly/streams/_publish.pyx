@@ -210,6 +210,7 @@ cdef class PublishWindow(FrameBuilder):
                 source = <Frame> old[offset(entry.frame, old_base)]
                 if PREFIX - 4 + <Py_ssize_t> entry.size > self.frame_max:
                     self.queued -= self._settle_entry(source, entry, FRAME_TOO_LARGE, done)
+                    self._note_size(source, entry)
                     continue
                 self._make_room(entry.size, 1)
                 put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
@@ -230,6 +231,17 @@ cdef class PublishWindow(FrameBuilder):
                 self._mark_released()
         finally:
             PyMem_Free(moved)
+        return 0
+
+    cdef int _note_size(self, Frame frame, Entry *entry) except -1:
+        # Those who waited for it are told why.
+        cdef Py_ssize_t i
+        cdef Waiter waiter
+        for i in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+            item = frame.waiters[i]
+            waiter = (<Share> item).waiter if type(item) is Share else <Waiter> item
+            if waiter.too_large is None:
+                waiter.too_large = (entry.id, entry.size, self.frame_max - (PREFIX - 4))
         return 0
 
     cdef int _mark_released(self) except -1:

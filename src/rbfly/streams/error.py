@@ -88,8 +88,9 @@ class PublishError(ProtocolError):
     :ivar errors: `(publish id, code)` of every message that one wait was for (list).
     """
 
-    def __init__(self, code: int, publish_id: int) -> None:
-        super().__init__(code, f'message with publish id {publish_id} was not stored')
+    def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
+        text = f'message with publish id {publish_id} was not stored'
+        super().__init__(code, f'{text}; {detail}' if detail else text)
         self.publish_id = publish_id
         self.errors = [(publish_id, code)]
 

@@ -136,12 +136,17 @@ class Confirmation(asyncio.Future[None]):
 def publish_error(waiter: Waiter) -> PublishError:
     """The error of a waiter that had messages refused."""
     assert waiter.errors
-    return joined(sorted(waiter.errors))
+    errors = sorted(waiter.errors)
+    detail = ''
+    if waiter.too_large is not None and waiter.too_large[0] == errors[0][0]:
+        _, size, limit = waiter.too_large
+        detail = f'{size} bytes with its headers fit no frame of the new connection, {limit} do'
+    return joined(errors, detail)
 
 
-def joined(errors: list[tuple[int, int]]) -> PublishError:
+def joined(errors: list[tuple[int, int]], detail: str = '') -> PublishError:
     """The error of several messages, of each its publishing id and the code."""
-    error = PublishError(errors[0][1], errors[0][0])
+    error = PublishError(errors[0][1], errors[0][0], detail)
     error.errors = errors
     return error
 
