@@ -397,6 +397,20 @@ def test_replay_refuses_what_fits_no_frame_any_more() -> None:
     assert settle(window, 1) == [waiter]
 
 
+def test_replay_fills_frames_no_more_than_the_window() -> None:
+    window = make(10, max_unconfirmed=10, batched=True)
+    for size in (6, 7, 8):
+        add(window, *bodies(*range(size)))
+        window.release()
+    assert len(entries(window)) == 1
+    window.replay(3, 0)
+    for count in (6, 7, 8):
+        ((publish_id, _, messages),) = entries(window)
+        assert len(messages) == count
+        settle(window, publish_id)
+    assert window.unsettled == 0
+
+
 # -- when user code comes back
 
 

@@ -23,6 +23,14 @@ cdef enum:
     PUBLISHER_DOES_NOT_EXIST = 0x12
 
 
+cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
+    # How many messages a sub-entry has.
+    cdef Py_ssize_t i, count = 0
+    for i in range(entry.waiter, entry.waiter + entry.shares):
+        count += (<Share> frame.waiters[i]).count
+    return count
+
+
 @cython.final
 cdef class PublishWindow(FrameBuilder):
     """Frames of one publisher: open, waiting to be sent, and in flight.
@@ -172,6 +180,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef uint64_t old_base = self.frames_base
         cdef Py_ssize_t kept
         cdef uint64_t i, n = 0, released = 0
+        cdef Py_ssize_t count
         cdef Entry *moved
         cdef Entry *entry
         cdef Frame source
@@ -212,7 +221,10 @@ cdef class PublishWindow(FrameBuilder):
                     self.queued -= self._settle_entry(source, entry, FRAME_TOO_LARGE, done)
                     self._note_size(source, entry)
                     continue
-                self._make_room(entry.size, 1)
+                count = 1
+                if entry.shares:
+                    count = messages_of(source, entry)
+                self._make_room(entry.size, count)
                 put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
                 if entry.shares:
                     self._add_shared(
