@@ -57,7 +57,8 @@ def taken(window: PublishWindow) -> list[list[tuple[int, bytes]]]:
 
 
 def settle(window: PublishWindow, *ids: int) -> list[Waiter]:
-    return window.test_confirm(b''.join(struct.pack('>Q', i) for i in ids))
+    """The waiters that a PublishConfirm of these ids ends."""
+    return Feed(window).confirm(*ids)
 
 
 def explicit(publish_id: int, body: Any = b'x') -> MessageCtx:

@@ -7,7 +7,7 @@ This room answers questions: it holds no future, calls no transport and knows no
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -165,12 +165,6 @@ cdef class PublishWindow(FrameBuilder):
         self.in_flight = self.queued = 0
         self.unsorted = False
         return done
-
-    def test_confirm(self, bytes ids not None):
-        """Settle ids (u64, big-endian) as a PublishConfirm does; gives the finished waiters."""
-        return self.confirm(
-            <const uint8_t *> PyBytes_AS_STRING(ids), PyBytes_GET_SIZE(ids) // 8
-        )
 
     # -- sending again
 
