@@ -16,6 +16,7 @@ from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
     PublishError,
+    RoomTimeout,
     StreamDoesNotExist,
 )
 from tests import fake as wire
@@ -283,13 +284,11 @@ async def test_39_waiting_for_room_ends_in_time_or_never(timeout: float | None) 
     ):
         first = asyncio.create_task(publisher.send('first'))
         await until(lambda: bool(held), 'the window is full')
-        for call in (
-            publisher.send('x', timeout=0.02),
-            publisher.submit('x', timeout=0.02),
-            publisher.send_many(['x'], timeout=0.02),
-        ):
-            with pytest.raises(ConfirmTimeout):
-                await call
+        for call in (publisher.send, publisher.submit):
+            with pytest.raises(RoomTimeout, match='no room'):  # it was not sent
+                await call('x', timeout=0.02)
+        with pytest.raises(ConfirmTimeout, match='0 of 0'):
+            await publisher.send_many(['x'], timeout=0.02)
         patient = [
             asyncio.create_task(publisher.send('y', timeout=timeout)),
             asyncio.create_task(publisher.send_many(['z'], timeout=timeout)),
@@ -326,8 +325,9 @@ async def test_41_late_confirms_are_ignored() -> None:
         client.publisher('test') as publisher,
         client.publisher('test', cls=rbs.PublisherBatchFast) as batch,
     ):
-        with pytest.raises(ConfirmTimeout):
+        with pytest.raises(ConfirmTimeout, match='no confirm') as caught:
             await publisher.send('x', timeout=0.02)
+        assert not isinstance(caught.value, RoomTimeout)  # it was
         with pytest.raises(ConfirmTimeout, match='0 of 3'):
             await publisher.send_many(['x'] * 3, timeout=0.02)
         batch.batch('x')

@@ -20,6 +20,7 @@ __all__ = [
     'ProtocolError',
     'PublishError',
     'PublisherError',
+    'RoomTimeout',
     'StreamConnectionError',
     'StreamDoesNotExist',
     'SubscriptionError',
@@ -149,6 +150,10 @@ class MessageTimeout(RbFlyError, TimeoutError):
 
 class ConfirmTimeout(RbFlyError, TimeoutError):
     """No confirm in time; the message may still be stored."""
+
+
+class RoomTimeout(ConfirmTimeout):
+    """No room in the publisher's window in time; the message was not sent and has no id."""
 
 
 _BY_CODE: dict[int, type[ProtocolError]] = {

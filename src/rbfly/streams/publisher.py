@@ -23,6 +23,7 @@ from .error import (
     ArgumentTypeError,
     ConfirmTimeout,
     PublisherError,
+    RoomTimeout,
     StreamConnectionError,
 )
 from .topology import Topology, backoff
@@ -343,18 +344,24 @@ class Publisher(BasePublisher):
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
         :raises ValueError: its explicit publish id is not above the last one used.
         :raises PublisherError: the publisher is closed, or the message fits no frame.
-        :raises ConfirmTimeout: no confirm in time.
+        :raises ConfirmTimeout: no confirm in time; :class:`RoomTimeout` if it was not sent at all.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the connection was lost, and there was none again within
             the client's `reconnect_timeout`.
         """
         if timeout:
+            future: asyncio.Future[None] = self._loop.create_future()
+            sent = False
             try:
                 async with asyncio.timeout(timeout) as limit:
-                    await Publisher.send(self, message)  # not that of a subclass, once more
+                    await self._put(message, future)
+                    sent = True
+                    await future
             except TimeoutError:
                 if not limit.expired():
                     raise
+                if not sent:
+                    raise RoomTimeout(f'no room in the window within {timeout} s') from None
                 raise ConfirmTimeout(f'no confirm within {timeout} s') from None
             return
         # `_put`, without its costs
@@ -388,7 +395,7 @@ class Publisher(BasePublisher):
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
         :raises ValueError: its explicit publish id is not above the last one used.
         :raises PublisherError: the publisher is closed, or the message fits no frame.
-        :raises ConfirmTimeout: no room in time; the message was not sent.
+        :raises RoomTimeout: no room in time; the message was not sent.
         """
         confirmation = Confirmation(loop=self._loop)
         if timeout:
@@ -398,7 +405,7 @@ class Publisher(BasePublisher):
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise ConfirmTimeout(f'no room in the window within {timeout} s') from None
+                raise RoomTimeout(f'no room in the window within {timeout} s') from None
         else:
             confirmation.publish_id = await self._put(message, confirmation)
         return confirmation
