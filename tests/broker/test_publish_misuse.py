@@ -6,7 +6,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams import topology
-from rbfly.streams.error import ConnectTimeout, PublishError
+from rbfly.streams.error import ConnectTimeout, PublisherError, PublishError
 from tests import fake as wire
 from tests.broker.test_misuse import Held
 from tests.broker.test_send_many import refusing
@@ -34,6 +34,25 @@ async def test_room_that_a_refused_send_many_does_not_need_goes_to_the_next() ->
             with pytest.raises(PublishError):
                 await many
             await behind
+
+
+async def test_name_that_has_used_the_highest_publish_id(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    highest = rbs.stream_message_ctx('x', publish_id=2**64 - 1)
+    async with client.publisher(stream, name='n') as publisher:
+        await publisher.send(highest)
+        for call in (publisher.send, publisher.submit):
+            with pytest.raises(PublisherError, match='none above'):
+                await call('y')
+        with pytest.raises(PublisherError, match='none above'):
+            await publisher.send_many(['y'])
+        with pytest.raises(ValueError, match='not above'):
+            await publisher.send(highest)
+    for _ in range(2):
+        with pytest.raises(PublisherError, match=f'{2**64 - 1}'):
+            async with client.publisher(stream, name='n'):
+                pytest.fail('nothing that it sends would be stored')
 
 
 async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:

@@ -44,6 +44,7 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
+ID_MAX = 2**64 - 1
 
 
 def streams_client(
@@ -332,6 +333,7 @@ class StreamsClient:
         :raises StreamDoesNotExist: there is no such stream.
         :raises ProtocolError: the broker refused.
         :raises RbFlyError: this client has a publisher of that name on the stream already.
+        :raises PublisherError: the name has used the highest publish id there is.
         """
         check_stream(stream)
         check_type('name', name, str, None)
@@ -356,6 +358,11 @@ class StreamsClient:
         try:
             connection, publisher_id, last_id = await declare(self._topology, info)
             try:
+                if last_id == ID_MAX:
+                    raise PublisherError(
+                        f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX};'
+                        ' there is none above it'
+                    )
                 publisher = cls(publisher_id, info, self, last_id + 1)
                 if isinstance(publisher, BasePublisher):
                     publisher._attach(self._topology, connection)
