@@ -1,12 +1,18 @@
 """Publishing with errors, cancelling and closing at the wrong moment: all end, all are told."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams import topology
-from rbfly.streams.error import ConnectTimeout, PublisherError, PublishError
+from rbfly.streams.error import (
+    ConnectTimeout,
+    PublisherError,
+    PublishError,
+    StreamConnectionError,
+)
 from tests import fake as wire
 from tests.broker.test_misuse import Held
 from tests.broker.test_send_many import refusing
@@ -55,6 +61,31 @@ async def test_name_that_has_used_the_highest_publish_id(
                 pytest.fail('nothing that it sends would be stored')
 
 
+@pytest.mark.parametrize('begun', [False, True])
+async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
+    def cancel(error: Exception | None = None) -> None:
+        for task in asyncio.all_tasks() - {test, sending}:
+            task.cancel()
+
+    test = asyncio.current_task()
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        sending = asyncio.create_task(publisher.send('x'))
+        fake.handlers[Step.OPEN] = wire.SILENT
+        if begun:
+            await until(lambda: len(fake.connections) == 3, 'it reconnects')
+            cancel()
+        else:
+            assert publisher._connection is not None
+            publisher._connection.on_lost['test'] = cancel
+        for call in (sending, publisher.send('y')):
+            with pytest.raises(StreamConnectionError, match='cancelled'):
+                await asyncio.wait_for(call, HANG)
+
+
 async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:
     held = Held()
     async with (
@@ -93,11 +124,16 @@ async def test_flush_tells_of_messages_that_fit_no_frame_of_a_new_connection() -
         client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
     ):
         for how in ('flush', 'flush', 'close'):
-            connection = publisher._connection
             publisher.batch('a' * (fake.tune[0] - 100))
             fake.tune = (fake.tune[0] // 2, 60)
+            opened = len(fake.connections)
             fake.connections[-1].transport.abort()
-            await until(lambda before=connection: publisher._connection not in (None, before), how)
+            await until(
+                partial(
+                    lambda n: len(fake.connections) > n and bool(publisher._connection), opened
+                ),
+                'it has connected again',
+            )
             if how == 'flush':
                 with pytest.raises(PublishError, match='frame is too large'):
                     await publisher.flush()

@@ -138,6 +138,7 @@ class BasePublisher:
         else:
             logger.warning('%r: %s; declaring it again', self, error)
             self._recovery = self._loop.create_task(self._declare_again())
+            self._recovery.add_done_callback(self._on_recovery_done)
             self._topology.on_close[self] = self._on_disconnect
 
     async def _declare_again(self) -> None:
@@ -156,9 +157,11 @@ class BasePublisher:
             self._write()
             if self._idle is not None and self._window.unsettled == 0:
                 self._wake_idle()
-        finally:
-            self._recovery = None
-            self._topology.on_close.pop(self, None)
+            self._stop_recovery()
+
+    def _on_recovery_done(self, recovery: asyncio.Task[None]) -> None:
+        if recovery is self._recovery:  # cancelled by somebody else, with every task of the loop
+            self._end(StreamConnectionError(f'{self!r}: reconnecting was cancelled'))
 
     def _on_disconnect(self) -> None:
         self._end(StreamConnectionError('the client was disconnected'))
