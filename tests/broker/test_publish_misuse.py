@@ -1,6 +1,7 @@
 """Publishing with errors, cancelling and closing at the wrong moment: all end, all are told."""
 
 import asyncio
+import struct
 from functools import partial
 
 import pytest
@@ -17,7 +18,8 @@ from tests import fake as wire
 from tests.broker.test_misuse import Held
 from tests.broker.test_send_many import refusing
 from tests.brokers import until
-from tests.fake import FakeBroker, Step
+from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
 
 HANG = 10.0  # a guard only
 
@@ -84,6 +86,45 @@ async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
         for call in (sending, publisher.send('y')):
             with pytest.raises(StreamConnectionError, match='cancelled'):
                 await asyncio.wait_for(call, HANG)
+
+
+@pytest.mark.parametrize(
+    'key', [wire.METADATA, wire.DECLARE_PUBLISHER, wire.QUERY_PUBLISHER_SEQUENCE]
+)
+async def test_leaving_while_another_task_opens_a_publisher(key: int) -> None:
+    async def publish() -> None:
+        async with client.publisher('test', name='me'):
+            pytest.fail('the client was closed meanwhile')
+
+    async with FakeBroker(on={key: wire.SILENT}) as fake:
+        async with rbs.streams_client(fake.uri) as client:
+            task = asyncio.create_task(publish())
+            await until(
+                lambda: any(key in item.commands() for item in fake.connections), 'it is asked for'
+            )
+        fake.handlers.clear()
+        with pytest.raises(StreamConnectionError):
+            await task
+        assert not client.connected
+
+
+async def test_node_that_closes_each_connection_at_once() -> None:
+    def close(connection: Peer, request: Frame) -> None:
+        connection.answer(request, struct.pack('>I', 0))
+        body = struct.pack('>IH', 1, 1) + wire.string('go away')
+        connection.send(wire.frame(wire.CLOSE, body))
+
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
+    ):
+        await client.create_stream('test')
+        fake.handlers[Step.EXCHANGE_COMMAND_VERSIONS] = close
+        async with asyncio.timeout(HANG):
+            with pytest.raises(StreamConnectionError, match='go away'):
+                async with client.publisher('test'):
+                    pytest.fail('there is no connection')
+        assert len(fake.connections) < 20
 
 
 async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:

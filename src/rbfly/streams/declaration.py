@@ -34,7 +34,7 @@ async def declare(
 
     :param again: it was declared before: all but what no retry can mend is tried again.
     """
-    patience = Patience(topology.limit)
+    patience = Patience(topology)
     while True:
         connection = await topology.publishing(info.stream)
         publisher_id = connection.publisher_ids.pop()

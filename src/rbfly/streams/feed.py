@@ -144,7 +144,7 @@ class Feed:
                 self._wake()
 
     async def _open(self, position: int | None) -> None:
-        patience = Patience(self._topology.limit)
+        patience = Patience(self._topology)
         loop = asyncio.get_running_loop()
         stable = loop.time() > self._opened + STABLE
         if stable or position != self._position:  # messages came in between

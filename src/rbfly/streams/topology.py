@@ -73,12 +73,12 @@ def backoff() -> Iterator[float]:
 
 
 class Patience:
-    """Waits between tries, until a limit is over.
+    """Waits between tries, until the limit of a topology is over or it is closed."""
 
-    :param limit: seconds to try for; None for no limit.
-    """
-
-    def __init__(self, limit: float | None) -> None:
+    def __init__(self, topology: Topology) -> None:
+        limit = topology.limit
+        self._topology = topology
+        self._generation = topology.generation
         self._loop = asyncio.get_running_loop()
         self._deadline = None if limit is None else self._loop.time() + limit
         self._delays = backoff()
@@ -86,10 +86,16 @@ class Patience:
     async def wait(self, error: Exception) -> None:
         """Wait before the next try; raises the error if there is no time for one."""
         delay = next(self._delays)
+        self._check()
         if self._deadline is not None and self._loop.time() + delay > self._deadline:
             raise error
         logger.warning('%s; trying again in %.1f s', error, delay)
         await asyncio.sleep(delay)
+        self._check()
+
+    def _check(self) -> None:
+        if self._topology.generation != self._generation:
+            raise StreamConnectionError('the client was disconnected meanwhile')
 
 
 class WrongNodeError(StreamConnectionError):
@@ -159,7 +165,7 @@ class Topology:
         return await self._to_member(Role.CONSUME, stream)
 
     async def _to_member(self, role: Role, stream: str) -> Connection:
-        patience = Patience(self.limit)
+        patience = Patience(self)
         while True:
             found = await self._locate(stream)
             assert found.leader is not None
@@ -168,11 +174,12 @@ class Topology:
                 node = random.choice(found.replicas)
             try:
                 connection = await self._get(role, node)
+                if connection.error is None:
+                    return connection
+                error = StreamConnectionError(str(connection.error))
             except WrongNodeError as ex:
-                await patience.wait(ex)  # and ask again: the wanted node may have gone
-                continue
-            if connection.is_open:
-                return connection
+                error = ex
+            await patience.wait(error)  # and ask again: the wanted node may have gone
 
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
@@ -195,14 +202,13 @@ class Topology:
         return limit or None
 
     async def _locate(self, stream: str) -> StreamMetadata:
-        patience = Patience(self.limit)
-        generation = self.generation
+        patience = Patience(self)
         while True:
             locator = await self.locator()
             try:
                 metadata = await locator.request(commands.Metadata((stream,)))
             except StreamConnectionError as ex:
-                if isinstance(ex, FrameError) or generation != self.generation:
+                if isinstance(ex, FrameError):
                     raise
                 await patience.wait(ex)
                 continue
