@@ -10,8 +10,8 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from perf.brokers import RabbitMQ
+from rbfly.streams import Compression, stream_message_ctx
 from rbfly.streams import publisher as publisher_module
-from rbfly.streams import stream_message_ctx
 from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
@@ -21,6 +21,7 @@ from rbfly.streams.error import (
 )
 from tests import fake as wire
 from tests.broker.test_publish import stored
+from tests.broker.test_publish_sub_entries import entries_of
 from tests.broker.test_send_many import refusing
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
@@ -401,11 +402,12 @@ async def test_43_first_message_after_a_restart(
         {'filter_extract': lambda context: 'zażółć'},
         {'filter_extract': lambda context: None},
         {'sub_entry_size': 4},
+        {'sub_entry_size': 4, 'compression': 'gzip'},
     ],
-    ids=['filter', 'no filter value', 'sub-entries'],
+    ids=['filter', 'no filter value', 'sub-entries', 'gzip'],
 )
 async def test_44_deduplication_with_filter_values_and_with_sub_entries(
-    client: rbs.StreamsClient, stream: str, how: dict[str, Any]
+    broker: RabbitMQ, client: rbs.StreamsClient, stream: str, how: dict[str, Any]
 ) -> None:
     def messages(*ids: int) -> list[Any]:
         return [stream_message_ctx(str(i), publish_id=i) for i in ids]
@@ -416,13 +418,23 @@ async def test_44_deduplication_with_filter_values_and_with_sub_entries(
             last = publisher.message_id
     async with client.publisher(stream, name='n', **how) as publisher:
         assert publisher.message_id == last == 10
-        await publisher.send_many(['a'] * 10)
+        async with (
+            rbs.streams_client(broker.uri) as other,
+            other.publisher(stream, name='n', **how) as again,
+        ):
+            for one in (publisher, again):  # the same ids once more
+                assert await one.send_many(['a' * 100] * 10) == 10
         last = publisher.message_id
     async with client.publisher(stream, name='n', **how) as publisher:
         assert publisher.message_id == last
+        await publisher.send('end')
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as stored_messages:
-        found = [await anext(stored_messages) for _ in range(16)]
-    assert found == ['1', '2', '3', '4', '5', '9', *['a'] * 10]
+        found = [await anext(stored_messages) for _ in range(17)]
+    assert found == ['1', '2', '3', '4', '5', '9', *['a' * 100] * 10, 'end']
+    if 'filter_extract' not in how:
+        entries = await entries_of(broker, stream, 17)
+        code = Compression(how.get('compression', 'none')).code
+        assert [n for n, messages in entries if len(messages) > 1] == [code] * 3
 
 
 # -- 45: alarms
