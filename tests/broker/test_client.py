@@ -2,10 +2,13 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import json
+import resource
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +19,7 @@ from perf.brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.streams.error import ProtocolError
 from tests.fake import CREATE, FakeBroker
+from tests.leaks import Snapshot
 
 
 def arguments_of(broker: RabbitMQ, stream: str) -> dict[str, Any]:
@@ -370,3 +374,43 @@ async def test_streams_are_those_of_the_uri_list(broker: RabbitMQ) -> None:
         async with rbs.streams_client([fake.uri, broker.uri]) as client:
             await client.create_stream('test')
         assert CREATE in fake.connection.commands()
+
+
+# -- scenario 90: long use
+
+
+def resident() -> int:
+    """Resident memory of this process in bytes."""
+    pages = Path('/proc/self/statm').read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+async def test_90_connecting_and_asking_leave_nothing_behind() -> None:
+    """1,000 connections and 10,000 questions: flat memory, objects, tasks and sockets."""
+
+    async def connect(fake: FakeBroker) -> None:
+        for _ in range(100):
+            async with rbs.streams_client(fake.uri) as client:
+                await client.get_protocol()
+            await fake.connections.pop().lost
+
+    async def ask(fake: FakeBroker) -> None:
+        async with rbs.streams_client(fake.uri) as client:
+            for _ in range(1000):
+                assert await client.stream_exists('test')
+            connection = fake.connections.pop()
+            connection.frames.clear()
+            connection.reads.clear()
+        await connection.lost
+
+    async with FakeBroker() as fake:
+        for work in (connect, ask):
+            await work(fake)  # whatever is kept once
+            gc.collect()
+            objects, memory, others = len(gc.get_objects()), resident(), Snapshot()
+            for _ in range(10):
+                await work(fake)
+            await others.check()
+            gc.collect()
+            assert len(gc.get_objects()) < objects + 100, work
+            assert resident() < memory + 4 * 2**20, work
