@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from test_publish_window import PREFIX, Feed, add, explicit, settle, take_all
+from hypothesis.stateful import invariant, precondition, rule
+from test_publish_window import PREFIX, Feed, TooLong, add, explicit, settle, take_all
 
 from rbfly.amqp import encode_amqp_bytes
 from rbfly.error import AMQPEncoderError
@@ -443,7 +443,7 @@ def test_window_cannot_be_used_while_it_encodes() -> None:
 # -- against a model
 
 
-class Model(RuleBasedStateMachine):
+class Model(TooLong):
     """The window beside plain lists: nothing is lost, doubled, reordered or settled twice."""
 
     batched = False
@@ -494,12 +494,6 @@ class Model(RuleBasedStateMachine):
         publish_id = self.window.next_id + jump
         self.add(explicit(publish_id, body), body)
         assert self.ids[self.count - 1] == publish_id
-
-    @rule(size=st.integers(100, 5000))
-    def append_too_long(self, size: int) -> None:
-        if size > self.frame_max - 21:
-            with pytest.raises(PublisherError):
-                self.window.append(bytes(size), self.waiter)
 
     @rule()
     def next_waiter(self) -> None:

@@ -1,11 +1,10 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from typing_extensions import disjoint_base
 
 from ..amqp import MessageCtx
 from ..types import AMQPBody
-from ._entry import SubEntry
 
 @final
 class Waiter:
@@ -43,17 +42,7 @@ class FrameBuilder:
     def frame_max(self) -> int: ...
     @property
     def frame_entries(self) -> int: ...
-    def __init__(
-        self,
-        publisher_id: int,
-        frame_max: int,
-        frame_entries: int,
-        next_id: int,
-        filter_extract: Callable[[MessageCtx], str | None] | None = None,
-        amqp: bool = True,
-        batched: bool = False,
-        block: SubEntry | None = None,
-    ) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...  # those of PublishWindow
     def append(self, message: AMQPBody | MessageCtx, waiter: Waiter) -> int: ...
     def put(self, message: AMQPBody | MessageCtx, future: Any) -> int: ...
     def extend(
