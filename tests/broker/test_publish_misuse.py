@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from functools import partial
+from typing import Self
 
 import pytest
 
@@ -13,9 +14,11 @@ from rbfly.streams.error import (
     PublisherError,
     PublishError,
     StreamConnectionError,
+    StreamDoesNotExist,
 )
 from tests import fake as wire
 from tests.broker.test_misuse import Held
+from tests.broker.test_publish_recovery import missing, moved
 from tests.broker.test_send_many import refusing
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
@@ -125,6 +128,64 @@ async def test_node_that_closes_each_connection_at_once() -> None:
                 async with client.publisher('test'):
                     pytest.fail('there is no connection')
         assert len(fake.connections) < 20
+
+
+class Silent:
+    """An asynchronous iterator that gives a message and no other.
+
+    :ivar cancelled: how often whoever waits for the next one was cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.given = False
+        self.cancelled = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        if not self.given:
+            self.given = True
+            return 'x'
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        raise AssertionError
+
+
+@pytest.mark.parametrize('how', ['refused', 'deleted', 'closed', 'cancelled'])
+async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        source = Silent()
+        task = asyncio.create_task(publisher.send_many(source))
+        await until(lambda: bool(held.frames), 'the first one was sent')
+        expected: type[BaseException] = PublishError
+        if how == 'refused':
+            held.refuse()
+        else:
+            held.confirm(fake)
+            await until(lambda: publisher._window.unsettled == 0, 'and confirmed')
+            if how == 'deleted':
+                expected = StreamDoesNotExist
+                fake.handlers[wire.METADATA] = missing
+                moved(fake.connections[-1], Frame(0, 0, b''))
+            elif how == 'closed':
+                expected = PublisherError
+                await publisher.close()
+            else:
+                expected = asyncio.CancelledError
+                task.cancel()
+        with pytest.raises(expected):
+            await asyncio.wait_for(task, HANG)
+        assert source.cancelled == 1
+        assert not publisher._pouring
 
 
 async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:

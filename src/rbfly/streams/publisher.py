@@ -74,6 +74,8 @@ class BasePublisher:
         self._error: Exception | None = None
         self._room = Room(self._has_room)
         self._idle: asyncio.Future[None] | None = None
+        # Those who wait for a message of an asynchronous iterator, and what ends the wait.
+        self._pouring: dict[Waiter, asyncio.Timeout] = {}
 
     @property
     def message_id(self) -> int:
@@ -186,6 +188,12 @@ class BasePublisher:
             self._settle(waiter, error)
         self._room.fail(error)
         self._wake_idle()
+        for stop in self._pouring.values():
+            self._end_wait(stop)
+
+    def _end_wait(self, stop: asyncio.Timeout) -> None:
+        if not stop.expired():
+            stop.reschedule(self._loop.time())
 
     # -- writing
 
@@ -224,6 +232,10 @@ class BasePublisher:
                     future.set_result(None)
             else:
                 self._settle(waiter, None)
+        if self._pouring:
+            for waiter, stop in self._pouring.items():
+                if waiter.errors:
+                    self._end_wait(stop)
         window = self._window
         if window.gone:
             if self._connection is not None:
@@ -422,8 +434,9 @@ class Publisher(BasePublisher):
 
         Stops at the first error, whose `index` says which message it was.  No message behind it
         is taken from an iterator, and those before it are confirmed when the error is raised;
-        if one of them was refused, that is what is raised.  Whatever was taken was sent, also if
-        this is cancelled or times out, and may then still be stored.
+        if one of them was refused, that is what is raised.  An asynchronous iterator that has no
+        message yet is not waited for then: the wait is cancelled.  Whatever was taken was sent,
+        also if this is cancelled or times out, and may then still be stored.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None or 0 for no limit.
@@ -444,7 +457,7 @@ class Publisher(BasePublisher):
         try:
             async with asyncio.timeout(timeout or None) as limit:
                 if isinstance(messages, AsyncIterable):
-                    error = await self._pour_async(aiter(messages), waiter)
+                    error = await self._pour_until(aiter(messages), waiter)
                 else:
                     if isinstance(messages, list | tuple):
                         await self._check_ids(messages)
@@ -515,6 +528,22 @@ class Publisher(BasePublisher):
                 if self._is_paused():
                     break
         return more
+
+    async def _pour_until(
+        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Waiter
+    ) -> Exception | None:
+        """`_pour_async`; what fails meanwhile is not kept back until the next message comes."""
+        stop = self._pouring[waiter] = asyncio.timeout(None)
+        try:
+            async with stop:
+                return await self._pour_async(messages, waiter)
+        except TimeoutError:
+            if not stop.expired():
+                raise
+            self._check()
+            return None  # the waiter knows what was refused
+        finally:
+            del self._pouring[waiter]
 
     async def _pour_async(
         self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Waiter
