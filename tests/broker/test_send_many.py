@@ -414,7 +414,7 @@ async def test_submitted_messages_that_were_lost() -> None:
         await client.disconnect()
 
 
-async def test_failures_that_were_seen_are_not_kept() -> None:
+async def test_failures_that_nobody_asks_about_any_more_are_not_kept() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -424,4 +424,9 @@ async def test_failures_that_were_seen_are_not_kept() -> None:
             submitted = [await publisher.submit('x') for _ in range(500)]
             outcomes = await asyncio.gather(*submitted, return_exceptions=True)
             assert all(isinstance(item, PublishError) for item in outcomes)
+        assert len(publisher._failed) < 2000
+        for _ in range(10):
+            submitted = [await publisher.submit('x') for _ in range(500)]
+            assert all(item.cancel() for item in submitted)
+            await until(lambda: publisher._window.unsettled == 0, 'they were refused')
         assert len(publisher._failed) < 2000

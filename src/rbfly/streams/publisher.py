@@ -581,7 +581,7 @@ class Publisher(BasePublisher):
 
     def _finish(self, waiting: Any, error: Exception | None) -> None:
         super()._finish(waiting, error)
-        if error is not None and type(waiting) is Confirmation:
+        if error is not None and type(waiting) is Confirmation and not waiting.cancelled():
             self._failed.append(waiting)
             if len(self._failed) >= self._failed_max:
                 self._failed = [item for item in self._failed if not item.seen]
