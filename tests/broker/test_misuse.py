@@ -150,6 +150,7 @@ async def test_error_of_the_body_is_not_replaced(client: rbs.StreamsClient, stre
         ({'max_unconfirmed': 1.5}, TypeError),
         ({'max_unconfirmed': 2**63}, ValueError),
         ({'filter_extract': 5}, TypeError),
+        ({'cls': None}, TypeError),
     ],
 )
 async def test_wrong_arguments_of_a_publisher(

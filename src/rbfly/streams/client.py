@@ -340,6 +340,8 @@ class StreamsClient:
         check_type('max_unconfirmed', max_unconfirmed, int)
         if filter_extract is not None and not callable(filter_extract):
             raise ArgumentTypeError('filter_extract must be callable')
+        if not callable(cls):
+            raise ArgumentTypeError(f'cls must be a class, not {type(cls).__name__}')
         if not 1 <= max_unconfirmed < 2**31:
             raise ArgumentError(f'max_unconfirmed must be in 1 to 2**31 - 1, not {max_unconfirmed}')
         info = PublisherInfo(
