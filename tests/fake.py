@@ -67,12 +67,12 @@ def frame(key: int, body: bytes, version: int = 1) -> bytes:
     return struct.pack('>IHH', 4 + len(body), key, version) + body
 
 
-def chunk(offset: int, messages: Iterable[bytes]) -> bytes:
+def chunk(offset: int, messages: Iterable[bytes], timestamp: int = 1_700_000_000_000) -> bytes:
     """A chunk of uncompressed messages, as RabbitMQ writes it."""
     entries = [struct.pack('>I', len(message)) + message for message in messages]
     data = b''.join(entries)
     return (
-        struct.pack('>BBHIqQQ', 0x50, 0, len(entries), len(entries), 1_700_000_000_000, 1, offset)
+        struct.pack('>BBHIqQQ', 0x50, 0, len(entries), len(entries), timestamp, 1, offset)
         + struct.pack('>IIIBBBB', zlib.crc32(data), len(data), 0, 0, 0, 0, 0)
         + data
     )

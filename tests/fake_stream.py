@@ -52,12 +52,14 @@ class FakeStream:
     """Chunks, and who reads them.
 
     :ivar chunks: offset and bytes of each chunk.
+    :ivar timestamp: of the chunks to come, milliseconds.
     :ivar readers: every subscription there has been.
     :ivar on_subscribe: called before a Subscribe is answered; what it returns is the code.
     """
 
     chunks: list[tuple[int, bytes]] = field(default_factory=list)
     end: int = 0
+    timestamp: int = 1_700_000_000_000
     readers: list[Reader] = field(default_factory=list)
     on_subscribe: Callable[[Reader], int] = lambda reader: wire.OK
 
@@ -76,13 +78,19 @@ class FakeStream:
 
     def append(self, *messages: bytes) -> None:
         """Write a chunk."""
-        self.append_chunk(wire.chunk(self.end, messages), len(messages))
+        self.append_chunk(wire.chunk(self.end, messages, self.timestamp), len(messages))
 
     def append_chunk(self, data: bytes, records: int) -> None:
         self.chunks.append((self.end, data))
         self.end += records
         for reader in self.readers:
             self.send(reader)
+
+    def create_anew(self) -> None:
+        """Delete it, and create one of the same name, some years later."""
+        self.chunks.clear()
+        self.end = 0
+        self.timestamp *= 2
 
     def skip(self, offsets: int = 1) -> None:
         """Use up offsets, as chunks do that are not delivered."""

@@ -390,6 +390,131 @@ async def test_deleted_stream_ends_it() -> None:
                 await anext(messages)
 
 
+# -- streams that were deleted and created anew
+
+
+@pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
+async def test_stream_created_anew_while_disconnected(kind: str) -> None:
+    """Its messages are not taken for those that were seen: that is told, and it is read."""
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    stream.append(b'3')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await take(messages, 4) == [b'0', b'1', b'2', b'3']
+        stream.reader.live = False
+        fake.connection.transport.abort()
+        stream.create_anew()
+        iterator = aiter(messages if kind == 'bodies' else getattr(messages, kind)())
+        waiting = asyncio.ensure_future(anext(iterator))
+        await subscribed(stream, 2)
+        assert stream.reader.spec == (fake_stream.FIRST, 0)  # there is nothing
+        stream.append(b'new0')
+        with pytest.raises(StreamDoesNotExist, match="'test' was deleted and created anew"):
+            await waiting
+        stream.append(b'new1')
+        assert await take(messages, 2) == [b'new0', b'new1']
+        assert rbs.get_message_ctx().stream_offset == 1
+        assert stream.reader.spec == (fake_stream.FIRST, 0)
+        assert sum(reader.live for reader in stream.readers) == 1
+
+
+@pytest.mark.parametrize('new', [0, 1])
+async def test_stream_created_anew_before_the_first_message_at_next(new: int) -> None:
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=rbs.Offset.NEXT) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        (await subscribed(stream)).peer.send(metadata_update())
+        stream.reader.live = False
+        stream.append(b'3')
+        stream.create_anew()
+        for _ in range(new):
+            stream.append(b'new0', b'new1')
+        await subscribed(stream, 2)
+        for _ in range(1 - new):
+            stream.append(b'new0', b'new1')
+        with pytest.raises(StreamDoesNotExist, match='created anew'):
+            await waiting
+        assert await take(messages, 2) == [b'new0', b'new1']
+
+
+async def test_replica_that_lags_behind_is_the_same_stream() -> None:
+    """It gives again what was seen; that is dropped, whatever its clock said."""
+    stream = FakeStream()
+    stream.append(b'0')
+    stream.timestamp += 5
+    stream.append(b'1')
+    stream.timestamp -= 3
+    stream.append(b'2')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await take(messages, 3) == [b'0', b'1', b'2']
+        del stream.chunks[2]
+        stream.end = 2
+        stream.reader.live = False
+        fake.connection.transport.abort()
+        waiting = asyncio.ensure_future(anext(messages))
+        await subscribed(stream, 2)
+        assert stream.reader.spec == (fake_stream.OFFSET, 1)
+        stream.append(b'2')
+        stream.append(b'3')
+        assert await waiting == b'3'
+        assert stream.reader.sent == 3
+
+
+async def test_start_behind_the_end_over_a_lost_connection() -> None:
+    """What is below the start was never asked for; it is no sign of another stream."""
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=rbs.Offset.offset(3)) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        for i in range(4):
+            await subscribed(stream, i + 1)
+            stream.timestamp += 1
+            stream.append(b'%d' % i)
+            if i < 3:
+                await until(lambda: bool(stream.reader.granted), 'dropped')
+                stream.reader.peer.transport.abort()
+        assert await waiting == b'3'
+
+
+async def test_offset_of_a_deleted_stream_is_not_stored_for_the_next() -> None:
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    tracking = rbs.OffsetTracking('reader', every=1, interval=0)
+    async with FakeBroker(on=stream.handlers()) as fake:
+        async with (
+            rbs.streams_client(fake.uri) as client,
+            subscribe(client, auto_offset=tracking) as messages,
+        ):
+            await take(messages, 3)
+            stream.reader.live = False
+            fake.connection.transport.abort()
+            stream.create_anew()
+            waiting = asyncio.ensure_future(anext(messages))
+            await subscribed(stream, 2)
+            stream.append(b'new0')
+            with pytest.raises(StreamDoesNotExist):
+                await waiting
+        commands = stream.reader.peer.commands()
+        assert wire.UNSUBSCRIBE in commands
+        assert wire.STORE_OFFSET not in commands
+
+
 # -- errors that no retry can mend, and limits
 
 

@@ -318,3 +318,17 @@ async def test_stream_deleted_while_subscribed(client: rbs.StreamsClient, stream
             await waiting
     assert isinstance(caught.value, StreamDoesNotExist)
     await messages.aclose()
+
+
+async def test_stream_deleted_and_created_anew(client: rbs.StreamsClient, stream: str) -> None:
+    """That is told once; then the new stream is read from its first message."""
+    await publish(client, stream, 0, 20)
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=20) as messages:
+        assert [await anext(messages) for _ in range(20)] == list(range(20))
+        await client.delete_stream(stream)
+        await client.create_stream(stream)
+        await publish(client, stream, 100, 105)
+        with pytest.raises(StreamDoesNotExist, match=stream):
+            await anext(messages)
+        assert [await anext(messages) for _ in range(5)] == list(range(100, 105))
+        assert rbs.get_message_ctx().stream_offset == 4

@@ -47,4 +47,6 @@ cdef class ChunkQueue:
     cdef public object wake
     cdef readonly uint64_t start
     cdef readonly int64_t after
+    cdef public int64_t last
+    cdef public int64_t newest
     cdef int _push(self, Chunk chunk) except -1

@@ -26,6 +26,8 @@ class Chunk:
 @final
 class ChunkQueue:
     wake: Callable[[], None] | None
+    last: int
+    newest: int
     @property
     def chunks(self) -> deque[Chunk]: ...
     @property

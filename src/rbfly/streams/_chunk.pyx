@@ -241,12 +241,15 @@ cdef class ChunkQueue:
     :ivar wake: called without arguments when the first chunk comes into an empty queue.
     :ivar start: messages with an offset below are dropped by whoever reads (int).
     :ivar after: so are chunks up to the one with this id (int); -1 for none.
+    :ivar last: id of the last chunk that was read, or is not wanted (int); -1 for none.
+    :ivar newest: those up to it are not newer, milliseconds since the epoch (int).
     """
 
     def __init__(self, wake=None):
         self.chunks = deque()
         self.wake = wake
         self.after = -1
+        self.last = -1
 
     def rewind(self, uint64_t start=0, int64_t after=-1):
         """Forget what has come; of what comes from now on, some will be dropped."""

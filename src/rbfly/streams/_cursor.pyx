@@ -215,11 +215,22 @@ cdef class MessageCursor:
         self.held = None
         self._fail_with(None)
 
+    def start_over(self):
+        """Forget all that was read: the stream is gone, and with it its offsets."""
+        self.rewind()
+        self.seen = self.any = False
+        self.behind = 0
+        self.queue.last = -1
+        self.watched = NEVER
+
     def on_chunk_consumed(self, Chunk chunk):
         """Called when the last message of a chunk was given; a subclass grants credit."""
 
     def on_watched(self):
         """Called when messages up to the offset given to `watch` are done with."""
+
+    def on_replaced(self):
+        """Called when a chunk is of another stream than those before; a subclass raises."""
 
     def wait(self, int kind, Py_ssize_t limit):
         """Coroutine of a subclass: wait for something of a kind, and take it."""
@@ -293,7 +304,20 @@ cdef class MessageCursor:
             except BaseException:
                 self._leave(chunk)
                 raise
+            if self._is_replaced(chunk):
+                self.chunk = None
+                self.on_replaced()
             self._skip(chunk)
+
+    cdef bint _is_replaced(self, Chunk chunk):
+        """True if a chunk to be dropped is not one of those before: the stream is another one."""
+        cdef ChunkQueue queue = self.queue
+        cdef int64_t offset = <int64_t> chunk.offset
+        return (
+            offset <= queue.last
+            and chunk.timestamp > queue.newest
+            and (offset <= queue.after or chunk.offset < queue.start)
+        )
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Leave out what was not asked for; what is damaged on the way is told at the end."""
@@ -312,6 +336,9 @@ cdef class MessageCursor:
 
     cdef int _leave(self, Chunk chunk) except -1:
         self.chunk = None
+        if not self.seen or chunk.timestamp > self.queue.newest:
+            self.queue.newest = chunk.timestamp
+        self.queue.last = <int64_t> chunk.offset
         self.seen = True
         self.streak += 1
         self.behind = chunk.next_offset

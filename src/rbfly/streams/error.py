@@ -70,8 +70,9 @@ class ProtocolError(RbFlyError):
 class StreamDoesNotExist(ProtocolError):
     """The stream does not exist, or was deleted while in use (code 0x02)."""
 
-    def __init__(self, stream: str = '') -> None:
-        super().__init__(ResponseCode.STREAM_DOES_NOT_EXIST, f'stream {stream!r}' if stream else '')
+    def __init__(self, stream: str = '', detail: str = '') -> None:
+        name = f'stream {stream!r}' if stream else ''
+        super().__init__(ResponseCode.STREAM_DOES_NOT_EXIST, f'{name} {detail}'.strip())
 
 
 class AuthenticationError(ProtocolError):

@@ -10,6 +10,7 @@ neither stops the opening nor moves where the subscription starts.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ['Feed', 'stored_offset']
 
 STABLE = 5.0  # seconds; one that was lost sooner is opened again with a delay
+SKEW = 10.0  # seconds that the broker's clock may be ahead of ours
 
 
 class Feed:
@@ -83,6 +85,14 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self._topology.on_close[self] = self._on_close
         self._task = asyncio.Task(self._run(position), loop=self._loop)  # never an eager one
+
+    def start_over(self) -> bool:
+        """Go on at the first message, of another stream; false if there was none before."""
+        if self._opened < 0:
+            return False
+        self._unsubscribe()
+        self._offset = Offset.FIRST
+        return True
 
     def grant(self) -> None:
         """Let the broker send one more chunk."""
@@ -200,7 +210,7 @@ class Feed:
         """What offset to ask the broker for; the queue is told what to drop."""
         if position is not None:
             self._queue.rewind(position)
-            return Offset.offset(position)
+            return await self._within(connection, position)
         if self._offset.type == OffsetType.REFERENCE:
             stored = await stored_offset(connection, self.stream, str(self._offset.value))
             default = self._offset.default or Offset.FIRST
@@ -210,14 +220,27 @@ class Feed:
             if self._committed is None:
                 stats = await connection.request(commands.StreamStats(self.stream))
                 self._committed = stats.get('committed_chunk_id')
+                self._queue.last = -1 if self._committed is None else self._committed
+                self._queue.newest = round((time.time() + SKEW) * 1000)
             elif self._committed == -1:
                 # The stream was empty then: what it has now was published since.
                 offset = Offset.FIRST
             elif offset.type == OffsetType.NEXT:
                 self._queue.rewind(0, self._committed)
-                return Offset.offset(self._committed)
+                return await self._within(connection, self._committed)
         self._queue.rewind(cast(int, offset.value) if offset.type == OffsetType.OFFSET else 0)
         return offset
+
+    async def _within(self, connection: Connection, offset: int) -> Offset:
+        """An offset; or the stream's last chunk if there is none behind those that were read.
+
+        That one tells whether the stream was created anew; or else this replica lags behind.
+        """
+        stats = await connection.request(commands.StreamStats(self.stream))
+        committed = stats.get('committed_chunk_id')
+        if committed is None or committed > self._queue.last:
+            return Offset.offset(offset)
+        return Offset.FIRST if committed < 0 else Offset.offset(committed)
 
     # -- what happens to the connection
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ._batch import MessageBatch
 from ._chunk import Chunk
 from ._cursor import KINDS, MessageCursor, MessageIterator
-from .error import ArgumentError, MessageTimeout, SubscriptionError
+from .error import ArgumentError, MessageTimeout, StreamDoesNotExist, SubscriptionError
 from .feed import Feed
 from .offset import Offset
 from .tracking import OffsetTracking, Tracker
@@ -55,7 +55,8 @@ class Subscription(MessageCursor):
 
     * :class:`StopAsyncIteration`: the subscription is closed;
     * :class:`MessageTimeout`: none came within the subscription's `timeout`;
-    * :class:`StreamDoesNotExist`: the stream does not exist, or was deleted;
+    * :class:`StreamDoesNotExist`: the stream does not exist, or was deleted; if there is one of
+      that name again, it goes on with the first message of that one;
     * :class:`StreamConnectionError`: there was no connection within the client's
       `connect_timeout` or `reconnect_timeout`, or the client was disconnected;
     * :class:`ProtocolError`: the broker refused, e.g. for want of permission;
@@ -157,6 +158,17 @@ class Subscription(MessageCursor):
             raise ArgumentError(f'max_messages must be in 1 to 2**31 - 1, not {max_messages}')
         return MessageIterator(self, KINDS['batch'], max_messages or MAX_MESSAGES)
 
+    def on_replaced(self) -> None:
+        self._start_over()
+        raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
+
+    def _start_over(self) -> None:
+        """The stream is gone; if there is one of that name again, nothing of it was seen."""
+        if self._feed.start_over():
+            self.start_over()
+            if self._tracker is not None:
+                self._tracker.on_lost()  # went with the stream
+
     def on_watched(self) -> None:
         if self._tracker is not None:
             self._tracker.store()
@@ -200,6 +212,8 @@ class Subscription(MessageCursor):
         feed = self._feed
         if feed.error is not None:
             error, feed.error = feed.error, None
+            if isinstance(error, StreamDoesNotExist):
+                self._start_over()
             raise error
         if feed.is_idle:
             if self._tracker is not None:
