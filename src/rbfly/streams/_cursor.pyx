@@ -305,11 +305,15 @@ cdef class MessageCursor:
                 self._leave(chunk)
                 raise
             if self._is_replaced(chunk):
-                self.chunk = None
-                self.on_replaced()
+                self._refuse()
             self._skip(chunk)
 
-    cdef bint _is_replaced(self, Chunk chunk):
+    cdef int _refuse(self) except -1:
+        self.chunk = None
+        self.on_replaced()
+        return 0
+
+    cdef bint _is_replaced(self, Chunk chunk) noexcept:
         """True if a chunk to be dropped is not one of those before: the stream is another one."""
         cdef ChunkQueue queue = self.queue
         cdef int64_t offset = <int64_t> chunk.offset
