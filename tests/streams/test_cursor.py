@@ -134,6 +134,23 @@ def test_undecodable_message_is_told_and_left_behind() -> None:
     assert cursor.take() == 'b'
 
 
+@pytest.mark.parametrize('data', [JUNK, BAD_TEXT, b''])
+@pytest.mark.parametrize('policy', ['raise', 'raw'])
+def test_context_of_an_undecodable_message(data: bytes, policy: Any) -> None:
+    """Its offset is known, and its body is its bytes."""
+    cursor = Cursor(True, None, policy)
+    cursor.push(plain_chunk([amqp('a'), data, amqp('b')], 7))
+    for offset, body in ((7, 'a'), (8, data), (9, 'b')):
+        assert cursor.advance()
+        if body is data and policy == 'raise':
+            with pytest.raises(AMQPDecoderError):
+                cursor.take()
+        else:
+            assert cursor.take() == body
+        found = cursor.last.context()
+        assert (found.stream_offset, found.body) == (offset, body)
+
+
 def test_damaged_chunk_is_told_once_and_left_behind() -> None:
     cursor = Cursor()
     cursor.push(chunk([message(b'a')], 1, offset=1, crc=0))

@@ -401,8 +401,15 @@ cdef class MessageCursor:
             return p[:n]
         found = (<raw_decode_body> decode_body)(p, n)
         if found is NULL:
-            return self._undecodable(p, n, chunk.next_offset - 1)
+            return self._undecodable_body(chunk, p, n)
         return rbfly_steal(found)
+
+    cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n):
+        cdef uint64_t offset = chunk.next_offset - 1
+        try:
+            return self._undecodable(p, n, offset)
+        finally:
+            self.last.made = read_message(False, None, p, n, offset, chunk.timestamp)
 
     cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
         try:
