@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 from typing import Any, cast
 
 import pytest
@@ -433,6 +434,30 @@ def test_client_in_one_loop_after_the_other(broker_uri: str) -> None:
 
     asyncio.run(first())
     asyncio.run(last())
+
+
+@pytest.mark.filterwarnings('ignore:unclosed:ResourceWarning')
+def test_subscription_in_one_loop_after_the_other(broker_uri: str, stream: str) -> None:
+    """It goes on in the second, though the first was left without closing anything."""
+    client = rbs.streams_client(broker_uri)
+    tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=tracking)
+
+    async def read(start: int) -> None:
+        await fill(client, stream, *range(start, start + 10))
+        assert [await anext(messages) for _ in range(10)] == list(range(start, start + 10))
+
+    async def last() -> None:
+        await read(20)
+        async with asyncio.timeout(HANG):
+            while await client.read_offset(stream, 'reader') != 28:
+                await asyncio.sleep(0.01)
+        await client.disconnect()
+
+    asyncio.run(read(0))
+    asyncio.run(read(10))
+    asyncio.run(last())
+    gc.collect()
 
 
 async def test_send_on_a_closed_publisher(client: rbs.StreamsClient, stream: str) -> None:

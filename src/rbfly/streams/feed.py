@@ -75,6 +75,8 @@ class Feed:
     @property
     def is_idle(self) -> bool:
         """True if it is to be started for more chunks to come."""
+        if self._loop is not None and self._loop.is_closed():
+            return True  # and with it what it had
         return self._task is None and self._connection is None
 
     def start(self, position: int | None) -> None:
@@ -82,6 +84,7 @@ class Feed:
 
         :param position: offset of the first message wanted; None to start where it was to start.
         """
+        self._forget()
         self._loop = asyncio.get_running_loop()
         self._topology.on_close[self] = self._on_close
         self._task = asyncio.Task(self._run(position), loop=self._loop)  # never an eager one

@@ -70,22 +70,24 @@ class Tracker:
         self._cursor = weakref.ref(cursor)
         self._stored: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         if tracking.every:
             cursor.watch(-1)  # the first message tells from where to count
 
     def start(self) -> None:
         """Store from time to time from now on."""
-        if self.tracking.interval and self._timer is None:
-            self._arm()
-
-    def _arm(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self.tracking.interval, self._tick)
+        if self.tracking.interval and self._loop is not loop:
+            self._loop = loop
+            self._arm(loop)
 
-    def _tick(self) -> None:
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(self.tracking.interval, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._cursor() is not None:
             self.store()
-            self._arm()
+            self._arm(loop)
 
     def store(self) -> None:
         """Store what is finished by now, if the subscription has a connection."""
