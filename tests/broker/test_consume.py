@@ -909,6 +909,9 @@ def test_wrong_arguments() -> None:
     for limit in (0, -1, 2**31):
         with pytest.raises(ValueError, match='max_messages'):
             client.subscribe('test').batches(limit)
+    for wrong in (1.5, '1', True):
+        with pytest.raises(TypeError, match='max_messages'):
+            client.subscribe('test').batches(wrong)  # type: ignore[arg-type]
 
 
 # -- what there is

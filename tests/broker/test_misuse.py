@@ -372,12 +372,36 @@ async def test_filter_drops_what_the_broker_gives_too_much(
         {'offset': 5},
         {'filter': 'x'},
         {'filter': rbs.MessageFilter(str, cast(Any, {1}))},
+        {'filter': rbs.MessageFilter(str, cast(Any, 'abc'))},
+        {'filter': rbs.MessageFilter(str, cast(Any, None))},
+        {'filter': rbs.MessageFilter(cast(Any, None), {'a'})},
         {'timeout': 'x'},
+        {'timeout': True},
+        {'initial_credit': 1.5},
     ],
 )
-def test_wrong_arguments_of_a_subscription(argument: Any) -> None:
+def test_wrong_types_of_a_subscription(argument: Any) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
     with pytest.raises(TypeError) as caught:
+        client.subscribe('s', **argument)
+    assert isinstance(caught.value, RbFlyError)
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {'timeout': -1},
+        {'timeout': float('nan')},
+        {'timeout': float('inf')},
+        {'filter': rbs.MessageFilter(str, {'\ud800'})},
+        {'filter': rbs.MessageFilter(str, {'x' * 65536})},
+        {'offset': rbs.Offset.reference('x' * 256)},
+        {'offset': rbs.Offset.reference('\ud800')},
+    ],
+)
+def test_wrong_values_of_a_subscription(argument: Any) -> None:
+    client = rbs.streams_client('rabbitmq-stream://localhost/')
+    with pytest.raises(ValueError, match=r'seconds|Unicode|longer') as caught:
         client.subscribe('s', **argument)
     assert isinstance(caught.value, RbFlyError)
 
@@ -449,9 +473,10 @@ def test_subscription_in_one_loop_after_the_other(broker_uri: str, stream: str) 
 
     async def last() -> None:
         await read(20)
+        stored = None
         async with asyncio.timeout(HANG):
-            while await client.read_offset(stream, 'reader') != 28:
-                await asyncio.sleep(0.01)
+            while stored != 28:
+                stored = await client.read_offset(stream, 'reader')
         await client.disconnect()
 
     asyncio.run(read(0))

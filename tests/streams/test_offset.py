@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import FrozenInstanceError
+from datetime import datetime
+from typing import Any
 
 import pytest
 
+from rbfly.error import RbFlyError
 from rbfly.streams import Offset, OffsetType
 
 
@@ -46,6 +49,28 @@ def test_timestamp_that_the_protocol_cannot_carry(timestamp: float) -> None:
 def test_reference() -> None:
     found = Offset.reference('ré')
     assert (found.type, found.value) == (OffsetType.REFERENCE, 'ré')
+
+
+@pytest.mark.parametrize(
+    ('kind', 'value'),
+    [
+        (OffsetType.OFFSET, '1'),
+        (OffsetType.OFFSET, 1.0),
+        (OffsetType.OFFSET, True),
+        (OffsetType.OFFSET, None),
+        (OffsetType.TIMESTAMP, datetime(2026, 1, 1)),
+        (OffsetType.TIMESTAMP, '1'),
+        (OffsetType.REFERENCE, 5),
+        (OffsetType.REFERENCE, b'r'),
+        (OffsetType.FIRST, 0),
+        (4, 5),
+        ('first', None),
+    ],
+)
+def test_wrong_types(kind: Any, value: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        Offset(kind, value)
+    assert isinstance(caught.value, RbFlyError)
 
 
 def test_offsets_are_values() -> None:

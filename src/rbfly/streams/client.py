@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import ssl as ssl_module
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -29,7 +29,7 @@ from .error import (
     protocol_error,
 )
 from .feed import stored_offset
-from .offset import Offset
+from .offset import Offset, OffsetType
 from .publisher import BasePublisher, Publisher
 from .subscriber import Subscription
 from .topology import Settings, Topology
@@ -431,9 +431,12 @@ class StreamsClient:
             )
         if not 1 <= initial_credit < 2**16:
             raise ArgumentError(f'initial_credit must be in 1 to 2**16 - 1, not {initial_credit}')
+        if timeout is not None and not 0 <= timeout < float('inf'):
+            raise ArgumentError(f'timeout must be 0 or more seconds, not {timeout}')
+        if offset.type == OffsetType.REFERENCE:
+            commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
-            for value in filter.values:
-                check_type('a filter value', value, str)
+            check_filter(filter)
         return Subscription(
             self._topology,
             stream,
@@ -475,6 +478,18 @@ def check_type(name: str, value: object, *types: type | None) -> None:
     if not isinstance(value, tuple(allowed)) or isinstance(value, bool):
         expected = ' or '.join('None' if item is None else item.__name__ for item in types)
         raise ArgumentTypeError(f'{name} must be {expected}, not {type(value).__name__}')
+
+
+def check_filter(filter: MessageFilter) -> None:
+    if not callable(filter.extract):
+        raise ArgumentTypeError('extract of a filter must be callable')
+    if isinstance(filter.values, str) or not isinstance(filter.values, Iterable):
+        raise ArgumentTypeError(
+            f'values of a filter must be a set of str, not {type(filter.values).__name__}'
+        )
+    for value in filter.values:
+        check_type('a filter value', value, str)
+    commands.string_map(filter.properties())
 
 
 def check_sub_entries(

@@ -49,6 +49,8 @@ class Offset:
     default: Offset | None = None  # of a reference
 
     def __post_init__(self) -> None:
+        if not isinstance(self.type, OffsetType):
+            raise ArgumentTypeError(f'type must be OffsetType, not {type(self.type).__name__}')
         if self.default is not None and (
             self.type != OffsetType.REFERENCE
             or not isinstance(self.default, Offset)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from ._batch import MessageBatch
 from ._chunk import Chunk
 from ._cursor import KINDS, MessageCursor, MessageIterator
-from .error import ArgumentError, MessageTimeout, StreamDoesNotExist, SubscriptionError
+from .error import (
+    ArgumentError,
+    ArgumentTypeError,
+    MessageTimeout,
+    StreamDoesNotExist,
+    SubscriptionError,
+)
 from .feed import Feed
 from .offset import Offset
 from .tracking import OffsetTracking, Tracker
@@ -152,8 +158,10 @@ class Subscription(MessageCursor):
         a message that is raised or skipped because it is not AMQP 1.0.
 
         :param max_messages: the most messages of a batch; longer chunks are given in pieces.
-        :raises ValueError: `max_messages` is less than 1.
+        :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.
         """
+        if isinstance(max_messages, bool) or not isinstance(max_messages, int | None):
+            raise ArgumentTypeError(f'max_messages must be int, not {type(max_messages).__name__}')
         if max_messages is not None and not 1 <= max_messages <= MAX_MESSAGES:
             raise ArgumentError(f'max_messages must be in 1 to 2**31 - 1, not {max_messages}')
         return MessageIterator(self, KINDS['batch'], max_messages or MAX_MESSAGES)

@@ -45,6 +45,12 @@ class OffsetTracking:
         if not isinstance(self.reference, str):
             raise ArgumentTypeError(f'reference must be str, not {type(self.reference).__name__}')
         commands.reference(self.reference, 'offset reference')
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise ArgumentTypeError(f'every must be int, not {type(self.every).__name__}')
+        if isinstance(self.interval, bool) or not isinstance(self.interval, int | float):
+            raise ArgumentTypeError(
+                f'interval must be int or float, not {type(self.interval).__name__}'
+            )
         if not 0 <= self.every < 2**63:
             raise ArgumentError(f'every must be in 0 to 2**63 - 1, not {self.every}')
         if not 0 <= self.interval < float('inf'):
