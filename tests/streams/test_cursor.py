@@ -52,6 +52,16 @@ def test_highest_offset() -> None:
     assert drain(cursor) == [(2**64 - 1, b'b')]
 
 
+def test_highest_offset_is_of_the_same_stream() -> None:
+    cursor = Cursor()
+    cursor.push(chunk([message(b'a')], 1, offset=2**64 - 3, timestamp=1))
+    assert drain(cursor) == [(2**64 - 3, b'a')]
+    cursor.rewind(2**64 - 2)
+    cursor.push(chunk([message(b'b')], 1, offset=2**64 - 2, timestamp=2))
+    assert drain(cursor) == [(2**64 - 2, b'b')]
+    assert cursor.consumed == [2**64 - 3, 2**64 - 2]
+
+
 def test_rewind_forgets_what_is_at_hand() -> None:
     cursor = Cursor()
     cursor.push(plain_chunk([b'a', b'b'], 0))

@@ -316,11 +316,12 @@ cdef class MessageCursor:
     cdef bint _is_replaced(self, Chunk chunk) noexcept:
         """True if a chunk to be dropped is not one of those before: the stream is another one."""
         cdef ChunkQueue queue = self.queue
-        cdef int64_t offset = <int64_t> chunk.offset
+        cdef uint64_t offset = chunk.offset
         return (
-            offset <= queue.last
+            queue.last >= 0
+            and offset <= <uint64_t> queue.last
             and chunk.timestamp > queue.newest
-            and (offset <= queue.after or chunk.offset < queue.start)
+            and (offset < queue.start or (queue.after >= 0 and offset <= <uint64_t> queue.after))
         )
 
     cdef int _skip(self, Chunk chunk) except -1:
