@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import cramjam
 import pika
@@ -36,6 +37,7 @@ from rbfly.amqp import AMQPHeader, AMQPProperties, encode_amqp_bytes
 from rbfly.error import AMQPDecoderError
 from rbfly.streams import MessageCtx, commands
 from rbfly.streams.error import ChunkError, MessageTimeout, StreamDoesNotExist
+from rbfly.types import Symbol
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
@@ -157,6 +159,60 @@ async def test_amqp091_to_stream(
             assert found.creation_time == datetime.fromtimestamp(1_700_000_000 + i, UTC)
             assert found.group_id == 'shop'
             assert ctx.app_properties.items() >= headers_of(i).items()
+
+
+async def test_every_kind_of_header(
+    own_broker: RabbitMQ, own_client: rbs.StreamsClient, own_stream: str
+) -> None:
+    """As RabbitMQ stores them: tables and arrays only under names that begin with `x-`."""
+    written = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    simple = {
+        'text': 'zażółć',
+        'nul': 'a\0b',
+        'long': 'x' * 5000,
+        'number': 1,
+        'negative': -5,
+        'big': 2**40,
+        'smallest': -(2**63),
+        'no': False,
+        'nothing': None,
+        'bytes': b'\xff\x00',
+        'time': written,
+    }
+    kept = {
+        'x-text': 'bar',
+        'x-list': [1, 'a', [2], None],
+        'x-table': {'k': 'v', 'inner': {'yes': True}},
+        'x-stream-filter-value': 'fv',
+    }
+    dropped = {'list': [1, 'a'], 'table': {'k': 1}}
+    headers = {**simple, **kept, **dropped, 'CC': ['nowhere']}
+    identity = UUID('f81d4fae-7dec-11d0-a765-00a0c91e6bf6')
+
+    def write() -> None:
+        with pika.BlockingConnection(pika.URLParameters(str(own_broker.amqp_uri))) as connection:
+            properties = pika.BasicProperties(
+                headers=headers, message_id=f'urn:uuid:{identity}', type='order'
+            )
+            connection.channel().basic_publish('', own_stream, b'body', properties)
+
+    await asyncio.to_thread(write)
+    async with first(own_client, own_stream) as messages:
+        ctx = await anext(aiter(messages.messages()))
+    # what is long, or holds a NUL, is no text for RabbitMQ
+    expected = simple | {'nul': b'a\0b', 'long': b'x' * 5000}
+    assert ctx.app_properties == expected
+    assert ctx.properties.message_id == identity
+    assert not ctx.header.durable
+    found = {str(key): value for key, value in ctx.annotations.items()}
+    inner = found.pop('x-table')
+    assert {str(key): value for key, value in inner.items() if str(key) == 'k'} == {'k': 'v'}
+    assert {str(key): value for key, value in inner[Symbol('inner')].items()} == {'yes': True}
+    del kept['x-table']
+    assert found.items() >= kept.items()
+    assert found['x-basic-type'] == 'order'
+    assert found['x-cc'] == ['nowhere']
+    assert (found['x-exchange'], found['x-routing-key']) == ('', own_stream)
 
 
 def read_amqp091(broker: RabbitMQ, stream: str) -> list[tuple[Any, bytes]]:
