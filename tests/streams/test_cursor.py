@@ -546,6 +546,19 @@ def test_undecodable_messages_are_given_raw(kind: str, filtered: bool) -> None:
     ]
 
 
+def test_contexts_of_messages_given_raw() -> None:
+    """However they are asked for: sections that came before the damage are not there."""
+    damaged = with_property('x', 'a')[:-1] + b'\xff'
+    found = []
+    for kind in ('context', 'batch'):
+        cursor = Cursor(True, None, 'raw')
+        cursor.push(plain_chunk([damaged, *MIXED], 10))
+        items = contexts(cursor) if kind == 'context' else list(batches(cursor)[0].contexts())
+        found.append([(ctx.body, ctx.raw and bytes(ctx.raw), ctx.app_properties) for ctx in items])
+    assert found[0] == found[1]
+    assert found[0][:2] == [(damaged, None, {}), ('a', amqp('a'), {})]
+
+
 def test_offsets_of_batches_around_skipped_messages() -> None:
     cursor = Cursor(True, None, 'skip')
     cursor.push(plain_chunk([JUNK, *MIXED], 9))

@@ -14,8 +14,6 @@ from rbfly.amqp._message cimport MessageCtx
 
 from collections.abc import Sequence
 
-from rbfly.error import AMQPDecoderError
-
 
 cdef enum:
     ROOM_FIRST = 64
@@ -82,18 +80,17 @@ cdef class MessageBatch:
         if self.ready is not None:
             return self.ready[index]
         at = &self.slices[index]
-        if self.amqp:
-            try:
-                ctx = decode_context(
-                    <object> at.owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0
-                )
-                ctx._body = self.bodies[index]
-                ctx._body_ready = True
-                return ctx
-            except AMQPDecoderError:
-                pass                # it was given as it is
+        body = self.bodies[index]
+        # One as long as its message was given as it is.
+        if self.amqp and not (type(body) is bytes and len(<bytes> body) == at.n):
+            ctx = decode_context(
+                <object> at.owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0
+            )
+            ctx._body = body
+            ctx._body_ready = True
+            return ctx
         return MessageCtx(
-            self.bodies[index], stream_offset=offset, stream_timestamp=self.chunk_timestamp / 1000.0
+            body, stream_offset=offset, stream_timestamp=self.chunk_timestamp / 1000.0
         )
 
     @property
