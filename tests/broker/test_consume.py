@@ -39,6 +39,7 @@ from rbfly.streams import MessageCtx, commands
 from rbfly.streams.error import ChunkError, MessageTimeout, StreamDoesNotExist
 from rbfly.types import Symbol
 from tests import fake as wire
+from tests.broker.test_interop import pika_messages
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
@@ -215,23 +216,6 @@ async def test_every_kind_of_header(
     assert (found['x-exchange'], found['x-routing-key']) == ('', own_stream)
 
 
-def read_amqp091(broker: RabbitMQ, stream: str) -> list[tuple[Any, bytes]]:
-    found: list[tuple[Any, bytes]] = []
-    with pika.BlockingConnection(pika.URLParameters(str(broker.amqp_uri))) as connection:
-        channel = connection.channel()
-        channel.basic_qos(prefetch_count=100)
-        for method, properties, body in channel.consume(
-            stream, arguments={'x-stream-offset': 'first'}, inactivity_timeout=HANG
-        ):
-            assert method is not None, f'{len(found)} of {COUNT} messages'
-            found.append((properties, body))
-            channel.basic_ack(method.delivery_tag)
-            if len(found) == COUNT:
-                break
-        channel.cancel()
-    return found
-
-
 async def test_stream_to_amqp091(
     own_broker: RabbitMQ, own_client: rbs.StreamsClient, own_stream: str
 ) -> None:
@@ -251,7 +235,7 @@ async def test_stream_to_amqp091(
         for i in range(COUNT)
     ]
     await publish(own_client, own_stream, *bodies)
-    found = await asyncio.to_thread(read_amqp091, own_broker, own_stream)
+    found = await asyncio.to_thread(pika_messages, own_broker, own_stream, COUNT)
     for i, (properties, body) in enumerate(found):
         assert body == b'body %d' % i
         assert properties.message_id == f'message {i}'

@@ -47,6 +47,18 @@ def metadata_update(stream: str = 'test') -> bytes:
     return wire.frame(wire.METADATA_UPDATE, struct.pack('>H', NOT_AVAILABLE) + wire.string(stream))
 
 
+def refusing(fake: FakeBroker) -> Callable[[Peer, Frame], None]:
+    """All connections but the first."""
+
+    def handler(connection: Peer, request: Frame) -> None:
+        if len(fake.connections) == 1:
+            fake.default(connection, request)
+        else:
+            connection.transport.abort()
+
+    return handler
+
+
 async def subscribed(stream: FakeStream, n: int = 1) -> Reader:
     await until(lambda: len(stream.readers) >= n, f'{n} times subscribed')
     return stream.reader
@@ -574,16 +586,11 @@ async def test_reconnect_timeout() -> None:
     stream = FakeStream()
     stream.append(b'0')
 
-    def open_once(connection: Peer, request: Frame) -> None:
-        if len(fake.connections) == 1:
-            fake.default(connection, request)
-        else:
-            connection.transport.abort()
-
     async with (
-        FakeBroker(at={Step.OPEN: open_once}, on=stream.handlers()) as fake,
+        FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.3) as client,
     ):
+        fake.handlers[Step.OPEN] = refusing(fake)
         messages = subscribe(client)
         await anext(messages)
         fake.connection.transport.abort()
@@ -633,17 +640,13 @@ async def test_broker_that_loses_every_subscription_is_not_pestered(
 # -- ending while it is lost
 
 
-def refusing(fake: FakeBroker) -> Callable[[Peer, Frame], None]:
-    def handler(connection: Peer, request: Frame) -> None:
-        if len(fake.connections) == 1:
-            fake.default(connection, request)
-        else:
-            connection.transport.abort()
-
-    return handler
-
-
-async def test_closing_while_reconnecting() -> None:
+@pytest.mark.parametrize(
+    ('end', 'error', 'text'),
+    [('aclose', StopAsyncIteration, None), ('disconnect', StreamConnectionError, 'disconnected')],
+)
+async def test_ending_while_reconnecting(
+    end: str, error: type[Exception], text: str | None
+) -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -654,8 +657,8 @@ async def test_closing_while_reconnecting() -> None:
             waiting = asyncio.ensure_future(anext(messages))
             fake.connection.transport.abort()
             await until(lambda: len(fake.connections) > 2, 'it tries')
-            await messages.aclose()
-            with pytest.raises(StopAsyncIteration):
+            await (messages.aclose() if end == 'aclose' else client.disconnect())
+            with pytest.raises(error, match=text):
                 await waiting
 
 
@@ -692,22 +695,6 @@ async def test_disconnecting_the_client_ends_the_wait() -> None:
         # Asked for more, the client connects again.
         assert await anext(messages) == b'1'
         await client.disconnect()
-
-
-async def test_disconnecting_the_client_ends_a_reconnecting() -> None:
-    stream = FakeStream()
-    stream.append(b'0')
-    async with FakeBroker(on=stream.handlers()) as fake:
-        fake.handlers[Step.OPEN] = refusing(fake)
-        client = rbs.streams_client(fake.uri)
-        messages = subscribe(client)
-        await anext(messages)
-        waiting = asyncio.ensure_future(anext(messages))
-        fake.connection.transport.abort()
-        await until(lambda: len(fake.connections) > 2, 'it tries')
-        await client.disconnect()
-        with pytest.raises(StreamConnectionError, match='disconnected'):
-            await waiting
 
 
 async def test_connection_lost_while_closing() -> None:
