@@ -13,6 +13,7 @@ build/fuzz/findings, and the exit status is 1 then.
 
 import argparse
 import ast
+import gzip
 import json
 import os
 import re
@@ -199,12 +200,28 @@ def chunks() -> Iterator[bytes]:
     for i in range(0, len(entries) - 3, 3):
         three = b''.join(entries[i : i + 3])
         batch = b'\x80\x00\x03' + len(three).to_bytes(4) * 2 + three
-        for count, data in ((3, three), (3, batch), (6, batch + three)):
+        kinds = [(3, three), (3, batch), (6, batch + three)]
+        for code, packed in compressed(three):
+            sizes = len(three).to_bytes(4) + len(packed).to_bytes(4)
+            entry = bytes([0x80 | code << 4]) + b'\x00\x03' + sizes + packed
+            kinds += [(3, entry), (9, batch + entry + three)]
+        for count, data in kinds:
             head = b'\x50\x00\x00\x03' + count.to_bytes(4) + bytes(7) + b'\x01' + bytes(16)
             chunk = head + bytes(4) + len(data).to_bytes(4) + bytes(8) + data
             yield b'\x00' + chunk
+            yield bytes([i % 64 << 1]) + chunk
             deliver = b'\x00\x08\x00\x01\x01' + chunk
             yield b'\x01\x0b' + len(deliver).to_bytes(4) + deliver
+
+
+def compressed(data: bytes) -> Iterator[tuple[int, bytes]]:
+    yield 1, gzip.compress(data, mtime=0)
+    try:
+        import cramjam
+    except ImportError:
+        return  # without the extra `compression` those are refused
+    for code, name in ((2, 'snappy'), (3, 'lz4'), (4, 'zstd')):
+        yield code, bytes(getattr(cramjam, name).compress(data))
 
 
 def frames() -> Iterator[bytes]:
@@ -244,7 +261,8 @@ def environment(target: str) -> dict[str, str]:
     return {
         **os.environ,
         **SETTINGS,
-        'PYTHONPATH': str(LIB),
+        # the library that unpacks sub-entries is beside Cython
+        'PYTHONPATH': f'{LIB}:{sysconfig.get_path("platlib")}',
         'PYTHONHOME': f'{sys.base_prefix}:{sys.base_exec_prefix}',
         'RBFLY_FUZZ_TARGET': f'fuzz.{target}',
     }

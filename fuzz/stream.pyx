@@ -8,16 +8,24 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
 from libc.string cimport memcpy
 
-from fuzz.checks cimport finding
+from fuzz.checks cimport finding, same
 from rbfly._wire cimport store_u32
 
 from rbfly.error import AMQPDecoderError
+from rbfly.streams import decompression
+
+# before they are read: what is within the limits must stay quick
+decompression.BATCH_MAX = 1 << 16
+decompression.CHUNK_MAX = 1 << 17
+
+from rbfly.streams._batch import MessageBatch
 from rbfly.streams._chunk import Chunk, ChunkQueue
-from rbfly.streams._cursor import MessageCursor
+from rbfly.streams._cursor import KINDS, POLICIES, MessageCursor
 from rbfly.streams._engine import Engine
 from rbfly.streams._frames import Waiter
 from rbfly.streams._publish import PublishWindow
-from rbfly.streams.error import ChunkError, FrameError
+from rbfly.streams.error import ChunkError, CompressionError, FrameError
+from rbfly.streams.types import MessageFilter
 
 cdef extern from '<sanitizer/asan_interface.h>':
     void ASAN_POISON_MEMORY_REGION(const void *p, size_t n) noexcept
@@ -31,11 +39,13 @@ cdef enum:
 
 # --- chunks ---
 
+DAMAGED = (ChunkError, CompressionError)
+
 class Cursor(MessageCursor):
     """What a subscription is, without its loop."""
 
-    def __init__(self, amqp, chunk, start):
-        super().__init__(amqp)
+    def __init__(self, amqp, chunk, start=0, policy='raise', filter=None):
+        super().__init__(amqp, filter, policy)
         self.rewind(start)
         self.consumed = 0
         self.queue.push(chunk)
@@ -53,12 +63,12 @@ cdef list drain(object cursor, Py_ssize_t limit):
         try:
             if not cursor.advance():
                 break
-        except ChunkError:
+        except DAMAGED:
             found.append(ChunkError)
             continue
         try:
             found.append(cursor.take())
-        except ChunkError:
+        except DAMAGED:
             found.append(ChunkError)
         except AMQPDecoderError as ex:
             if ex.offset is None or type(ex.data) is not bytes:
@@ -73,6 +83,63 @@ cdef list drain(object cursor, Py_ssize_t limit):
     if cursor.consumed != 1:
         finding(f'a chunk was consumed {cursor.consumed} times')
     return found
+
+
+cdef list outcome(object cursor, str kind, Py_ssize_t limit, Py_ssize_t most):
+    """Offset, body and bytes of every message; the offset of each that is not AMQP 1.0."""
+    cdef list given = [], found = []
+    while True:
+        if len(given) > most:
+            finding('a chunk does not come to its end')
+        try:
+            if not cursor.advance(KINDS[kind], limit):
+                break
+            item = cursor.take(KINDS[kind])
+        except DAMAGED:
+            given.append(None)
+        except AMQPDecoderError as ex:
+            given.append((ex.offset, AMQPDecoderError, ex.data))
+        else:
+            given.append(item if kind != 'body' else cursor.last.context())
+    # what was given is looked at when its chunk is gone
+    cursor.rewind()
+    for item in given:
+        if type(item) is MessageBatch:
+            if not 0 < len(item) <= limit:
+                finding(f'a batch of {len(item)} messages')
+            contexts = list(item.contexts())
+            if [ctx.stream_offset for ctx in contexts] != list(item.offsets):
+                finding('offsets of a batch are not those of its messages')
+            if not same([ctx.body for ctx in contexts], list(item)):
+                finding('bodies of a batch are not those of its messages')
+        elif item is None or type(item) is tuple:
+            found.append(item)
+            continue
+        else:
+            contexts = [item]
+        for ctx in contexts:
+            raw = None if ctx.raw is None else bytes(ctx.raw)
+            found.append((ctx.stream_offset, ctx.body, raw))
+    return found
+
+
+def no_value(ctx):
+    return None
+
+
+cdef int check_kinds(bytes data, Py_ssize_t most, uint8_t how) except -1:
+    """Bodies, contexts and batches are the same messages, whatever becomes of bad ones."""
+    policy = sorted(POLICIES)[(how >> 1) % 3]
+    everything = MessageFilter(no_value, {''})
+    first = outcome(Cursor(True, Chunk.parse(data), 0, policy), 'body', 1, most)
+    for kind, filter in (
+        ('context', None), ('batch', None), ('context', everything), ('batch', everything)
+    ):
+        cursor = Cursor(True, Chunk.parse(data), 0, policy, filter)
+        found = outcome(cursor, kind, 1 + (how >> 3), most)
+        if not same(first, found):
+            finding(f'bodies are {first!r}, as {kind} they are {found!r}')
+    return 0
 
 
 cdef int check_chunk(bytes data, uint8_t how) except -1:
@@ -96,8 +163,12 @@ cdef int check_chunk(bytes data, uint8_t how) except -1:
         return 0
     try:
         messages = Chunk.parse(data).messages()
-    except ChunkError:
+    except DAMAGED:
         pass
+    # a small batch that is compressed may hold this much
+    n += 2 * decompression.CHUNK_MAX
+    if chunk.offset < 2**63:
+        check_kinds(data, n, how)
     raw = drain(Cursor(False, chunk, 0), n)
     if messages is not None and raw != messages:
         finding(f'the chunk holds {messages!r}, the cursor gives {raw!r}')
