@@ -12,11 +12,11 @@ from fuzz.checks cimport finding, same
 from rbfly._wire cimport store_u32
 
 from rbfly.error import AMQPDecoderError
-from rbfly.streams import decompression
+from rbfly.streams import compression
 
 # before they are read: what is within the limits must stay quick
-decompression.BATCH_MAX = 1 << 16
-decompression.CHUNK_MAX = 1 << 17
+compression.BATCH_MAX = 1 << 16
+compression.CHUNK_MAX = 1 << 17
 
 from rbfly.streams._batch import MessageBatch
 from rbfly.streams._chunk import Chunk, ChunkQueue
@@ -166,7 +166,7 @@ cdef int check_chunk(bytes data, uint8_t how) except -1:
     except DAMAGED:
         pass
     # a small batch that is compressed may hold this much
-    n += 2 * decompression.CHUNK_MAX
+    n += 2 * compression.CHUNK_MAX
     if chunk.offset < 2**63:
         check_kinds(data, n, how)
     raw = drain(Cursor(False, chunk, 0), n)

@@ -39,7 +39,6 @@ HEIGHTS = {
     'rbfly.streams._entry': 23,
     'rbfly.streams._frames': 24,
     # CHUNK and PUBLISH: side by side
-    'rbfly.streams.decompression': 24,
     'rbfly.streams._chunk': 25,
     'rbfly.streams._batch': 26,
     'rbfly.streams._cursor': 27,

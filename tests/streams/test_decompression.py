@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_wire import chunk, data_batch, message, sub_batch
 
-from rbfly.streams import decompression
 from rbfly.streams._chunk import Chunk
+from rbfly.streams.compression import BATCH_MAX, CHUNK_MAX
 from rbfly.streams.error import ChunkError, CompressionError
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
@@ -267,7 +267,7 @@ def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
 
 
 def test_high_ratio_is_fine_below_the_limit() -> None:
-    size = decompression.BATCH_MAX - 4
+    size = BATCH_MAX - 4
     entry = packed([bytes(size)], ZSTD)
     assert len(entry) < 100_000
     (found,) = Chunk.parse(chunk([entry], 1)).messages()
@@ -275,14 +275,14 @@ def test_high_ratio_is_fine_below_the_limit() -> None:
 
 
 def test_limit_of_a_batch() -> None:
-    (found,) = outcome(packed([b'a'], GZIP, plain=decompression.BATCH_MAX + 1))
-    assert f'larger than {decompression.BATCH_MAX}' in found
+    (found,) = outcome(packed([b'a'], GZIP, plain=BATCH_MAX + 1))
+    assert f'larger than {BATCH_MAX}' in found
 
 
 def test_limit_of_a_chunk() -> None:
     """Sizes that are said count, before anything is unpacked."""
-    count = decompression.CHUNK_MAX // decompression.BATCH_MAX
-    lie = packed([b'a'], GZIP, plain=decompression.BATCH_MAX, stored=b'junk')
+    count = CHUNK_MAX // BATCH_MAX
+    lie = packed([b'a'], GZIP, plain=BATCH_MAX, stored=b'junk')
     cursor = Cursor()
     cursor.push(chunk([*[lie] * count, packed([b'a'], GZIP)], count + 1))
     errors = []
@@ -294,7 +294,7 @@ def test_limit_of_a_chunk() -> None:
             errors.append(str(ex))
     assert len(errors) == count + 1
     assert 'is no gzip' in errors[-2]
-    assert f'larger than {decompression.CHUNK_MAX} bytes' in errors[-1]
+    assert f'larger than {CHUNK_MAX} bytes' in errors[-1]
 
 
 # -- the library

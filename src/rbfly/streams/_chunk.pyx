@@ -22,9 +22,9 @@ from rbfly._wire cimport load_u16, load_u32, load_u64
 from collections import deque
 from zlib import crc32
 
-from rbfly.streams.decompression import BATCH_MAX as _BATCH_MAX
-from rbfly.streams.decompression import CHUNK_MAX as _CHUNK_MAX
-from rbfly.streams.decompression import decompress
+from rbfly.streams.compression import BATCH_MAX as _BATCH_MAX
+from rbfly.streams.compression import CHUNK_MAX as _CHUNK_MAX
+from rbfly.streams.compression import decompress
 from rbfly.streams.error import ChunkError
 
 
