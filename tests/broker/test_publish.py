@@ -1,6 +1,7 @@
 """Publishing to a real broker."""
 
 import asyncio
+import struct
 from typing import Any
 from uuid import uuid4
 
@@ -274,6 +275,39 @@ async def test_confirm_timeout_and_late_confirm() -> None:
         for item in held:
             fake.default(*item)
         await sending
+
+
+async def test_what_is_sent_in_a_turn_leaves_together_and_waits_for_no_confirm() -> None:
+    held: list[list[int]] = []
+    async with (
+        FakeBroker(
+            on={wire.PUBLISH: lambda peer, frame: held.append(frame.publishing_ids)}
+        ) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=1000) as publisher,
+    ):
+
+        async def send(count: int) -> list[int]:
+            tasks.extend(asyncio.create_task(publisher.send(i)) for i in range(count))
+            before = sum(map(len, held))
+            await until(lambda: sum(map(len, held)) == before + count, 'all were sent')
+            return list(map(len, held))
+
+        tasks: list[asyncio.Task[None]] = []
+        assert await send(50) == [1, 49]  # the first one is written at once
+        assert await send(50) == [1, 49, 50]  # none is confirmed yet
+        assert await send(250) == [1, 49, 50, 100, 100, 50]  # a tenth of the window each
+        assert [i for ids in held for i in ids] == list(range(1, 351))
+        assert not any(task.done() for task in tasks)
+        connection = fake.connections[-1]
+        confirmed = b''.join(i.to_bytes(8, 'big') for i in range(1, 351, 7))
+        head = struct.pack('>BI', publisher._id, len(confirmed) // 8)
+        connection.send(wire.frame(wire.PUBLISH_CONFIRM, head + confirmed))
+        await until(lambda: any(task.done() for task in tasks), 'some are confirmed')
+        assert [i for i, task in enumerate(tasks) if task.done()] == list(range(0, 350, 7))
+        for task in tasks:
+            task.cancel()
+        publisher._abort(PublisherError('of the test'))
 
 
 async def test_cancelled_send_touches_no_other(client: rbs.StreamsClient, stream: str) -> None:

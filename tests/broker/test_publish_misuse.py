@@ -10,9 +10,11 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams import topology
 from rbfly.streams.error import (
+    ConfirmTimeout,
     ConnectTimeout,
     PublisherError,
     PublishError,
+    RoomTimeout,
     StreamConnectionError,
     StreamDoesNotExist,
 )
@@ -186,6 +188,45 @@ async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) 
             await asyncio.wait_for(task, HANG)
         assert source.cancelled == 1
         assert not publisher._pouring
+
+
+@pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
+async def test_broker_that_does_not_read(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """What is written to it is bounded, not by the window alone; whoever waits can give up."""
+    monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 0.05)
+    monkeypatch.setattr('rbfly.streams.declaration.DELETE_TIMEOUT', 0.05)
+    body = bytes(100_000)
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        context = client.publisher('test', amqp=False)
+        publisher = await context.__aenter__()
+        peer = fake.connections[-1].transport
+        peer.pause_reading()
+        tasks: list[asyncio.Task[int | None]] = [
+            asyncio.create_task(publisher.send_many(body for _ in range(300))),
+            *(asyncio.create_task(publisher.send(body)) for _ in range(300)),
+        ]
+        assert publisher._connection is not None
+        connection = publisher._connection
+        await until(lambda: connection.paused and len(publisher._room.waiting) > 100, 'it pauses')
+        assert publisher._window.unsettled < 200
+        for call in (publisher.send, publisher.submit):
+            with pytest.raises(RoomTimeout):
+                await call(body, timeout=0.01)
+        tasks.pop(50).cancel()
+        if ending == 'closed':
+            with pytest.raises(ConfirmTimeout):
+                await context.__aexit__(None, None, None)
+            outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), HANG)
+            assert {type(item) for item in outcomes} == {PublisherError}
+            peer.abort()
+            return
+        if ending == 'lost':
+            peer.abort()
+        else:
+            peer.resume_reading()
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), HANG)
+        assert outcomes == [300] + [None] * 299
+        await context.__aexit__(None, None, None)
 
 
 async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:

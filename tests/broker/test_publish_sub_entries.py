@@ -62,7 +62,7 @@ async def test_what_the_broker_keeps(
 @pytest.mark.parametrize(
     ('reader', 'compression'),
     [
-        (read_rbfly, 'none'),
+        *((read_rbfly, compression) for compression in Compression),
         (read_rstream, 'none'),
         (read_pika, 'none'),
         (read_rstream, 'gzip'),
