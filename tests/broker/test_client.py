@@ -385,8 +385,8 @@ def resident() -> int:
     return int(pages) * resource.getpagesize()
 
 
-async def test_90_connecting_and_asking_leave_nothing_behind() -> None:
-    """1,000 connections and 10,000 questions: flat memory, objects, tasks and sockets."""
+async def test_90_connecting_asking_and_publishing_leave_nothing_behind() -> None:
+    """1,000 connections and publishers, 10,000 questions: flat memory, objects, tasks, sockets."""
 
     async def connect(fake: FakeBroker) -> None:
         for _ in range(100):
@@ -403,8 +403,17 @@ async def test_90_connecting_and_asking_leave_nothing_behind() -> None:
             connection.reads.clear()
         await connection.lost
 
+    async def publish(fake: FakeBroker) -> None:
+        async with rbs.streams_client(fake.uri) as client:
+            for i in range(100):
+                async with client.publisher('test', name=f'name {i}') as publisher:
+                    await publisher.send_many(range(10))
+        for connection in fake.connections:
+            await connection.lost
+        fake.connections.clear()
+
     async with FakeBroker() as fake:
-        for work in (connect, ask):
+        for work in (connect, ask, publish):
             await work(fake)  # whatever is kept once
             gc.collect()
             objects, memory, others = len(gc.get_objects()), resident(), Snapshot()

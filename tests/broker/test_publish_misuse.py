@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -201,13 +201,14 @@ async def test_broker_that_does_not_read(monkeypatch: pytest.MonkeyPatch, ending
         publisher = await context.__aenter__()
         peer = fake.connections[-1].transport
         peer.pause_reading()
-        tasks: list[asyncio.Task[int | None]] = [
-            asyncio.create_task(publisher.send_many(body for _ in range(300))),
-            *(asyncio.create_task(publisher.send(body)) for _ in range(300)),
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(publisher.send_many(body for _ in range(300)))
         ]
         assert publisher._connection is not None
         connection = publisher._connection
-        await until(lambda: connection.paused and len(publisher._room.waiting) > 100, 'it pauses')
+        await until(lambda: connection.paused, 'it pauses')
+        tasks += [asyncio.create_task(publisher.send(body)) for _ in range(300)]
+        await until(lambda: len(publisher._room.waiting) == 301, 'all wait for room')
         assert publisher._window.unsettled < 200
         for call in (publisher.send, publisher.submit):
             with pytest.raises(RoomTimeout):
