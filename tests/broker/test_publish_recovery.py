@@ -1,6 +1,13 @@
 """Publishers that lose their connection, their declaration, their leader or their stream.
 
-Acceptance scenarios 82 to 89, as far as they publish; each test names its own.
+Acceptance scenarios 82 to 90, as far as they publish; each test names its own.
+
+    83          its full length, also of a cluster: `python -m perf prove publish-restart`,
+                `publish-leader`; short in test_proofs.py
+    89          packet loss and 1 KB/s are TCP's: what of them reaches a client is latency, below,
+                and a broker that does not read, in test_publish_misuse.py; a slow close is in
+                test_handshake.py
+    90          test_client.py
 """
 
 import asyncio
@@ -103,7 +110,7 @@ async def test_82_lost_connections_do_not_concern_each_other() -> None:
 
 @pytest.mark.parametrize('how', [wire.RESETTING, wire.CLOSING, refuse(0x12), moved])
 @pytest.mark.parametrize('name', [None, 'me'])
-async def test_unsettled_messages_are_sent_again(how: Handler, name: str | None) -> None:
+async def test_84_unsettled_messages_are_sent_again(how: Handler, name: str | None) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(how, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -211,7 +218,7 @@ async def test_84_metadata_update_is_one_outage() -> None:
 
 
 @pytest.mark.parametrize('code', [0x06, 0x11])
-async def test_declaring_again_is_tried_until_it_works(code: int) -> None:
+async def test_85_declaring_again_is_tried_until_it_works(code: int) -> None:
     tries = 0
 
     def declare(connection: Peer, request: Frame) -> None:
@@ -234,7 +241,7 @@ async def test_declaring_again_is_tried_until_it_works(code: int) -> None:
         assert tries == 5
 
 
-async def test_stream_that_is_not_available_yet() -> None:
+async def test_85_stream_that_is_not_available_yet() -> None:
     async with (
         FakeBroker(on={wire.DECLARE_PUBLISHER: once(refuse(0x06), default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -243,7 +250,7 @@ async def test_stream_that_is_not_available_yet() -> None:
         await publisher.send('x')
 
 
-async def test_deleted_stream_ends_the_publisher() -> None:
+async def test_85_deleted_stream_ends_the_publisher() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: moved}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -255,7 +262,7 @@ async def test_deleted_stream_ends_the_publisher() -> None:
                 await publisher.send('x')
 
 
-async def test_deleted_stream_of_the_broker(client: rbs.StreamsClient, stream_name: str) -> None:
+async def test_85_deleted_stream_of_the_broker(client: rbs.StreamsClient, stream_name: str) -> None:
     await client.create_stream(stream_name)
     async with client.publisher(stream_name) as publisher:
         await publisher.send('x')
@@ -290,7 +297,7 @@ async def test_reconnect_timeout() -> None:
 
 
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
+async def test_88_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
         client = rbs.streams_client(fake.uri)
         async with client.publisher('test') as publisher:
@@ -303,7 +310,7 @@ async def test_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
         assert not client.connected
 
 
-async def test_close_while_reconnecting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_88_close_while_reconnecting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 0.2)
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
@@ -320,7 +327,7 @@ async def test_close_while_reconnecting(monkeypatch: pytest.MonkeyPatch) -> None
         await publisher.close()
 
 
-async def test_cancelled_while_closing_while_reconnecting() -> None:
+async def test_88_cancelled_while_closing_while_reconnecting() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -395,6 +402,26 @@ async def test_89_connection_that_is_silent() -> None:
     ):
         await publisher.send('x')
         assert published(fake) == [[1], [1]]
+
+
+async def test_89_latency() -> None:
+    delay = 0.2
+
+    def write(peer: Peer, data: bytes) -> None:
+        def late() -> None:
+            if not peer.transport.is_closing():
+                peer.transport.write(data)
+
+        asyncio.get_running_loop().call_later(delay, late)
+
+    async with (
+        FakeBroker(write=write) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=100) as publisher,
+    ):
+        assert await publisher.send_many(range(200)) == 200
+        await asyncio.gather(*(publisher.send(i) for i in range(100)))
+        assert sorted(chain(*published(fake))) == list(range(1, 301))
 
 
 async def test_smaller_frames_after_the_reconnect() -> None:
@@ -499,7 +526,7 @@ async def test_87_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
         assert opened == 5
 
 
-async def test_restart_of_the_broker(own_broker: RabbitMQ, own_stream: str) -> None:
+async def test_83_restart_of_the_broker(own_broker: RabbitMQ, own_stream: str) -> None:
     async with (
         rbs.streams_client(own_broker.uri) as client,
         client.publisher(own_stream, name='me', amqp=False) as publisher,
