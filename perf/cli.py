@@ -299,15 +299,13 @@ def describe_lane(name: str) -> dict[str, str]:
 
 
 def describe_kind(name: str) -> dict[str, Any]:
-    from . import runner
-
     kind = lanes.KINDS[name]
     return {
         'scenario': kind.scenario,
         'title': kind.title,
         'size': kind.size,
         'full': kind.full,
-        'warm_up': runner.WARM_UP[name],
+        'warm_up': kind.warm_up,
         'floor': kind.floor,
     }
 

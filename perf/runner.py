@@ -25,19 +25,6 @@ from .store import RabbitStore, Store, StoreError
 
 __all__ = ['LaneError', 'order', 'run']
 
-# messages of the turn before the first round, which is not recorded
-WARM_UP = {
-    'single': 200,
-    'batch': 2_000,
-    'single-format': 200,
-    'batch-format': 2_000,
-    'window': 20_000,
-    'tasks-100': 2_000,
-    'tasks-1000': 20_000,
-    'sub-publish': 100_000,
-    'consume': 20_000,
-    **dict.fromkeys(lanes.CODEC_KINDS, 1_000),
-}
 PATIENCE = 60.0
 
 
@@ -118,21 +105,21 @@ class Turn:
         self.store = store
         self.stream = stream
         self.worker = Worker(lane)
-        self.expected = store.count(stream) if store and lane.kind.consumes else 0
+        self.expected = store.count(stream) if store and lane.kind.stored else 0
 
     def open(self) -> None:
         """Connect and warm up."""
         address = self.store.address if self.store else ''
         command = {'do': 'open', 'address': address, 'stream': self.stream}
         self.worker.ask(command, PATIENCE)
-        self.run(WARM_UP[self.lane.kind.name], warm_up=True)
+        self.run(self.lane.kind.warm_up, warm_up=True)
 
     def run(self, count: int, warm_up: bool = False) -> dict[str, Any]:
         """Let the lane work, then count what the broker has."""
         kind = self.lane.kind
-        consumes = kind.consumes
-        if consumes:
-            count = min(count, self.expected)
+        consumes = kind.stored is not None
+        if kind.stored:
+            count = min(count, self.expected * kind.stored.readers)
         answer = self.worker.ask({'do': 'run', 'count': count}, PATIENCE + count / kind.slowest)
         reported = answer['count']
         if reported != count and not (consumes and warm_up):
@@ -181,15 +168,15 @@ def streams(
                 continue
             store = stores[lane.library.broker]
             kind = lane.kind.name
-            name = f'perf-{token}-{kind if lane.kind.consumes else lane.name}'
+            name = f'perf-{token}-{kind if lane.kind.stored else lane.name}'
             names[lane.name] = name
             if (store, name) in made:
                 continue
             store.create(name)
             made.append((store, name))
-            if lane.kind.consumes:
+            if stored := lane.kind.stored:
                 assert isinstance(store, RabbitStore)
-                store.fill(name, settings.counts[kind])
+                store.fill(name, settings.counts[kind] // stored.readers, stored)
                 count = store.count(name)
                 filled = {'scenario': kind, 'count': count, 'chunks': store.chunks[name]}
                 writer.write({'type': 'filled', **filled})

@@ -6,6 +6,9 @@ Messages are counted with :mod:`perf.wire` and :mod:`perf.kafka`, not with the l
 from abc import ABC, abstractmethod
 
 from . import kafka, wire
+from .lanes import Stored
+from .lanes.base import numbered
+from .lanes.codec import APP_PROPERTIES, PROPERTIES
 
 __all__ = ['KafkaStore', 'RabbitStore', 'Store', 'StoreError']
 
@@ -16,9 +19,6 @@ RETENTION = {
     'max-length-bytes': '1000000000',
     'stream-max-segment-size-bytes': '100000000',
 }
-
-# messages in a frame of a stream that is filled
-FILL = 4_000
 
 
 class Store(ABC):
@@ -83,17 +83,22 @@ class RabbitStore(Store):
             self.counted[stream] = (position, total)
         return total
 
-    def fill(self, stream: str, count: int) -> None:
-        """Publish messages for the lanes that consume.
-
-        In frames of 4,000, each confirmed before the next: it depends on little but the broker
-        how they are cut into chunks then (of about 1,000), so runs can be compared.
-        """
+    def fill(self, stream: str, count: int, stored: Stored) -> None:
+        """Publish messages for the lanes that consume."""
+        head = wire.properties_sections(PROPERTIES, APP_PROPERTIES) if stored.properties else b''
         publisher = wire.Connection(self.address, 'perf-fill')
         try:
             publisher.declare_publisher(stream)
-            frames = wire.publish_frames([b'%010d' % i for i in range(count)], FILL)
-            publisher.publish(frames, FILL, FILL)
+            for first in range(0, count, stored.frame):
+                bodies = [numbered(i, stored.size) for i in range(first, first + stored.frame)]
+                if stored.sub_entry:
+                    entries = stored.frame // stored.sub_entry
+                    frames = wire.sub_entry_frames(bodies, stored.sub_entry, entries)
+                else:
+                    entries = stored.frame
+                    messages = [head + wire.data_section(data) for data in bodies]
+                    frames = [wire.publish_frame(0, first, messages)]
+                publisher.publish(frames, entries, entries)
         finally:
             publisher.close()
 

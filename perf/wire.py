@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     'confirmed',
     'data_section',
     'parse_uri',
+    'properties_sections',
     'publish_frame',
     'publish_frames',
     'sub_entry_frames',
@@ -64,6 +66,17 @@ CREDIT_AT_START = 10
 FRAME_MAX = 1024 * 1024
 READ_SIZE = 1024 * 1024
 
+# the first fields of the properties section
+PROPERTIES = (
+    'message_id',
+    'user_id',
+    'to',
+    'subject',
+    'reply_to',
+    'correlation_id',
+    'content_type',
+)
+
 U16 = struct.Struct('>H')
 U32 = struct.Struct('>I')
 U64 = struct.Struct('>Q')
@@ -72,6 +85,7 @@ REPLY = struct.Struct('>IH')
 CONFIRM = struct.Struct('>IHHBI')
 PUBLISH_HEAD = struct.Struct('>IHHBI')
 ENTRY_HEAD = struct.Struct('>QI')
+CREDIT_ONE = struct.Struct('>IHHBH')
 SUB_ENTRY_HEAD = struct.Struct('>BHII')
 # Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
 # records, timestamp, epoch, chunk id.
@@ -127,6 +141,32 @@ def data_section(body: bytes) -> bytes:
     if len(body) < 256:
         return b'\x00\x53\x75\xa0' + bytes((len(body),)) + body
     return b'\x00\x53\x75\xb0' + U32.pack(len(body)) + body
+
+
+def scalar(value: str | float | None) -> bytes:
+    """Encode a value of AMQP 1.0: a short string, an int, a double, a boolean or null."""
+    if value is None:
+        return b'\x40'
+    if isinstance(value, bool):
+        return b'\x41' if value else b'\x42'
+    if isinstance(value, int):
+        return b'\x71' + value.to_bytes(4, 'big', signed=True)
+    if isinstance(value, float):
+        return b'\x82' + struct.pack('>d', value)
+    data = value.encode()
+    return b'\xa1' + bytes((len(data),)) + data
+
+
+def properties_sections(properties: dict[str, str], others: dict[str, Any]) -> bytes:
+    """Encode what stands before the body: short properties, and application properties."""
+    fields = [scalar(properties.get(name)) for name in PROPERTIES]
+    fields[6] = fields[6].replace(b'\xa1', b'\xa3', 1)  # a symbol
+    items = [scalar(part) for item in others.items() for part in item]
+    found = b''
+    for head, parts in ((b'\x00\x53\x73\xc0', fields), (b'\x00\x53\x74\xc1', items)):
+        data = bytes((len(parts),)) + b''.join(parts)
+        found += head + bytes((len(data),)) + data
+    return found
 
 
 def publish_frame(publisher: int, first_id: int, messages: Sequence[bytes]) -> bytes:
@@ -191,6 +231,8 @@ def refuse(key: int, body: bytes) -> None:
         raise WireError(f'broker refused a message, code {code:#04x}')
     if key == CLOSE:
         raise WireError(f'broker closed the connection: {body[8:].decode(errors="replace")}')
+    if key == SUBSCRIBE | RESPONSE and REPLY.unpack_from(body, 0)[1] != OK:
+        raise WireError('broker refused a subscription')
     if key == METADATA_UPDATE:
         raise WireError('stream became unavailable')
 
@@ -274,9 +316,16 @@ class Connection:
             spec = struct.pack('>HQ', OFFSET_ABSOLUTE, offset)
         self.request(SUBSCRIBE, b'\x00' + string(stream) + spec + U16.pack(CREDIT_AT_START))
 
-    def unsubscribe(self) -> None:
-        """End subscription 0; what is still on its way is dropped."""
-        self.request(UNSUBSCRIBE, b'\x00')
+    def subscribe_all(self, stream: str, readers: int) -> None:
+        """Start subscriptions at the first message; `chunks` reads the answers among the rest."""
+        spec = U16.pack(OFFSET_FIRST) + U16.pack(CREDIT_AT_START)
+        for number in range(readers):
+            body = U32.pack(1) + bytes((number,)) + string(stream) + spec
+            self.socket.sendall(frame(SUBSCRIBE, body))
+
+    def unsubscribe(self, number: int = 0) -> None:
+        """End a subscription; what is still on its way is dropped."""
+        self.request(UNSUBSCRIBE, bytes((number,)))
 
     def stats(self, stream: str) -> dict[str, int]:
         """Ask for first, last and committed chunk id; -1 in a stream that is empty."""
@@ -370,9 +419,9 @@ class Connection:
     def chunks(self) -> Generator[tuple[int, int], None, None]:
         """Yield chunk id and number of records of every Deliver; entries are not parsed.
 
-        A chunk costs one credit, which is given back at once.
+        A chunk costs its subscription one credit, which is given back at once.
         """
-        credit = frame(CREDIT, b'\x00\x00\x01')
+        credit = [CREDIT_ONE.pack(7, CREDIT, 1, number, 1) for number in range(256)]
         sock = self.socket
         buffer = bytearray(max(READ_SIZE, 2 * len(self.rest)))
         view = memoryview(buffer)
@@ -384,8 +433,10 @@ class Connection:
                     size, key, _ = HEAD.unpack_from(buffer, pos)
                     over = pos + 4 + size - end
                     if key == DELIVER and end - pos >= CHUNK_HEAD.size:
-                        *_, records, _, _, chunk_id = CHUNK_HEAD.unpack_from(buffer, pos)
-                        sock.sendall(credit)
+                        _, _, _, number, *_, records, _, _, chunk_id = CHUNK_HEAD.unpack_from(
+                            buffer, pos
+                        )
+                        sock.sendall(credit[number])
                         if over > 0:
                             pos = end = 0
                             while over:

@@ -17,9 +17,10 @@ import pytest
 
 from perf import cli, environment, instructions, kafka, lanes, runner, table, target, wire, worker
 from perf.lanes.base import Target, Work
-from perf.lanes.codec import MESSAGES, Case, Codec
+from perf.lanes.codec import APP_PROPERTIES, MESSAGES, PROPERTIES, Case, Codec
 from perf.results import Results, ResultsError, Settings, Writer, read
 from perf.stats import median_interval, ratio_interval
+from rbfly.amqp import decode_amqp
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -234,7 +235,6 @@ def test_every_lane_is_in_a_scenario_and_has_a_floor_or_references() -> None:
             assert {title for title, _ in lane.kind.references} >= {'msgspec', 'rstream', 'proton'}
         if lane.kind.references:
             assert all(reference in lanes.LANES for _, reference in lane.kind.references)
-        assert lane.kind.name in runner.WARM_UP
         assert (ROOT / 'perf' / 'lanes' / f'{lane.library.module}.py').exists()
 
 
@@ -245,7 +245,7 @@ def test_counts_are_whole_batches() -> None:
     assert batch.count(1e-9) == 100
     for kind in lanes.KINDS.values():
         assert kind.quick % kind.size == 0
-        assert runner.WARM_UP[kind.name] % kind.size == 0
+        assert kind.warm_up % kind.size == 0
 
 
 @pytest.mark.parametrize(
@@ -623,6 +623,15 @@ def confirm(count: int) -> bytes:
     return struct.pack('>IHHBI', 9 + len(ids), wire.PUBLISH_CONFIRM, 1, 0, count) + ids
 
 
+def test_properties_are_read_by_the_codec() -> None:
+    head = wire.properties_sections(PROPERTIES, APP_PROPERTIES)
+    ctx = decode_amqp(head + wire.data_section(b'abc'))
+    assert ctx.body == b'abc'
+    assert ctx.app_properties == APP_PROPERTIES
+    found = {name: str(getattr(ctx.properties, name)) for name in PROPERTIES}
+    assert found == PROPERTIES
+
+
 def test_confirms_are_counted_over_any_cuts() -> None:
     heartbeat = struct.pack('>IHH', 4, 0x17, 1)
     data = confirm(3) + heartbeat + confirm(100) + confirm(1)
@@ -665,13 +674,13 @@ class Pieces:
         self.sent += data
 
 
-def deliver(chunk_id: int, records: int, size: int) -> bytes:
+def deliver(chunk_id: int, records: int, size: int, number: int = 0) -> bytes:
     entries = bytes(size)
     chunk = struct.pack(
         '>BBHIqQQIIIBBH', 0x50, 0, records, records, 0, 1, chunk_id, zlib.crc32(entries), size,
         0, 0, 0, 0,
     )  # fmt: skip
-    return struct.pack('>IHHB', 5 + len(chunk) + size, wire.DELIVER, 1, 0) + chunk + entries
+    return struct.pack('>IHHB', 5 + len(chunk) + size, wire.DELIVER, 1, number) + chunk + entries
 
 
 @pytest.mark.parametrize('step', [1, 3, 48, 1000, 10**7])
@@ -693,6 +702,27 @@ def test_chunks_are_read_over_any_cuts(step: int, monkeypatch: pytest.MonkeyPatc
     assert found == [(0, 1), (10, 2), (20, 3), (30, 4)]
     assert connection.socket.sent.count(b'\x00\x09\x00\x01\x00\x00\x01') == 4  # type: ignore[attr-defined]
     assert connection.request(wire.UNSUBSCRIBE, b'\x00') == b''
+
+
+def test_credit_goes_to_the_subscription_that_had_the_chunk() -> None:
+    connection = wire.Connection.__new__(wire.Connection)
+    answer = struct.pack('>IHHIH', 10, 0x8007, 1, 1, 1)
+    data = answer + deliver(0, 1, 10) + answer + deliver(0, 2, 10, 3) + deliver(10, 3, 10)
+    connection.socket = Pieces(data, 1000)  # type: ignore[assignment]
+    connection.rest = b''
+    chunks = connection.chunks()
+    assert [next(chunks) for _ in range(3)] == [(0, 1), (0, 2), (10, 3)]
+    credit = [bytes.fromhex(f'0000000700090001{number:02x}0001') for number in (0, 3, 0)]
+    assert connection.socket.sent == b''.join(credit)  # type: ignore[attr-defined]
+
+
+def test_refused_subscription_is_told() -> None:
+    connection = wire.Connection.__new__(wire.Connection)
+    answer = struct.pack('>IHHIH', 10, 0x8007, 1, 1, 2)
+    connection.socket = Pieces(answer, 1000)  # type: ignore[assignment]
+    connection.rest = b''
+    with pytest.raises(wire.WireError, match='refused a subscription'):
+        next(connection.chunks())
 
 
 def test_kafka_offsets_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

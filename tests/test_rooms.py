@@ -20,6 +20,7 @@ LEAF_IMPORTS = {
 HEIGHTS = {
     # BYTES
     'rbfly._wire': 0,
+    'rbfly._crc': 0,
     # VALUES
     'rbfly.amqp._native': 10,
     'rbfly.amqp._types': 11,

@@ -17,6 +17,7 @@ __all__ = [
     'Kind',
     'Lane',
     'Library',
+    'Stored',
     'find',
     'missing',
     'select',
@@ -30,9 +31,28 @@ SCENARIOS = {
     'pipeline': 'messages of 10 bytes, up to 10,000 of them unconfirmed',
     'tasks': 'messages of 10 bytes from many tasks, each of which awaits its own',
     'sub-entries': 'messages of 10 bytes in uncompressed sub-entries of 100',
-    'consume': 'a stream of messages of 10 bytes, read from its first message to its last',
+    'consume': 'a stream read from first message to last, of 10 bytes if nothing else is said',
     'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
 }
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a stream holds that is consumed.
+
+    :ivar size: bytes of a body.
+    :ivar properties: messages have the properties of the codec's message.
+    :ivar sub_entry: messages in an uncompressed sub-entry; 0 if there is none.
+    :ivar frame: messages in the frames that it is filled by, each confirmed before the next; it
+        depends on little but the broker how they are cut into chunks then, so runs can be compared.
+    :ivar readers: subscriptions of one connection that read all of it at once.
+    """
+
+    size: int = 10
+    properties: bool = False
+    sub_entry: int = 0
+    frame: int = 4_000
+    readers: int = 1
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,8 @@ class Kind:
     :ivar size: messages in a batch; counts are multiples of it.
     :ivar floor: library whose lane is the floor of this kind; empty if it has none.
     :ivar slowest: messages per second, below which a lane is taken for stuck.
+    :ivar stored: what is consumed; None if the kind does not consume.
+    :ivar warm_up: messages of the turn before the first round, which is not recorded.
     :ivar like: kind whose scale it takes when none is given for itself.
     :ivar references: what else lanes are compared with, titles and names of lanes.
     """
@@ -58,7 +80,8 @@ class Kind:
     size: int
     floor: str
     slowest: int
-    consumes: bool = False
+    warm_up: int
+    stored: Stored | None = None
     like: str = ''
     references: tuple[tuple[str, str], ...] = ()
 
@@ -138,6 +161,7 @@ def codec_kind(work: str, message: str) -> Kind:
         size=1,
         floor='',
         slowest=500,
+        warm_up=1_000,
         references=tuple(references),
     )
 
@@ -153,6 +177,41 @@ CODEC_KINDS = {
     )
 }
 
+# What is consumed, and how many messages of it at scale 1.
+CONSUMED = {
+    'consume': ('chunks of about 1,000', 1_000_000, Stored()),
+    'consume-100': ('bodies of 100 bytes', 1_000_000, Stored(size=100)),
+    'consume-1k': ('bodies of 1,024 bytes', 200_000, Stored(size=1024, frame=800)),
+    'consume-properties': (
+        'messages with 5 properties and 10 application properties',
+        400_000,
+        Stored(properties=True, frame=2_000),
+    ),
+    'consume-2': ('2 subscriptions at once', 1_000_000, Stored(readers=2)),
+    'consume-4': ('4 subscriptions at once', 1_000_000, Stored(readers=4)),
+    'sub-consume': ('consumed', 10_000_000, Stored(sub_entry=100, frame=10_000)),
+}
+
+
+def consume_kind(name: str, title: str, full: int, stored: Stored) -> Kind:
+    size = stored.frame * stored.readers
+    return Kind(
+        name=name,
+        scenario='sub-entries' if stored.sub_entry else 'consume',
+        title=title,
+        full=full,
+        scale=0.5,
+        quick=full // 5 // size * size,
+        size=size,
+        floor='raw-socket',
+        slowest=5_000,
+        warm_up=5 * size,
+        stored=stored,
+    )
+
+
+CONSUME_KINDS = {name: consume_kind(name, *about) for name, about in CONSUMED.items()}
+
 KINDS = {
     kind.name: kind
     for kind in (
@@ -166,6 +225,7 @@ KINDS = {
             size=1,
             floor='bare-uvloop',
             slowest=100,
+            warm_up=200,
         ),
         Kind(
             name='batch',
@@ -177,6 +237,7 @@ KINDS = {
             size=100,
             floor='bare-uvloop',
             slowest=2_000,
+            warm_up=2_000,
         ),
         Kind(
             name='single-format',
@@ -188,6 +249,7 @@ KINDS = {
             size=1,
             floor='',
             slowest=100,
+            warm_up=200,
             like='single',
             references=(('raw bytes', 'rbfly-raw-single-format'),),
         ),
@@ -201,6 +263,7 @@ KINDS = {
             size=100,
             floor='',
             slowest=2_000,
+            warm_up=2_000,
             like='batch',
             references=(('raw bytes', 'rbfly-raw-batch-format'),),
         ),
@@ -214,6 +277,7 @@ KINDS = {
             size=1_000,
             floor='raw-socket',
             slowest=5_000,
+            warm_up=20_000,
         ),
         Kind(
             name='tasks-100',
@@ -225,6 +289,7 @@ KINDS = {
             size=100,
             floor='bare-uvloop',
             slowest=1_000,
+            warm_up=2_000,
         ),
         Kind(
             name='tasks-1000',
@@ -236,6 +301,7 @@ KINDS = {
             size=1_000,
             floor='raw-socket',
             slowest=2_000,
+            warm_up=20_000,
         ),
         Kind(
             name='sub-publish',
@@ -247,19 +313,9 @@ KINDS = {
             size=10_000,
             floor='raw-socket',
             slowest=50_000,
+            warm_up=100_000,
         ),
-        Kind(
-            name='consume',
-            scenario='consume',
-            title='from first message to last, in chunks of about 1,000',
-            full=1_000_000,
-            scale=0.5,
-            quick=200_000,
-            size=4_000,
-            floor='raw-socket',
-            slowest=5_000,
-            consumes=True,
-        ),
+        *CONSUME_KINDS.values(),
         *CODEC_KINDS.values(),
     )
 }
@@ -277,7 +333,7 @@ LIBRARIES = {
                 'tasks-100',
                 'tasks-1000',
                 'sub-publish',
-                'consume',
+                *CONSUME_KINDS,
             ),
             needs=(),
             loop='none',
@@ -307,7 +363,7 @@ LIBRARIES = {
                 'tasks-100',
                 'tasks-1000',
                 'sub-publish',
-                'consume',
+                *CONSUME_KINDS,
             ),
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
@@ -315,7 +371,27 @@ LIBRARIES = {
             how='single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
             ' `flush`; window: `Publisher.send_many` of a list; tasks: `Publisher.send` in a loop;'
             ' sub-publish: `send_many` with `sub_entry_size=100`;'
-            ' consume: `async for` over decoded bodies, `Offset.FIRST`',
+            ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
+        ),
+        Library(
+            name='rbfly-batches',
+            module='rbfly_batches',
+            kinds=tuple(CONSUME_KINDS),
+            needs=('rbfly', 'uvloop'),
+            loop='uvloop',
+            broker='rabbitmq',
+            how='`async for` over `subscription.batches()`, `for` over the bodies of each',
+        ),
+        Library(
+            name='rbfly-messages',
+            module='rbfly_messages',
+            kinds=tuple(CONSUME_KINDS),
+            needs=('rbfly', 'uvloop'),
+            loop='uvloop',
+            broker='rabbitmq',
+            how='`async for` over `subscription.messages()`, of each its `stream_offset`,'
+            ' `stream_timestamp`, `body`, and where there are some `properties` and'
+            ' `app_properties`',
         ),
         Library(
             name='rbfly-amqp',

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-__all__ = ['Target', 'Work', 'bodies']
+__all__ = ['Target', 'Work', 'bodies', 'numbered']
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Work(ABC):
         """Disconnect."""
 
 
+def numbered(number: int, size: int = 10) -> bytes:
+    """The body of a message: its number, in so many bytes."""
+    return b'%0*d' % (size, number)
+
+
 def bodies(count: int) -> list[bytes]:
     """Make the bodies of a round: 10 bytes each, no two alike."""
-    return [b'%010d' % i for i in range(count)]
+    return [numbered(i) for i in range(count)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from .base import Target, Work
 
-__all__ = ['MESSAGES', 'PROPERTIES', 'Case', 'Codec', 'Message', 'same']
+__all__ = ['APP_PROPERTIES', 'MESSAGES', 'PROPERTIES', 'Case', 'Codec', 'Message', 'same']
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Floor: a blocking socket, frames that are ready, confirms that are counted, nothing else."""
 
 from .. import wire
+from . import KINDS
 from .base import Target, Work, bodies
 
 __all__ = ['make']
@@ -52,6 +53,10 @@ class SubEntries(Publish):
 
 
 class Consume(Work):
+    def __init__(self, target: Target, readers: int) -> None:
+        super().__init__(target)
+        self.readers = readers
+
     async def open(self) -> None:
         self.connection = wire.Connection(self.target.address, timeout=None)
 
@@ -61,7 +66,7 @@ class Consume(Work):
     async def run(self) -> int:
         connection = self.connection
         count = self.count
-        connection.subscribe(self.target.stream)
+        connection.subscribe_all(self.target.stream, self.readers)
         total = 0
         for _, records in connection.chunks():
             total += records
@@ -70,15 +75,16 @@ class Consume(Work):
         return total
 
     async def finish(self) -> None:
-        self.connection.unsubscribe()
+        for number in range(self.readers):
+            self.connection.unsubscribe(number)
 
     async def close(self) -> None:
         self.connection.close()
 
 
 def make(kind: str, target: Target) -> Work:
-    if kind == 'consume':
-        return Consume(target)
+    if stored := KINDS[kind].stored:
+        return Consume(target, stored.readers)
     if kind == 'sub-publish':
         return SubEntries(target, *SHAPE[kind])
     return Publish(target, *SHAPE[kind])

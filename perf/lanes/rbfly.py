@@ -2,12 +2,15 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import rbfly.streams as rbs
 
-from .base import Target, Work, bodies
+from . import KINDS, Stored
+from .base import Target, Work, bodies, numbered
+from .codec import APP_PROPERTIES, PROPERTIES
 
-__all__ = ['MAKE', 'make']
+__all__ = ['MAKE', 'Consume', 'ConsumeBatches', 'ConsumeMessages', 'make']
 
 BATCH = 100
 
@@ -120,21 +123,111 @@ class Batch(Client):
 
 
 class Consume(Client):
+    """As many subscriptions at once as the kind says, each of which reads all that is stored."""
+
+    def __init__(self, target: Target, stored: Stored) -> None:
+        super().__init__(target)
+        self.stored = stored
+        self.subscriptions: list[rbs.Subscription] = []
+
+    async def open(self) -> None:
+        await super().open()
+        (subscription,) = self.subscribe(1)
+        found = await self.collect(subscription, self.stored.frame)
+        await subscription.aclose()
+        if found != [numbered(i, self.stored.size) for i in range(self.stored.frame)]:
+            raise ValueError('other bodies than those that were published')
+
+    def subscribe(self, count: int) -> list[rbs.Subscription]:
+        subscribe = self.client.subscribe
+        return [subscribe(self.target.stream, offset=rbs.Offset.FIRST) for _ in range(count)]
+
     async def prepare(self, count: int) -> None:
-        self.count = count
+        self.count = count // self.stored.readers
+        self.subscriptions = self.subscribe(self.stored.readers)
 
     async def run(self) -> int:
-        left = self.count
-        offset = rbs.Offset.FIRST
-        self.subscription = self.client.subscribe(self.target.stream, offset=offset)
-        async for _ in self.subscription:
+        self.last = await asyncio.gather(*(self.read(s, self.count) for s in self.subscriptions))
+        return sum(count for count, _ in self.last)
+
+    async def finish(self) -> None:
+        for subscription in self.subscriptions:
+            await subscription.aclose()
+        self.subscriptions = []
+        for count, data in self.last:
+            if data != numbered(count - 1, self.stored.size):
+                raise ValueError(f'message {count - 1} has the body {data[:50]!r}')
+
+    async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
+        """So many bodies."""
+        found = []
+        async for data in subscription:
+            found.append(data)
+            if len(found) == count:
+                break
+        return found
+
+    async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
+        """At least so many messages; how many there were, and the body of the last."""
+        left = count
+        data = None
+        async for data in subscription:  # noqa: B007 - the last one is compared
             left -= 1
             if not left:
                 break
-        return self.count - left
+        return count - left, data
 
-    async def finish(self) -> None:
-        await self.subscription.aclose()
+
+class ConsumeBatches(Consume):
+    async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
+        found: list[Any] = []
+        async for batch in subscription.batches():
+            found.extend(batch)
+            if len(found) >= count:
+                break
+        return found[:count]
+
+    async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
+        left = count
+        data = None
+        async for batch in subscription.batches():
+            for data in batch:  # noqa: B007 - each is taken out, the last one is compared
+                pass
+            left -= len(batch)
+            if left <= 0:
+                break
+        return count - left, data
+
+
+class ConsumeMessages(Consume):
+    async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
+        found: list[Any] = []
+        async for message in subscription.messages():
+            if self.stored.properties:
+                given = message.properties
+                properties = {name: str(getattr(given, name)) for name in PROPERTIES}
+                if (properties, message.app_properties) != (PROPERTIES, APP_PROPERTIES):
+                    raise ValueError(f'other properties than those that were published: {given}')
+            if message.stream_offset != len(found):
+                raise ValueError(f'offset {message.stream_offset} for message {len(found)}')
+            found.append(message.body)
+            if len(found) == count:
+                break
+        return found
+
+    async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
+        left = count
+        data = None
+        properties = self.stored.properties
+        async for message in subscription.messages():
+            _ = message.stream_offset, message.stream_timestamp
+            if properties:
+                _ = message.properties, message.app_properties
+            data = message.body
+            left -= 1
+            if not left:
+                break
+        return count - left, data
 
 
 MAKE: dict[str, type[Client]] = {
@@ -146,9 +239,10 @@ MAKE: dict[str, type[Client]] = {
     'tasks-100': Tasks100,
     'tasks-1000': Tasks1000,
     'sub-publish': SubEntries,
-    'consume': Consume,
 }
 
 
 def make(kind: str, target: Target) -> Work:
+    if stored := KINDS[kind].stored:
+        return Consume(target, stored)
     return MAKE[kind](target)

@@ -37,6 +37,8 @@ COLOURS = {
     'rbfly': '#D55E00',
     'rbfly-amqp': '#D55E00',
     'rbfly-raw': '#E69F00',
+    'rbfly-batches': '#D55E00',
+    'rbfly-messages': '#E69F00',
     'rstream': '#009E73',
     'aiokafka': '#CC79A7',
     'proton': '#56B4E9',
@@ -95,7 +97,7 @@ FIGURES = (
     ),
     Figure('pipeline', (('', {'window': ''}),)),
     Figure('tasks', (('', {'tasks-100': ''}), ('', {'tasks-1000': ''}))),
-    Figure('sub-entries', (('', {'sub-publish': ''}),)),
+    Figure('sub-entries', (('', {'sub-publish': ''}), ('', {'sub-consume': ''}))),
     Figure('consume', (('', {'consume': ''}),)),
 )
 

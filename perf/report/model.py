@@ -20,6 +20,8 @@ TITLES = {
     'rbfly': 'RbFly',
     'rbfly-amqp': 'RbFly (AMQP)',
     'rbfly-raw': 'RbFly (raw bytes)',
+    'rbfly-batches': 'RbFly (batches)',
+    'rbfly-messages': 'RbFly (messages)',
     'rstream': 'rstream',
     'proton': 'Qpid Proton',
     'aiokafka': 'aiokafka (Kafka)',

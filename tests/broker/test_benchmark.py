@@ -31,6 +31,20 @@ def results_in(path: Path) -> list[dict[str, Any]]:
     return [item for item in found if item['type'] == 'result']
 
 
+async def test_lanes_that_consume(broker: RabbitMQ, tmp_path: Path) -> None:
+    results = tmp_path / 'run.jsonl'
+    names = [
+        f'{library}-{kind}'
+        for kind in ('consume-properties', 'consume-2', 'sub-consume')
+        for library in ('raw-socket', 'rbfly', 'rbfly-batches', 'rbfly-messages')
+    ]
+    words = ('--lanes', ','.join(names), '--scale', '0.001', '--out', str(results))
+    await perf(*words, '--rounds', '1', uri=broker.uri)
+    rounds = results_in(results)
+    assert sorted(item['lane'] for item in rounds) == sorted(names)
+    assert {item['count'] for item in rounds} == {2_000, 8_000, 10_000}
+
+
 async def test_run_resume_and_report(broker: RabbitMQ, tmp_path: Path) -> None:
     results = tmp_path / 'run.jsonl'
     scale = 'single=0.0005,batch=0.001'

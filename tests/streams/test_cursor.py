@@ -1,6 +1,7 @@
 """The cursor that a subscription is built on: bodies, contexts and batches out of chunks."""
 
 import asyncio
+import gzip
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from cursors import Cursor, amqp, batches, contexts, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_wire import chunk, message, plain_chunk, sub_batch
+from stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError
@@ -425,6 +426,30 @@ def test_contexts_of_a_batch() -> None:
         with pytest.raises(IndexError):
             batch.context(index)
     assert cursor.last.context() == found[3]
+
+
+@pytest.mark.parametrize('decoded', [True, False])
+def test_contexts_of_a_batch_of_many_shapes(decoded: bool) -> None:
+    data: list[Any] = [b'x' * n for n in (0, 1, 10, 255, 256, 1000, 70_000)]
+    bodies = [*data, 'a', *data, *data, 1, *data, b'c', 'b', *data, b'd']
+    stored = [amqp(body) for body in bodies]
+    packed = b''.join(map(message, stored[10:25]))
+    entries = [
+        *map(message, stored[:10]),
+        data_batch(gzip.compress(packed), 15, len(packed), len(gzip.compress(packed)), 1),
+        sub_batch(stored[25:27]),
+        sub_batch([]),
+        sub_batch(stored[27:30]),
+        *map(message, stored[30:]),
+    ]
+    cursor = Cursor(amqp=decoded)
+    cursor.push(chunk(entries, len(stored), offset=100))
+    (batch,) = batches(cursor)
+    assert list(batch) == (bodies if decoded else stored)
+    assert [ctx.body for ctx in batch.contexts()] == list(batch)
+    if decoded:
+        assert [bytes(ctx.raw or b'') for ctx in batch.contexts()] == stored
+    assert list(batch.offsets) == list(range(100, 100 + len(stored)))
 
 
 def test_batch_outlives_its_chunk() -> None:

@@ -19,7 +19,7 @@ from rbfly.amqp._encode cimport (
 from rbfly.amqp._layout cimport (
     ANNOTATIONS, APP_PROPERTIES, DATA, DELIVERY_ANNOTATIONS, FOOTER, HEADER, I_ANNOTATIONS,
     I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES,
-    SEQUENCE, VALUE, Layout, build_body, is_one_section, scan,
+    SEQUENCE, VALUE, Layout, build_body, data_head, is_one_section, scan,
 )
 from rbfly.amqp._message cimport MessageCtx, Sections, get_field, open_sections
 from rbfly.amqp._scalars cimport encode_binary
@@ -262,8 +262,9 @@ def encode_amqp_bytes(message):
 cdef object decode_body(const uint8_t *p, Py_ssize_t n):
     cdef Cursor c
     cdef Layout layout
-    if n >= 5 and p[0] == 0 and p[1] == 0x53 and p[2] == DATA and p[3] == 0xa0 and p[4] == n - 5:
-        return PyBytes_FromStringAndSize(<const char *> p + 5, n - 5)
+    cdef Py_ssize_t head = data_head(p, n)
+    if head:
+        return PyBytes_FromStringAndSize(<const char *> p + head, n - head)
     cursor_open(&c, p, p, p + n)
     if not is_one_section(p, n):
         scan(&c, &layout)

@@ -54,3 +54,12 @@ cdef inline bint is_one_section(const uint8_t *p, Py_ssize_t n) noexcept:
     return p[2] == VALUE and p[3] >= 0xa0 and (
         p[4] == n - 5 if (p[3] & 0x10) == 0 else load_u32(p + 4) == n - 8
     )
+
+
+cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
+    """Bytes ahead of the data section that is all of the message; 0 if something else is."""
+    if n >= 5 and load_u32(p) == 0x005375a0 and p[4] == n - 5:
+        return 5
+    if n >= 8 and load_u32(p) == 0x005375b0 and load_u32(p + 4) == n - 8:
+        return 8
+    return 0

@@ -1,14 +1,15 @@
 """CHUNK room, below the sans-IO line: many messages given at once.
 
-The bodies are decoded in one loop; where each message lies is kept beside them, and its context is
+The bodies are decoded in one loop; where runs of messages lie is kept beside them, and a context is
 built when it is asked for.
 """
 
 cimport cython
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._message cimport MessageCtx
 
@@ -16,13 +17,16 @@ from collections.abc import Sequence
 
 
 cdef enum:
-    ROOM_FIRST = 64
+    RUNS_FIRST = 4
+    ROOM_MAX = 1 << 16              # bodies; more is made when they are there
 
 
-cdef MessageBatch new_batch(bint amqp, bint filtered, uint64_t start, int64_t timestamp):
+cdef MessageBatch new_batch(
+    bint amqp, bint filtered, uint64_t start, int64_t timestamp, Py_ssize_t room
+):
     cdef MessageBatch batch = MessageBatch.__new__(MessageBatch)
     batch.amqp = amqp
-    batch.bodies = []
+    batch.bodies = list_with_room(min(room, ROOM_MAX))
     batch.owners = []
     batch.ready = [] if filtered else None
     batch.start = start
@@ -41,26 +45,42 @@ cdef class MessageBatch:
     """
 
     def __dealloc__(self):
+        PyMem_Free(self.runs)
         PyMem_Free(self.slices)
 
-    cdef Slice *next_slice(self) except NULL:
-        cdef Py_ssize_t room = self.room
-        cdef void *slices
-        if len(self.bodies) == room:
-            room = 2 * room if room else ROOM_FIRST
-            slices = PyMem_Realloc(self.slices, room * sizeof(Slice))
-            if slices is NULL:
+    cdef int begin_run(self, const uint8_t *p, PyObject *owner) except -1:
+        cdef Py_ssize_t room = self.run_room
+        cdef void *runs
+        if self.run_count == room:
+            room = 2 * room if room else RUNS_FIRST
+            runs = PyMem_Realloc(self.runs, room * sizeof(Run))
+            if runs is NULL:
                 raise MemoryError()
-            self.slices = <Slice *> slices
-            self.room = room
-        return &self.slices[len(self.bodies)]
-
-    cdef int add(self, object body, PyObject *owner) except -1:
+            self.runs = <Run *> runs
+            self.run_room = room
         if owner != self.owner:
             self.owners.append(<object> owner)
             self.owner = owner
-        self.slices[len(self.bodies)].owner = owner
-        self.bodies.append(body)
+        self.runs[self.run_count] = Run(p, len(self.bodies), owner)
+        self.run_count += 1
+        return 0
+
+    cdef int locate(self) except -1:
+        """Find where each message lies."""
+        cdef Py_ssize_t count = len(self.bodies)
+        cdef Py_ssize_t i = 0, r = 0, end
+        cdef const uint8_t *p
+        cdef Slice *slices = <Slice *> PyMem_Malloc(count * sizeof(Slice))
+        if slices is NULL:
+            raise MemoryError()
+        for r in range(self.run_count):
+            p = self.runs[r].p
+            end = self.runs[r + 1].first if r + 1 < self.run_count else count
+            while i < end:
+                slices[i] = Slice(p + 4, load_u32(p), self.runs[r].owner)
+                p += 4 + slices[i].n
+                i += 1
+        self.slices = slices
         return 0
 
     cdef int add_context(self, MessageCtx ctx) except -1:
@@ -79,6 +99,8 @@ cdef class MessageBatch:
         cdef uint64_t offset = self.offset_at(index)
         if self.ready is not None:
             return self.ready[index]
+        if self.slices is NULL:
+            self.locate()
         at = &self.slices[index]
         body = self.bodies[index]
         # One as long as its message was given as it is.

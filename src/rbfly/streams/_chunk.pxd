@@ -26,6 +26,8 @@ cdef class Chunk:
     cdef uint64_t next_offset
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
+    cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept
+    cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept
     cdef int _open_batch(self, uint64_t below) except -1
     cdef int _unpack(
         self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain

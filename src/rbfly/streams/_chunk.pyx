@@ -18,6 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from rbfly._crc cimport CRC_IS_CHECKED, crc_is_here, crc_of
 from rbfly._wire cimport load_u16, load_u32, load_u64
 from collections import deque
 from zlib import crc32
@@ -36,6 +37,7 @@ cdef enum:
 
 cdef uint32_t BATCH_MAX = _BATCH_MAX
 cdef uint64_t CHUNK_MAX = _CHUNK_MAX
+cdef bint CRC_IS_HERE = crc_is_here()
 
 
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id):
@@ -90,9 +92,13 @@ cdef class Chunk:
 
         :raises ChunkError: they differ.
         """
-        cdef uint32_t found = crc32(
-            PyMemoryView_FromMemory(<char *> self.data, self.end - self.data, PyBUF_READ)
-        )
+        cdef uint32_t found = 0
+        if CRC_IS_HERE:
+            found = crc_of(self.data, self.end - self.data)
+        if not CRC_IS_HERE or CRC_IS_CHECKED:
+            found = crc32(
+                PyMemoryView_FromMemory(<char *> self.data, self.end - self.data, PyBUF_READ)
+            )
         if found != self.crc:
             raise ChunkError(
                 f'CRC of the chunk at offset {self.offset} is 0x{found:08x}, not 0x{self.crc:08x}'
@@ -136,6 +142,28 @@ cdef class Chunk:
         self.left -= 1
         self.next_offset += 1
         return 1
+
+    cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept:
+        # Where messages lie one behind the other, and how many at most; none may be there all the
+        # same: whoever reads them stops at the first length that is too long, as of an entry that
+        # is no message, and leaves it to `_next`.
+        if self.batch is not None:
+            p[0] = self.batch_p
+            end[0] = self.batch_end
+            return self.batch_left
+        p[0] = self.p
+        end[0] = self.end
+        return self.left
+
+    cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept:
+        # So many messages of the run were read; the next begins there.
+        if self.batch is not None:
+            self.batch_p = p
+            self.batch_left -= count
+        else:
+            self.p = p
+        self.left -= count
+        self.next_offset += count
 
     cdef int _open_batch(self, uint64_t below) except -1:
         # The batch at hand is to be read; one that lies below that offset is left out.

@@ -8,11 +8,13 @@ does a subclass's coroutine wait for one.
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_body, decode_context
+from rbfly.amqp._layout cimport DATA, data_head
 from rbfly.amqp._message cimport LAST_SET, MessageCtx
-from rbfly.streams._batch cimport MessageBatch, Slice, new_batch
+from rbfly.streams._batch cimport MessageBatch, list_give, new_batch
 from rbfly.streams._chunk cimport Chunk, ChunkQueue
 
 from weakref import ref
@@ -38,6 +40,9 @@ cdef extern from *:
 
     /* An object whose reference is taken over. */
     #define rbfly_steal(found) (found)
+
+    /* Bytes, or NULL with its error left set. */
+    #define rbfly_bytes(p, n) PyBytes_FromStringAndSize((const char *)(p), n)
 
     /* What Cython's `raise StopIteration` and its traceback would cost several messages: `await`
        is answered through am_send where Python asks for it, else with a StopIteration set here. */
@@ -76,6 +81,7 @@ cdef extern from *:
     void rbfly_mark_step() noexcept
     void rbfly_make_ready(object type, object (*give)(object))
     object rbfly_steal(PyObject *found)
+    PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
 
 
 # What is asked for.
@@ -93,7 +99,6 @@ cdef enum:
 POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
 
 cdef enum:
-    DATA = 0x75                     # last byte of the descriptor of a data section
     NO_LIMIT = 0x7fffffff
 
 cdef uint64_t NEVER = 0xffffffffffffffff
@@ -105,6 +110,11 @@ ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
 cdef int keep_error() except -1:
     # it is set already
     return -1
+
+
+cdef inline PyObject *read_body(bint amqp, const uint8_t *p, Py_ssize_t n) noexcept:
+    # NULL with its error left set.
+    return (<raw_decode_body> decode_body)(p, n) if amqp else rbfly_bytes(p, n)
 
 
 @cython.final
@@ -398,9 +408,7 @@ cdef class MessageCursor:
             raise SubscriptionError('no message is ready; one task at a time can iterate')
         chunk._next(&p, &n)
         self._note(chunk, p, n)
-        if not self.amqp:
-            return p[:n]
-        found = (<raw_decode_body> decode_body)(p, n)
+        found = read_body(self.amqp, p, n)
         if found is NULL:
             return self._undecodable_body(chunk, p, n)
         return rbfly_steal(found)
@@ -466,7 +474,8 @@ cdef class MessageCursor:
         while self._open():
             chunk = self.chunk
             batch = new_batch(
-                self.amqp, self.filter is not None, chunk.next_offset, chunk.timestamp
+                self.amqp, self.filter is not None, chunk.next_offset, chunk.timestamp,
+                min(<Py_ssize_t> chunk.left, limit),
             )
             try:
                 if self.filter is not None:
@@ -492,31 +501,64 @@ cdef class MessageCursor:
 
     cdef int _fill(self, MessageBatch batch, Py_ssize_t limit) except -1:
         cdef Chunk chunk = self.chunk
-        cdef Slice *at
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
         cdef PyObject *found
         while chunk.left and len(batch.bodies) < limit:
-            at = batch.next_slice()
-            chunk._next(&at.p, &at.n)
-            if not self.amqp:
-                body = at.p[:at.n]
+            if self._fill_run(batch, limit):
+                continue
+            chunk._next(&p, &n)
+            found = read_body(self.amqp, p, n)
+            if found is not NULL:
+                body = rbfly_steal(found)
+            elif self.policy != SKIP:
+                body = self._undecodable(p, n, chunk.next_offset - 1)
             else:
-                found = (<raw_decode_body> decode_body)(at.p, at.n)
-                if found is not NULL:
-                    body = rbfly_steal(found)
-                elif self.policy != SKIP:
-                    body = self._undecodable(at.p, at.n, chunk.next_offset - 1)
-                else:
-                    try:
-                        keep_error()
-                    except AMQPDecoderError:
-                        pass
-                    # The offsets of a batch are without gaps.
-                    if batch.bodies:
-                        break
-                    batch.start = chunk.next_offset
-                    continue
-            batch.add(body, chunk._owner())
+                try:
+                    keep_error()
+                except AMQPDecoderError:
+                    pass
+                # The offsets of a batch are without gaps.
+                if batch.bodies:
+                    break
+                batch.start = chunk.next_offset
+                continue
+            batch.place(p - 4, chunk._owner())
+            batch.bodies.append(body)
+            batch.behind = p + n
         return 0
+
+    cdef Py_ssize_t _fill_run(self, MessageBatch batch, Py_ssize_t limit) except -1:
+        """As many as lie one behind the other and need no more than to be copied; their number."""
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef const uint8_t *end = NULL
+        cdef Py_ssize_t most = min(<Py_ssize_t> chunk._run(&p, &end), limit - len(batch.bodies))
+        cdef Py_ssize_t n, head = 0, i = 0
+        cdef bint amqp = self.amqp
+        cdef bint failed = False
+        cdef list bodies = batch.bodies
+        cdef PyObject *body
+        while i < most and end - p >= 4:
+            n = load_u32(p)
+            if n > end - p - 4:
+                break
+            if amqp:
+                head = data_head(p + 4, n)
+                if not head:
+                    break
+            if not i:
+                batch.place(p, chunk._owner())
+            body = rbfly_bytes(p + 4 + head, n - head)
+            failed = body is NULL or list_give(bodies, body) < 0
+            if failed:
+                break
+            p += 4 + n
+            i += 1
+        if i:
+            batch.behind = p
+            chunk._leave_run(p, <uint32_t> i)
+        return keep_error() if failed else i
 
     # -- the message that a task got last
 

@@ -1,0 +1,80 @@
+# BYTES room: CRC-32 (zlib's) with the carry-less multiplication of x86, where the processor has it.
+# Sixteen bytes are folded onto those behind them (Gopal and others, Intel, 2009), until so many are
+# left; what is left has the CRC of the whole.
+
+from libc.stdint cimport uint8_t, uint32_t
+
+
+cdef extern from *:
+    """
+    #ifndef RBFLY_CRC_H
+    #define RBFLY_CRC_H
+    #include <stddef.h>
+    #include <stdint.h>
+
+    /* A checked build does without it, behind it, so that both ways are tried. */
+    #if RBFLY_DEBUG
+    #define CRC_IS_CHECKED 1
+    #else
+    #define CRC_IS_CHECKED 0
+    #endif
+
+    #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    #include <wmmintrin.h>
+
+    static int crc_is_here(void) { return __builtin_cpu_supports("pclmul"); }
+
+    /* Four bits at a time: for less than 64 bytes. */
+    static inline uint32_t crc_slow(uint32_t crc, const uint8_t *p, size_t n) {
+        static const uint32_t table[16] = {
+            0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158,
+            0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4,
+            0xa00ae278, 0xbdbdf21c,
+        };
+        while (n--) {
+            crc ^= *p++;
+            crc = (crc >> 4) ^ table[crc & 15];
+            crc = (crc >> 4) ^ table[crc & 15];
+        }
+        return crc;
+    }
+
+    #define CRC_TARGET __attribute__((target("pclmul")))
+
+    /* x, moved over the bytes between it and next by the remainders of powers of two in k. */
+    CRC_TARGET static inline __m128i crc_fold(__m128i x, __m128i k, __m128i next) {
+        __m128i low = _mm_clmulepi64_si128(x, k, 0x00);
+        __m128i high = _mm_clmulepi64_si128(x, k, 0x11);
+        return _mm_xor_si128(_mm_xor_si128(low, high), next);
+    }
+
+    CRC_TARGET static uint32_t crc_of(const uint8_t *p, size_t n) {
+        const __m128i over64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
+        const __m128i over16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
+        uint32_t crc = 0xffffffff;
+        uint8_t last[16];
+        __m128i x[4];
+        int i;
+        #define CRC_LOAD(at) _mm_loadu_si128((const __m128i *)(at))
+        if (n >= 64) {
+            for (i = 0; i < 4; i++) x[i] = CRC_LOAD(p + 16 * i);
+            x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)crc));
+            for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
+                for (i = 0; i < 4; i++) x[i] = crc_fold(x[i], over64, CRC_LOAD(p + 16 * i));
+            for (i = 1; i < 4; i++) x[0] = crc_fold(x[0], over16, x[i]);
+            for (; n >= 16; p += 16, n -= 16) x[0] = crc_fold(x[0], over16, CRC_LOAD(p));
+            _mm_storeu_si128((__m128i *)last, x[0]);
+            crc = crc_slow(0, last, 16);
+        }
+        return ~crc_slow(crc, p, n);
+    }
+    #else
+    static int crc_is_here(void) { return 0; }
+    static uint32_t crc_of(const uint8_t *p, size_t n) { (void)p; (void)n; return 0; }
+    #endif
+    #endif
+    """
+    bint CRC_IS_CHECKED
+    # False: there is no `crc_of`.
+    bint crc_is_here() noexcept nogil
+    uint32_t crc_of(const uint8_t *p, size_t n) noexcept nogil
