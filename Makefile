@@ -96,5 +96,5 @@ clean:  ## remove everything that was built
 
 STUBS = rbfly.amqp._types rbfly.amqp._scalars rbfly.amqp._encode rbfly.amqp._decode \
     rbfly.amqp._sections rbfly.amqp._layout rbfly.amqp._message rbfly.amqp._codec \
-    rbfly.streams._entry rbfly.streams._frames rbfly.streams._publish rbfly.streams._chunk \
+    rbfly.streams._entry rbfly.streams._frames rbfly.streams._publish rbfly.streams._sending rbfly.streams._chunk \
     rbfly.streams._batch rbfly.streams._cursor rbfly.streams._engine

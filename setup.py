@@ -48,6 +48,7 @@ MODULES = (
     'rbfly.streams._entry',
     'rbfly.streams._frames',
     'rbfly.streams._publish',
+    'rbfly.streams._sending',
     'rbfly.streams._chunk',
     'rbfly.streams._batch',
     'rbfly.streams._cursor',

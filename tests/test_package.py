@@ -24,6 +24,7 @@ EXTENSIONS = [
     'rbfly/streams/_entry',
     'rbfly/streams/_frames',
     'rbfly/streams/_publish',
+    'rbfly/streams/_sending',
 ]
 PROGRAM = """
 import rbfly, rbfly.streams, rbfly.types, rbfly.error

@@ -53,6 +53,7 @@ HEIGHTS = {
     'rbfly.streams.connection': 51,
     'rbfly.streams.topology': 52,
     # USER
+    'rbfly.streams._sending': 59,
     'rbfly.streams.waiting': 60,
     'rbfly.streams.declaration': 60,
     'rbfly.streams.tracking': 60,

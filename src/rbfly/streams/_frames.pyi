@@ -6,7 +6,7 @@ from typing_extensions import disjoint_base
 from ..amqp import MessageCtx
 from ..types import AMQPBody
 
-@final
+@disjoint_base
 class Waiter:
     future: Any
     @property

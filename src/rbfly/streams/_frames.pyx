@@ -37,7 +37,6 @@ cdef enum:
 cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF
 
 
-@cython.final
 @cython.freelist(256)
 cdef class Waiter:
     """Counts the unsettled messages that one caller waits for.
@@ -55,10 +54,12 @@ cdef class Waiter:
         self.future = future
         self.sealed = sealed
 
+    @cython.final
     cdef bint _settle(self, Py_ssize_t count) noexcept:
         self.remaining -= count
         return self.remaining == 0 and self.sealed
 
+    @cython.final
     cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1:
         # `order` wraps; what is in flight is far less than 2**32
         cdef uint64_t index = self.count - <uint32_t> (<uint32_t> self.count - order)

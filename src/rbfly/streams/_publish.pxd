@@ -26,10 +26,3 @@ cdef class PublishWindow(FrameBuilder):
     cdef int _release(self) except -1
     cdef list confirm(self, const uint8_t *p, Py_ssize_t count)
     cdef list refuse(self, const uint8_t *p, Py_ssize_t count)
-
-
-cdef class BatchInput:
-    cdef public PublishWindow _window
-    cdef public Waiter _waiter
-    cdef public object _error
-    cdef public bint _closed

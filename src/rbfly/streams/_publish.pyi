@@ -1,10 +1,7 @@
 from collections.abc import Callable
 from typing import final
 
-from typing_extensions import disjoint_base
-
 from ..amqp import MessageCtx
-from ..types import AMQPBody
 from ._entry import SubEntry
 from ._frames import FrameBuilder, Waiter
 
@@ -36,11 +33,3 @@ class PublishWindow(FrameBuilder):
     def release(self) -> None: ...
     def replay(self, publisher_id: int, frame_max: int) -> list[Waiter]: ...
     def abandon(self) -> list[Waiter]: ...
-
-@disjoint_base
-class BatchInput:
-    _window: PublishWindow
-    _waiter: Waiter
-    _error: Exception | None
-    _closed: bool
-    def batch(self, message: AMQPBody | MessageCtx) -> None: ...

@@ -365,23 +365,3 @@ cdef class PublishWindow(FrameBuilder):
                 self._settle(load_u64(p + 10 * i), code, done)
         self._release()
         return done
-
-
-cdef class BatchInput:
-    """What a batch publisher does for each message; its fields are those of the publisher."""
-
-    @cython.binding(False)
-    def batch(self, message):
-        """batch($self, message)\n--\n
-        Encode a message and queue it; nothing leaves before `flush` or `close`.
-
-        Never blocks.  Explicit publish ids may come in any order; `flush` sorts them.
-
-        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
-        :raises PublisherError: the publisher is closed, or the message fits no frame.
-        """
-        if self._closed or self._error is not None:
-            self._check()
-        self._window._append(message, self._waiter)

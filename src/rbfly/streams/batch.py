@@ -7,12 +7,11 @@ import warnings
 from dataclasses import replace
 
 from ..types import AMQPBody
-from ._frames import Waiter
-from ._publish import BatchInput
+from ._sending import BatchInput, Group
 from .error import ArgumentError, ArgumentTypeError, ConfirmTimeout
 from .publisher import BasePublisher
 from .types import MessageCtx, PublisherInfo
-from .waiting import Group, Room, raise_first
+from .waiting import Room, raise_first
 
 __all__ = [
     'PublisherBatch',
@@ -34,9 +33,8 @@ class PublisherBatchFast(BatchInput, BasePublisher):
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
         super().__init__(publisher_id, info, client, message_id)
-        # Batches whose outcome no flush has told yet; the last one is being filled.
-        self._batches = [Group()]
-        self._waiter = Waiter(self._batches[-1])
+        self._batches: list[Group] = []  # sent; no flush has told their outcome yet
+        self._waiter = Group(self._loop)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued; returns when the broker has confirmed all of it.
@@ -46,30 +44,30 @@ class PublisherBatchFast(BatchInput, BasePublisher):
         :raises ConfirmTimeout: not every confirm came in time.
         :raises StreamConnectionError: the connection was lost before the confirms.
         """
-        self._check()
         if timeout:
             try:
                 async with asyncio.timeout(timeout) as limit:
-                    await self._flush()
+                    await PublisherBatchFast.flush(self)  # not that of a subclass, once more
             except TimeoutError:
                 if not limit.expired():
                     raise  # e.g. no connection again in time
                 raise ConfirmTimeout(f'not all confirms within {timeout} s') from None
-        else:
-            await self._flush()
-
-    async def _flush(self) -> None:
+            return
+        self._check()
         self._release()
         # Those of a flush that was given up, or runs beside this one, are waited for as well.
-        batches = self._batches[:-1]
+        batches = self._batches.copy()
         for batch in batches:
-            await batch.wait()
+            if not batch.settled:
+                await batch.wait()
         self._tell(batches)
 
     def _tell(self, batches: list[Group]) -> None:
         """Raise what went wrong with them, once."""
         self._batches = [batch for batch in self._batches if batch not in batches]
-        raise_first([batch.error for batch in batches if batch.error is not None])
+        errors = [batch.error for batch in batches if batch.error is not None]
+        if errors:
+            raise_first(errors)
 
     async def close(self) -> None:
         """Send what is batched and wait until it is confirmed, at most 30 seconds.
@@ -79,15 +77,15 @@ class PublisherBatchFast(BatchInput, BasePublisher):
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
         if not self._closed:
-            batches = list(self._batches)
+            batches = [*self._batches, self._waiter]
             await super().close()
             self._tell(batches)
 
     def _release(self) -> None:
         waiter = self._waiter
         if waiter.count:
-            self._batches.append(Group())
-            self._waiter = Waiter(self._batches[-1])
+            self._batches.append(waiter)
+            self._waiter = Group(self._loop)
             self._window.release()
             if waiter.seal():  # none fits a frame of a new connection
                 self._settle(waiter, None)

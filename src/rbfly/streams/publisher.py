@@ -17,6 +17,7 @@ from ..types import AMQPBody
 from ._entry import SubEntry
 from ._frames import Waiter
 from ._publish import PublishWindow
+from ._sending import Group, Sender
 from .compression import compressor
 from .declaration import declare, delete_publisher, deleted
 from .error import (
@@ -28,7 +29,7 @@ from .error import (
 )
 from .topology import Topology, backoff
 from .types import MessageCtx, PublisherInfo
-from .waiting import Confirmation, Group, Room, of_message, publish_error, raise_first
+from .waiting import Confirmation, Room, of_message, publish_error, raise_first
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -44,7 +45,7 @@ CHECK = 100_000  # messages whose publish ids are looked at in a turn
 FAILED = 1000  # failures kept before those that were seen are sorted out
 
 
-class BasePublisher:
+class BasePublisher(Sender):
     """What all publishers share; made by :meth:`StreamsClient.publisher`.
 
     :ivar name: name for deduplication, empty for none.
@@ -69,6 +70,8 @@ class BasePublisher:
         self._recovery: asyncio.Task[None] | None = None
         self._delays: Iterator[float] | None = None  # between recoveries without a confirm
         self._loop = asyncio.get_running_loop()
+        self._confirmed = self._loop.create_future()
+        self._confirmed.set_result(None)
         self._scheduled = False
         self._closed = False
         self._error: Exception | None = None
@@ -203,35 +206,7 @@ class BasePublisher:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def _write(self) -> None:
-        self._scheduled = False
-        connection = self._connection
-        window = self._window
-        while connection is not None and not connection.paused:
-            data = window.take()
-            if data is None:
-                break
-            connection.write(data)
-        if self._room.waiting:
-            self._room.grant()
-
-    def _schedule(self) -> None:
-        # Idle: at once.  Otherwise what is sent in this turn of the loop leaves together.
-        window = self._window
-        if window.in_flight == 0 or window.queued >= window.frame_entries:
-            self._write()
-        elif not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._write)
-
-    def _on_settled(self, done: list[Waiter]) -> None:
-        for waiter in done:
-            if waiter.errors is None:
-                future = waiter.future
-                if not future.done():
-                    future.set_result(None)
-            else:
-                self._settle(waiter, None)
+    def _after_settled(self) -> None:
         if self._pouring:
             for waiter, stop in self._pouring.items():
                 if waiter.errors:
@@ -242,13 +217,6 @@ class BasePublisher:
                 self._recover(StreamConnectionError('the broker does not know it any more'))
         else:
             self._delays = None
-        if not self._scheduled:
-            if len(done) > 1:
-                # They run next, in this turn: what they send leaves together.
-                self._scheduled = True
-                self._loop.call_soon(self._write)
-            elif window.queued:
-                self._write()
         if self._room.waiting:
             self._room.grant()
         if self._idle is not None and window.unsettled == 0:
@@ -257,7 +225,7 @@ class BasePublisher:
     def _settle(self, waiter: Waiter, error: Exception | None) -> None:
         if waiter.errors:
             error = publish_error(waiter)
-        self._finish(waiter.future, error)
+        self._finish(waiter.future or waiter, error)
 
     def _finish(self, waiting: Any, error: Exception | None) -> None:
         """Tell whoever waits for messages that they are settled."""
@@ -379,22 +347,15 @@ class Publisher(BasePublisher):
                     raise RoomTimeout(f'no room in the window within {timeout} s') from None
                 raise ConfirmTimeout(f'no confirm within {timeout} s') from None
             return
-        # `_put`, without its costs
-        if self._closed or self._error is not None:
-            self._check()
-        window = self._window
-        room = self._room
-        if window.is_full or room.waiting or room.granted or self._is_paused():
+        wait = self._begin(message)
+        if wait is None:
             await self._wait_room()
-        future = self._loop.create_future()
-        try:
-            window.put(message, future)
-        except BaseException:
-            room.grant()
-            raise
-        if not self._scheduled:
-            self._schedule()
-        await future
+            try:
+                wait = self._put_wait(message)
+            except BaseException:
+                self._room.grant()  # the room that this message does not need
+                raise
+        await wait
 
     async def submit(
         self, message: AMQPBody | MessageCtx, timeout: float | None = None
@@ -452,7 +413,7 @@ class Publisher(BasePublisher):
         self._check()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
             raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
-        waiter = Waiter(Group())
+        waiter = Group(self._loop)
         error: Exception | None = None
         try:
             async with asyncio.timeout(timeout or None) as limit:
@@ -463,7 +424,7 @@ class Publisher(BasePublisher):
                         await self._check_ids(messages)
                     error = await self._pour(iter(messages), waiter)
                 if not waiter.seal():
-                    await waiter.future.wait()
+                    await waiter.wait()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -473,8 +434,8 @@ class Publisher(BasePublisher):
             ) from error
         if waiter.errors:
             raise of_message(publish_error(waiter), waiter.first_refused) from error
-        if waiter.future.error is not None:
-            raise waiter.future.error from error
+        if waiter.error is not None:
+            raise waiter.error from error
         if error is not None:
             raise of_message(error, waiter.count)
         return waiter.count

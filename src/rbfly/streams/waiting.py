@@ -8,12 +8,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ._frames import Waiter
+from ._sending import RoomState
 from .error import PublishError
 
-__all__ = ['Confirmation', 'Group', 'Room', 'of_message', 'publish_error', 'raise_first']
+__all__ = ['Confirmation', 'Room', 'of_message', 'publish_error', 'raise_first']
 
 
-class Room:
+class Room(RoomState):
     """Who waits for room in a window or in a batch: first come, first served.
 
     :param has_room: whether what a task asks for is free; room that was granted counts as used.
@@ -21,7 +22,7 @@ class Room:
     :ivar waiting: who waits, in order, with what each asks for and is to be granted.
     """
 
-    __slots__ = ('_has_room', 'granted', 'waiting')
+    __slots__ = ('_has_room',)
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:
         self.granted = 0
@@ -65,40 +66,6 @@ class Room:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
-
-
-class Group:
-    """Messages that are waited for together: their outcome, and who waits for it.
-
-    Has of a future what settles it.
-    """
-
-    __slots__ = ('_waiting', 'error', 'settled')
-
-    def __init__(self) -> None:
-        self.settled = False
-        self.error: Exception | None = None
-        self._waiting: list[asyncio.Future[None]] = []
-
-    def done(self) -> bool:
-        return self.settled
-
-    def set_result(self, result: None) -> None:
-        self.settled = True
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def set_exception(self, error: Exception) -> None:
-        self.error = error
-        self.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait until all are settled; `error` is None if they were confirmed."""
-        if not self.settled:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            await future
 
 
 class Confirmation(asyncio.Future[None]):

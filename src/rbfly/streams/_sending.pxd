@@ -1,0 +1,48 @@
+# USER room: what publishers do for each message.  No ABI promise between releases.
+
+from rbfly.streams._frames cimport Waiter
+from rbfly.streams._publish cimport PublishWindow
+
+
+cdef class Wait(Waiter):
+    cdef readonly object _loop
+    cdef object callback            # of the task that awaits this
+    cdef object context
+    cdef object error
+    cdef object traceback
+    cdef bint settled
+    cdef public bint _asyncio_future_blocking
+
+    cdef int _wake(self, object confirmed) except -1
+    cdef int _finish(self, object error) except -1
+
+
+cdef class Group(Waiter):
+    cdef object loop
+    cdef list waits                 # of the tasks that await it
+    cdef readonly bint settled
+    cdef readonly object error
+
+
+cdef class RoomState:
+    cdef public Py_ssize_t granted
+    cdef public object waiting
+
+
+cdef class Sender:
+    cdef public PublishWindow _window
+    cdef public object _error
+    cdef public bint _closed
+    cdef public bint _scheduled
+    cdef public object _loop
+    cdef public object _connection
+    cdef public RoomState _room
+    cdef public object _confirmed   # a future that is done
+    cdef list _woken                # who is woken in this turn of the loop
+
+    cdef Wait _put(self, object message)
+    cdef int _confirm(self, Wait wait) except -1
+
+
+cdef class BatchInput(Sender):
+    cdef public Group _waiter       # of the batch that is being filled

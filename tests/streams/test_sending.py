@@ -1,0 +1,233 @@
+"""Tasks that await confirms are woken as by futures: in order, each in its context, cancellable."""
+
+import asyncio
+import contextvars
+from asyncio.tasks import _PyTask  # type: ignore[attr-defined]
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from stream_wire import confirm, read_publish, refuse
+
+import rbfly.streams as rbs
+from rbfly.streams._engine import Engine
+from rbfly.streams.error import PublishError
+from rbfly.streams.types import PublisherInfo
+
+P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
+
+
+class Link(Engine):
+    """Has of a connection what a publisher needs."""
+
+    frame_max = 1 << 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = False
+        self.on_lost: dict[object, Any] = {}
+        self.on_resume: dict[object, Any] = {}
+        self.on_metadata_update: dict[object, Any] = {}
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def on_frame(self, key: int, version: int, body: bytes) -> None:
+        raise AssertionError
+
+    def on_failure(self, error: Exception) -> None:
+        raise error
+
+    def ids(self) -> list[list[int]]:
+        """Of the messages of each frame that was written."""
+        return [[publish_id for publish_id, _ in read_publish(data)[1]] for data in self.written]
+
+    def confirm(self, *ids: int) -> None:
+        self.feed(confirm(3, ids))
+
+    def refuse(self, *ids: int) -> None:
+        self.feed(refuse(3, [(publish_id, 0x0F) for publish_id in ids]))
+
+
+class Topology:
+    def __init__(self) -> None:
+        self.generation = 0
+        self.on_close: dict[object, Any] = {}
+
+
+def attach(cls: type[P], link: Link) -> P:
+    publisher = cls(3, PublisherInfo('stream'), object(), 0)
+    publisher._attach(Topology(), link)  # type: ignore[arg-type]
+    return publisher
+
+
+@pytest.fixture(params=[asyncio.Task, _PyTask], ids=['C', 'Python'])
+def task_factory(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+class World:
+    """A publisher whose broker is the test."""
+
+    def __init__(self, task_factory: Any) -> None:
+        self.link = Link()
+        self.publisher = attach(rbs.Publisher, self.link)
+        self.factory = task_factory
+        self.loop = asyncio.get_running_loop()
+
+    def task(self, work: Coroutine[Any, Any, Any]) -> 'asyncio.Task[Any]':
+        task: asyncio.Task[Any] = self.factory(work, loop=self.loop)
+        return task
+
+    async def senders(self, count: int) -> list['asyncio.Task[Any]']:
+        tasks = [self.task(self.publisher.send(b'%d' % i)) for i in range(count)]
+        await turn()
+        return tasks
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_woken_in_order(task_factory: Any) -> None:
+    world = World(task_factory)
+    order: list[int] = []
+
+    async def each(number: int) -> None:
+        for _ in range(2):
+            await world.publisher.send(b'x')
+            order.append(number)
+
+    tasks = [world.task(each(i)) for i in range(5)]
+    await turn()
+    assert world.link.ids() == [[0], [1, 2, 3, 4]]
+    world.link.confirm(3, 0, 4)
+    world.link.confirm(1)
+    await turn()
+    assert order == [3, 0, 4, 1]
+    # what they sent leaves together
+    assert world.link.ids()[2:] == [[5, 6, 7, 8]]
+    world.link.confirm(*range(9))
+    await turn()
+    world.link.confirm(9)
+    await asyncio.gather(*tasks)
+
+
+async def test_each_in_its_context(task_factory: Any) -> None:
+    world = World(task_factory)
+    variable = contextvars.ContextVar('variable', default=-1)
+
+    async def each(number: int) -> tuple[int, bool]:
+        variable.set(number)
+        await world.publisher.send(b'x')
+        return variable.get(), asyncio.current_task() is tasks[number]
+
+    tasks = [world.task(each(i)) for i in range(4)]
+    await turn()
+    world.link.confirm(0, 1, 2, 3)
+    assert await asyncio.gather(*tasks) == [(0, True), (1, True), (2, True), (3, True)]
+    assert variable.get() == -1
+
+
+async def test_cancelled_before_and_after_the_confirm(task_factory: Any) -> None:
+    world = World(task_factory)
+    tasks = await world.senders(5)
+    tasks[1].cancel('early')
+    tasks[3].cancel()
+    tasks[3].cancel()
+    await turn()
+    assert [task.cancelled() for task in tasks] == [False, True, False, True, False]
+    world.link.confirm(0, 1, 2, 3)
+    tasks[2].cancel()  # it is to be woken
+    await turn()
+    assert [task.done() for task in tasks] == [True, True, True, True, False]
+    assert tasks[2].cancelled()
+    with pytest.raises(asyncio.CancelledError, match='early'):
+        await tasks[1]
+    world.link.confirm(4)
+    await tasks[4]
+
+
+async def test_refused(task_factory: Any) -> None:
+    world = World(task_factory)
+    tasks = await world.senders(3)
+    world.link.refuse(1)
+    world.link.confirm(0, 2)
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert done[0] is None
+    assert done[2] is None
+    assert isinstance(done[1], PublishError)
+    assert (done[1].code, done[1].publish_id) == (0x0F, 1)
+
+
+async def test_one_error_of_many_tasks_keeps_its_traceback_short(task_factory: Any) -> None:
+    world = World(task_factory)
+    tasks = await world.senders(50)
+    error = ValueError('the end')
+    world.publisher._end(error)
+    await asyncio.wait(tasks)
+    assert all(task.exception() is error for task in tasks)
+    depth, trace = 0, error.__traceback__
+    while trace is not None:
+        depth, trace = depth + 1, trace.tb_next
+    assert depth < 10
+
+
+async def test_error_while_it_is_written(task_factory: Any) -> None:
+    world = World(task_factory)
+    world.link.write = lambda data: world.publisher._end(ValueError('gone'))  # type: ignore
+    with pytest.raises(ValueError, match='gone'):
+        await world.task(world.publisher.send(b'x'))
+
+
+def test_a_task_that_ends_the_loop_does_not_keep_the_others_asleep(task_factory: Any) -> None:
+    ended: list[int] = []
+
+    async def each(world: World, number: int) -> None:
+        await world.publisher.send(b'x')
+        if number == 1:
+            raise KeyboardInterrupt
+        ended.append(number)
+
+    async def main() -> None:
+        world = World(task_factory)
+        tasks.extend(world.task(each(world, i)) for i in range(4))
+        await turn()
+        world.link.confirm(0, 1, 2, 3)
+        await asyncio.wait(tasks)
+
+    tasks: list[asyncio.Task[Any]] = []
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(main())
+        assert ended == [0]
+        loop.run_until_complete(turn())
+        assert ended == [0, 2, 3]
+        with pytest.raises(KeyboardInterrupt):
+            tasks[1].result()
+        assert not asyncio.all_tasks(loop)
+    finally:
+        loop.close()
+
+
+async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
+    link = Link()
+    publisher = attach(rbs.PublisherBatchFast, link)
+    publisher.batch(b'a')
+    first = asyncio.create_task(publisher.flush())
+    await turn()
+    publisher.batch(b'b')
+    others = [asyncio.create_task(publisher.flush()) for _ in range(3)]
+    await turn()
+    others[0].cancel()
+    link.confirm(1)
+    await turn()
+    assert [task.done() for task in (first, *others)] == [False, True, False, False]
+    link.refuse(0)
+    await turn()
+    outcome = await asyncio.gather(first, *others[1:], return_exceptions=True)
+    assert all(isinstance(error, PublishError) for error in outcome)
+    await publisher.flush()
