@@ -185,22 +185,22 @@ async def test_90_many_connects_and_requests() -> None:
     """Memory stays where it is; that no task and no socket is left, every test checks."""
     stream = FakeStream()
     stream.append(b'0')
-    async with FakeBroker(on=stream.handlers()) as fake:
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as asking:
+        assert await asking.stream_exists('test')
+        first = fake.connection
 
         async def connect(n: int) -> None:
             for _ in range(n):
                 async with rbs.streams_client(fake.uri) as client, subscribe(client) as messages:
                     assert await anext(messages) == b'0'
-                fake.connections.clear()
+                del fake.connections[1:]
                 stream.readers.clear()
 
         async def ask(n: int) -> None:
-            async with rbs.streams_client(fake.uri) as client:
-                for _ in range(n):
-                    assert await client.stream_exists('test')
-                    peer = fake.connections[-1]
-                    peer.frames.clear()
-                    peer.reads.clear()
+            for _ in range(n):
+                assert await asking.stream_exists('test')
+                first.frames.clear()
+                first.reads.clear()
 
         for work, n in ((connect, 1000), (ask, 10_000)):
             await work(n // 10)
