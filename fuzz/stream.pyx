@@ -41,6 +41,7 @@ cdef enum:
 
 DAMAGED = (ChunkError, CompressionError)
 
+
 class Cursor(MessageCursor):
     """What a subscription is, without its loop."""
 
@@ -131,14 +132,15 @@ cdef int check_kinds(bytes data, Py_ssize_t most, uint8_t how) except -1:
     """Bodies, contexts and batches are the same messages, whatever becomes of bad ones."""
     policy = sorted(POLICIES)[(how >> 1) % 3]
     everything = MessageFilter(no_value, {''})
-    first = outcome(Cursor(True, Chunk.parse(data), 0, policy), 'body', 1, most)
-    for kind, filter in (
-        ('context', None), ('batch', None), ('context', everything), ('batch', everything)
-    ):
-        cursor = Cursor(True, Chunk.parse(data), 0, policy, filter)
-        found = outcome(cursor, kind, 1 + (how >> 3), most)
-        if not same(first, found):
-            finding(f'bodies are {first!r}, as {kind} they are {found!r}')
+    for amqp in (True, False):
+        first = outcome(Cursor(amqp, Chunk.parse(data), 0, policy), 'body', 1, most)
+        for kind, filter in (
+            ('context', None), ('batch', None), ('context', everything), ('batch', everything)
+        ):
+            cursor = Cursor(amqp, Chunk.parse(data), 0, policy, filter)
+            found = outcome(cursor, kind, 1 + (how >> 3), most)
+            if not same(first, found):
+                finding(f'bodies are {first!r}, as {kind} they are {found!r}')
     return 0
 
 
