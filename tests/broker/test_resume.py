@@ -216,6 +216,24 @@ async def test_next_that_has_dropped_a_chunk_goes_on_behind_it() -> None:
         assert stream.reader.spec == (fake_stream.OFFSET, 2)
 
 
+@pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.NEXT, rbs.Offset.LAST])
+async def test_old_broker_is_not_asked_for_what_it_does_not_know(offset: rbs.Offset) -> None:
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers(), version='3.10.8') as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=offset) as messages,
+    ):
+        for i in range(3):
+            waiting = asyncio.ensure_future(anext(messages))
+            await subscribed(stream, i + 1)
+            stream.append(b'%d' % i)
+            assert await waiting == b'%d' % i
+            stream.reader.peer.transport.abort()
+        asked = [key for peer in fake.connections for key in peer.commands()]
+        assert wire.STREAM_STATS not in asked
+
+
 async def test_last_of_an_empty_stream_misses_nothing() -> None:
     stream = FakeStream()
     async with (

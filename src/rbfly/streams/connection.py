@@ -38,7 +38,7 @@ WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
-FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions
+FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions, StreamStats
 
 PROPERTIES = {
     'product': 'RbFly',
@@ -158,7 +158,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
         if host and len(port) <= 5 and port.isdecimal():
             self.advertised = Broker(host, int(port))
-        if broker_version(self.server_properties) >= FIRST_OPTIONAL:
+        if self.knows_optional:
             self._enter('exchanging command versions')
             await self.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
         self._step = 'open'
@@ -168,6 +168,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def _enter(self, step: str) -> None:
         self._step = step
         self._on_step(step)
+
+    @property
+    def knows_optional(self) -> bool:
+        """True if the broker knows ExchangeCommandVersions and StreamStats."""
+        return broker_version(self.server_properties) >= FIRST_OPTIONAL
 
     @property
     def is_open(self) -> bool:

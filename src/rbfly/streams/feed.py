@@ -221,8 +221,7 @@ class Feed:
         offset = self._offset
         if offset.type in (OffsetType.NEXT, OffsetType.LAST):
             if self._committed is None:
-                stats = await connection.request(commands.StreamStats(self.stream))
-                self._committed = stats.get('committed_chunk_id')
+                self._committed = await self._last_chunk(connection)
                 self._queue.last = -1 if self._committed is None else self._committed
                 self._queue.newest = round((time.time() + SKEW) * 1000)
             elif self._committed == -1:
@@ -239,11 +238,17 @@ class Feed:
 
         That one tells whether the stream was created anew; or else this replica lags behind.
         """
-        stats = await connection.request(commands.StreamStats(self.stream))
-        committed = stats.get('committed_chunk_id')
+        committed = await self._last_chunk(connection)
         if committed is None or committed > self._queue.last:
             return Offset.offset(offset)
         return Offset.FIRST if committed < 0 else Offset.offset(committed)
+
+    async def _last_chunk(self, connection: Connection) -> int | None:
+        """Id of the last committed chunk, -1 for none; None if the broker does not tell."""
+        if not connection.knows_optional:
+            return None
+        stats = await connection.request(commands.StreamStats(self.stream))
+        return stats.get('committed_chunk_id')
 
     # -- what happens to the connection
 
