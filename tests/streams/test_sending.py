@@ -115,6 +115,23 @@ async def test_woken_in_order(task_factory: Any) -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_who_comes_before_the_woken_sends_with_them(task_factory: Any) -> None:
+    world = World(task_factory)
+
+    async def each() -> None:
+        for _ in range(2):
+            await world.publisher.send(b'x')
+
+    tasks = [world.task(each()) for _ in range(3)]
+    await turn()
+    tasks.append(world.task(world.publisher.send(b'x')))  # has not begun
+    world.link.confirm(0, 1, 2)
+    await turn()
+    assert world.link.ids() == [[0], [1, 2], [3, 4, 5, 6]]
+    world.link.confirm(3, 4, 5, 6)
+    await asyncio.gather(*tasks)
+
+
 async def test_each_in_its_context(task_factory: Any) -> None:
     world = World(task_factory)
     variable = contextvars.ContextVar('variable', default=-1)
@@ -231,3 +248,8 @@ async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
     outcome = await asyncio.gather(first, *others[1:], return_exceptions=True)
     assert all(isinstance(error, PublishError) for error in outcome)
     await publisher.flush()
+    publisher.batch(b'c')
+    pair = [asyncio.create_task(publisher.flush()) for _ in range(2)]
+    await turn()
+    link.confirm(2)
+    await asyncio.wait_for(asyncio.gather(*pair), 10)
