@@ -467,13 +467,16 @@ def test_subscription_in_one_loop_after_the_other(broker_uri: str, stream: str) 
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
     messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=tracking)
 
-    async def read(start: int) -> None:
+    async def read(start: int) -> int | None:
+        """Publish ten messages and read them; offset of the last but one, with which it is done."""
         await fill(client, stream, *range(start, start + 10))
-        assert [await anext(messages) for _ in range(10)] == list(range(start, start + 10))
+        assert [await anext(messages) for _ in range(9)] == list(range(start, start + 9))
+        done = rbs.get_message_ctx().stream_offset
+        assert await anext(messages) == start + 9
+        return done
 
     async def last() -> None:
-        await read(20)
-        done = rbs.get_message_ctx().stream_offset - 1  # what is stored takes offsets, too
+        done = await read(20)
         stored = None
         async with asyncio.timeout(HANG):
             while stored != done:
