@@ -12,7 +12,7 @@ During the handshake a frame is one write, and the next is written after the ans
 import socket
 import struct
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,10 +22,12 @@ __all__ = [
     'WireError',
     'confirmed',
     'data_section',
+    'entries_frame',
     'parse_uri',
     'properties_sections',
     'publish_frame',
     'publish_frames',
+    'sub_entry',
     'sub_entry_frames',
 ]
 
@@ -185,10 +187,19 @@ def publish_frames(bodies: Sequence[bytes], size: int, first_id: int = 0) -> lis
     ]
 
 
-def sub_entry(messages: Sequence[bytes]) -> bytes:
-    """Encode an uncompressed sub-entry of messages that are AMQP 1.0 already."""
+def sub_entry(
+    messages: Sequence[bytes], code: int = 0, compress: Callable[[bytes], bytes] = bytes
+) -> bytes:
+    """Encode a sub-entry of messages that are AMQP 1.0 already, uncompressed or by that code."""
     data = b''.join(U32.pack(len(message)) + message for message in messages)
-    return SUB_ENTRY_HEAD.pack(0x80, len(messages), len(data), len(data)) + data
+    found = compress(data)
+    return SUB_ENTRY_HEAD.pack(0x80 | code << 4, len(messages), len(data), len(found)) + found
+
+
+def entries_frame(entries: Sequence[bytes]) -> bytes:
+    """Encode a Publish frame of publisher 0; the entries have their ids."""
+    body = b''.join(entries)
+    return PUBLISH_HEAD.pack(len(body) + 9, PUBLISH, 1, 0, len(entries)) + body
 
 
 def sub_entry_frames(
@@ -200,12 +211,9 @@ def sub_entry_frames(
         U64.pack(first_id + i) + sub_entry(messages[start : start + size])
         for i, start in enumerate(range(0, len(messages), size))
     ]
-    frames = []
-    for start in range(0, len(parts), entries):
-        part = parts[start : start + entries]
-        body = b''.join(part)
-        frames.append(PUBLISH_HEAD.pack(len(body) + 9, PUBLISH, 1, 0, len(part)) + body)
-    return frames
+    return [
+        entries_frame(parts[start : start + entries]) for start in range(0, len(parts), entries)
+    ]
 
 
 def confirmed(data: bytes) -> tuple[int, int]:

@@ -145,6 +145,18 @@ PROOFS = {
             by='body',
         ),
         proof(
+            'consume-anything',
+            'valid messages among others, of which each is told with its offset',
+            'anything',
+            messages=100_000,
+        ),
+        proof(
+            'consume-foreign',
+            'messages of rstream, of AMQP 0.9.1 with all properties, and of MQTT',
+            'foreign',
+            messages=30_000,
+        ),
+        proof(
             'consume-memory',
             'memory while consuming; it grows by less than 5 MB after the first tenth',
             'memory',

@@ -7,6 +7,8 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
 
 from .. import wire
 from ..brokers import Progress, RabbitMQ
@@ -14,7 +16,7 @@ from ..brokers.state import free_ports
 from ..proxy import Direction, Proxy
 from .run import ProofError
 
-__all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Site', 'body']
+__all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Place', 'Site', 'body']
 
 SETTLED = 60.0  # seconds for a leader to be elected, and for replicas to be back
 WIDTH = 10
@@ -28,15 +30,42 @@ def body(number: int) -> bytes:
     return b'%010d' % number
 
 
+@dataclass(frozen=True)
+class Place:
+    """A broker, not started yet, whose nodes advertise ports that are free for proxies.
+
+    :ivar mqtt: port of MQTT; 0 for none, in a cluster.
+    """
+
+    broker: RabbitMQ
+    ports: Sequence[int]
+    mqtt: int
+
+    @classmethod
+    def private(cls, nodes: int, progress: Progress | None = None) -> Self:
+        *ports, mqtt = free_ports(nodes + 1)
+        if nodes > 1:
+            mqtt = 0
+        broker = RabbitMQ.private(
+            nodes,
+            advertised_ports=ports,
+            plugins=['rabbitmq_mqtt'] if mqtt else [],
+            config=[f'mqtt.listeners.tcp.1 = 127.0.0.1:{mqtt}'] if mqtt else [],
+            progress=progress,
+        )
+        return cls(broker, ports, mqtt)
+
+
 class Site:
     """A broker, and a proxy before each of its nodes.
 
     Whatever is proven goes through the proxies; what it is checked with does not.
     """
 
-    def __init__(self, broker: RabbitMQ, proxies: Sequence[Proxy]) -> None:
+    def __init__(self, broker: RabbitMQ, proxies: Sequence[Proxy], mqtt: int = 0) -> None:
         self.broker = broker
         self.proxies = proxies
+        self.mqtt = mqtt
 
     @property
     def proxy(self) -> Proxy:
@@ -146,29 +175,26 @@ class Site:
     @asynccontextmanager
     async def private(cls, nodes: int, seed: int) -> AsyncIterator['Site']:
         """A broker of its own, whose nodes advertise the ports of the proxies."""
-        ports = free_ports(nodes)
-        broker = RabbitMQ.private(nodes, advertised_ports=ports, progress=Progress())
-        await asyncio.to_thread(broker.start)
+        place = Place.private(nodes, Progress())
+        await asyncio.to_thread(place.broker.start)
         try:
-            async with cls.before(broker, ports, seed) as site:
+            async with cls.before(place, seed) as site:
                 yield site
         finally:
-            await asyncio.to_thread(broker.stop, orderly=False)
+            await asyncio.to_thread(place.broker.stop, orderly=False)
 
     @classmethod
     @asynccontextmanager
-    async def before(
-        cls, broker: RabbitMQ, ports: Sequence[int], seed: int
-    ) -> AsyncIterator['Site']:
-        """Proxies before a broker whose nodes advertise these ports."""
+    async def before(cls, place: Place, seed: int) -> AsyncIterator['Site']:
+        """Proxies before a broker that runs."""
         async with AsyncExitStack() as stack:
             proxies = []
-            for i, (node, port) in enumerate(zip(broker.nodes, ports, strict=True)):
+            for i, (node, port) in enumerate(zip(place.broker.nodes, place.ports, strict=True)):
                 if node.advertised_port != port:
                     raise ProofError(f'{node.name} advertises {node.advertised_port}, not {port}')
                 proxy = Proxy((node.host, node.stream_port), port=port, seed=seed + i)
                 proxies.append(await stack.enter_async_context(proxy))
-            yield cls(broker, proxies)
+            yield cls(place.broker, proxies, place.mqtt)
 
 
 def read_stored(uri: str, stream: str) -> tuple['array[int]', 'array[int]']:

@@ -15,7 +15,6 @@ is what RabbitMQ makes of them; of 15, the policy is one: a damaged chunk is rai
 import asyncio
 import gc
 import gzip
-import random
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -33,8 +32,8 @@ import rbfly.streams as rbs
 from perf import wire as raw
 from perf.brokers import BrokerError, RabbitMQ
 from perf.brokers.state import free_ports
+from perf.proofs.foreign import write_mqtt
 from rbfly.amqp import AMQPHeader, AMQPProperties, encode_amqp_bytes
-from rbfly.error import AMQPDecoderError
 from rbfly.streams import MessageCtx, commands
 from rbfly.streams.error import ChunkError, MessageTimeout, StreamDoesNotExist
 from rbfly.types import Symbol
@@ -269,29 +268,6 @@ def plugged() -> Iterator[tuple[RabbitMQ, int, int]]:
         pytest.fail(f'no RabbitMQ with the plugins for MQTT and STOMP: {ex}')
     yield broker, mqtt, stomp
     broker.stop(orderly=False)
-
-
-def mqtt_string(text: str) -> bytes:
-    return struct.pack('>H', len(text)) + text.encode()
-
-
-def mqtt_packet(kind: int, body: bytes) -> bytes:
-    assert len(body) < 128
-    return bytes([kind, len(body)]) + body
-
-
-def write_mqtt(port: int, topic: str, payloads: Sequence[bytes]) -> None:
-    """MQTT 3.1.1 with acknowledged messages."""
-    with socket.create_connection(('127.0.0.1', port), timeout=HANG) as peer:
-        connect = mqtt_string('MQTT') + bytes([4, 0xC2]) + struct.pack('>H', 60)
-        connect += mqtt_string('test') + mqtt_string('guest') + mqtt_string('guest')
-        peer.sendall(mqtt_packet(0x10, connect))
-        assert peer.recv(4) == b'\x20\x02\x00\x00'
-        for i, payload in enumerate(payloads, 1):
-            body = mqtt_string(topic) + struct.pack('>H', i) + payload
-            peer.sendall(mqtt_packet(0x32, body))
-            assert peer.recv(4) == b'\x40\x02' + struct.pack('>H', i)
-        peer.sendall(b'\xe0\x00')
 
 
 def write_stomp(port: int, destination: str, payloads: Sequence[bytes]) -> None:
@@ -889,55 +865,7 @@ async def test_size_of_filters(
         assert await take(messages, 3) == ['a 0', 'a 1', 'a 2']
 
 
-# -- a stream of valid messages and of anything else
-
-
-async def test_anything_in_a_stream(
-    broker: RabbitMQ, client: rbs.StreamsClient, stream: str
-) -> None:
-    """Every valid message arrives, every other is told with its offset; nothing loops."""
-    deep = b'\x00\x53\x77' + b'\xc0\xff\x01' * 100_000
-    bad = [
-        b'',
-        b'\x00\x53\x77\xa1\x02\xc3\x28',  # a string that is not UTF-8
-        b'\xff\x00\xff',
-        deep,
-        b'\x00\x53\x77\xf0\xff\xff\xff\xff\xff\xff\xff\xff\x40',  # an array of 4 billion
-    ]
-    generator = random.Random(6)
-    items = [generator.choice([*bad, None, None, None]) for _ in range(300)]
-    data = [encode_amqp_bytes(i) if item is None else item for i, item in enumerate(items)]
-    entries = []
-    at = 0
-    while at < len(data):
-        n, code = generator.choice([(1, None), (3, 0), (4, 1), (5, 4)])
-        entries.append(entry(data[at : at + n], code))
-        at += n
-    await asyncio.to_thread(write_entries, broker, stream, entries)
-    valid = [i for i, item in enumerate(items) if item is None]
-    others = [(i, item) for i, item in enumerate(items) if item is not None]
-
-    for kind in ('bodies', 'messages', 'batches'):
-        async with first(client, stream) as messages:
-            iterator = aiter(messages if kind == 'bodies' else getattr(messages, kind)())
-            found: list[Any] = []
-            errors: list[Any] = []
-            while len(found) + len(errors) < len(items):
-                try:
-                    item = await anext(iterator)
-                except AMQPDecoderError as ex:
-                    errors.append((ex.offset, ex.data))
-                else:
-                    many = list(item) if kind == 'batches' else None
-                    found += many or [item.body if kind == 'messages' else item]
-            assert found == valid
-            assert errors == others
-    async with first(client, stream, on_decode_error='skip') as messages:
-        assert await take(messages, len(valid)) == valid
-    async with first(client, stream, on_decode_error='raw') as messages:
-        assert await take(messages, len(items)) == [
-            i if item is None else item for i, item in enumerate(items)
-        ]
+# -- wrong uses
 
 
 def test_wrong_arguments() -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from perf.brokers import BrokerError, RabbitMQ
-from perf.brokers.state import free_ports
+from perf.brokers import BrokerError
 from perf.proofs import PROOFS, Value
 from perf.proofs.main import loop_factory, prove
 from perf.proofs.run import Run
-from perf.proofs.site import Site
+from perf.proofs.site import Place, Site
 
 SEED = 1
 
@@ -21,20 +20,19 @@ Sites = Callable[[], AbstractAsyncContextManager[Site]]
 
 def sites(nodes: int) -> Iterator[Sites]:
     """A broker whose nodes advertise the ports of proxies, and proxies for each test."""
-    ports = free_ports(nodes)
-    broker = RabbitMQ.private(nodes, advertised_ports=ports)
+    place = Place.private(nodes)
     try:
-        broker.start()
+        place.broker.start()
     except (BrokerError, OSError) as ex:
         pytest.fail(f'no RabbitMQ behind proxies: {ex}')
 
     @asynccontextmanager
     async def site() -> AsyncIterator[Site]:
-        async with Site.before(broker, ports, SEED) as found:
+        async with Site.before(place, SEED) as found:
             yield found
 
     yield site
-    broker.stop(orderly=False)
+    place.broker.stop(orderly=False)
 
 
 @pytest.fixture(scope='module')
@@ -103,6 +101,14 @@ async def test_publish_cuts(one_node: Sites, by: str, unnamed: bool) -> None:
 @pytest.mark.parametrize('by', ['body', 'context', 'batch'])
 async def test_consume_cuts(one_node: Sites, by: str) -> None:
     await holds(one_node, 'consume-cuts', messages=20_000, cuts=6, by=by)
+
+
+async def test_consume_anything(one_node: Sites) -> None:
+    await holds(one_node, 'consume-anything', messages=5_000)
+
+
+async def test_consume_foreign(one_node: Sites) -> None:
+    await holds(one_node, 'consume-foreign', messages=900)
 
 
 async def test_publish_restart(one_node: Sites) -> None:

@@ -1,0 +1,140 @@
+"""Proof of consuming: a stream may hold anything; what is no message is told, and left behind."""
+
+import asyncio
+import gzip
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import rbfly.streams as rbs
+from rbfly.error import AMQPDecoderError
+
+from .. import wire
+from .run import Run
+from .site import Site, body
+
+__all__ = ['consume_anything']
+
+# A string that is not UTF-8, three bytes of nothing, an array of four billion elements.
+SHORT = (
+    b'',
+    b'\x00\x53\x77\xa1\x02\xc3\x28',
+    b'\xff\x00\xff',
+    b'\x00\x53\x77\xf0' + b'\xff' * 8 + b'\x40',
+)
+DEEP = b'\x00\x53\x77' + b'\xc0\xff\x01' * 100_000  # lists within lists
+DEEP_ONE_IN = 1_000
+FRAME = 500_000  # bytes of a frame, about
+GZIP = 1
+
+Item = tuple[int | None, Any]  # offset, and a body or the bytes that are none
+
+
+def contents(run: Run) -> list[bytes]:
+    """Messages as they are stored: every other one, or about so, is valid and has its number."""
+    rnd = run.random
+    found = []
+    for number in range(run['messages']):
+        if rnd.randrange(DEEP_ONE_IN) == 0:
+            found.append(DEEP)
+        elif rnd.random() < 0.5:
+            found.append(rnd.choice(SHORT))
+        else:
+            found.append(wire.data_section(body(number)))
+    return found
+
+
+def entries(run: Run, messages: list[bytes]) -> Iterator[bytes]:
+    """The messages one by one, and in sub-entries, some of them compressed."""
+    at = 0
+    while at < len(messages):
+        size, compression = run.random.choice(((1, None), (3, 0), (5, GZIP)))
+        part = messages[at : at + size]
+        if compression is None:
+            yield wire.U32.pack(len(part[0])) + part[0]
+        elif compression == GZIP:
+            yield wire.sub_entry(part, GZIP, gzip.compress)
+        else:
+            yield wire.sub_entry(part)
+        at += size
+
+
+def publish(uri: str, stream: str, parts: Iterator[bytes]) -> None:
+    """Publish entries as they are, in frames of which each is confirmed before the next."""
+    connection = wire.Connection(uri, 'proof-publish')
+    try:
+        connection.declare_publisher(stream)
+        ids = 0
+        found: list[bytes] = []
+        for part in (*parts, b''):
+            if part:
+                found.append(wire.U64.pack(ids) + part)
+                ids += 1
+            if found and (not part or sum(map(len, found)) > FRAME):
+                connection.publish([wire.entries_frame(found)], len(found), len(found))
+                found.clear()
+    finally:
+        connection.close()
+
+
+async def by_body(messages: Any) -> list[Item]:
+    data = await anext(messages)
+    return [(rbs.get_message_ctx().stream_offset, data)]
+
+
+async def by_context(messages: Any) -> list[Item]:
+    ctx = await anext(messages)
+    return [(ctx.stream_offset, ctx.body)]
+
+
+async def by_batch(messages: Any) -> list[Item]:
+    batch = await anext(messages)
+    return list(zip(batch.offsets, batch, strict=True))
+
+
+WAYS: dict[str, tuple[Callable[[rbs.Subscription], Any], Any]] = {
+    'bodies': (aiter, by_body),
+    'contexts': (lambda subscription: subscription.messages(), by_context),
+    'batches': (lambda subscription: subscription.batches(), by_batch),
+}
+
+
+async def consume_anything(run: Run, site: Site) -> None:
+    """Every valid message arrives, and every other one is told, each with its offset."""
+    stored = contents(run)
+    valid = [
+        (i, body(i)) for i, message in enumerate(stored) if message == wire.data_section(body(i))
+    ]
+    offsets = {i for i, _ in valid}
+    others = [(i, message) for i, message in enumerate(stored) if i not in offsets]
+    raw = sorted([*valid, *others], key=lambda item: item[0])
+    run.found |= {'valid': len(valid), 'others': len(others)}
+
+    async with (
+        site.stream() as stream,
+        rbs.streams_client(site.uris, connection_name='proof') as client,
+    ):
+        await asyncio.to_thread(publish, site.direct[0], stream, entries(run, stored))
+        for how, (begin, take) in WAYS.items():
+            for policy in ('raise', 'skip', 'raw'):
+                wanted = {'raise': valid, 'skip': valid, 'raw': raw}[policy]
+                told = others if policy == 'raise' else []
+                found: list[Item] = []
+                errors: list[Item] = []
+                async with client.subscribe(
+                    stream,
+                    offset=rbs.Offset.FIRST,
+                    on_decode_error=policy,
+                ) as subscription:
+                    messages = begin(subscription)
+                    while len(found) < len(wanted) or len(errors) < len(told):
+                        try:
+                            found += await take(messages)
+                        except AMQPDecoderError as ex:
+                            errors.append((ex.offset, ex.data))
+                        run.done = len(found) + len(errors)
+                run.check(
+                    f'{how}, on_decode_error={policy!r}: every valid message, every other one as'
+                    ' it is to be',
+                    found == wanted and errors == told,
+                    f'{len(found):,} given, {len(errors):,} told as errors',
+                )
