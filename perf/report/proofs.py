@@ -50,10 +50,13 @@ def compose(proofs: Sequence[Proof]) -> str:
             'Everything on this page comes from the result files. Short versions of all proofs are'
             ' tests.'
         ),
-        *table(['proof', 'settings', 'seed', 'seconds', ''], map(row, proofs), 'perf perf-text'),
+        *table(['proof', '', 'settings', 'seed', 'seconds'], map(row, proofs), 'perf perf-text'),
     ]
-    for proof in proofs:
-        lines += section(proof)
+    for name in dict.fromkeys(proof['proof'] for proof in proofs):
+        runs = [proof for proof in proofs if proof['proof'] == name]
+        lines += heading(plain(f'{name}: {runs[0]["title"]}'))
+        for run in runs:
+            lines += section(run)
     lines += surroundings(proofs)
     return '\n'.join(lines).rstrip('\n') + '\n'
 
@@ -61,7 +64,7 @@ def compose(proofs: Sequence[Proof]) -> str:
 def row(proof: Proof) -> list[str]:
     settings = ', '.join(setting(name, value) for name, value in proof['settings'].items() if value)
     seconds = f'{proof["found"].get("seconds", 0):,.0f}'
-    return [code(proof['proof']), settings, f'{proof["seed"]}', seconds, plain(proof['verdict'])]
+    return [code(proof['proof']), plain(proof['verdict']), settings, f'{proof["seed"]}', seconds]
 
 
 def setting(name: str, value: Any) -> str:
@@ -80,8 +83,6 @@ def command(proof: Proof) -> str:
 
 
 def section(proof: Proof) -> Iterator[str]:
-    title = proof['title']
-    yield from heading(plain(f'{proof["proof"]}: {title}'))
     yield from ('.. code-block:: sh', '', f'   {command(proof)}', '')
     claims = [
         [plain(item['what']), 'yes' if item['holds'] else '**no**', plain(item['detail'])]
