@@ -14,7 +14,6 @@ from asyncio import CancelledError
 
 
 @cython.final
-@cython.freelist(256)
 cdef class Wait(Waiter):
     """What one task awaits: the confirm of its message, or of a group.
 
