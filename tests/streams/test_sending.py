@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from asyncio.tasks import _PyTask  # type: ignore[attr-defined]
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -190,6 +192,36 @@ async def test_one_error_of_many_tasks_keeps_its_traceback_short(task_factory: A
     while trace is not None:
         depth, trace = depth + 1, trace.tb_next
     assert depth < 10
+
+
+@pytest.mark.parametrize('how', ['cancelled', 'refused', 'given up'])
+async def test_nothing_is_kept_of_a_task_that_failed(task_factory: Any, how: str) -> None:
+    class Kept:
+        pass
+
+    async def each() -> None:
+        kept = Kept()
+        refs.append(weakref.ref(kept))
+        await world.publisher.send(b'x')
+
+    refs: list[weakref.ref[Kept]] = []
+    world = World(task_factory)
+    gc.disable()
+    try:
+        tasks = [world.task(each()) for _ in range(5)]
+        await turn()
+        if how == 'cancelled':
+            assert all(task.cancel() for task in tasks)
+        elif how == 'refused':
+            world.link.refuse(*range(5))
+        else:
+            world.publisher._abandon(ValueError('the end'))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks.clear()
+        await turn()
+        assert [ref() for ref in refs] == [None] * 5
+    finally:
+        gc.enable()
 
 
 async def test_error_while_it_is_written(task_factory: Any) -> None:

@@ -40,8 +40,12 @@ cdef class Wait(Waiter):
 
     @cython.binding(False)
     def result(self):
-        if self.error is not None:
-            raise self.error.with_traceback(self.traceback)
+        # Asked once.  The error is not kept: its traceback leads to the frame that holds this.
+        cdef object error = self.error
+        cdef object traceback = self.traceback
+        self.error = self.traceback = None
+        if error is not None:
+            raise error.with_traceback(traceback)
 
     def cancel(self, msg=None):
         if self.settled:
