@@ -181,13 +181,22 @@ async def test_refused(task_factory: Any) -> None:
     assert (done[1].code, done[1].publish_id) == (0x0F, 1)
 
 
-async def test_one_error_of_many_tasks_keeps_its_traceback_short(task_factory: Any) -> None:
+@pytest.mark.parametrize('how', ['send', 'send_many', 'flush'])
+async def test_one_error_of_many_tasks_stays_as_it_is(task_factory: Any, how: str) -> None:
     world = World(task_factory)
-    tasks = await world.senders(50)
+    publisher: Any = world.publisher
+    if how == 'flush':
+        publisher = attach(rbs.PublisherBatchFast, world.link)
+        publisher.batch(b'x')
+    args: dict[str, list[Any]] = {'send': [b'x'], 'send_many': [[b'x']], 'flush': []}
+    tasks = [world.task(getattr(publisher, how)(*args[how])) for _ in range(50)]
+    await turn()
     error = ValueError('the end')
-    world.publisher._end(error)
+    error.__cause__ = cause = OSError('reset by peer')
+    publisher._end(error)
     await asyncio.wait(tasks)
     assert all(task.exception() is error for task in tasks)
+    assert error.__cause__ is cause
     depth, trace = 0, error.__traceback__
     while trace is not None:
         depth, trace = depth + 1, trace.tb_next

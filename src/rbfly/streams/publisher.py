@@ -434,8 +434,10 @@ class Publisher(BasePublisher):
             ) from error
         if waiter.errors:
             raise of_message(publish_error(waiter), waiter.first_refused) from error
-        if waiter.error is not None:
-            raise waiter.error from error
+        if waiter.error is not None:  # others may raise it, too: it keeps its cause
+            if error is None:
+                raise waiter.error.with_traceback(None)
+            raise waiter.error.with_traceback(None) from error
         if error is not None:
             raise of_message(error, waiter.count)
         return waiter.count

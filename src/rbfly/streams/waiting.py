@@ -134,4 +134,4 @@ def raise_first(errors: Sequence[Exception]) -> None:
     if len(refused) > 1:  # one of its own: others may be told of each of them
         raise joined([item for error in refused for item in error.errors])
     for error in (*refused, *errors):
-        raise error
+        raise error.with_traceback(None)  # others may raise it, too
