@@ -13,7 +13,7 @@ from stream_wire import confirm, read_publish, refuse
 
 import rbfly.streams as rbs
 from rbfly.streams._engine import Engine
-from rbfly.streams.error import PublishError
+from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
@@ -269,6 +269,15 @@ def test_a_task_that_ends_the_loop_does_not_keep_the_others_asleep(task_factory:
         assert not asyncio.all_tasks(loop)
     finally:
         loop.close()
+
+
+async def test_used_before_it_is_declared() -> None:
+    publisher = rbs.Publisher(3, PublisherInfo('stream'), object(), 0)
+    with pytest.raises(PublisherError, match='not declared'):
+        await publisher.send(b'x')
+    batch = rbs.PublisherBatchFast(3, PublisherInfo('stream'), object(), 0)
+    with pytest.raises(PublisherError, match='not declared'):
+        batch.batch(b'x')
 
 
 async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:

@@ -74,7 +74,8 @@ class BasePublisher(Sender):
         self._confirmed.set_result(None)
         self._scheduled = False
         self._closed = False
-        self._error: Exception | None = None
+        # None once it is declared: what is compiled relies on the window.
+        self._error: Exception | None = PublisherError('the publisher is not declared')
         self._room = Room(self._has_room)
         self._idle: asyncio.Future[None] | None = None
         # Those who wait for a message of an asynchronous iterator, and what ends the wait.
@@ -109,6 +110,7 @@ class BasePublisher(Sender):
             block,
         )
         window.on_settled = self._on_settled
+        self._error = None
         self._use(connection)
 
     def _use(self, connection: Connection) -> None:
