@@ -5,7 +5,7 @@ import contextvars
 import gc
 import weakref
 from asyncio.tasks import _PyTask  # type: ignore[attr-defined]
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 import pytest
@@ -269,6 +269,33 @@ def test_a_task_that_ends_the_loop_does_not_keep_the_others_asleep(task_factory:
         assert not asyncio.all_tasks(loop)
     finally:
         loop.close()
+
+
+async def test_settled_before_its_task_can_be_called(task_factory: Any) -> None:
+    class Late:
+        """What a coroutine awaits comes to the task later."""
+
+        def __init__(self, how: str) -> None:
+            self.how = how
+
+        def __await__(self) -> Generator[Any, Any, Any]:
+            inner = world.publisher.send(b'x').__await__()
+            waits = next(inner)
+            if self.how == 'confirmed':
+                world.link.confirm(0)
+                yield from turn().__await__()
+            else:
+                world.publisher._abandon(ValueError('the end'))
+            yield waits
+            return (yield from inner)
+
+    async def late(how: str) -> None:
+        await Late(how)
+
+    world = World(task_factory)
+    await asyncio.wait_for(world.task(late('confirmed')), 10)
+    with pytest.raises(ValueError, match='the end'):
+        await asyncio.wait_for(world.task(late('given up')), 10)
 
 
 async def test_used_before_it_is_declared() -> None:

@@ -35,8 +35,11 @@ cdef class Wait(Waiter):
 
     @cython.binding(False)
     def add_done_callback(self, callback, *, context):
-        self.callback = callback
-        self.context = context
+        if self.settled:    # since it was awaited
+            self._loop.call_soon(callback, self, context=context)
+        else:
+            self.callback = callback
+            self.context = context
 
     @cython.binding(False)
     def result(self):
