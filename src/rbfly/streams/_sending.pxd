@@ -15,6 +15,7 @@ cdef class Wait(Waiter):
 
     cdef int _wake(self, object confirmed) except -1
     cdef int _finish(self, object error) except -1
+    cdef int _call_soon(self) except -1
 
 
 cdef class Group(Waiter):

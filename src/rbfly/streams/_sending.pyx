@@ -35,11 +35,10 @@ cdef class Wait(Waiter):
 
     @cython.binding(False)
     def add_done_callback(self, callback, *, context):
+        self.callback = callback
+        self.context = context
         if self.settled:    # since it was awaited
-            self._loop.call_soon(callback, self, context=context)
-        else:
-            self.callback = callback
-            self.context = context
+            self._call_soon()
 
     @cython.binding(False)
     def result(self):
@@ -73,8 +72,12 @@ cdef class Wait(Waiter):
             self.error = error
             self.traceback = error.__traceback__
         if self.callback is not None:
-            self._loop.call_soon(self.callback, self, context=self.context)
-            self.callback = self.context = None
+            self._call_soon()
+        return 0
+
+    cdef int _call_soon(self) except -1:
+        self._loop.call_soon(self.callback, self, context=self.context)
+        self.callback = self.context = None
         return 0
 
     cdef int _wake(self, object confirmed) except -1:
