@@ -8,6 +8,7 @@ import gc
 import struct
 from collections.abc import Callable, Iterator
 from itertools import repeat
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,13 +69,7 @@ async def subscribed(stream: FakeStream, n: int = 1) -> Reader:
 
 
 async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = 0
-
-    def backoff() -> Iterator[float]:
-        nonlocal begun
-        begun += 1
-        return repeat(0.001)
-
+    backoff = Mock(side_effect=lambda: repeat(0.001))
     monkeypatch.setattr(feed, 'backoff', backoff)
     stream = FakeStream()
     async with (
@@ -86,7 +81,7 @@ async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPa
             stream.append(b'%d' % i)
             assert await take(messages, 1) == [b'%d' % i]
             stream.reader.peer.transport.abort()
-        assert begun >= 5
+        assert backoff.call_count >= 5
 
 
 @pytest.mark.parametrize('read', [1, 2, 3, 4, 5])
