@@ -89,7 +89,7 @@ perf: build  ## the benchmark, small; `python -m perf --help` tells of the rest
 	@$(BIN)/python -m perf --quick
 
 brokers-down: $(BIN)/python  ## stop the brokers that were left running
-	@$(BIN)/python -m perf brokers down
+	@$(BIN)/python -m brokers down
 
 clean:  ## remove everything that was built
 	@rm -rf build dist doc/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

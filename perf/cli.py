@@ -10,9 +10,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from brokers import BrokerError
+from brokers import cli as brokers
+
 from . import environment, lanes, proofs, target
-from .brokers import BrokerError
-from .brokers import cli as brokers
 from .results import Results, ResultsError, Settings, Writer, read
 
 __all__ = ['main']
@@ -183,7 +184,9 @@ def parser() -> argparse.ArgumentParser:
     demo.set_defaults(func=do_demo)
     demo.add_argument('--count', type=at_least_one, default=100_000, help='default: 100000')
 
-    brokers.add_parser(commands)
+    commands.add_parser(
+        'brokers', help='the same as python -m brokers', parents=[brokers.parser(add_help=False)]
+    )
     return main
 
 

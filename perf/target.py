@@ -1,9 +1,9 @@
-"""Finds the brokers: those that the environment names, else those that `perf brokers` keeps."""
+"""Finds the brokers: those that the environment names, else those of `python -m brokers`."""
 
 import os
 
-from . import brokers
-from .brokers.install import KAFKA_VERSION
+from brokers import BrokerError, kafka, rabbitmq
+from brokers.install import KAFKA_VERSION
 
 __all__ = ['TargetError', 'about', 'address']
 
@@ -21,9 +21,9 @@ def address(broker: str) -> str:
         return found
     try:
         if broker == 'kafka':
-            return brokers.up('kafka').address
-        return brokers.up('rabbitmq').uri
-    except brokers.BrokerError as ex:
+            return kafka.up().address
+        return rabbitmq.up().uri
+    except BrokerError as ex:
         raise TargetError(f'{ex}; or name a running one in {variable}') from None
 
 

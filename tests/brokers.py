@@ -1,6 +1,6 @@
 """The real broker of the integration tests.
 
-The one that RBFLY_URI names is used; otherwise the shared one of `python -m perf brokers up`, if
+The one that RBFLY_URI names is used; otherwise the shared one of `python -m brokers up`, if
 it runs; otherwise one is started for this run.  Where there is none, the tests fail.
 """
 
@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from perf.brokers import BrokerError, RabbitMQ
-from perf.brokers import rabbitmq as recipe
+from brokers import BrokerError, RabbitMQ
+from brokers import rabbitmq as recipe
 
 CONNECT_TIMEOUT = 20.0
 
@@ -44,7 +44,7 @@ def broker(private_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
         if found is None:
             return private_broker()
     except (BrokerError, OSError) as ex:
-        pytest.fail(f'no RabbitMQ for the tests, set RBFLY_URI or see perf.brokers: {ex}')
+        pytest.fail(f'no RabbitMQ for the tests, set RBFLY_URI or see `python -m brokers`: {ex}')
     if not found.alive():
         pytest.fail(f'no RabbitMQ answers at {found.uri}')
     return found

@@ -6,7 +6,6 @@ No broker is started here.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -23,8 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from perf import brokers
-from perf.brokers import cli, inside, install, kafka, node, probe, rabbitmq, room, state
+import brokers
+from brokers import cli, inside, install, kafka, node, probe, rabbitmq, room, state
+from perf import cli as perf
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -537,21 +537,13 @@ def test_binds(tmp_path: Path) -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def brokers_command(*argv: str) -> int:
-    """Run the command as `python -m perf` does."""
-    parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers())
-    args = parser.parse_args(['brokers', *argv])
-    return int(args.func(args))
-
-
 def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Status is 1 when nothing runs; taking nothing down is no error."""
-    assert brokers_command('status') == 1
+    assert cli.main(['status']) == 1
     assert '# rabbitmq: not running' in capsys.readouterr().out
-    assert brokers_command('status', 'kafka', '--json') == 1
+    assert cli.main(['status', 'kafka', '--json']) == 1
     assert json.loads(capsys.readouterr().out) == [{'kind': 'kafka', 'running': False}]
-    assert brokers_command('down') == 0
+    assert cli.main(['down']) == 0
 
 
 def test_running_broker_is_taken(
@@ -561,7 +553,7 @@ def test_running_broker_is_taken(
     with answering(peer_properties_frame(product='RabbitMQ', version='4.0.5')) as port:
         uri = f'rabbitmq-stream://u:p@127.0.0.1:{port}/'
         monkeypatch.setenv('RBFLY_URI', uri)
-        assert brokers_command('up') == 0
+        assert cli.main(['up']) == 0
     said = capsys.readouterr()
     assert said.out == f'RBFLY_URI={uri}\n'
     assert 'RabbitMQ 4.0.5' in said.err
@@ -586,17 +578,26 @@ def test_named_broker_that_does_not_answer(
 ) -> None:
     """The error names the variable; no other broker is started instead."""
     monkeypatch.setenv(name, value.format(state.free_ports(1)[0]))
-    assert brokers_command('up', kind) == 1
+    assert cli.main(['up', kind]) == 1
     assert f'error: {name}=' in capsys.readouterr().err
-    assert brokers_command('status', kind) == 1
+    assert cli.main(['status', kind]) == 1
+
+
+def test_benchmark_has_the_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m perf brokers` is another name, and its help says which one to use."""
+    assert perf.main(['brokers', 'status', 'kafka']) == 1
+    assert capsys.readouterr().out == '# kafka: not running\n'
+    with pytest.raises(SystemExit):
+        perf.main(['brokers', 'up', '--help'])
+    assert 'usage: python -m brokers up' in capsys.readouterr().out
 
 
 def test_options_of_the_other_kind(capsys: pytest.CaptureFixture[str]) -> None:
     """Kafka takes no options of RabbitMQ; a cluster has at least one node."""
-    assert brokers_command('up', 'kafka', '--nodes', '3') == 1
+    assert cli.main(['up', 'kafka', '--nodes', '3']) == 1
     assert 'are for RabbitMQ' in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        brokers_command('up', '--nodes', '0')
+        cli.main(['up', '--nodes', '0'])
 
 
 def test_help_needs_the_standard_library_only() -> None:
@@ -608,7 +609,7 @@ def test_help_needs_the_standard_library_only() -> None:
             '-S',
             '-c',
             f'import sys; sys.path.insert(0, {str(CHECKOUT)!r}); '
-            'from perf.brokers.cli import main; main(["--help"])',
+            'from brokers.cli import main; main(["--help"])',
         ],
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from brokers.proxy import Proxy
 from perf import cli, proofs, wire
 from perf.proofs import PROOFS, SETTINGS
 from perf.proofs.faults import Gate, plan_cuts
@@ -19,7 +20,6 @@ from perf.proofs.peers import Tap, portions
 from perf.proofs.run import ProofError, Run, default_path
 from perf.proofs.site import Site, body
 from perf.proofs.verify import at_least_once, exactly_once, in_order, tasks_in_order
-from perf.proxy import Proxy
 from tests.brokers import until
 
 # -- what is stored, and what was sent

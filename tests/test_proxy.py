@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perf.proxy import Direction, Proxy
+from brokers.proxy import Direction, Proxy
 from tests.brokers import until
 
 pytestmark = pytest.mark.both_loops

@@ -5,7 +5,8 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from ..proxy import Direction, Proxy
+from brokers.proxy import Direction, Proxy
+
 from .run import ProofError, Run
 from .site import Site
 

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from brokers.proxy import Direction, Proxy
+
 from .. import wire
-from ..proxy import Direction, Proxy
 from .run import ProofError
 from .site import WIDTH, Site, body
 

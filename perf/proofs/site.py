@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from brokers import Progress, RabbitMQ
+from brokers.proxy import Direction, Proxy
+from brokers.state import free_ports
+
 from .. import wire
-from ..brokers import Progress, RabbitMQ
-from ..brokers.state import free_ports
-from ..proxy import Direction, Proxy
 from .run import ProofError
 
 __all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Place', 'Site', 'body']

@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import rbfly.streams as rbs
+from brokers.proxy import Proxy
 
 from .. import stats, wire
 from ..lanes import raw_socket, rbfly
 from ..lanes.base import Target, Work, bodies
-from ..proxy import Proxy
 from ..store import RabbitStore
 from .peers import in_child
 from .run import Run

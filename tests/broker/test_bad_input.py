@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.streams.error import (
     AuthenticationError,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 
 FOLDER = Path(__file__).resolve().parents[2]
 LANES = 'raw-socket-single,bare-uvloop-single,rbfly-single,rbfly-batch,bare-uvloop-batch'

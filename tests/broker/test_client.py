@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.streams.error import ProtocolError
 from tests.fake import CREATE, FakeBroker

@@ -29,9 +29,9 @@ import pytest
 import rstream
 
 import rbfly.streams as rbs
+from brokers import BrokerError, RabbitMQ
+from brokers.state import free_ports
 from perf import wire as raw
-from perf.brokers import BrokerError, RabbitMQ
-from perf.brokers.state import free_ports
 from perf.proofs.foreign import write_mqtt
 from rbfly.amqp import AMQPHeader, AMQPProperties, encode_amqp_bytes
 from rbfly.streams import MessageCtx, commands

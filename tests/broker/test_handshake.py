@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.streams.error import (
     AuthenticationError,
     PublisherError,

@@ -13,7 +13,7 @@ import pytest
 import rstream
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.amqp import DataBody, SequenceBody, decode_amqp, stream_message_ctx
 from rbfly.types import AMQPArray, Int
 

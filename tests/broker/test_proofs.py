@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perf.brokers import BrokerError
+from brokers import BrokerError
 from perf.proofs import PROOFS, Value
 from perf.proofs.main import loop_factory, prove
 from perf.proofs.run import Run

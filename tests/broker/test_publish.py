@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.streams import stream_message_ctx
 from rbfly.streams.error import (

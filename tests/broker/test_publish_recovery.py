@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.error import RbFlyError
 from rbfly.streams import topology
 from rbfly.streams.error import (

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.streams import Compression, stream_message_ctx
 from rbfly.streams import publisher as publisher_module
 from rbfly.streams.error import (

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.streams import feed, topology
 from rbfly.streams.error import (
     AuthenticationError,

@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.streams.error import StreamConnectionError, TLSError
 
 pytestmark = pytest.mark.both_loops

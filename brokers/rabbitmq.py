@@ -47,7 +47,7 @@ class RabbitMQ:
     """
     A running RabbitMQ.
 
-    Get the shared one by `perf.brokers.up('rabbitmq')`, one of your own by `RabbitMQ.private()`.
+    Get the shared one by `rabbitmq.up()`, one of your own by `RabbitMQ.private()`.
     """
 
     kind = 'rabbitmq'
@@ -552,12 +552,12 @@ def up(
             if nodes not in (None, len(broker.nodes)):
                 raise BrokerError(
                     f'RabbitMQ runs already, with {len(broker.nodes)} node(s): '
-                    'take it down first (brokers down rabbitmq)'
+                    'take it down first (python -m brokers down rabbitmq)'
                 )
             if missing := sorted({*plugins} - {*broker.plugins, 'rabbitmq_stream'}):
                 raise BrokerError(
                     f'RabbitMQ runs already, without {", ".join(missing)}: '
-                    'take it down first (brokers down rabbitmq)'
+                    'take it down first (python -m brokers down rabbitmq)'
                 )
             for node in broker.nodes:
                 if not broker.alive(node.index):
@@ -565,7 +565,8 @@ def up(
                         broker.start_node(node.index)
             if not broker._all_answer():
                 raise BrokerError(
-                    'RabbitMQ runs, but does not answer: take it down (brokers down rabbitmq)'
+                    'RabbitMQ runs, but does not answer: '
+                    'take it down (python -m brokers down rabbitmq)'
                 )
             progress.say('RabbitMQ runs already')
             return broker

@@ -153,7 +153,7 @@ def run(
     environ = dict(os.environ)
     if 'RBFLY_URI' not in environ and (broker := rabbitmq.running()):
         environ |= broker.variables()
-    checkout = Path(__file__).resolve().parents[2]
+    checkout = Path(__file__).resolve().parents[1]
     mounts = [*default_binds(environ, checkout), *map(parse_bind, binds)]
     env = passed_environment(environ)
     if missing := [name for name in install if not is_installed(root, name)]:

@@ -15,7 +15,9 @@ import signal
 import sys
 from typing import Any
 
-from . import KINDS, BrokerError, Progress, down, inside, status, up
+from . import BrokerError, Progress, inside, kafka, rabbitmq
+
+KINDS = {'rabbitmq': rabbitmq, 'kafka': kafka}
 
 DESCRIPTION = """\
 Real brokers on loopback: RabbitMQ 4.0 and Kafka 3.8, by a container engine where one answers,
@@ -27,21 +29,15 @@ RBFLY_ENGINE: docker, podman, or none.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the command to those of `python -m perf`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        'brokers',
-        help='start and stop RabbitMQ and Kafka on loopback',
+def parser(**options: Any) -> argparse.ArgumentParser:
+    """The parser of the commands up, down, status and exec."""
+    main = argparse.ArgumentParser(
+        prog='python -m brokers',
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
     )
-    add_commands(parser)
-    return parser
-
-
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the commands up, down, status and exec."""
-    commands = parser.add_subparsers(metavar='COMMAND', required=True)
+    commands = main.add_subparsers(metavar='COMMAND', required=True)
 
     up_parser = commands.add_parser(
         'up', help='start a broker unless it runs; print its addresses as shell variables'
@@ -85,6 +81,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     exec_parser.add_argument('kind', choices=('rabbitmq',))
     exec_parser.add_argument('command', nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     exec_parser.set_defaults(func=reporting(run_exec))
+    return main
 
 
 def exec_options() -> argparse.ArgumentParser:
@@ -169,10 +166,10 @@ def run_up(args: argparse.Namespace, progress: Progress) -> int:
     if args.kind == 'kafka':
         if args.nodes not in (None, 1) or args.plugins or args.config:
             raise BrokerError('--nodes, --plugin and --config are for RabbitMQ')
-        print_variables(up('kafka', progress=progress).variables())
+        print_variables(kafka.up(progress=progress).variables())
     else:
-        broker = up(
-            'rabbitmq', args.nodes, plugins=args.plugins, config=args.config, progress=progress
+        broker = rabbitmq.up(
+            args.nodes, plugins=args.plugins, config=args.config, progress=progress
         )
         print_variables(broker.variables())
     return 0
@@ -181,14 +178,14 @@ def run_up(args: argparse.Namespace, progress: Progress) -> int:
 def run_down(args: argparse.Namespace, progress: Progress) -> int:
     """`brokers down`."""
     for kind in [args.kind] if args.kind else KINDS:
-        stopped = down(kind, progress=progress)
+        stopped = KINDS[kind].down(progress)
         progress.say(f'{kind}: {"stopped and removed" if stopped else "did not run"}')
     return 0
 
 
 def run_status(args: argparse.Namespace, progress: Progress) -> int:
     """`brokers status`."""
-    found = [entry for entry in status() if args.kind in (None, entry['kind'])]
+    found = [KINDS[kind].status() for kind in ([args.kind] if args.kind else KINDS)]
     if args.json:
         print(json.dumps(found, indent=1))
     else:
@@ -217,12 +214,6 @@ def run_exec(args: argparse.Namespace, progress: Progress) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m perf.brokers`."""
-    parser = argparse.ArgumentParser(
-        prog='python -m perf.brokers',
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_commands(parser)
-    args = parser.parse_args(argv)
+    """`python -m brokers`."""
+    args = parser().parse_args(argv)
     return int(args.func(args))
