@@ -7,13 +7,14 @@ started, stopped and killed beside it, one by one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import secrets
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -239,6 +240,32 @@ class RabbitMQ:
         )
         broker._private = True
         return broker
+
+    @classmethod
+    @contextlib.contextmanager
+    def joined(cls, name: str) -> Iterator[RabbitMQ]:
+        """
+        A RabbitMQ that processes have together: the first that enters starts it, and it is gone
+        when the last has left, however that ends.
+
+        :param name: of the instance: `private-PID-...`, of a process that lives as long.
+        """
+        folder = run_folder(name)
+        with locked('joined'):
+            broker = cls.load(folder)
+            if broker is None or not broker._complete or not broker._in_room.hold():
+                remove(folder)
+                broker = _make(name, 1, None, None, None, (), (), Progress(quiet=True))
+                broker._private = True
+                broker.start()
+        try:
+            yield broker
+        finally:
+            with locked('joined'):
+                if broker._in_room.held_by_others():
+                    broker._in_room.release()
+                else:
+                    broker.stop(orderly=False)
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
         """Start all nodes; a cluster's first one before the others, which join it."""

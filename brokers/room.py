@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -35,8 +36,8 @@ folder=$1; private=$2; shift 2
 [ "$private" = 1 ] && rm -rf "$folder"
 """
 
-# Inside: runs the main process; a private instance ends when its owner does, which closes the
-# pipe that is standard input here. Arguments: 1 if private, the command.
+# Inside: runs the main process; a private instance ends when nobody has the pipe any more that is
+# standard input here. Arguments: 1 if private, the command.
 WATCH = """
 private=$1; shift
 exec 3<&0 </dev/null
@@ -155,7 +156,11 @@ class Room(abc.ABC):
         ]
         read_end = -1
         if private:
-            read_end, self._lifeline = os.pipe()
+            lifeline = self.folder / 'lifeline'
+            os.mkfifo(lifeline)
+            read_end = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+            os.set_blocking(read_end, True)
+            self.hold()
         with open(self.folder / 'room.log', 'w+b') as log:
             try:
                 subprocess.run(
@@ -228,8 +233,26 @@ class Room(abc.ABC):
             stderr=subprocess.DEVNULL,
         )
 
+    def hold(self) -> bool:
+        """Open the pipe that keeps a private room alive; `False` if the room has ended."""
+        try:
+            self._lifeline = os.open(self.folder / 'lifeline', os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        fcntl.flock(self._lifeline, fcntl.LOCK_SH)
+        return True
+
+    def held_by_others(self) -> bool:
+        """Whether another process, or another object, has the pipe, too; to be released then."""
+        assert self._lifeline is not None
+        try:
+            fcntl.flock(self._lifeline, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
     def release(self) -> None:
-        """Close the pipe that keeps a private room alive."""
+        """Close the pipe; the last one that does ends the room."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None

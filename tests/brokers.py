@@ -2,11 +2,18 @@
 
 The one that RBFLY_URI names is used; otherwise the shared one of `python -m brokers up`, if
 it runs; otherwise one is started for this run.  Where there is none, the tests fail.
+
+Tests run beside each other, so they touch nothing of it but what they have made themselves; those
+that stop a node or set an alarm do it to `private_broker`.
 """
 
 import asyncio
+import functools
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,48 +24,71 @@ from brokers import BrokerError, RabbitMQ
 from brokers import rabbitmq as recipe
 
 CONNECT_TIMEOUT = 20.0
+# Commands of rabbitmqctl that concern more than a user, a virtual host or a stream.
+OF_THE_NODE = (
+    'close_all_connections',
+    'reset',
+    'set_disk_free_limit',
+    'set_vm_memory_high_watermark',
+    'stop_app',
+    'suspend_listeners',
+)
+
+
+@pytest.fixture(scope='session')
+def joined_broker() -> Iterator[Callable[[], RabbitMQ]]:
+    """Starts the broker of this run, once; workers of pytest-xdist have it together."""
+    worker = 'PYTEST_XDIST_WORKER' in os.environ
+    name = f'private-{os.getppid() if worker else os.getpid()}-tests'
+    with ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(RabbitMQ.joined(name)))
 
 
 @pytest.fixture(scope='session')
 def private_broker() -> Iterator[Callable[[], RabbitMQ]]:
-    """Starts a broker of this run's own, once."""
-    started: list[RabbitMQ] = []
-
-    def start() -> RabbitMQ:
-        if not started:
-            broker = RabbitMQ.private()
-            broker.start()
-            started.append(broker)
-        return started[0]
-
-    yield start
-    for broker in started:
-        broker.stop(orderly=False)
+    """Starts a broker that tests of this process may stop and change, once."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(RabbitMQ.private()))
 
 
 @pytest.fixture(scope='session')
-def broker(private_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
+def broker(joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
     """A running RabbitMQ, whoever started it."""
     try:
-        found = recipe.external() or recipe.running()
-        if found is None:
-            return private_broker()
+        found = recipe.external() or recipe.running() or joined_broker()
     except (BrokerError, OSError) as ex:
         pytest.fail(f'no RabbitMQ for the tests, set RBFLY_URI or see `python -m brokers`: {ex}')
     if not found.alive():
         pytest.fail(f'no RabbitMQ answers at {found.uri}')
-    return found
+    return guarded(found)
 
 
 @pytest.fixture(scope='session')
-def own_broker(broker: RabbitMQ, private_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
+def own_broker(broker: RabbitMQ, joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
     """A RabbitMQ that was started here: with rabbitmqctl, TLS and AMQP 0.9.1."""
     if not broker.external:
         return broker
     try:
-        return private_broker()
+        return guarded(joined_broker())
     except (BrokerError, OSError) as ex:
         pytest.fail(f'RBFLY_URI names a broker without rabbitmqctl, and none starts here: {ex}')
+
+
+def guarded(broker: RabbitMQ) -> RabbitMQ:
+    """Tests beside each other use it: what would disturb the others fails at once."""
+    ctl = broker.ctl
+
+    def refuse(*args: object, **options: object) -> None:
+        pytest.fail('other tests use this broker, too; one to be disturbed is `private_broker`')
+
+    def ctl_of_others(*args: str, **options: Any) -> str:
+        if args[0] in OF_THE_NODE:
+            refuse()
+        return ctl(*args, **options)
+
+    refused = dict.fromkeys(('stop_node', 'restart_node', 'kill_node', 'pause_node'), refuse)
+    vars(broker).update(refused, ctl=ctl_of_others)
+    return broker
 
 
 @pytest.fixture
@@ -118,6 +148,12 @@ def stream(broker: RabbitMQ) -> Iterator[str]:
 def own_stream(own_broker: RabbitMQ) -> Iterator[str]:
     """The same on the broker that was started here."""
     yield from new_stream(own_broker.uri)
+
+
+@pytest.fixture
+def private_stream(private_broker: Callable[[], RabbitMQ]) -> Iterator[str]:
+    """The same on the broker that tests may stop."""
+    yield from new_stream(private_broker().uri)
 
 
 async def until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:

@@ -454,6 +454,23 @@ def test_private_room_ends_with_its_owner(tmp_path: Path, private: bool) -> None
     assert state.wait_until(lambda: not state.processes_of(host.instance), 10)
 
 
+def test_private_room_ends_with_the_last_that_holds_it(tmp_path: Path) -> None:
+    """Another object, as in another process, keeps it alive; of a room that is gone it is told."""
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    first = room.Host(folder, f'test-{tmp_path.name}')
+    first.start(['sleep', '60'], {}, private=True)
+    second = room.load(folder, {**first.save(), 'main': None})
+    assert second.hold()
+    assert first.held_by_others()
+    first.release()
+    assert second.alive()
+    assert not second.held_by_others()
+    second.release()
+    assert state.wait_until(lambda: not folder.exists(), 10)
+    assert not second.hold()
+
+
 def test_room_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last words of what should have been the room are in the error, and come soon."""
     host = room.Host(tmp_path, f'test-{tmp_path.name}')

@@ -1,57 +1,19 @@
-"""Short versions of the proofs, `python -m perf prove`: each must hold."""
+"""Short versions of the proofs, `python -m perf prove`: each must hold.  Faults: in other files."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from brokers import BrokerError
-from perf.proofs import PROOFS, Value
-from perf.proofs.main import loop_factory, prove
-from perf.proofs.run import Run
-from perf.proofs.site import Place, Site
-
-SEED = 1
-
-Sites = Callable[[], AbstractAsyncContextManager[Site]]
-
-
-def sites(nodes: int) -> Iterator[Sites]:
-    """A broker whose nodes advertise the ports of proxies, and proxies for each test."""
-    place = Place.private(nodes)
-    try:
-        place.broker.start()
-    except (BrokerError, OSError) as ex:
-        pytest.fail(f'no RabbitMQ behind proxies: {ex}')
-
-    @asynccontextmanager
-    async def site() -> AsyncIterator[Site]:
-        async with Site.before(place, SEED) as found:
-            yield found
-
-    yield site
-    place.broker.stop(orderly=False)
+from perf.proofs import PROOFS
+from perf.proofs.main import loop_factory
+from tests.proofs import Sites, holds, sites
 
 
 @pytest.fixture(scope='module')
 def one_node() -> Iterator[Sites]:
     yield from sites(1)
-
-
-@pytest.fixture(scope='module')
-def three_nodes() -> Iterator[Sites]:
-    yield from sites(3)
-
-
-async def holds(site: Sites, name: str, **settings: Value) -> Run:
-    """Run a proof and assert that it holds."""
-    run = Run(PROOFS[name], SEED, **settings)
-    async with site() as found:
-        await prove(run, found)
-    assert run.holds, '\n'.join(run.summary())
-    return run
 
 
 async def test_tasks(one_node: Sites) -> None:
@@ -89,39 +51,9 @@ def test_rtt(one_node: Sites) -> None:
     assert found['0 ms, send']['rate'] > found['50 ms, send']['rate']
 
 
-# -- faults
-
-
-@pytest.mark.parametrize('unnamed', [False, True])
-@pytest.mark.parametrize('by', ['send', 'flush', 'send-many'])
-async def test_publish_cuts(one_node: Sites, by: str, unnamed: bool) -> None:
-    await holds(one_node, 'publish-cuts', messages=20_000, cuts=6, by=by, unnamed=unnamed)
-
-
-@pytest.mark.parametrize('by', ['body', 'context', 'batch'])
-async def test_consume_cuts(one_node: Sites, by: str) -> None:
-    await holds(one_node, 'consume-cuts', messages=20_000, cuts=6, by=by)
-
-
 async def test_consume_anything(one_node: Sites) -> None:
     await holds(one_node, 'consume-anything', messages=5_000)
 
 
 async def test_consume_foreign(one_node: Sites) -> None:
     await holds(one_node, 'consume-foreign', messages=900)
-
-
-async def test_publish_restart(one_node: Sites) -> None:
-    await holds(one_node, 'publish-restart', messages=10_000, cuts=2)
-
-
-async def test_consume_restart(one_node: Sites) -> None:
-    await holds(one_node, 'consume-restart', messages=10_000, cuts=2)
-
-
-async def test_publish_leader(three_nodes: Sites) -> None:
-    await holds(three_nodes, 'publish-leader', messages=6_000, cuts=2)
-
-
-async def test_consume_leader(three_nodes: Sites) -> None:
-    await holds(three_nodes, 'consume-leader', messages=6_000, cuts=2)

@@ -3,7 +3,7 @@
 Acceptance scenarios 82 to 90, as far as they publish; each test names its own.
 
     83          its full length, also of a cluster: `python -m perf prove publish-restart`,
-                `publish-leader`; short in test_proofs.py
+                `publish-leader`; short in test_proofs_*.py
     89          packet loss and 1 KB/s are TCP's: what of them reaches a client is latency, below,
                 and a broker that does not read, in test_publish_misuse.py; a slow close is in
                 test_handshake.py
@@ -12,7 +12,7 @@ Acceptance scenarios 82 to 90, as far as they publish; each test names its own.
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from unittest.mock import Mock
 
@@ -522,10 +522,13 @@ async def test_87_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
         assert opened == 5
 
 
-async def test_83_restart_of_the_broker(own_broker: RabbitMQ, own_stream: str) -> None:
+async def test_83_restart_of_the_broker(
+    private_broker: Callable[[], RabbitMQ], private_stream: str
+) -> None:
+    broker = private_broker()
     async with (
-        rbs.streams_client(own_broker.uri) as client,
-        client.publisher(own_stream, name='me', amqp=False) as publisher,
+        rbs.streams_client(broker.uri) as client,
+        client.publisher(private_stream, name='me', amqp=False) as publisher,
     ):
         count = 0
 
@@ -535,8 +538,8 @@ async def test_83_restart_of_the_broker(own_broker: RabbitMQ, own_stream: str) -
                 count += 1
                 await publisher.send(b'%d' % count)
 
-        restarted = asyncio.ensure_future(asyncio.to_thread(own_broker.restart_node))
+        restarted = asyncio.ensure_future(asyncio.to_thread(broker.restart_node))
         tasks = [asyncio.create_task(publish()) for _ in range(10)]
         await asyncio.gather(restarted, *tasks)
-        found = await stored(client, own_stream)
+        found = await stored(client, private_stream)
         assert sorted(map(int, found)) == list(range(1, count + 1))

@@ -1,0 +1,42 @@
+"""Sites for the proofs, and that a proof holds."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from brokers import BrokerError
+from perf.proofs import PROOFS, Value
+from perf.proofs.main import prove
+from perf.proofs.run import Run
+from perf.proofs.site import Place, Site
+
+SEED = 1
+
+Sites = Callable[[], AbstractAsyncContextManager[Site]]
+
+
+def sites(nodes: int) -> Iterator[Sites]:
+    """A broker whose nodes advertise the ports of proxies, and proxies for each test."""
+    place = Place.private(nodes)
+    try:
+        place.broker.start()
+    except (BrokerError, OSError) as ex:
+        pytest.fail(f'no RabbitMQ behind proxies: {ex}')
+
+    @asynccontextmanager
+    async def site() -> AsyncIterator[Site]:
+        async with Site.before(place, SEED) as found:
+            yield found
+
+    yield site
+    place.broker.stop(orderly=False)
+
+
+async def holds(site: Sites, name: str, **settings: Value) -> Run:
+    """Run a proof and assert that it holds."""
+    run = Run(PROOFS[name], SEED, **settings)
+    async with site() as found:
+        await prove(run, found)
+    assert run.holds, '\n'.join(run.summary())
+    return run
