@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.clock import ClockLoop
 from tests.leaks import Snapshot
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -26,11 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
+    config.addinivalue_line('markers', 'own_clock: time passes at once, see tests/clock.py')
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, LoopFactory]:
+    if item.get_closest_marker('own_clock'):
+        return {'own clock': ClockLoop}
     import uvloop  # installed with the extra `test`
 
     factories: dict[str, LoopFactory] = {

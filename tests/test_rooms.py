@@ -51,6 +51,7 @@ HEIGHTS = {
     # IO
     'rbfly.streams.uri': 50,
     'rbfly.streams.connection': 51,
+    'rbfly.streams.retry': 51,
     'rbfly.streams.topology': 52,
     # USER
     'rbfly.streams._sending': 59,

@@ -22,9 +22,11 @@ class RbFlyError(Exception):
     """Base of every error that RbFly raises on purpose.
 
     :ivar index: which of the messages given to `send_many` it is about, counted from 0; else None.
+    :ivar retriable: the same may work some time later (bool).
     """
 
     index: int | None = None
+    retriable: bool = False
 
 
 class RbFlyBufferError(RbFlyError):

@@ -10,7 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
-from rbfly.streams import topology
+from rbfly.streams import retry
 from tests import fake as wire
 from tests.broker.test_publish_recovery import moved
 from tests.brokers import until
@@ -24,8 +24,8 @@ FAULTS = 0.3  # of all Publish frames
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, 'BACKOFF_FIRST', 0.001)
-    monkeypatch.setattr(topology, 'BACKOFF_LAST', 0.01)
+    monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
+    monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.01)
 
 
 class Fickle:

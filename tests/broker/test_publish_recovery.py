@@ -21,7 +21,7 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.error import RbFlyError
-from rbfly.streams import topology
+from rbfly.streams import retry
 from rbfly.streams.error import (
     AuthenticationError,
     ConfirmTimeout,
@@ -38,7 +38,7 @@ from tests.fake import FakeConnection as Peer
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, 'BACKOFF_FIRST', 0.001)
+    monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 
 def once(handler: Handler, other: Handler) -> Handler:
@@ -179,7 +179,7 @@ async def test_delays_begin_anew_when_there_was_progress(monkeypatch: pytest.Mon
         connection.send(wire.frame(wire.PUBLISH_CONFIRM, body))
         connection.transport.close()
 
-    monkeypatch.setattr('rbfly.streams.publisher.backoff', backoff)
+    monkeypatch.setattr('rbfly.streams.retry.backoff', backoff)
     async with (
         FakeBroker(on={wire.PUBLISH: confirm_one}) as fake,
         rbs.streams_client(fake.uri) as client,

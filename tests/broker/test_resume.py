@@ -14,7 +14,7 @@ import pytest
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
-from rbfly.streams import feed, topology
+from rbfly.streams import retry
 from rbfly.streams.error import (
     AuthenticationError,
     FrameError,
@@ -70,7 +70,7 @@ async def subscribed(stream: FakeStream, n: int = 1) -> Reader:
 
 async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPatch) -> None:
     backoff = Mock(side_effect=lambda: repeat(0.001))
-    monkeypatch.setattr(feed, 'backoff', backoff)
+    monkeypatch.setattr(retry, 'backoff', backoff)
     stream = FakeStream()
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -621,13 +621,14 @@ async def test_broker_that_loses_every_subscription_is_not_pestered(
 ) -> None:
     """One lost right behind its Subscribe is made again with growing delays."""
     delays: list[float] = []
+    backoff = retry.backoff
 
     def recorded() -> Iterator[float]:
-        for delay in topology.backoff():
+        for delay in backoff():
             delays.append(delay)
             yield 0
 
-    monkeypatch.setattr(feed, 'backoff', recorded)
+    monkeypatch.setattr(retry, 'backoff', recorded)
     stream = FakeStream()
 
     def lose(reader: Reader) -> int:

@@ -91,6 +91,12 @@ class PublisherBatchFast(BatchInput, BasePublisher):
                 self._settle(waiter, None)
         self._write()
 
+    def _abandon(self, error: Exception) -> None:
+        super()._abandon(error)
+        if self._waiter.settled:  # told by the next flush; what is batched from now on is not lost
+            self._batches.append(self._waiter)
+            self._waiter = Group(self._loop)
+
 
 class PublisherBatchLimit(PublisherBatchFast):
     """The same for tasks that batch while others flush: `batch` waits while too much is queued."""

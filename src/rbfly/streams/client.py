@@ -67,8 +67,9 @@ def streams_client(
     :param auth_mechanism: how to authenticate; also takes an SSL context.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: shown by the broker's management.
-    :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.
-    :param reconnect_timeout: the same once the client was connected.
+    :param connect_timeout: seconds until the first use gives up; None or 0 for no limit.
+    :param reconnect_timeout: the same once the client was connected: for each use, and for each
+        outage of a publisher or a subscription, from the loss until it goes on.
     :param heartbeat: interval to ask the broker for, in seconds; 0 leaves it to the broker.
     :param frame_max: limit of a frame to ask the broker for, in bytes; 0 leaves it to the broker.
     :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
@@ -221,9 +222,9 @@ class StreamsClient:
                 )
             arguments['queue-leader-locator'] = leader_locator
         integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
-        locator = await self._topology.locator()
+        manager = await self._topology.manager()
         try:
-            await locator.request(commands.Create(stream, arguments))
+            await manager.request(commands.Create(stream, arguments))
         except ProtocolError as ex:
             if ex.code != ResponseCode.STREAM_ALREADY_EXISTS:
                 raise
@@ -234,9 +235,9 @@ class StreamsClient:
         :raises ProtocolError: the broker refused.
         """
         check_stream(stream)
-        locator = await self._topology.locator()
+        manager = await self._topology.manager()
         try:
-            await locator.request(commands.Delete(stream))
+            await manager.request(commands.Delete(stream))
         except StreamDoesNotExist:
             pass
 
@@ -358,7 +359,9 @@ class StreamsClient:
                 raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
             self._names.add(key)
         try:
-            connection, publisher_id, last_id = await declare(self._topology, info)
+            retry = self._topology.retry()
+            async with retry:
+                connection, publisher_id, last_id = await declare(self._topology, info, retry)
             try:
                 if last_id == ID_MAX:
                     raise PublisherError(

@@ -54,7 +54,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar frame_max: negotiated limit of a frame in bytes, 0 for none.
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar advertised: the node's advertised address, None if it does not tell.
-    :ivar node: the node that was wanted; another one may have answered.
+    :ivar requests: how many requests were sent (int).
     :ivar error: why the connection ended; None while it is open.
     :ivar paused: the transport has enough to write for now.
     """
@@ -65,19 +65,18 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.frame_max = 0
         self.heartbeat = 0
         self.advertised: Broker | None = None
-        self.node: Broker | None = None
         self.server_properties: dict[str, str] = {}
-        self.error: Exception | None = None
+        self.error: StreamConnectionError | None = None
         self.paused = False
         self.publisher_ids = set(range(IDS))
         self.subscription_ids = set(range(IDS))
-        self.on_lost: dict[object, Callable[[Exception], None]] = {}
+        self.on_lost: dict[object, Callable[[StreamConnectionError], None]] = {}
         self.on_resume: dict[object, Callable[[], None]] = {}
         self.on_metadata_update: dict[object, Callable[[str], None]] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[bytes]] = {}
-        self._correlation_id = 0
+        self.requests = 0
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._step = 'connecting'
@@ -161,6 +160,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if self.knows_optional:
             self._enter('exchanging command versions')
             await self.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
+        if self.error is not None:  # in the turn of the answer
+            raise self.error
         self._step = 'open'
         if self.heartbeat:
             self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
@@ -173,6 +174,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def knows_optional(self) -> bool:
         """True if the broker knows ExchangeCommandVersions and StreamStats."""
         return broker_version(self.server_properties) >= FIRST_OPTIONAL
+
+    def leads_to(self, node: Broker) -> bool:
+        """True if that node answered; if it does not tell, if it was dialled."""
+        return node == (self.advertised or Broker(self.info.host, self.info.port))
+
+    @property
+    def is_unused(self) -> bool:
+        """True if it has no publisher, no subscription and no request that is not answered."""
+        return not self._requests and len(self.publisher_ids) == len(self.subscription_ids) == IDS
 
     @property
     def is_open(self) -> bool:
@@ -197,7 +207,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._transport.abort()
         await asyncio.shield(self._closed)
 
-    def abort(self, error: Exception) -> None:
+    def abort(self, error: StreamConnectionError) -> None:
         """End the connection at once; whoever waits on it gets the error."""
         self._fail(error)
         if self._transport is not None:
@@ -205,7 +215,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         elif not self._closed.done():
             self._closed.set_result(None)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: StreamConnectionError) -> None:
         if self.error is not None:
             return
         self.error = error
@@ -281,8 +291,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def send_request(self, command: Command[Any]) -> asyncio.Future[bytes]:
         """Send a request now; the future gets the bytes behind the correlation id."""
         if self.error is not None:
-            raise StreamConnectionError(str(self.error)) from self.error
-        self._correlation_id = correlation_id = (self._correlation_id + 1) % 2**32
+            raise type(self.error)(str(self.error)) from self.error
+        self.requests += 1
+        correlation_id = self.requests % 2**32
         data = command.encode(correlation_id)
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._requests[correlation_id] = future
@@ -324,9 +335,12 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if isinstance(error, FrameError | ChunkError):
             failure = FrameError(f'{self.info} does not speak the stream protocol: {error}')
             failure.__cause__ = error
+            logger.error('%s', failure)
             self.abort(failure)
         else:
-            self.abort(error)
+            failed = StreamConnectionError(f'{self.info}: closed, for a callback failed: {error!r}')
+            failed.__cause__ = error
+            self.abort(failed)
             self._loop.call_exception_handler(
                 {'message': 'a callback of the connection failed', 'exception': error}
             )

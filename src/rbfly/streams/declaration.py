@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..error import RbFlyError
 from . import commands
-from .const import ResponseCode
-from .error import (
-    AuthenticationError,
-    FrameError,
-    ProtocolError,
-    StreamConnectionError,
-    StreamDoesNotExist,
-    VirtualHostError,
-)
-from .topology import Patience, Topology
+from .const import Key
+from .retry import Retry, can_retry
+from .topology import Topology
 from .types import PublisherInfo
 
 if TYPE_CHECKING:
@@ -28,15 +21,15 @@ DELETE_TIMEOUT = 5.0  # seconds for the broker to remove a publisher
 
 
 async def declare(
-    topology: Topology, info: PublisherInfo, *, again: bool = False
+    topology: Topology, info: PublisherInfo, retry: Retry, *, again: bool = False
 ) -> tuple[Connection, int, int]:
     """Declare a publisher: its connection, its id there, and the last publishing id of its name.
 
-    :param again: it was declared before: all but what no retry can mend is tried again.
+    :param again: it was declared before.
     """
-    patience = Patience(topology)
     while True:
-        connection = await topology.publishing(info.stream)
+        connection = await topology.publishing(info.stream, retry)
+        retry.on_step(f'declaring a publisher of stream {info.stream!r}')
         publisher_id = connection.publisher_ids.pop()
         last_id = 0
         try:
@@ -48,26 +41,17 @@ async def declare(
                     commands.QueryPublisherSequence(info.name, info.stream)
                 )
             if connection.error is not None:  # lost in the turn of the answer
-                raise StreamConnectionError(str(connection.error))
+                raise connection.error.with_traceback(None)
             return connection, publisher_id, last_id
         except RbFlyError as ex:
             delete_publisher(connection, publisher_id)
-            if not can_retry(ex, again):
+            if not can_retry(ex, Key.DECLARE_PUBLISHER, again):
                 raise
             error = ex
         except BaseException:
             delete_publisher(connection, publisher_id)
             raise
-        await patience.wait(error)
-
-
-def can_retry(error: RbFlyError, again: bool) -> bool:
-    if not isinstance(error, ProtocolError):
-        return isinstance(error, StreamConnectionError) and not isinstance(error, FrameError)
-    if not again:
-        return error.code == ResponseCode.STREAM_NOT_AVAILABLE
-    final = (StreamDoesNotExist, AuthenticationError, VirtualHostError)
-    return not isinstance(error, final) and error.code != ResponseCode.ACCESS_REFUSED
+        await retry.wait(error)
 
 
 def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Future[bytes] | None:

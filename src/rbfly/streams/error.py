@@ -65,6 +65,7 @@ class ProtocolError(RbFlyError):
         text = TEXTS.get(code, 'unknown response code')  # type: ignore[call-overload]
         message = f'{text} (code 0x{code:02x})'
         super().__init__(f'{detail}: {message}' if detail else message)
+        self.retriable = code == ResponseCode.STREAM_NOT_AVAILABLE
 
 
 class StreamDoesNotExist(ProtocolError):
@@ -124,13 +125,19 @@ class URIError(ArgumentError):
 class StreamConnectionError(RbFlyError, ConnectionError):
     """No connection to a broker, or it was lost."""
 
+    retriable = True
+
 
 class TLSError(StreamConnectionError):
     """TLS could not be agreed on, e.g. the broker's certificate is not trusted."""
 
+    retriable = False
+
 
 class FrameError(StreamConnectionError):
     """The peer sent bytes that are not frames of the stream protocol."""
+
+    retriable = False
 
 
 class ChunkError(SubscriptionError):

@@ -10,16 +10,18 @@ neither stops the opening nor moves where the subscription starts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
+from ..error import RbFlyError
 from . import commands
 from ._chunk import ChunkQueue
-from .const import ResponseCode
-from .error import FrameError, ProtocolError, StreamConnectionError
+from .const import Key, ResponseCode
+from .error import ProtocolError, StreamConnectionError
 from .offset import Offset, OffsetType
-from .topology import Patience, backoff
+from .retry import STABLE, Retry, can_retry
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ['Feed', 'stored_offset']
 
-STABLE = 5.0  # seconds; one that was lost sooner is opened again with a delay
+logger = logging.getLogger(__name__)
+
 SKEW = 10.0  # seconds that the broker's clock may be ahead of ours
 
 
@@ -70,7 +73,8 @@ class Feed:
         self._moved = False
         self._opened = -STABLE  # when it was opened last
         self._position: int | None = None  # and where
-        self._delays = backoff()
+        self._lost: StreamConnectionError | None = None  # why it is not open any more
+        self._retry: Retry | None = None  # since it was open for some time, or gave messages
 
     @property
     def is_idle(self) -> bool:
@@ -94,6 +98,7 @@ class Feed:
         if self._opened < 0:
             return False
         self._unsubscribe()
+        self._retry = None
         self._offset = Offset.FIRST
         return True
 
@@ -151,34 +156,37 @@ class Feed:
         except Exception as ex:
             if self._task is task:
                 self.error = ex
+                self._retry = None
         finally:
             if self._task is task:
                 self._task = None
                 self._wake()
 
     async def _open(self, position: int | None) -> None:
-        patience = Patience(self._topology)
         loop = asyncio.get_running_loop()
-        stable = loop.time() > self._opened + STABLE
-        if stable or position != self._position:  # messages came in between
-            self._delays = backoff()
+        if loop.time() > self._opened + STABLE or position != self._position:
+            self._retry = None
+        lost, self._lost = self._lost, None
         self._position = position
-        if not stable:
-            await asyncio.sleep(next(self._delays))
-        while True:
-            connection = await self._topology.consuming(self.stream)
-            try:
-                await self._subscribe(connection, position)
-                self._opened = loop.time()
-                return
-            except FrameError:
-                raise
-            except (StreamConnectionError, ProtocolError) as ex:
-                code = getattr(ex, 'code', ResponseCode.STREAM_NOT_AVAILABLE)
-                if code != ResponseCode.STREAM_NOT_AVAILABLE:
-                    raise
-                error = ex
-            await patience.wait(error)
+        if self._retry is None:
+            self._retry, lost = self._topology.retry(), None
+        retry = self._retry
+        async with retry:
+            if lost is not None:
+                await retry.wait(lost)
+            while True:
+                connection = await self._topology.consuming(self.stream, retry)
+                retry.on_step(f'subscribing to stream {self.stream!r}')
+                try:
+                    await self._subscribe(connection, position)
+                except RbFlyError as ex:
+                    if not can_retry(ex, Key.SUBSCRIBE, self._opened >= 0):
+                        raise
+                    error = ex
+                else:
+                    self._opened = loop.time()
+                    break
+                await retry.wait(error)
 
     async def _subscribe(self, connection: Connection, position: int | None) -> None:
         subscription_id = connection.subscription_ids.pop()
@@ -198,6 +206,8 @@ class Feed:
         connection.on_metadata_update[self] = self._on_metadata_update
         try:
             await connection.request(request)
+            if connection.error is not None:  # in the turn of the answer
+                raise connection.error.with_traceback(None)
         except ProtocolError:
             self._forget()
             connection.subscription_ids.add(subscription_id)
@@ -207,7 +217,7 @@ class Feed:
             raise
         if self._moved:
             # Chunks may have come: where to go on, the subscription knows.
-            self._unsubscribe()
+            self._leave_node()
 
     async def _resolve(self, connection: Connection, position: int | None) -> Offset:
         """What offset to ask the broker for; the queue is told what to drop."""
@@ -252,12 +262,14 @@ class Feed:
 
     # -- what happens to the connection
 
-    def _on_lost(self, error: Exception) -> None:
+    def _on_lost(self, error: StreamConnectionError) -> None:
         self._forget()
         if self.tracker is not None:
             self.tracker.on_lost()
         if self._task is None:
-            if not isinstance(error, StreamConnectionError) or isinstance(error, FrameError):
+            logger.warning('subscription of stream %r: %s', self.stream, error)
+            self._lost = error
+            if not error.retriable:
                 self.error = error
             self._wake()
 
@@ -268,10 +280,15 @@ class Feed:
             self._moved = True
         else:
             # The broker has removed the subscription, or it will on being told.
-            self._unsubscribe()
+            self._leave_node()
             self._wake()
 
+    def _leave_node(self) -> None:
+        self._lost = StreamConnectionError(f'stream {self.stream!r} has left the node')
+        self._unsubscribe()
+
     def _on_close(self) -> None:
+        self._retry = None
         if self.tracker is not None:
             self.tracker.store()
         self.close()

@@ -27,7 +27,8 @@ from .error import (
     RoomTimeout,
     StreamConnectionError,
 )
-from .topology import Topology, backoff
+from .retry import STABLE, Retry
+from .topology import Topology
 from .types import MessageCtx, PublisherInfo
 from .waiting import Confirmation, Room, of_message, publish_error, raise_first
 
@@ -42,6 +43,7 @@ CLOSE_TIMEOUT = 30.0  # seconds that close() waits for confirms
 TURN = 0.005  # seconds that `send_many` keeps the loop at most, if messages come that fast
 RUN = 200  # messages between two looks at the clock
 CHECK = 100_000  # messages whose publish ids are looked at in a turn
+DISCONNECTED = 'the client was disconnected'
 FAILED = 1000  # failures kept before those that were seen are sorted out
 
 
@@ -68,7 +70,8 @@ class BasePublisher(Sender):
         self._generation = 0
         self._connection: Connection | None = None  # None while it is being replaced
         self._recovery: asyncio.Task[None] | None = None
-        self._delays: Iterator[float] | None = None  # between recoveries without a confirm
+        self._retry: Retry | None = None  # of the outage, which ends with a confirm
+        self._opened = 0.0  # when it was declared last
         self._loop = asyncio.get_running_loop()
         self._confirmed = self._loop.create_future()
         self._confirmed.set_result(None)
@@ -79,7 +82,7 @@ class BasePublisher(Sender):
         self._room = Room(self._has_room)
         self._idle: asyncio.Future[None] | None = None
         # Those who wait for a message of an asynchronous iterator, and what ends the wait.
-        self._pouring: dict[Waiter, asyncio.Timeout] = {}
+        self._pouring: dict[Group, asyncio.Timeout] = {}
 
     @property
     def message_id(self) -> int:
@@ -115,6 +118,7 @@ class BasePublisher(Sender):
 
     def _use(self, connection: Connection) -> None:
         self._connection = connection
+        self._opened = self._loop.time()
         connection.set_publisher(self._id, self._window)
         connection.on_lost[self] = self._recover
         connection.on_resume[self] = self._write
@@ -135,25 +139,32 @@ class BasePublisher(Sender):
         if stream == self.stream:
             self._recover(StreamConnectionError(f'stream {stream!r} has left the node'))
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: StreamConnectionError) -> None:
         """Go on elsewhere: the connection was lost, or the broker has removed the publisher."""
         self._leave()
         if self._topology.generation != self._generation:
-            self._end(error)
+            self._end(StreamConnectionError(DISCONNECTED))
         elif self._closed and not self._window.unsettled:
             self._wake_idle()
         else:
             logger.warning('%r: %s; declaring it again', self, error)
-            self._recovery = self._loop.create_task(self._declare_again())
-            self._recovery.add_done_callback(self._on_recovery_done)
-            self._topology.on_close[self] = self._on_disconnect
+            if self._retry is None or self._loop.time() > self._opened + STABLE:
+                self._retry = self._topology.retry()
+            self._declare_later(self._retry, error)
 
-    async def _declare_again(self) -> None:
-        if self._delays is None:
-            self._delays = backoff()
+    def _declare_later(self, retry: Retry, error: StreamConnectionError | None) -> None:
+        self._recovery = self._loop.create_task(self._declare_again(retry, error))
+        self._recovery.add_done_callback(self._on_recovery_done)
+        self._topology.on_close[self] = self._on_disconnect
+
+    async def _declare_again(self, retry: Retry, error: StreamConnectionError | None) -> None:
         try:
-            await asyncio.sleep(next(self._delays))
-            connection, self._id, _ = await declare(self._topology, self._info, again=True)
+            async with retry:
+                if error is not None:
+                    await retry.wait(error)
+                connection, self._id, _ = await declare(
+                    self._topology, self._info, retry, again=True
+                )
             done = self._window.replay(self._id, connection.frame_max)
         except Exception as ex:
             self._end(ex)
@@ -171,11 +182,12 @@ class BasePublisher(Sender):
             self._end(StreamConnectionError(f'{self!r}: reconnecting was cancelled'))
 
     def _on_disconnect(self) -> None:
-        self._end(StreamConnectionError('the client was disconnected'))
+        self._end(StreamConnectionError(DISCONNECTED))
 
     def _end(self, error: Exception) -> None:
-        """Nothing can be published any more."""
+        """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
         self._error = error
+        self._retry = None
         self._stop_recovery()
         self._abandon(error)
 
@@ -193,7 +205,9 @@ class BasePublisher(Sender):
             self._settle(waiter, error)
         self._room.fail(error)
         self._wake_idle()
-        for stop in self._pouring.values():
+        for waiter, stop in self._pouring.items():
+            if not waiter.settled:
+                waiter.set_exception(error)
             self._end_wait(stop)
 
     def _end_wait(self, stop: asyncio.Timeout) -> None:
@@ -205,8 +219,15 @@ class BasePublisher(Sender):
     def _check(self) -> None:
         if self._closed:
             raise PublisherError(f'{self!r} is closed')
-        if self._error is not None:
+        if self._error is None:
+            return
+        if self._topology is None:
             raise self._error.with_traceback(None)
+        if self._topology.generation != self._generation:
+            raise StreamConnectionError(DISCONNECTED)
+        self._error = None
+        self._retry = self._topology.retry()
+        self._declare_later(self._retry, None)
 
     def _after_settled(self) -> None:
         if self._pouring:
@@ -218,7 +239,7 @@ class BasePublisher(Sender):
             if self._connection is not None:
                 self._recover(StreamConnectionError('the broker does not know it any more'))
         else:
-            self._delays = None
+            self._retry = None
         if self._room.waiting:
             self._room.grant()
         if self._idle is not None and window.unsettled == 0:
@@ -456,7 +477,7 @@ class Publisher(BasePublisher):
         return publish_id
 
     async def _pour(
-        self, messages: Iterator[AMQPBody | MessageCtx], waiter: Waiter
+        self, messages: Iterator[AMQPBody | MessageCtx], waiter: Group
     ) -> Exception | None:
         """Send what an iterator gives; the error of message `waiter.count`, if that ends it."""
         step = self._window.frame_entries  # whole frames
@@ -464,7 +485,7 @@ class Publisher(BasePublisher):
         while more:
             await self._wait_room(step)
             self._check()
-            if waiter.errors:
+            if waiter.errors or waiter.settled:
                 self._room.grant()  # the room that it does not need
                 break
             try:
@@ -495,7 +516,7 @@ class Publisher(BasePublisher):
         return more
 
     async def _pour_until(
-        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Waiter
+        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Group
     ) -> Exception | None:
         """`_pour_async`; what fails meanwhile is not kept back until the next message comes."""
         stop = self._pouring[waiter] = asyncio.timeout(None)
@@ -505,17 +526,16 @@ class Publisher(BasePublisher):
         except TimeoutError:
             if not stop.expired():
                 raise
-            self._check()
-            return None  # the waiter knows what was refused
+            return None  # the waiter knows what was refused, or lost
         finally:
             del self._pouring[waiter]
 
     async def _pour_async(
-        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Waiter
+        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Group
     ) -> Exception | None:
         """The same for an asynchronous iterator."""
         end = monotonic() + TURN
-        while not waiter.errors:
+        while not waiter.errors and not waiter.settled:
             try:
                 message = await anext(messages)
             except StopAsyncIteration:
@@ -524,6 +544,9 @@ class Publisher(BasePublisher):
                 return ex
             await self._wait_room()
             self._check()
+            if waiter.settled:  # what was sent before is lost
+                self._room.grant()
+                break
             try:
                 self._window.append(message, waiter)
             except Exception as ex:

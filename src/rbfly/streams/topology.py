@@ -1,4 +1,4 @@
-"""IO room: which node to connect to, in which role, and when to try again.
+"""IO room: which node to connect to, in which role.
 
 Publishing and consuming never share a connection: the broker's flow control for publishers stops
 reading, and everything else on that connection with it.
@@ -7,9 +7,9 @@ reading, and everything else on that connection with it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -26,22 +26,22 @@ from .error import (
     TLSError,
     protocol_error,
 )
+from .retry import Retry
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Patience', 'Role', 'Settings', 'Topology', 'backoff']
+__all__ = ['Role', 'Settings', 'Topology']
 
-logger = logging.getLogger(__name__)
-
-BACKOFF_FIRST = 0.1  # seconds
-BACKOFF_LAST = 30.0
-ADDRESS_TIMEOUT = 10.0  # for one address
+ADDRESS_TIMEOUT = 10.0  # seconds for one address
+UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is another way
+UNUSED = 60.0  # seconds until a connection that nobody uses is closed
 
 
 class Role(Enum):
-    """What a connection is for; requests that belong to no stream use `CONSUME`."""
+    """What a connection is for."""
 
     PUBLISH = 'publish'
     CONSUME = 'consume'
+    MANAGE = 'manage'  # creating and deleting streams: may take long, and nothing waits behind it
 
 
 @dataclass(frozen=True)
@@ -64,61 +64,8 @@ class Settings:
     load_balancer: bool = False
 
 
-def backoff() -> Iterator[float]:
-    """Seconds to wait before each next try: exponential, with jitter, from 0.1 to 30."""
-    delay = BACKOFF_FIRST
-    while True:
-        yield delay * random.uniform(0.5, 1.0)
-        delay = min(2 * delay, BACKOFF_LAST)
-
-
-class Patience:
-    """Waits between tries, until the limit of a topology is over or it is closed."""
-
-    def __init__(self, topology: Topology) -> None:
-        limit = topology.limit
-        self._topology = topology
-        self._generation = topology.generation
-        self._loop = asyncio.get_running_loop()
-        self._deadline = None if limit is None else self._loop.time() + limit
-        self._delays = backoff()
-
-    async def wait(self, error: Exception) -> None:
-        """Wait before the next try; raises the error if there is no time for one."""
-        delay = next(self._delays)
-        self._check()
-        if self._deadline is not None and self._loop.time() + delay > self._deadline:
-            raise error
-        logger.warning('%s; trying again in %.1f s', error, delay)
-        await asyncio.sleep(delay)
-        self._check()
-
-    def _check(self) -> None:
-        if self._topology.generation != self._generation:
-            raise StreamConnectionError('the client was disconnected meanwhile')
-
-
 class WrongNodeError(StreamConnectionError):
     """A load balancer has led to another node."""
-
-
-class Attempt:
-    """How far connecting has come, for the error where it ends."""
-
-    def __init__(self, infos: list[ConnectionInfo], limit: float | None) -> None:
-        self.infos = infos
-        # An address that does not answer leaves time for the others, and for the next round.
-        self.address_timeout = min(
-            ADDRESS_TIMEOUT, limit / len(infos) if limit else ADDRESS_TIMEOUT
-        )
-        self.step = 'waiting for another attempt'
-        self.error: StreamConnectionError | None = None
-
-    def __str__(self) -> str:
-        return ', '.join(str(info) for info in self.infos)
-
-    def on_step(self, step: str) -> None:
-        self.step = step
 
 
 class Topology:
@@ -133,7 +80,13 @@ class Topology:
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
         self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
+        self._unreachable: dict[Broker, float] = {}  # until when
+        self._failed: dict[ConnectionInfo, float] = {}  # when
         self._established = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unused: dict[Connection, int] = {}  # with what they had been asked so far
+        self._sweepings: set[asyncio.Task[None]] = set()
+        self._closing = 0  # calls of `close` that run
         self.generation = 0
         self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,74 +96,102 @@ class Topology:
         """True if any connection is open."""
         return any(self._open(role) for role in Role)
 
+    def retry(self) -> Retry:
+        """How long to try, for a call or an outage that begins now.
+
+        :raises StreamConnectionError: the client is being disconnected.
+        """
+        settings = self.settings
+        generation = self.generation
+
+        def check() -> None:
+            if self._closing or self.generation != generation:
+                raise StreamConnectionError('the client was disconnected meanwhile')
+
+        check()
+        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
+        return Retry(limit or None, ', '.join(map(str, settings.infos)), check)
+
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
-        for connection in self._open(Role.CONSUME):
-            if self._loop is asyncio.get_running_loop():
-                return connection
-        return await self._get(Role.CONSUME, None)
+        retry = self.retry()
+        async with retry:
+            return await self._locator(retry)
 
-    async def publishing(self, stream: str) -> Connection:
+    async def manager(self) -> Connection:
+        """A connection for requests that may take long."""
+        retry = self.retry()
+        async with retry:
+            return await self._get(Role.MANAGE, None, retry)
+
+    async def publishing(self, stream: str, retry: Retry) -> Connection:
         """A connection with a free publisher id to the leader of a stream.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        return await self._to_member(Role.PUBLISH, stream)
+        return await self._to_member(Role.PUBLISH, stream, retry)
 
-    async def consuming(self, stream: str) -> Connection:
+    async def consuming(self, stream: str, retry: Retry) -> Connection:
         """A connection with a free subscription id to a replica of a stream, or its leader.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        return await self._to_member(Role.CONSUME, stream)
+        return await self._to_member(Role.CONSUME, stream, retry)
 
-    async def _to_member(self, role: Role, stream: str) -> Connection:
-        patience = Patience(self)
+    async def _locator(self, retry: Retry) -> Connection:
+        if self._loop is asyncio.get_running_loop():
+            for connection in self._open(Role.CONSUME):
+                return connection
+            for connection in self._open(Role.MANAGE):
+                if connection.is_unused:
+                    return connection
+        return await self._get(Role.CONSUME, None, retry)
+
+    async def _to_member(self, role: Role, stream: str, retry: Retry) -> Connection:
         while True:
-            found = await self._locate(stream)
+            found = await self._locate(stream, retry)
             assert found.leader is not None
             node = found.leader
             if role is Role.CONSUME and found.replicas:
-                node = random.choice(found.replicas)
+                node = random.choice(
+                    [*filter(self._is_reachable, found.replicas)] or found.replicas
+                )
             try:
-                connection = await self._get(role, node)
-                if connection.error is None:
-                    return connection
-                error = StreamConnectionError(str(connection.error))
+                return await self._get(role, node, retry)
             except WrongNodeError as ex:
                 error = ex
-            await patience.wait(error)  # and ask again: the wanted node may have gone
+            await retry.wait(error)  # and ask again: the wanted node may have gone
 
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
         self.generation += 1
-        for callback in list(self.on_close.values()):
-            callback()
-        connections = [item for group in self._connections.values() for item in group]
-        for group in self._connections.values():
-            group.clear()
-        self._established = False
-        await asyncio.gather(*(item.close() for item in connections))
+        self._closing += 1
+        try:
+            for callback in list(self.on_close.values()):
+                callback()
+            connections = [item for group in self._connections.values() for item in group]
+            for group in self._connections.values():
+                group.clear()
+            self._established = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            await asyncio.gather(*(item.close() for item in connections), *self._sweepings)
+        finally:
+            self._closing -= 1
 
     # -- nodes
 
-    @property
-    def limit(self) -> float | None:
-        """Seconds to try for; None for no limit."""
-        settings = self.settings
-        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        return limit or None
-
-    async def _locate(self, stream: str) -> StreamMetadata:
-        patience = Patience(self)
+    async def _locate(self, stream: str, retry: Retry) -> StreamMetadata:
         while True:
-            locator = await self.locator()
+            locator = await self._locator(retry)
+            retry.on_step(f'asking where stream {stream!r} is')
             try:
                 metadata = await locator.request(commands.Metadata((stream,)))
             except StreamConnectionError as ex:
-                if isinstance(ex, FrameError):
+                if not ex.retriable:
                     raise
-                await patience.wait(ex)
+                await retry.wait(ex)
                 continue
             found = metadata.get(stream)
             if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
@@ -220,99 +201,157 @@ class Topology:
             if found.leader is not None:
                 return found
             problem = f'stream {stream!r} has no leader'
-            await patience.wait(ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem))
+            await retry.wait(ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem))
+
+    def _is_reachable(self, node: Broker) -> bool:
+        return self._unreachable.get(node, 0.0) <= asyncio.get_running_loop().time()
 
     def _open(self, role: Role) -> list[Connection]:
         group = self._connections[role]
         group[:] = [item for item in group if item.is_open]
         return group
 
-    async def _get(self, role: Role, node: Broker | None) -> Connection:
-        """A connection with a free id in a role: to a node, or to any for None."""
+    def _find(self, role: Role, node: Broker | None) -> Connection | None:
+        """An open connection with a free id: to a node, or to any for None."""
+        for connection in self._open(role):
+            ids = connection.publisher_ids if role is Role.PUBLISH else connection.subscription_ids
+            if ids and (node is None or connection.leads_to(node)):
+                return connection
+        return None
+
+    async def _get(self, role: Role, node: Broker | None, retry: Retry) -> Connection:
+        """A connection with a free id: to a node, if that can be reached; to any for None."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the connections and locks of another one are of no use
             self._loop = loop
             self._locks.clear()
+            self._timer = None
             for group in self._connections.values():
                 group.clear()
-        limit = self.limit
-        attempt = Attempt(self._infos(node), limit)
-        lock = self._locks.setdefault((role, node), asyncio.Lock())
-        try:
-            # The limit covers waiting for another task that is connecting.
-            async with asyncio.timeout(limit), lock:
-                for connection in self._open(role):
-                    if node is not None and node not in (connection.advertised, connection.node):
-                        continue
-                    ids = connection.publisher_ids
-                    if role is Role.CONSUME:
-                        ids = connection.subscription_ids
-                    if ids:
-                        return connection
-                generation = self.generation
-                connection = await self._connect(attempt)
-                if generation != self.generation:
-                    await connection.close()
-                    raise StreamConnectionError('the client was disconnected meanwhile')
-                found = connection.advertised
-                if self.settings.load_balancer and node is not None and found not in (None, node):
-                    await connection.close()
-                    raise WrongNodeError(f'{attempt}: reached {found}, not {node}')
-                connection.node = node
-                self._open(role).append(connection)
-                return connection
-        except TimeoutError:
-            if attempt.error is None or isinstance(attempt.error, ConnectTimeout):
-                raise ConnectTimeout(
-                    f'{attempt}: no answer within {limit} s, while {attempt.step}'
-                ) from None
-            raise StreamConnectionError(f'{attempt.error} (gave up after {limit} s)') from (
-                attempt.error
-            )
+        retry.on_step('waiting for another attempt')
+        async with self._locks.setdefault((role, node), asyncio.Lock()):
+            retry.check()
+            found = self._find(role, node)
+            if found is None and node is not None and not self._is_reachable(node):
+                found = self._find(role, None)
+            return found or await self._connect(role, node, retry)
 
     # -- connecting
 
-    def _infos(self, node: Broker | None) -> list[ConnectionInfo]:
-        infos = list(self.settings.infos)
-        if node is None or self.settings.load_balancer:
-            return infos
-        # The address that reached it before, which may be a URI; or the advertised one.  That may
-        # not be reachable, through NAT or a proxy: then the URIs, which reach some node.
-        first = self._reached.get(node) or replace(infos[0], host=node.host, port=node.port)
-        return [first, *(info for info in infos if info != first)]
+    async def _connect(self, role: Role, node: Broker | None, retry: Retry) -> Connection:
+        while True:
+            own, others = self._routes(node)
+            limit = ADDRESS_TIMEOUT
+            if retry.limit is not None:  # time is left for the other addresses, and for more tries
+                limit = min(limit, retry.limit / len(own + others))
+            retry.where = ', '.join(map(str, own + others))
+            for info in own:
+                connection = await self._dial(info, limit, retry)
+                if connection is None:
+                    continue
+                if node is None or connection.leads_to(node):
+                    return self._keep(role, connection)
+                if self.settings.load_balancer:
+                    await connection.close()
+                    reached = connection.advertised
+                    raise WrongNodeError(f'{retry.where}: reached {reached}, not {node}')
+                self._keep(role, connection)  # another node has that address now
+            if node is not None and not self.settings.load_balancer:
+                self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
+                if found := self._find(role, None):
+                    return found
+            for info in others:
+                if connection := await self._dial(info, limit, retry):
+                    return self._keep(role, connection)
+            assert retry.error is not None
+            await retry.wait(retry.error)
 
-    async def _connect(self, attempt: Attempt) -> Connection:
+    def _routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
+        """Addresses to dial: those that are to lead to a node, and those of any other one.
+
+        First the one that reached the node before, which may be a URI, and its advertised one.
+        These may not be reachable, through NAT or a proxy: then the URIs, which reach some node.
+        """
+        # One that did not answer comes last, so that it delays nothing more.
+        infos = sorted(self.settings.infos, key=lambda info: self._failed.get(info, 0.0))
+        if node is None or self.settings.load_balancer:
+            return infos, []
+        advertised = replace(infos[0], host=node.host, port=node.port)
+        own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
+        return own, [info for info in infos if info not in own]
+
+    def _keep(self, role: Role, connection: Connection) -> Connection:
+        self._open(role).append(connection)
+        if self._timer is None:
+            self._sweep_later()
+        return connection
+
+    async def _dial(self, info: ConnectionInfo, limit: float, retry: Retry) -> Connection | None:
+        """Connect to an address; None if that fails and another try may mend it."""
         settings = self.settings
-        for delay in backoff():
-            for info in attempt.infos:
-                try:
-                    async with asyncio.timeout(attempt.address_timeout):
-                        connection = await Connection.open(
-                            info,
-                            settings.auth_mechanism,
-                            settings.connection_name,
-                            settings.tune,
-                            attempt.on_step,
-                        )
-                except TimeoutError:
-                    attempt.error = ConnectTimeout(
-                        f'{info}: no answer within {attempt.address_timeout:.3g} s,'
-                        f' while {attempt.step}'
-                    )
-                except (ProtocolError, FrameError):
-                    raise  # no retry can mend these
-                except StreamConnectionError as ex:
-                    # Nor TLS; but a proxy may take a connection while the node behind it is away.
-                    if isinstance(ex, TLSError) and not (
-                        self._established and isinstance(ex.__cause__, ConnectionError)
-                    ):
-                        raise
-                    attempt.error = ex
-                else:
-                    self._established = True
-                    if connection.advertised is not None:
-                        self._reached[connection.advertised] = info
-                    return connection
-            logger.warning('%s; trying again in %.1f s', attempt.error, delay)
-            await asyncio.sleep(delay)
-        raise AssertionError('unreachable')
+        try:
+            async with asyncio.timeout(limit):
+                connection = await Connection.open(
+                    info,
+                    settings.auth_mechanism,
+                    settings.connection_name,
+                    settings.tune,
+                    retry.on_step,
+                )
+        except TimeoutError:
+            retry.error = ConnectTimeout(
+                f'{info}: no answer within {limit:.3g} s, while {retry.step}'
+            )
+        except (ProtocolError, FrameError):
+            raise  # no retry can mend these
+        except StreamConnectionError as ex:
+            # Nor TLS; but a proxy may take a connection while the node behind it is away.
+            if isinstance(ex, TLSError) and not (
+                self._established and isinstance(ex.__cause__, ConnectionError)
+            ):
+                raise
+            retry.error = ex
+        else:
+            try:
+                retry.check()
+            except StreamConnectionError:
+                await connection.close()
+                raise
+            self._established = True
+            self._failed.pop(info, None)
+            if connection.advertised is not None:
+                self._reached[connection.advertised] = info
+                self._unreachable.pop(connection.advertised, None)
+            return connection
+        self._failed[info] = asyncio.get_running_loop().time()
+        return None
+
+    # -- connections that nobody uses
+
+    def _sweep_later(self) -> None:
+        # The timer does not keep a client that was dropped.
+        self._timer = asyncio.get_running_loop().call_later(UNUSED, sweep, weakref.ref(self))
+
+    def _sweep(self) -> None:
+        """Close what was not used since the last time; but the last connection stays."""
+        self._timer = None
+        opened = [item for role in Role for item in self._open(role)]
+        before = self._unused
+        self._unused = {item: item.requests for item in opened if item.is_unused}
+        idle = [item for item, requests in self._unused.items() if before.get(item) == requests]
+        if len(idle) == len(opened):
+            del idle[:1]
+        for group in self._connections.values():
+            group[:] = [item for item in group if item not in idle]
+        for connection in idle:
+            task = asyncio.ensure_future(connection.close())
+            self._sweepings.add(task)
+            task.add_done_callback(self._sweepings.discard)
+        if len(opened) - len(idle) > 1:
+            self._sweep_later()
+
+
+def sweep(reference: weakref.ref[Topology]) -> None:
+    topology = reference()
+    if topology is not None:
+        topology._sweep()
