@@ -5,6 +5,8 @@ of the API, a value or bytes that AMQP 1.0 does not allow, and what a broker or 
 answered (:mod:`rbfly.streams.error`).
 """
 
+from typing import Any
+
 __all__ = [
     'AMQPDecoderError',
     'AMQPEncoderError',
@@ -25,6 +27,18 @@ class RbFlyError(Exception):
     """
 
     index: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, args, *state = super().__reduce__()
+        return _restore, (type(self), args), *state
+
+
+def _restore(kind: type[RbFlyError], args: tuple[Any, ...]) -> RbFlyError:
+    # Not by the class's own constructor: `args` is the finished text, not what that one takes.
+    error = kind.__new__(kind, *args)
+    builtin = next(item for item in kind.__mro__ if item.__module__ == 'builtins')
+    builtin.__init__(error, *args)
+    return error
 
 
 class RbFlyBufferError(RbFlyError):
