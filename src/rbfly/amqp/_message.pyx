@@ -139,8 +139,8 @@ cdef int set_field(Sections sections, int index, object value) except -1:
 @cython.no_gc
 cdef class MessageCtx:
     """MessageCtx(body, header=None, delivery_annotations=None, annotations=None, properties=None, \
-app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=0, \
-is_set_stream_publish_id=False)\n--\n
+app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=None, \
+is_set_stream_publish_id=None)\n--\n
     A message: body, the other sections, and what the stream knows of it.
 
     Sections of a received message are decoded when first asked for; that raises AMQPDecoderError
@@ -160,14 +160,16 @@ is_set_stream_publish_id=False)\n--\n
     :param footer: dict by Symbol (a str is made one) or int.
     :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
     :param stream_timestamp: time at which the broker stored the message, seconds since 1970 UTC.
-    :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1).
-    :param is_set_stream_publish_id: the publishing id was given by the application.
+    :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the
+        publisher's next one.  As an attribute it is 0 then, and may be set the same way.
+    :param is_set_stream_publish_id: the message is published with that id (bool); None: if there is
+        one.
     """
 
     def __init__(
         self, body, header=None, delivery_annotations=None, annotations=None, properties=None,
         app_properties=None, footer=None, *, stream_offset=0, double stream_timestamp=0,
-        stream_publish_id=0, bint is_set_stream_publish_id=False,
+        stream_publish_id=None, is_set_stream_publish_id=None,
     ):
         if type(body) is MessageCtx:
             fail_body()
@@ -179,10 +181,11 @@ is_set_stream_publish_id=False)\n--\n
         set_sections(
             self, header, delivery_annotations, annotations, properties, app_properties, footer
         )
-        self.stream_offset = check_u64(stream_offset, 'stream_offset')
+        self._offset = check_u64(stream_offset, 'stream_offset')
         self.stream_timestamp = stream_timestamp
-        self.stream_publish_id = check_u64(stream_publish_id, 'stream_publish_id')
-        self.is_set_stream_publish_id = is_set_stream_publish_id
+        set_publish_id(self, stream_publish_id, 'stream_publish_id')
+        if is_set_stream_publish_id is not None:
+            self.is_set_stream_publish_id = is_set_stream_publish_id
 
     cdef object take_body(self):
         cdef Cursor c
@@ -291,6 +294,24 @@ is_set_stream_publish_id=False)\n--\n
         set_section(self, I_FOOTER, value)
 
     @property
+    def stream_offset(self):
+        """Offset in the stream (int)."""
+        return self._offset
+
+    @stream_offset.setter
+    def stream_offset(self, value):
+        self._offset = check_u64(value, 'stream_offset')
+
+    @property
+    def stream_publish_id(self):
+        """Publishing id for deduplication (int); 0 if the message is given the next one."""
+        return self._publish_id
+
+    @stream_publish_id.setter
+    def stream_publish_id(self, value):
+        set_publish_id(self, value, 'stream_publish_id')
+
+    @property
     def raw(self):
         """Bytes that the message was decoded from (memoryview), untouched; None for others."""
         if self._owner is None:
@@ -327,8 +348,8 @@ is_set_stream_publish_id=False)\n--\n
     def __repr__(self):
         return (
             f'MessageCtx(body={clip_body(self.take_body())}, '
-            f'stream_offset={self.stream_offset}, stream_timestamp={self.stream_timestamp}, '
-            f'stream_publish_id={self.stream_publish_id}, '
+            f'stream_offset={self._offset}, stream_timestamp={self.stream_timestamp}, '
+            f'stream_publish_id={self._publish_id}, '
             f'annotations={self.annotations!r}, app_properties={self.app_properties!r})'
         )
 
@@ -341,9 +362,9 @@ is_set_stream_publish_id=False)\n--\n
             return True
         that = other
         if (
-            self.stream_offset != that.stream_offset
+            self._offset != that._offset
             or self.stream_timestamp != that.stream_timestamp
-            or self.stream_publish_id != that.stream_publish_id
+            or self._publish_id != that._publish_id
             or self.take_body() != that.take_body()
         ):
             return False
@@ -357,8 +378,8 @@ is_set_stream_publish_id=False)\n--\n
     def __reduce__(self):
         return restore_message, (
             self.take_body(), self.header, self.delivery_annotations, self.annotations,
-            self.properties, self.app_properties, self.footer, self.stream_offset,
-            self.stream_timestamp, self.stream_publish_id, bool(self.is_set_stream_publish_id),
+            self.properties, self.app_properties, self.footer, self._offset,
+            self.stream_timestamp, self._publish_id, bool(self.is_set_stream_publish_id),
         )
 
 
@@ -497,14 +518,18 @@ cdef uint64_t check_u64(object value, str name) except? 0:
     return check_uint(value, 0xffffffffffffffff, name)
 
 
+cdef int set_publish_id(MessageCtx ctx, object value, str name) except -1:
+    ctx._publish_id = 0 if value is None else check_u64(value, name)
+    ctx.is_set_stream_publish_id = value is not None
+    return 0
+
+
 def stream_message_ctx(
     body, *, publish_id=None, header=None, properties=None, annotations=None,
     delivery_annotations=None, app_properties=None, footer=None,
 ):
     cdef MessageCtx ctx = new_context(body)
-    if publish_id is not None:
-        ctx.stream_publish_id = check_u64(publish_id, 'publish_id')
-        ctx.is_set_stream_publish_id = True
+    set_publish_id(ctx, publish_id, 'publish_id')
     set_sections(
         ctx, header, delivery_annotations, annotations, properties, app_properties, footer
     )

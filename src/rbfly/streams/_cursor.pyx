@@ -396,7 +396,7 @@ cdef class MessageCursor:
             self._note_made(held, (<MessageBatch> held).offset_at(0))
             return held
         ctx = held
-        self._note_made(ctx, ctx.stream_offset)
+        self._note_made(ctx, ctx._offset)
         return ctx if kind == CONTEXT else ctx.take_body()
 
     cdef object _take_body(self):

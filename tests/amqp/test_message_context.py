@@ -1,0 +1,73 @@
+"""What a context knows beside its message: publishing id and offset."""
+
+from collections.abc import Callable
+
+import pytest
+
+from rbfly.amqp import (
+    MessageCtx,
+    stream_message_ctx,
+)
+from rbfly.error import RbFlyError
+
+# --- publishing id ---
+
+
+def assigned(publish_id: int | None) -> MessageCtx:
+    ctx = MessageCtx('a')
+    ctx.stream_publish_id = publish_id
+    return ctx
+
+
+WAYS: list[Callable[[int | None], MessageCtx]] = [
+    lambda publish_id: stream_message_ctx('a', publish_id=publish_id),
+    lambda publish_id: MessageCtx('a', stream_publish_id=publish_id),
+    assigned,
+]
+each_way = pytest.mark.parametrize('way', WAYS, ids=['factory', 'constructor', 'attribute'])
+
+
+@each_way
+@pytest.mark.parametrize('publish_id', [0, 10, 2**64 - 1])
+def test_publish_id_is_set(way: Callable[[int | None], MessageCtx], publish_id: int) -> None:
+    ctx = way(publish_id)
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (publish_id, True)
+
+
+@each_way
+def test_publish_id_none(way: Callable[[int | None], MessageCtx]) -> None:
+    ctx = way(None)
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (0, False)
+
+
+def test_publish_id_is_unset_by_none() -> None:
+    ctx = stream_message_ctx('a', publish_id=10)
+    ctx.stream_publish_id = None
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (0, False)
+
+
+def test_flag_of_the_publish_id() -> None:
+    ctx = MessageCtx('a', stream_publish_id=10, is_set_stream_publish_id=False)
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (10, False)
+    assert MessageCtx('a', is_set_stream_publish_id=True).is_set_stream_publish_id is True
+
+
+@pytest.mark.parametrize('name', ['stream_publish_id', 'stream_offset'])
+@pytest.mark.parametrize(
+    ('value', 'kind', 'text'),
+    [
+        (-1, OverflowError, 'is 0 to 18446744073709551615'),
+        (2**64, OverflowError, 'is 0 to 18446744073709551615'),
+        ('1', TypeError, 'is int, not str'),
+        (1.5, TypeError, 'is int, not float'),
+        (True, TypeError, 'is int, not bool'),
+    ],
+)
+def test_assigned_number_is_checked(
+    name: str, value: object, kind: type[Exception], text: str
+) -> None:
+    ctx = stream_message_ctx('a', publish_id=10)
+    with pytest.raises(RbFlyError, match=f'^{name} {text}$') as caught:
+        setattr(ctx, name, value)
+    assert isinstance(caught.value, kind)
+    assert (ctx.stream_publish_id, ctx.stream_offset) == (10, 0)
