@@ -1,11 +1,15 @@
-"""What a context knows beside its message: publishing id and offset."""
+"""What a context knows beside its message: publishing id and offset, the bytes it came from."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
 
 from rbfly.amqp import (
     MessageCtx,
+    decode_amqp,
+    encode_amqp_bytes,
     stream_message_ctx,
 )
 from rbfly.error import RbFlyError
@@ -71,3 +75,43 @@ def test_assigned_number_is_checked(
         setattr(ctx, name, value)
     assert isinstance(caught.value, kind)
     assert (ctx.stream_publish_id, ctx.stream_offset) == (10, 0)
+
+
+# --- bytes ---
+
+COPIES: dict[str, Callable[[MessageCtx], MessageCtx]] = {
+    'copy': copy.copy,
+    'deepcopy': copy.deepcopy,
+    'pickle': lambda ctx: pickle.loads(pickle.dumps(ctx)),
+}
+each_copy = pytest.mark.parametrize('copied', COPIES.values(), ids=list(COPIES))
+
+
+@each_copy
+@pytest.mark.parametrize('body', [b'a', {'a': [1, 2]}])
+def test_copy_keeps_the_bytes(copied: Callable[[MessageCtx], MessageCtx], body: object) -> None:
+    data = encode_amqp_bytes(stream_message_ctx(body, app_properties={'k': 1}))
+    ctx = decode_amqp(data)
+    other = copied(ctx)
+    assert other.raw == ctx.raw == data
+    assert (other.body, other.app_properties, other.annotations) == (body, {'k': 1}, {})
+
+
+@each_copy
+def test_copy_of_a_changed_message(copied: Callable[[MessageCtx], MessageCtx]) -> None:
+    ctx = decode_amqp(encode_amqp_bytes(stream_message_ctx('a', app_properties={'k': 1})))
+    ctx.body = 'b'
+    ctx.app_properties = None
+    other = copied(ctx)
+    assert (other.body, other.app_properties) == ('b', {})
+    assert encode_amqp_bytes(other) == encode_amqp_bytes(ctx)
+
+
+@each_copy
+def test_copy_of_a_message_to_send(copied: Callable[[MessageCtx], MessageCtx]) -> None:
+    assert copied(stream_message_ctx('a')).raw is None
+
+
+def test_pickle_of_a_former_version() -> None:
+    kind, arguments = stream_message_ctx('a', publish_id=10).__reduce__()
+    assert kind(*arguments[:11]) == stream_message_ctx('a', publish_id=10)

@@ -380,14 +380,21 @@ is_set_stream_publish_id=None)\n--\n
             self.take_body(), self.header, self.delivery_annotations, self.annotations,
             self.properties, self.app_properties, self.footer, self._offset,
             self.stream_timestamp, self._publish_id, bool(self.is_set_stream_publish_id),
+            None if self._owner is None else bytes(self.raw),
         )
 
 
 def restore_message(*args):
-    return MessageCtx(
+    cdef MessageCtx ctx = MessageCtx(
         *args[:7], stream_offset=args[7], stream_timestamp=args[8], stream_publish_id=args[9],
         is_set_stream_publish_id=args[10],
     )
+    cdef bytes raw = args[11] if len(args) > 11 else None   # pickles of former versions have none
+    if raw is not None:
+        ctx._owner = raw
+        ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
+        ctx._n = len(raw)
+    return ctx
 
 
 rbfly_keep_contexts(MessageCtx, sizeof(MessageCtx))
