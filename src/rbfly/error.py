@@ -15,6 +15,8 @@ __all__ = [
     'AMQPEncoderTypeError',
     'AMQPEncoderValueError',
     'AMQPError',
+    'MessageContextError',
+    'MessageTypeError',
     'RbFlyBufferError',
     'RbFlyError',
 ]
@@ -43,6 +45,14 @@ def _restore(kind: type[RbFlyError], args: tuple[Any, ...]) -> RbFlyError:
 
 class RbFlyBufferError(RbFlyError):
     """The buffer given to :func:`rbfly.amqp.encode_amqp` is too small for the message."""
+
+
+class MessageContextError(RbFlyError, LookupError):
+    """There is no such message: this task, or this subscription, has received none."""
+
+
+class MessageTypeError(RbFlyError, TypeError):
+    """A body of another type than what was asked for needs."""
 
 
 class AMQPError(RbFlyError):

@@ -1,5 +1,6 @@
 """What a context knows beside its message: publishing id and offset, the bytes it came from."""
 
+import contextvars
 import copy
 import pickle
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from rbfly.amqp import (
     MessageCtx,
     decode_amqp,
     encode_amqp_bytes,
+    get_message_ctx,
+    set_message_ctx,
     stream_message_ctx,
 )
 from rbfly.error import RbFlyError
@@ -115,3 +118,28 @@ def test_copy_of_a_message_to_send(copied: Callable[[MessageCtx], MessageCtx]) -
 def test_pickle_of_a_former_version() -> None:
     kind, arguments = stream_message_ctx('a', publish_id=10).__reduce__()
     assert kind(*arguments[:11]) == stream_message_ctx('a', publish_id=10)
+
+
+# --- the last message of a task ---
+
+
+def test_no_message_was_received() -> None:
+    with pytest.raises(RbFlyError, match='has received no message') as caught:
+        contextvars.Context().run(get_message_ctx)
+    assert isinstance(caught.value, LookupError)
+
+
+def test_body_without_a_view() -> None:
+    with pytest.raises(RbFlyError, match='a body of str has no view') as caught:
+        stream_message_ctx('a').body_view()
+    assert isinstance(caught.value, TypeError)
+
+
+def test_what_is_no_context() -> None:
+    def get() -> None:
+        set_message_ctx(5)  # type: ignore[arg-type]
+        with pytest.raises(RbFlyError, match='no message') as caught:
+            get_message_ctx()
+        assert isinstance(caught.value, LookupError)
+
+    contextvars.Context().run(get)

@@ -17,7 +17,7 @@ from rbfly.amqp._layout cimport (
 )
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
-from rbfly.error import AMQPEncoderTypeError
+from rbfly.error import AMQPEncoderTypeError, MessageContextError, MessageTypeError
 
 cdef extern from *:
     """
@@ -321,7 +321,7 @@ is_set_stream_publish_id=None)\n--\n
     def body_view(self):
         """Body as memoryview: of a received message with one data section, without copying it.
 
-        Raises TypeError if the body is not binary.
+        Raises MessageTypeError, a TypeError, if the body is not binary.
         """
         cdef Cursor c
         cdef Py_ssize_t n
@@ -342,7 +342,7 @@ is_set_stream_publish_id=None)\n--\n
                 return view_of(self._owner, c.p, n)
         body = self.take_body()
         if not isinstance(body, (bytes, bytearray, memoryview)):
-            raise TypeError(f'a body of {type(body).__name__} has no view')
+            raise MessageTypeError(f'a body of {type(body).__name__} has no view')
         return memoryview(body)
 
     def __repr__(self):
@@ -549,12 +549,15 @@ stream_message_ctx = rbfly_make_factory(new_context, stream_message_ctx, FACTORY
 def get_message_ctx():
     """Context of the message that the current task received last.
 
-    Raises LookupError if there is none.
+    Raises MessageContextError, a LookupError, if there is none.
     """
-    context = CONTEXT.get()
+    context = CONTEXT.get(None)
     if type(context) is MessageCtx:
         return context
-    return context._current_message_ctx()
+    current = getattr(context, '_current_message_ctx', None)
+    if current is None:
+        raise MessageContextError('this task has received no message')
+    return current()
 
 
 def set_message_ctx(context):

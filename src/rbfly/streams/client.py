@@ -456,7 +456,8 @@ class StreamsClient:
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param value: offset of the last message that is done with; None for the one that this
             task received last.
-        :raises LookupError: `value` is None and this task has received no message.
+        :raises MessageContextError: a LookupError: `value` is None and this task has received no
+            message.
         """
         check_stream(stream)
         if value is None:
