@@ -147,7 +147,7 @@ cdef class FrameBuilder:
 
         :raises AMQPEncoderError: the value has no AMQP 1.0 form; nothing has changed then.
         :raises ArgumentError: an explicit publishing id that was used before or is too low.
-        :raises PublisherError: the message fits no frame; nothing has changed then.
+        :raises MessageTooLarge: the message fits no frame; nothing has changed then.
         """
         return self._append(message, waiter)
 

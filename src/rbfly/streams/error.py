@@ -17,6 +17,7 @@ __all__ = [
     'ConnectTimeout',
     'FrameError',
     'MessageTimeout',
+    'MessageTooLarge',
     'ProtocolError',
     'PublishError',
     'PublisherError',
@@ -110,7 +111,11 @@ class ArgumentOverflowError(RbFlyError, OverflowError):
 
 
 class PublisherError(RbFlyError):
-    """A publisher was used wrongly: closed, or a message that fits no frame."""
+    """A publisher was used wrongly, e.g. when it was closed."""
+
+
+class MessageTooLarge(PublisherError, ValueError):
+    """A message that fits no frame; it was not sent and has no id."""
 
 
 class SubscriptionError(RbFlyError):
