@@ -14,7 +14,7 @@ import pytest
 
 import rbfly
 from rbfly.error import AMQPDecoderError, RbFlyError
-from rbfly.streams.error import ProtocolError, PublishError, StreamDoesNotExist
+from rbfly.streams.error import ProtocolError, PublishError, PublishErrorInfo, StreamDoesNotExist
 
 
 def classes(base: type[RbFlyError] = RbFlyError) -> Iterator[type[RbFlyError]]:
@@ -65,7 +65,7 @@ def test_error_comes_back_as_it_was(
 @each_round_trip
 def test_attributes_come_back(round_trip: Callable[[Any], Any]) -> None:
     refused = PublishError(5, 7, 'too late')
-    refused.errors = [(7, 5), (9, 5)]
+    refused.errors = [PublishErrorInfo(7, 5), PublishErrorInfo(9, 5)]
     other = round_trip(refused)
     assert (other.code, other.publish_id, other.errors) == (5, 7, [(7, 5), (9, 5)])
     damaged = AMQPDecoderError('bad', 4)
@@ -76,7 +76,7 @@ def test_attributes_come_back(round_trip: Callable[[Any], Any]) -> None:
 
 def test_deep_copy_shares_nothing() -> None:
     error = PublishError(5, 7)
-    copy.deepcopy(error).errors.append((8, 5))
+    copy.deepcopy(error).errors.append(PublishErrorInfo(8, 5))
     assert error.errors == [(7, 5)]
 
 

@@ -31,14 +31,15 @@ class RbFlyError(Exception):
     index: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _, args, *state = super().__reduce__()
+        reduced: Any = super().__reduce__()
+        _, args, *state = reduced
         return _restore, (type(self), args), *state
 
 
 def _restore(kind: type[RbFlyError], args: tuple[Any, ...]) -> RbFlyError:
     # Not by the class's own constructor: `args` is the finished text, not what that one takes.
     error = kind.__new__(kind, *args)
-    builtin = next(item for item in kind.__mro__ if item.__module__ == 'builtins')
+    builtin: Any = next(item for item in kind.__mro__ if item.__module__ == 'builtins')
     builtin.__init__(error, *args)
     return error
 

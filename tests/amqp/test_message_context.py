@@ -4,6 +4,7 @@ import contextvars
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,12 @@ each_copy = pytest.mark.parametrize('copied', COPIES.values(), ids=list(COPIES))
 
 @each_copy
 @pytest.mark.parametrize('body', [b'a', {'a': [1, 2]}])
-def test_copy_keeps_the_bytes(copied: Callable[[MessageCtx], MessageCtx], body: object) -> None:
+def test_copy_keeps_the_bytes(copied: Callable[[MessageCtx], MessageCtx], body: Any) -> None:
     data = encode_amqp_bytes(stream_message_ctx(body, app_properties={'k': 1}))
     ctx = decode_amqp(data)
     other = copied(ctx)
-    assert other.raw == ctx.raw == data
+    assert other.raw is not None
+    assert other.raw.tobytes() == data
     assert (other.body, other.app_properties, other.annotations) == (body, {'k': 1}, {})
 
 

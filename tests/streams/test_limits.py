@@ -1,5 +1,7 @@
 """Messages that fit no frame."""
 
+from typing import Any
+
 import pytest
 
 from rbfly.error import RbFlyError
@@ -11,7 +13,7 @@ ROOM = 100 - 21
 
 
 @pytest.mark.parametrize('message', [b'x' * (ROOM + 1), ['x' * ROOM]], ids=['bytes', 'list'])
-def test_message_that_fits_no_frame(message: object) -> None:
+def test_message_that_fits_no_frame(message: Any) -> None:
     window = PublishWindow(0, 100, 10, 1, None, True, False)
     with pytest.raises(MessageTooLarge, match=f'the limit is {ROOM} bytes') as caught:
         window.append(message, Waiter())
