@@ -34,9 +34,10 @@ HEIGHTS = {
     'rbfly.amqp._codec': 18,
     'rbfly.amqp': 19,
     # types of the streams API
+    'rbfly.streams.checks': 19,
     'rbfly.streams.compression': 19,
+    'rbfly.streams.offset': 19,
     'rbfly.streams.types': 20,
-    'rbfly.streams.offset': 20,
     'rbfly.streams._entry': 23,
     'rbfly.streams._frames': 24,
     # CHUNK and PUBLISH: side by side

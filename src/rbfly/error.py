@@ -5,6 +5,8 @@ of the API, a value or bytes that AMQP 1.0 does not allow, and what a broker or 
 answered (:mod:`rbfly.streams.error`).
 """
 
+from typing import Any
+
 __all__ = [
     'AMQPDecoderError',
     'AMQPEncoderError',
@@ -13,6 +15,8 @@ __all__ = [
     'AMQPEncoderTypeError',
     'AMQPEncoderValueError',
     'AMQPError',
+    'MessageContextError',
+    'MessageTypeError',
     'RbFlyBufferError',
     'RbFlyError',
 ]
@@ -28,9 +32,30 @@ class RbFlyError(Exception):
     index: int | None = None
     retriable: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        reduced: Any = super().__reduce__()
+        _, args, *state = reduced
+        return _restore, (type(self), args), *state
+
+
+def _restore(kind: type[RbFlyError], args: tuple[Any, ...]) -> RbFlyError:
+    # Not by the class's own constructor: `args` is the finished text, not what that one takes.
+    error = kind.__new__(kind, *args)
+    builtin: Any = next(item for item in kind.__mro__ if item.__module__ == 'builtins')
+    builtin.__init__(error, *args)
+    return error
+
 
 class RbFlyBufferError(RbFlyError):
     """The buffer given to :func:`rbfly.amqp.encode_amqp` is too small for the message."""
+
+
+class MessageContextError(RbFlyError, LookupError):
+    """There is no such message: this task, or this subscription, has received none."""
+
+
+class MessageTypeError(RbFlyError, TypeError):
+    """A body of another type than what was asked for needs."""
 
 
 class AMQPError(RbFlyError):

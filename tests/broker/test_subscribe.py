@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.error import MessageContextError
 from rbfly.streams import MessageCtx
 from rbfly.streams.error import StreamDoesNotExist, SubscriptionError
 from tests import fake as wire
@@ -160,7 +161,7 @@ async def test_context_is_of_the_task_that_iterates(client: rbs.StreamsClient, s
         rbs.get_message_ctx()
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
         await anext(messages)
-        with pytest.raises(LookupError):
+        with pytest.raises(MessageContextError):
             await asyncio.create_task(other())
 
 

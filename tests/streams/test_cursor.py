@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
-from rbfly.error import AMQPDecoderError
+from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.streams._batch import MessageBatch
 from rbfly.streams._cursor import KINDS, MessageIterator
 from rbfly.streams.error import ChunkError, SubscriptionError
@@ -107,7 +107,7 @@ def test_take_without_a_message() -> None:
 
 def test_context_of_the_message_taken_last() -> None:
     cursor = Cursor(amqp=True)
-    with pytest.raises(LookupError):
+    with pytest.raises(MessageContextError):
         cursor.last.context()
     cursor.push(chunk([message(amqp('x')), sub_batch([amqp('y')])], 2, offset=5, timestamp=1500))
     for offset, body in ((5, 'x'), (6, 'y')):

@@ -287,7 +287,7 @@ cdef MessageCtx decode_context(
     ctx._p = p
     ctx._n = n
     ctx._body_at = layout.body_at
-    ctx.stream_offset = stream_offset
+    ctx._offset = stream_offset
     ctx.stream_timestamp = stream_timestamp
     return ctx
 

@@ -23,9 +23,9 @@ cdef class MessageCtx:
     cdef const uint8_t *_p
     cdef Py_ssize_t _n
     cdef Py_ssize_t _body_at
-    cdef public uint64_t stream_offset
+    cdef uint64_t _offset
     cdef public double stream_timestamp
-    cdef public uint64_t stream_publish_id
+    cdef uint64_t _publish_id
     cdef public bint is_set_stream_publish_id
     cdef bint _body_ready
 

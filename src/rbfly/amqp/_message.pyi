@@ -16,9 +16,7 @@ class Sections: ...
 
 @final
 class MessageCtx:
-    stream_offset: int
     stream_timestamp: float
-    stream_publish_id: int
     is_set_stream_publish_id: bool
     def __init__(
         self,
@@ -32,8 +30,8 @@ class MessageCtx:
         *,
         stream_offset: int = 0,
         stream_timestamp: float = 0,
-        stream_publish_id: int = 0,
-        is_set_stream_publish_id: bool = False,
+        stream_publish_id: int | None = None,
+        is_set_stream_publish_id: bool | None = None,
     ) -> None: ...
     # what a message holds is known to its reader only
     body: Any
@@ -61,6 +59,14 @@ class MessageCtx:
     def footer(self) -> dict[Any, Any]: ...
     @footer.setter
     def footer(self, value: Mapping[Any, Any] | None) -> None: ...
+    @property
+    def stream_offset(self) -> int: ...
+    @stream_offset.setter
+    def stream_offset(self, value: int) -> None: ...
+    @property
+    def stream_publish_id(self) -> int: ...
+    @stream_publish_id.setter
+    def stream_publish_id(self, value: int | None) -> None: ...
     @property
     def raw(self) -> memoryview | None: ...
     def body_view(self) -> memoryview: ...

@@ -17,7 +17,7 @@ from rbfly.amqp._layout cimport (
 )
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
-from rbfly.error import AMQPEncoderTypeError
+from rbfly.error import AMQPEncoderTypeError, MessageContextError, MessageTypeError
 
 cdef extern from *:
     """
@@ -139,8 +139,8 @@ cdef int set_field(Sections sections, int index, object value) except -1:
 @cython.no_gc
 cdef class MessageCtx:
     """MessageCtx(body, header=None, delivery_annotations=None, annotations=None, properties=None, \
-app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=0, \
-is_set_stream_publish_id=False)\n--\n
+app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=None, \
+is_set_stream_publish_id=None)\n--\n
     A message: body, the other sections, and what the stream knows of it.
 
     Sections of a received message are decoded when first asked for; that raises AMQPDecoderError
@@ -160,14 +160,16 @@ is_set_stream_publish_id=False)\n--\n
     :param footer: dict by Symbol (a str is made one) or int.
     :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
     :param stream_timestamp: time at which the broker stored the message, seconds since 1970 UTC.
-    :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1).
-    :param is_set_stream_publish_id: the publishing id was given by the application.
+    :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the
+        publisher's next one.  As an attribute it is 0 then, and may be set the same way.
+    :param is_set_stream_publish_id: the message is published with that id (bool); None: if there is
+        one.
     """
 
     def __init__(
         self, body, header=None, delivery_annotations=None, annotations=None, properties=None,
         app_properties=None, footer=None, *, stream_offset=0, double stream_timestamp=0,
-        stream_publish_id=0, bint is_set_stream_publish_id=False,
+        stream_publish_id=None, is_set_stream_publish_id=None,
     ):
         if type(body) is MessageCtx:
             fail_body()
@@ -179,10 +181,11 @@ is_set_stream_publish_id=False)\n--\n
         set_sections(
             self, header, delivery_annotations, annotations, properties, app_properties, footer
         )
-        self.stream_offset = check_u64(stream_offset, 'stream_offset')
+        self._offset = check_u64(stream_offset, 'stream_offset')
         self.stream_timestamp = stream_timestamp
-        self.stream_publish_id = check_u64(stream_publish_id, 'stream_publish_id')
-        self.is_set_stream_publish_id = is_set_stream_publish_id
+        set_publish_id(self, stream_publish_id, 'stream_publish_id')
+        if is_set_stream_publish_id is not None:
+            self.is_set_stream_publish_id = is_set_stream_publish_id
 
     cdef object take_body(self):
         cdef Cursor c
@@ -291,6 +294,24 @@ is_set_stream_publish_id=False)\n--\n
         set_section(self, I_FOOTER, value)
 
     @property
+    def stream_offset(self):
+        """Offset in the stream (int)."""
+        return self._offset
+
+    @stream_offset.setter
+    def stream_offset(self, value):
+        self._offset = check_u64(value, 'stream_offset')
+
+    @property
+    def stream_publish_id(self):
+        """Publishing id for deduplication (int); 0 if the message is given the next one."""
+        return self._publish_id
+
+    @stream_publish_id.setter
+    def stream_publish_id(self, value):
+        set_publish_id(self, value, 'stream_publish_id')
+
+    @property
     def raw(self):
         """Bytes that the message was decoded from (memoryview), untouched; None for others."""
         if self._owner is None:
@@ -300,7 +321,7 @@ is_set_stream_publish_id=False)\n--\n
     def body_view(self):
         """Body as memoryview: of a received message with one data section, without copying it.
 
-        Raises TypeError if the body is not binary.
+        Raises MessageTypeError, a TypeError, if the body is not binary.
         """
         cdef Cursor c
         cdef Py_ssize_t n
@@ -321,14 +342,14 @@ is_set_stream_publish_id=False)\n--\n
                 return view_of(self._owner, c.p, n)
         body = self.take_body()
         if not isinstance(body, (bytes, bytearray, memoryview)):
-            raise TypeError(f'a body of {type(body).__name__} has no view')
+            raise MessageTypeError(f'a body of {type(body).__name__} has no view')
         return memoryview(body)
 
     def __repr__(self):
         return (
             f'MessageCtx(body={clip_body(self.take_body())}, '
-            f'stream_offset={self.stream_offset}, stream_timestamp={self.stream_timestamp}, '
-            f'stream_publish_id={self.stream_publish_id}, '
+            f'stream_offset={self._offset}, stream_timestamp={self.stream_timestamp}, '
+            f'stream_publish_id={self._publish_id}, '
             f'annotations={self.annotations!r}, app_properties={self.app_properties!r})'
         )
 
@@ -341,9 +362,9 @@ is_set_stream_publish_id=False)\n--\n
             return True
         that = other
         if (
-            self.stream_offset != that.stream_offset
+            self._offset != that._offset
             or self.stream_timestamp != that.stream_timestamp
-            or self.stream_publish_id != that.stream_publish_id
+            or self._publish_id != that._publish_id
             or self.take_body() != that.take_body()
         ):
             return False
@@ -357,16 +378,23 @@ is_set_stream_publish_id=False)\n--\n
     def __reduce__(self):
         return restore_message, (
             self.take_body(), self.header, self.delivery_annotations, self.annotations,
-            self.properties, self.app_properties, self.footer, self.stream_offset,
-            self.stream_timestamp, self.stream_publish_id, bool(self.is_set_stream_publish_id),
+            self.properties, self.app_properties, self.footer, self._offset,
+            self.stream_timestamp, self._publish_id, bool(self.is_set_stream_publish_id),
+            None if self._owner is None else bytes(self.raw),
         )
 
 
 def restore_message(*args):
-    return MessageCtx(
+    cdef MessageCtx ctx = MessageCtx(
         *args[:7], stream_offset=args[7], stream_timestamp=args[8], stream_publish_id=args[9],
         is_set_stream_publish_id=args[10],
     )
+    cdef bytes raw = args[11] if len(args) > 11 else None   # pickles of former versions have none
+    if raw is not None:
+        ctx._owner = raw
+        ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
+        ctx._n = len(raw)
+    return ctx
 
 
 rbfly_keep_contexts(MessageCtx, sizeof(MessageCtx))
@@ -497,14 +525,18 @@ cdef uint64_t check_u64(object value, str name) except? 0:
     return check_uint(value, 0xffffffffffffffff, name)
 
 
+cdef int set_publish_id(MessageCtx ctx, object value, str name) except -1:
+    ctx._publish_id = 0 if value is None else check_u64(value, name)
+    ctx.is_set_stream_publish_id = value is not None
+    return 0
+
+
 def stream_message_ctx(
     body, *, publish_id=None, header=None, properties=None, annotations=None,
     delivery_annotations=None, app_properties=None, footer=None,
 ):
     cdef MessageCtx ctx = new_context(body)
-    if publish_id is not None:
-        ctx.stream_publish_id = check_u64(publish_id, 'publish_id')
-        ctx.is_set_stream_publish_id = True
+    set_publish_id(ctx, publish_id, 'publish_id')
     set_sections(
         ctx, header, delivery_annotations, annotations, properties, app_properties, footer
     )
@@ -517,12 +549,15 @@ stream_message_ctx = rbfly_make_factory(new_context, stream_message_ctx, FACTORY
 def get_message_ctx():
     """Context of the message that the current task received last.
 
-    Raises LookupError if there is none.
+    Raises MessageContextError, a LookupError, if there is none.
     """
-    context = CONTEXT.get()
+    context = CONTEXT.get(None)
     if type(context) is MessageCtx:
         return context
-    return context._current_message_ctx()
+    current = getattr(context, '_current_message_ctx', None)
+    if current is None:
+        raise MessageContextError('this task has received no message')
+    return current()
 
 
 def set_message_ctx(context):

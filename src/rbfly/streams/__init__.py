@@ -1,7 +1,10 @@
 """asyncio client for RabbitMQ Streams."""
 
+from .. import error as _errors
 from ..amqp import AMQPHeader, MessageCtx, get_message_ctx, stream_message_ctx
+from ..error import *  # noqa: F403
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
+from . import error as _stream_errors
 from ._batch import MessageBatch
 from .batch import (
     PublisherBatch,
@@ -12,6 +15,7 @@ from .batch import (
 )
 from .client import StreamsClient, connection, streams_client
 from .compression import Compression
+from .error import *  # noqa: F403
 from .offset import Offset, OffsetType
 from .publisher import Publisher, PublisherBin
 from .subscriber import Subscription
@@ -55,3 +59,6 @@ __all__ = [
     'stream_message_ctx',
     'streams_client',
 ]
+# Every error: what is raised here can be caught here.
+__all__ += _errors.__all__
+__all__ += _stream_errors.__all__

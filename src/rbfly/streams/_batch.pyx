@@ -90,7 +90,7 @@ cdef class MessageBatch:
 
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0:
         if self.ready is not None:
-            return (<MessageCtx> self.ready[index]).stream_offset
+            return (<MessageCtx> self.ready[index])._offset
         return self.start + <uint64_t> index
 
     cdef MessageCtx build(self, Py_ssize_t index):

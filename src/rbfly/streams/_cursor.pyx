@@ -20,7 +20,7 @@ from rbfly.streams._chunk cimport Chunk, ChunkQueue
 from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
-from rbfly.error import AMQPDecoderError
+from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.streams.error import ChunkError, SubscriptionError
 
 cdef extern from *:
@@ -122,7 +122,7 @@ cdef class LastMessage:
     """Where the message that a task got last lies; its context is built when it is asked for.
 
     It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
-    inherited it gets a LookupError, never a later message than the one it was started for.
+    inherited it gets a MessageContextError, never a later message than the one it was started for.
     """
 
     cdef object owner
@@ -137,17 +137,17 @@ cdef class LastMessage:
 
     def _current_message_ctx(self):
         if self.task is None or self.task() is not running_task(self.identify):
-            raise LookupError('this task has received no message')
+            raise MessageContextError('this task has received no message')
         return self.context()
 
     def context(self):
         """Context of the message; its body is the bytes of the message if it is not AMQP 1.0.
 
-        :raises LookupError: no message was given yet.
+        :raises MessageContextError: no message was given yet.
         """
         if self.made is None:
             if self.message is NULL:
-                raise LookupError('no message was received yet')
+                raise MessageContextError('no message was received yet')
             self.made = read_message(
                 self.amqp, self.owner, self.message, self.size, self.offset, self.timestamp
             )
@@ -396,7 +396,7 @@ cdef class MessageCursor:
             self._note_made(held, (<MessageBatch> held).offset_at(0))
             return held
         ctx = held
-        self._note_made(ctx, ctx.stream_offset)
+        self._note_made(ctx, ctx._offset)
         return ctx if kind == CONTEXT else ctx.take_body()
 
     cdef object _take_body(self):

@@ -22,7 +22,7 @@ from rbfly._wire cimport (
 from rbfly.amqp._codec cimport encode_message
 from rbfly.amqp._message cimport MessageCtx
 
-from rbfly.streams.error import ArgumentError, ArgumentTypeError, PublisherError
+from rbfly.streams.error import ArgumentError, ArgumentTypeError, MessageTooLarge
 
 
 cdef enum:
@@ -30,6 +30,11 @@ cdef enum:
     RECORDS_MAX = 0xFFFF
     SLACK = 1 << 20         # bytes of room that are not worth giving back
     FIRST = 1 << 10
+
+
+cdef int fail_long(str size, Py_ssize_t limit) except -1:
+    limit = max(limit, 0)       # a frame_max of a few bytes leaves less than none
+    raise MessageTooLarge(f'message of {size} fits no frame; the limit is {limit} bytes')
 
 
 cdef int refuse_long(object message, Py_ssize_t limit) except -1:
@@ -45,7 +50,7 @@ cdef int refuse_long(object message, Py_ssize_t limit) except -1:
     else:
         return 0
     if size > limit:
-        raise PublisherError(f'message of {size} bytes fits no frame; the limit is {limit} bytes')
+        fail_long(f'{size} bytes', limit)
     return 0
 
 
@@ -84,9 +89,7 @@ cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit
             PyBuffer_Release(&view)
     n = out_size(out) - at - 4
     if n > limit:
-        raise PublisherError(
-            f'message of {n} bytes with its headers fits no frame; the limit is {limit} bytes'
-        )
+        fail_long(f'{n} bytes with its headers', limit)
     store_u32(out.start + at, <uint32_t> n)
     return 0
 

@@ -147,7 +147,7 @@ cdef class FrameBuilder:
 
         :raises AMQPEncoderError: the value has no AMQP 1.0 form; nothing has changed then.
         :raises ArgumentError: an explicit publishing id that was used before or is too low.
-        :raises PublisherError: the message fits no frame; nothing has changed then.
+        :raises MessageTooLarge: the message fits no frame; nothing has changed then.
         """
         return self._append(message, waiter)
 
@@ -197,7 +197,7 @@ cdef class FrameBuilder:
         for i in range(start, min(stop, <Py_ssize_t> len(messages))):
             message = messages[i]
             if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
-                id = (<MessageCtx> message).stream_publish_id
+                id = (<MessageCtx> message)._publish_id
                 if has_last and id <= last:
                     error = ArgumentError(f'publish id {id} is not above those before it')
                     error.index = i
@@ -230,7 +230,7 @@ cdef class FrameBuilder:
         if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
             if self.block is not None:
                 self._close_block(out_size(&self.block.out))
-            id = (<MessageCtx> message).stream_publish_id
+            id = (<MessageCtx> message)._publish_id
             disorder = self._check_explicit(id)
         elif self.block is not None:
             return self._append_to_block(message, waiter)

@@ -247,7 +247,7 @@ cdef class PublishWindow(FrameBuilder):
             item = frame.waiters[i]
             waiter = (<Share> item).waiter if type(item) is Share else <Waiter> item
             if waiter.too_large is None:
-                waiter.too_large = (entry.id, entry.size, self.frame_max - (PREFIX - 4))
+                waiter.too_large = (entry.id, entry.size, max(self.frame_max - (PREFIX - 4), 0))
         return 0
 
     cdef int _mark_released(self) except -1:

@@ -267,7 +267,8 @@ cdef class BatchInput(Sender):
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
         :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
-        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises PublisherError: the publisher is closed.
+        :raises MessageTooLarge: the message fits no frame.
         """
         if self._closed or self._error is not None:
             self._check()

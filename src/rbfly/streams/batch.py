@@ -121,7 +121,8 @@ class PublisherBatchLimit(PublisherBatchFast):
         :param max_len: how many messages may be queued, at least 1.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
         :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
-        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises PublisherError: the publisher is closed.
+        :raises MessageTooLarge: the message fits no frame.
         :raises StreamConnectionError: the connection was lost.
         """
         if not isinstance(max_len, int):

@@ -3,6 +3,8 @@
 Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
 """
 
+from typing import NamedTuple
+
 from ..error import RbFlyError
 from .const import ResponseCode
 
@@ -17,6 +19,7 @@ __all__ = [
     'ConnectTimeout',
     'FrameError',
     'MessageTimeout',
+    'MessageTooLarge',
     'ProtocolError',
     'PublishError',
     'PublisherError',
@@ -27,7 +30,6 @@ __all__ = [
     'TLSError',
     'URIError',
     'VirtualHostError',
-    'protocol_error',
 ]
 
 TEXTS = {
@@ -84,18 +86,26 @@ class VirtualHostError(ProtocolError):
     """The virtual host is unknown, or the user may not enter it (code 0x0c)."""
 
 
+class PublishErrorInfo(NamedTuple):
+    """A message that was not stored: its publishing id, and the response code (both int)."""
+
+    publish_id: int
+    code: int
+
+
 class PublishError(ProtocolError):
     """The broker did not store a message.
 
     :ivar publish_id: publishing id of the message (int); of the first one, if several.
-    :ivar errors: `(publish id, code)` of every message that one wait was for (list).
+    :ivar errors: `(publish_id, code)` of every message that one wait was for
+        (list of :class:`PublishErrorInfo`).
     """
 
     def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
         text = f'message with publish id {publish_id} was not stored'
         super().__init__(code, f'{text}; {detail}' if detail else text)
         self.publish_id = publish_id
-        self.errors = [(publish_id, code)]
+        self.errors = [PublishErrorInfo(publish_id, code)]
 
 
 class ArgumentError(RbFlyError, ValueError):
@@ -111,7 +121,11 @@ class ArgumentOverflowError(RbFlyError, OverflowError):
 
 
 class PublisherError(RbFlyError):
-    """A publisher was used wrongly: closed, or a message that fits no frame."""
+    """A publisher was used wrongly, e.g. when it was closed."""
+
+
+class MessageTooLarge(PublisherError, ValueError):
+    """A message that fits no frame; it was not sent and has no id."""
 
 
 class SubscriptionError(RbFlyError):

@@ -349,7 +349,8 @@ class Publisher(BasePublisher):
         :raises PublishError: the broker did not store the message.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
         :raises ValueError: its explicit publish id is not above the last one used.
-        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises PublisherError: the publisher is closed.
+        :raises MessageTooLarge: the message fits no frame.
         :raises ConfirmTimeout: no confirm in time; :class:`RoomTimeout` if it was not sent at all.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the connection was lost, and there was none again within
@@ -393,7 +394,8 @@ class Publisher(BasePublisher):
         :returns: a future of the confirm, which fails as `send` does.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
         :raises ValueError: its explicit publish id is not above the last one used.
-        :raises PublisherError: the publisher is closed, or the message fits no frame.
+        :raises PublisherError: the publisher is closed.
+        :raises MessageTooLarge: the message fits no frame.
         :raises RoomTimeout: no room in time; the message was not sent.
         """
         confirmation = Confirmation(loop=self._loop)
@@ -429,7 +431,8 @@ class Publisher(BasePublisher):
         :raises AMQPEncoderError: a message has no AMQP 1.0 form.
         :raises ValueError: an explicit publish id is not above the one before it; of those in a
             list or tuple nothing is sent then.
-        :raises PublisherError: the publisher is closed, or a message fits no frame.
+        :raises PublisherError: the publisher is closed.
+        :raises MessageTooLarge: a message fits no frame.
         :raises ConfirmTimeout: not all confirms in time.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """

@@ -1,21 +1,27 @@
-"""Types of the streams API; a leaf."""
+"""Types of the streams API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from .compression import Compression
+from .error import PublishErrorInfo
+from .offset import Offset
 
 __all__ = [
     'BloomFilterExtract',
     'MessageCtx',
     'MessageFilter',
     'OnDecodeError',
+    'PSubscriber',
+    'PublishErrorInfo',
     'PublisherInfo',
     'StreamStats',
+    'SubscriptionInfo',
 ]
 
 OnDecodeError = Literal['raise', 'skip', 'raw']
@@ -41,6 +47,12 @@ class MessageFilter:
     extract: BloomFilterExtract
     values: set[str]
     match_unfiltered: bool = False
+
+    def __post_init__(self) -> None:
+        # An iterator gives its values once only; what is no set of str, `subscribe` refuses.
+        if not isinstance(self.values, str):
+            with suppress(TypeError):
+                object.__setattr__(self, 'values', frozenset(self.values))
 
     def matches(self, message: MessageCtx) -> bool:
         """True if a message is wanted."""
@@ -73,6 +85,40 @@ class PublisherInfo:
     max_unconfirmed: int = 10_000
     sub_entry_size: int = 0
     compression: Compression = Compression.NONE
+
+
+@dataclass(frozen=True)
+class SubscriptionInfo:
+    """What a subscription is made with; see `StreamsClient.subscribe`.
+
+    :param stream: name of the stream.
+    :param offset: where it starts.
+    :param filter: which messages it gets; None for all.
+    :param timeout: seconds to wait for each next message; None or 0 for no limit.
+    :param amqp: messages are AMQP 1.0; if false, raw bytes.
+    """
+
+    stream: str
+    offset: Offset = Offset.NEXT
+    filter: MessageFilter | None = None
+    timeout: float | None = 0
+    amqp: bool = True
+
+
+@runtime_checkable
+class PSubscriber(Protocol):
+    """What gives the messages of a stream, by `async for`; a `Subscription` does.
+
+    :ivar stream: name of the stream.
+    """
+
+    stream: str
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+    def __anext__(self) -> Awaitable[Any]: ...
+
+    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ._frames import Waiter
 from ._sending import RoomState
-from .error import PublishError
+from .error import PublishError, PublishErrorInfo
 
 __all__ = ['Confirmation', 'Room', 'of_message', 'publish_error', 'raise_first']
 
@@ -111,10 +111,10 @@ def publish_error(waiter: Waiter) -> PublishError:
     return joined(errors, detail)
 
 
-def joined(errors: list[tuple[int, int]], detail: str = '') -> PublishError:
+def joined(errors: Sequence[tuple[int, int]], detail: str = '') -> PublishError:
     """The error of several messages, of each its publishing id and the code."""
     error = PublishError(errors[0][1], errors[0][0], detail)
-    error.errors = errors
+    error.errors = [PublishErrorInfo(*item) for item in errors]
     return error
 
 

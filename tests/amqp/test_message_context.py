@@ -1,0 +1,147 @@
+"""What a context knows beside its message: publishing id and offset, the bytes it came from."""
+
+import contextvars
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rbfly.amqp import (
+    MessageCtx,
+    decode_amqp,
+    encode_amqp_bytes,
+    get_message_ctx,
+    set_message_ctx,
+    stream_message_ctx,
+)
+from rbfly.error import RbFlyError
+
+# --- publishing id ---
+
+
+def assigned(publish_id: int | None) -> MessageCtx:
+    ctx = MessageCtx('a')
+    ctx.stream_publish_id = publish_id
+    return ctx
+
+
+WAYS: list[Callable[[int | None], MessageCtx]] = [
+    lambda publish_id: stream_message_ctx('a', publish_id=publish_id),
+    lambda publish_id: MessageCtx('a', stream_publish_id=publish_id),
+    assigned,
+]
+each_way = pytest.mark.parametrize('way', WAYS, ids=['factory', 'constructor', 'attribute'])
+
+
+@each_way
+@pytest.mark.parametrize('publish_id', [0, 10, 2**64 - 1])
+def test_publish_id_is_set(way: Callable[[int | None], MessageCtx], publish_id: int) -> None:
+    ctx = way(publish_id)
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (publish_id, True)
+
+
+@each_way
+def test_publish_id_none(way: Callable[[int | None], MessageCtx]) -> None:
+    ctx = way(None)
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (0, False)
+
+
+def test_publish_id_is_unset_by_none() -> None:
+    ctx = stream_message_ctx('a', publish_id=10)
+    ctx.stream_publish_id = None
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (0, False)
+
+
+def test_flag_of_the_publish_id() -> None:
+    ctx = MessageCtx('a', stream_publish_id=10, is_set_stream_publish_id=False)
+    assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (10, False)
+    assert MessageCtx('a', is_set_stream_publish_id=True).is_set_stream_publish_id is True
+
+
+@pytest.mark.parametrize('name', ['stream_publish_id', 'stream_offset'])
+@pytest.mark.parametrize(
+    ('value', 'kind', 'text'),
+    [
+        (-1, OverflowError, 'is 0 to 18446744073709551615'),
+        (2**64, OverflowError, 'is 0 to 18446744073709551615'),
+        ('1', TypeError, 'is int, not str'),
+        (1.5, TypeError, 'is int, not float'),
+        (True, TypeError, 'is int, not bool'),
+    ],
+)
+def test_assigned_number_is_checked(
+    name: str, value: object, kind: type[Exception], text: str
+) -> None:
+    ctx = stream_message_ctx('a', publish_id=10)
+    with pytest.raises(RbFlyError, match=f'^{name} {text}$') as caught:
+        setattr(ctx, name, value)
+    assert isinstance(caught.value, kind)
+    assert (ctx.stream_publish_id, ctx.stream_offset) == (10, 0)
+
+
+# --- bytes ---
+
+COPIES: dict[str, Callable[[MessageCtx], MessageCtx]] = {
+    'copy': copy.copy,
+    'deepcopy': copy.deepcopy,
+    'pickle': lambda ctx: pickle.loads(pickle.dumps(ctx)),
+}
+each_copy = pytest.mark.parametrize('copied', COPIES.values(), ids=list(COPIES))
+
+
+@each_copy
+@pytest.mark.parametrize('body', [b'a', {'a': [1, 2]}])
+def test_copy_keeps_the_bytes(copied: Callable[[MessageCtx], MessageCtx], body: Any) -> None:
+    data = encode_amqp_bytes(stream_message_ctx(body, app_properties={'k': 1}))
+    ctx = decode_amqp(data)
+    other = copied(ctx)
+    assert other.raw is not None
+    assert other.raw.tobytes() == data
+    assert (other.body, other.app_properties, other.annotations) == (body, {'k': 1}, {})
+
+
+@each_copy
+def test_copy_of_a_changed_message(copied: Callable[[MessageCtx], MessageCtx]) -> None:
+    ctx = decode_amqp(encode_amqp_bytes(stream_message_ctx('a', app_properties={'k': 1})))
+    ctx.body = 'b'
+    ctx.app_properties = None
+    other = copied(ctx)
+    assert (other.body, other.app_properties) == ('b', {})
+    assert encode_amqp_bytes(other) == encode_amqp_bytes(ctx)
+
+
+@each_copy
+def test_copy_of_a_message_to_send(copied: Callable[[MessageCtx], MessageCtx]) -> None:
+    assert copied(stream_message_ctx('a')).raw is None
+
+
+def test_pickle_of_a_former_version() -> None:
+    kind, arguments = stream_message_ctx('a', publish_id=10).__reduce__()
+    assert kind(*arguments[:11]) == stream_message_ctx('a', publish_id=10)
+
+
+# --- the last message of a task ---
+
+
+def test_no_message_was_received() -> None:
+    with pytest.raises(RbFlyError, match='has received no message') as caught:
+        contextvars.Context().run(get_message_ctx)
+    assert isinstance(caught.value, LookupError)
+
+
+def test_body_without_a_view() -> None:
+    with pytest.raises(RbFlyError, match='a body of str has no view') as caught:
+        stream_message_ctx('a').body_view()
+    assert isinstance(caught.value, TypeError)
+
+
+def test_what_is_no_context() -> None:
+    def get() -> None:
+        set_message_ctx(5)  # type: ignore[arg-type]
+        with pytest.raises(RbFlyError, match='no message') as caught:
+            get_message_ctx()
+        assert isinstance(caught.value, LookupError)
+
+    contextvars.Context().run(get)

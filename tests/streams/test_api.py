@@ -1,0 +1,51 @@
+"""The names of the published API, and where users find the errors."""
+
+import inspect
+
+import pytest
+
+import rbfly.error
+import rbfly.streams as rbs
+import rbfly.streams.error
+from rbfly.streams import types
+from rbfly.streams.error import PublishError
+
+ERRORS = {
+    name: item
+    for module in (rbfly.error, rbfly.streams.error)
+    for name, item in vars(module).items()
+    if inspect.isclass(item) and issubclass(item, rbfly.error.RbFlyError)
+}
+
+
+@pytest.mark.parametrize('name', ERRORS)
+def test_error_is_found_beside_the_client(name: str) -> None:
+    assert getattr(rbs, name) is ERRORS[name]
+    assert name in rbs.__all__
+
+
+def test_every_error_is_public() -> None:
+    assert set(ERRORS) <= {*rbfly.error.__all__, *rbfly.streams.error.__all__}
+
+
+def test_all_names_exist() -> None:
+    assert sorted(rbs.__all__) == sorted(set(rbs.__all__))
+    assert [name for name in rbs.__all__ if not hasattr(rbs, name)] == []
+
+
+def test_errors_of_several_messages() -> None:
+    info = PublishError(0x11, 7).errors[0]
+    assert info == types.PublishErrorInfo(publish_id=7, code=0x11) == (7, 0x11)
+
+
+def test_subscription_info() -> None:
+    info = types.SubscriptionInfo('orders')
+    assert info == types.SubscriptionInfo('orders', rbs.Offset.NEXT, None, 0, True)
+
+
+async def test_subscription_is_a_subscriber() -> None:
+    async with rbs.streams_client('rabbitmq-stream://localhost/') as client:
+        subscriber: types.PSubscriber = client.subscribe('orders')
+        assert isinstance(subscriber, types.PSubscriber)
+        assert subscriber.stream == 'orders'
+        await subscriber.aclose()
