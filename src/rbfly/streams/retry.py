@@ -60,7 +60,7 @@ class Retry:
     :param where: addresses that are tried.
     :param check: raises if there is to be no other try.
     :ivar step: what is waited for.
-    :ivar error: what went wrong last.
+    :ivar error: why no connection could be made last; None if one was.
     """
 
     def __init__(self, limit: float | None, where: str, check: Callable[[], None]) -> None:
@@ -79,12 +79,11 @@ class Retry:
     async def wait(self, error: RbFlyError) -> None:
         """Wait before the next try; raises the error if there is no time for one."""
         self.check()
-        self.error = error
         delay = next(self._delays)
         now = self._loop.time()
         if self._deadline is not None and now + delay >= self._deadline:
             if self._is_last:
-                raise self._given_up() from error.__cause__
+                raise self._given_up(error) from error.__cause__
             self._is_last = True  # with half of the time that is left
             delay = max(0.0, self._deadline - now) / 2
         since = f' (for {now - self._began:.0f} s)' if now - self._began >= 1 else ''
@@ -95,10 +94,8 @@ class Retry:
     def on_step(self, step: str) -> None:
         """Something else is waited for."""
         self.step = step
-        self.error = None
 
-    def _given_up(self) -> RbFlyError:
-        error = self.error
+    def _given_up(self, error: RbFlyError | None) -> RbFlyError:
         if error is None or isinstance(error, ConnectTimeout):
             return ConnectTimeout(
                 f'{self.where}: no answer within {self.limit} s, while {self.step}'
@@ -124,4 +121,4 @@ class Retry:
         try:
             await scope.__aexit__(kind, error, traceback)
         except TimeoutError:
-            raise self._given_up() from None
+            raise self._given_up(self.error) from None

@@ -317,6 +317,7 @@ class Topology:
             except StreamConnectionError:
                 await connection.close()
                 raise
+            retry.error = None
             self._established = True
             self._failed.pop(info, None)
             if connection.advertised is not None:
