@@ -34,6 +34,7 @@ HEIGHTS = {
     'rbfly.amqp._codec': 18,
     'rbfly.amqp': 19,
     # types of the streams API
+    'rbfly.streams.checks': 19,
     'rbfly.streams.compression': 19,
     'rbfly.streams.offset': 19,
     'rbfly.streams.types': 20,

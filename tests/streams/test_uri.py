@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rbfly.error import RbFlyError
-from rbfly.streams.error import URIError
+from rbfly.streams.error import ArgumentTypeError, URIError
 from rbfly.streams.uri import ConnectionInfo, Scheme, parse_uri
 
 SECRET = 's3cr3t'
@@ -174,7 +174,7 @@ def test_malformed_uris(uri: str) -> None:
 
 @pytest.mark.parametrize('uri', [None, 5, b'rabbitmq-stream://host'])
 def test_uri_of_another_type(uri: object) -> None:
-    with pytest.raises(URIError, match='must be str'):
+    with pytest.raises(ArgumentTypeError, match='must be str'):
         parse_uri(uri)  # type: ignore[arg-type]
 
 

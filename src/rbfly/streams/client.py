@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 from ..amqp import get_message_ctx
 from ..error import RbFlyError
 from . import commands
+from .checks import check_integer, check_stream, check_timeout, check_type
 from .commands import Tune
 from .compression import Compression, compressor
 from .connection import Connection
@@ -44,6 +45,9 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
+# AMQP 1.0's, too.  Open, the handshake's last frame, fits, and so do all requests with ASCII names:
+# the longest declares a publisher, 501 bytes where its name has 255 and the stream's has 233.
+FRAME_MIN = 512
 ID_MAX = 2**64 - 1
 
 
@@ -70,19 +74,24 @@ def streams_client(
     :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.
     :param reconnect_timeout: the same once the client was connected.
     :param heartbeat: interval to ask the broker for, in seconds; 0 leaves it to the broker.
-    :param frame_max: limit of a frame to ask the broker for, in bytes; 0 leaves it to the broker.
+    :param frame_max: limit of a frame to ask the broker for, in bytes, at least 512; 0 leaves it to
+        the broker.
     :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
         dialled, connecting is repeated until it reaches the wanted node.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
+    :raises TypeError: an argument is of a type that cannot be used.
+    :raises ValueError: an argument is out of range.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
         ssl, auth_mechanism = auth_mechanism, AuthMechanism.PLAIN
+    check_type('uri', uri, str, Iterable)
+    check_type('ssl', ssl, ssl_module.SSLContext, None)
     uris = [uri] if isinstance(uri, str) else list(uri)
     if not uris:
         raise ArgumentError('at least one URI is needed')
     return StreamsClient(
         [parse_uri(item, ssl) for item in uris],
-        auth_mechanism or AuthMechanism.PLAIN,
+        AuthMechanism.PLAIN if auth_mechanism is None else auth_mechanism,
         connection_name=connection_name,
         connect_timeout=connect_timeout,
         reconnect_timeout=reconnect_timeout,
@@ -111,15 +120,27 @@ class StreamsClient:
         frame_max: int = 0,
         load_balancer: bool = False,
     ) -> None:
+        check_type('connection_info', connection_info, ConnectionInfo, Iterable)
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
-        if not 0 <= heartbeat < 2**32 or not 0 <= frame_max < 2**32:
-            raise ArgumentError('heartbeat and frame_max must be in 0 to 2**32 - 1')
+        infos = tuple(connection_info)
+        for info in infos:
+            check_type('connection_info', info, ConnectionInfo)
+        check_type('auth_mechanism', auth_mechanism, AuthMechanism)
+        check_type('connection_name', connection_name, str, None)
+        commands.string(connection_name or '')
+        check_timeout('connect_timeout', connect_timeout)
+        check_timeout('reconnect_timeout', reconnect_timeout)
+        check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
+        check_integer('frame_max', frame_max, 0, 2**32 - 1)
+        if 0 < frame_max < FRAME_MIN:
+            raise ArgumentError(f'frame_max must be 0 or at least {FRAME_MIN}, not {frame_max}')
+        check_type('load_balancer', load_balancer, bool)
         self._topology = Topology(
             Settings(
-                tuple(connection_info),
+                infos,
                 auth_mechanism,
-                connection_name,
+                connection_name or '',
                 connect_timeout,
                 reconnect_timeout,
                 Tune(frame_max, heartbeat),
@@ -189,24 +210,20 @@ class StreamsClient:
         :param leader_locator: which node leads.
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
         :raises ProtocolError: the broker refused, e.g. it exists with other arguments (0x11).
+        :raises TypeError: an argument is of a type that cannot be used.
         :raises ValueError: an argument is out of range.
         """
         arguments: dict[str, str] = {}
 
         def integer(key: str, name: str, value: int | None, low: int, high: int) -> None:
-            if value is None:
-                return
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ArgumentError(f'{name} must be int, not {type(value).__name__}')
-            if not low <= value <= high:
-                raise ArgumentError(f'{name} must be in {low} to {high}, not {value}')
-            arguments[key] = str(value)
+            if value is not None:
+                check_integer(name, value, low, high)
+                arguments[key] = str(value)
 
         check_stream(stream)
         integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
+        check_type('max_age', max_age, timedelta, None)
         if max_age is not None:
-            if not isinstance(max_age, timedelta):
-                raise ArgumentError(f'max_age must be timedelta, not {type(max_age).__name__}')
             seconds = max_age // timedelta(seconds=1)
             if seconds < 1 or max_age != timedelta(seconds=seconds):
                 raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
@@ -214,6 +231,7 @@ class StreamsClient:
         size = 'stream-max-segment-size-bytes'
         integer(size, 'segment_size', segment_size, 1, SEGMENT_SIZE_MAX)
         integer('initial-cluster-size', 'initial_cluster_size', initial_cluster_size, 1, 2**31 - 1)
+        check_type('leader_locator', leader_locator, str, None)
         if leader_locator is not None:
             if leader_locator not in ('client-local', 'balanced'):
                 raise ArgumentError(
@@ -337,13 +355,12 @@ class StreamsClient:
         """
         check_stream(stream)
         check_type('name', name, str, None)
-        check_type('max_unconfirmed', max_unconfirmed, int)
+        commands.reference(name or '', 'publisher name')
+        check_integer('max_unconfirmed', max_unconfirmed, 1, 2**31 - 1)
         if filter_extract is not None and not callable(filter_extract):
             raise ArgumentTypeError('filter_extract must be callable')
         if not callable(cls):
             raise ArgumentTypeError(f'cls must be a class, not {type(cls).__name__}')
-        if not 1 <= max_unconfirmed < 2**31:
-            raise ArgumentError(f'max_unconfirmed must be in 1 to 2**31 - 1, not {max_unconfirmed}')
         info = PublisherInfo(
             stream,
             name or '',
@@ -422,17 +439,13 @@ class StreamsClient:
         check_stream(stream)
         check_type('offset', offset, Offset)
         check_type('filter', filter, MessageFilter, None)
-        check_type('timeout', timeout, int, float, None)
-        check_type('initial_credit', initial_credit, int)
+        check_timeout('timeout', timeout)
+        check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
         check_type('auto_offset', auto_offset, OffsetTracking, None)
         if on_decode_error not in ('raise', 'skip', 'raw'):
             raise ArgumentError(
                 f"on_decode_error must be 'raise', 'skip' or 'raw', not {on_decode_error!r}"
             )
-        if not 1 <= initial_credit < 2**16:
-            raise ArgumentError(f'initial_credit must be in 1 to 2**16 - 1, not {initial_credit}')
-        if timeout is not None and not 0 <= timeout < float('inf'):
-            raise ArgumentError(f'timeout must be 0 or more seconds, not {timeout}')
         if offset.type == OffsetType.REFERENCE:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
@@ -458,8 +471,11 @@ class StreamsClient:
             task received last.
         :raises MessageContextError: a LookupError: `value` is None and this task has received no
             message.
+        :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
+        check_type('reference', reference, str)
+        check_type('value', value, int, None)
         if value is None:
             value = get_message_ctx().stream_offset
         frame = commands.store_offset(reference, stream, value)
@@ -469,22 +485,15 @@ class StreamsClient:
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """The offset stored under a reference; None if there is none."""
         check_stream(stream)
+        check_type('reference', reference, str)
+        commands.reference(reference, 'offset reference')
         return await stored_offset(await self._topology.locator(), stream, reference)
-
-
-def check_type(name: str, value: object, *types: type | None) -> None:
-    if value is None and None in types:
-        return
-    allowed = [item for item in types if item is not None]
-    if not isinstance(value, tuple(allowed)) or isinstance(value, bool):
-        expected = ' or '.join('None' if item is None else item.__name__ for item in types)
-        raise ArgumentTypeError(f'{name} must be {expected}, not {type(value).__name__}')
 
 
 def check_filter(filter: MessageFilter) -> None:
     if not callable(filter.extract):
         raise ArgumentTypeError('extract of a filter must be callable')
-    if isinstance(filter.values, str) or not isinstance(filter.values, Iterable):
+    if not isinstance(filter.values, frozenset):
         raise ArgumentTypeError(
             f'values of a filter must be a set of str, not {type(filter.values).__name__}'
         )
@@ -499,12 +508,10 @@ def check_sub_entries(
     max_unconfirmed: int,
     filter_extract: BloomFilterExtract | None,
 ) -> tuple[int, Compression]:
-    check_type('sub_entry_size', size, int)
+    check_integer('sub_entry_size', size, 0, SUB_ENTRY_MAX)
     check_type('compression', compression, str, None)
     compressor(compression or Compression.NONE)
     kind = Compression(compression or Compression.NONE)
-    if not 0 <= size <= SUB_ENTRY_MAX:
-        raise ArgumentError(f'sub_entry_size must be in 0 to {SUB_ENTRY_MAX}, not {size}')
     if size > max_unconfirmed:
         raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
     if size and filter_extract is not None:
@@ -512,12 +519,6 @@ def check_sub_entries(
     if kind is not Compression.NONE and not size:
         raise ArgumentError('compression is of sub-entries: it needs sub_entry_size')
     return size, kind
-
-
-def check_stream(stream: str) -> None:
-    check_type('stream', stream, str)
-    if not stream or '\r' in stream or '\n' in stream:
-        raise ArgumentError(f'stream name must not be empty or hold line ends: {stream!r}')
 
 
 def connection(coro: F) -> F:

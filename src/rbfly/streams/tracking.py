@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..error import RbFlyError
 from . import commands
 from ._cursor import MessageCursor
-from .error import ArgumentError, ArgumentTypeError
+from .checks import check_integer, check_timeout, check_type
 
 if TYPE_CHECKING:
     from .topology import Topology
@@ -42,19 +42,11 @@ class OffsetTracking:
     interval: float = 5.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reference, str):
-            raise ArgumentTypeError(f'reference must be str, not {type(self.reference).__name__}')
+        check_type('reference', self.reference, str)
         commands.reference(self.reference, 'offset reference')
-        if isinstance(self.every, bool) or not isinstance(self.every, int):
-            raise ArgumentTypeError(f'every must be int, not {type(self.every).__name__}')
-        if isinstance(self.interval, bool) or not isinstance(self.interval, int | float):
-            raise ArgumentTypeError(
-                f'interval must be int or float, not {type(self.interval).__name__}'
-            )
-        if not 0 <= self.every < 2**63:
-            raise ArgumentError(f'every must be in 0 to 2**63 - 1, not {self.every}')
-        if not 0 <= self.interval < float('inf'):
-            raise ArgumentError(f'interval must be 0 or more seconds, not {self.interval}')
+        check_integer('every', self.every, 0, 2**63 - 1)
+        check_type('interval', self.interval, int, float)
+        check_timeout('interval', self.interval)
 
 
 class Tracker:

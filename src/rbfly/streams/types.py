@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -46,6 +47,12 @@ class MessageFilter:
     extract: BloomFilterExtract
     values: set[str]
     match_unfiltered: bool = False
+
+    def __post_init__(self) -> None:
+        # An iterator gives its values once only; what is no set of str, `subscribe` refuses.
+        if not isinstance(self.values, str):
+            with suppress(TypeError):
+                object.__setattr__(self, 'values', frozenset(self.values))
 
     def matches(self, message: MessageCtx) -> bool:
         """True if a message is wanted."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import unquote, urlsplit
 
+from .checks import check_type
 from .const import DEFAULT_PORT, DEFAULT_TLS_PORT
 from .error import URIError
 
@@ -54,9 +55,9 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     Defaults: user and password `guest`, host `localhost`, port 5552 (5551 for TLS), vhost `/`.
 
     :raises URIError: malformed, or `ssl` was given for a scheme without TLS.
+    :raises ArgumentTypeError: it is no str.
     """
-    if not isinstance(uri, str):
-        raise URIError(f'URI must be str, not {type(uri).__name__}')
+    check_type('URI', uri, str)
     if any(character <= ' ' for character in uri):
         raise URIError('malformed URI: white space or control characters in it')
     # No text of the URI but its scheme is repeated in an error: where the parts of a malformed

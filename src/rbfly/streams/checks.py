@@ -1,0 +1,54 @@
+"""Checks of arguments, made where they are given; below the sans-IO line."""
+
+from __future__ import annotations
+
+from .error import ArgumentError, ArgumentTypeError
+
+__all__ = ['check_integer', 'check_stream', 'check_timeout', 'check_type']
+
+
+def check_type(name: str, value: object, *types: type | None) -> None:
+    """Check the type of an argument; a bool is no number.
+
+    :param types: what it may be; None for None.
+    :raises ArgumentTypeError: it is something else.
+    """
+    if value is None and None in types:
+        return
+    allowed = tuple(item for item in types if item is not None)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        expected = ' or '.join('None' if item is None else item.__name__ for item in types)
+        raise ArgumentTypeError(f'{name} must be {expected}, not {type(value).__name__}')
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> None:
+    """Check an argument that is an int of a range, both ends of which are allowed.
+
+    :raises ArgumentTypeError: it is no int.
+    :raises ArgumentError: it is out of range.
+    """
+    check_type(name, value, int)
+    if not low <= value <= high:  # type: ignore[operator]
+        raise ArgumentError(f'{name} must be in {low} to {high}, not {value}')
+
+
+def check_timeout(name: str, value: object) -> None:
+    """Check seconds to wait; None and 0 are no limit.
+
+    :raises ArgumentTypeError: it is neither a number nor None.
+    :raises ArgumentError: it is negative, NaN or infinite.
+    """
+    check_type(name, value, int, float, None)
+    if value is not None and not 0 <= value < float('inf'):  # type: ignore[operator]
+        raise ArgumentError(f'{name} must be 0 or more seconds, not {value}')
+
+
+def check_stream(stream: str) -> None:
+    """Check the name of a stream.
+
+    :raises ArgumentTypeError: it is no str.
+    :raises ArgumentError: it is empty, or holds line ends.
+    """
+    check_type('stream', stream, str)
+    if not stream or '\r' in stream or '\n' in stream:
+        raise ArgumentError(f'stream name must not be empty or hold line ends: {stream!r}')

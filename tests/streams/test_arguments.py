@@ -1,0 +1,167 @@
+"""Wrong arguments are refused where they are given, as a TypeError or ValueError of RbFly's own."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams.checks import check_timeout
+from rbfly.streams.error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
+
+URI = 'rabbitmq-stream://localhost:1/'
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {'heartbeat': 1.5},
+        {'heartbeat': '5'},
+        {'heartbeat': True},
+        {'heartbeat': None},
+        {'frame_max': 4096.0},
+        {'connection_name': 5},
+        {'auth_mechanism': 'PLAIN'},
+        {'auth_mechanism': ''},
+        {'ssl': True},
+        {'connect_timeout': '5'},
+        {'connect_timeout': True},
+        {'connect_timeout': timedelta(1)},
+        {'reconnect_timeout': '5'},
+        {'load_balancer': 'no'},
+        {'load_balancer': None},
+    ],
+    ids=repr,
+)
+def test_client_argument_of_a_wrong_type(argument: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match=next(iter(argument))):
+        rbs.streams_client(URI, **argument)
+
+
+@pytest.mark.parametrize('uri', [5, None, b'rabbitmq-stream://localhost/', [5], [URI, None]])
+def test_uri_of_a_wrong_type(uri: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r'(?i)uri must be str'):
+        rbs.streams_client(uri)
+
+
+@pytest.mark.parametrize('infos', [5, URI, [URI], [None]], ids=repr)
+def test_client_of_what_is_no_connection_info(infos: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match='connection_info'):
+        rbs.StreamsClient(infos)
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {'heartbeat': -1},
+        {'heartbeat': 2**32},
+        {'frame_max': 1},
+        {'frame_max': 511},
+        {'frame_max': -4096},
+        {'frame_max': 2**32},
+        {'connection_name': 'x' * 65535},
+        {'connection_name': '\ud800'},
+        {'connect_timeout': -1},
+        {'reconnect_timeout': float('nan')},
+        {'reconnect_timeout': float('inf')},
+    ],
+    ids=lambda argument: next(iter(argument)),
+)
+def test_client_argument_out_of_range(argument: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        rbs.streams_client(URI, **argument)
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {},
+        {'heartbeat': 0, 'frame_max': 0},
+        {'heartbeat': 2**32 - 1, 'frame_max': 2**32 - 1},
+        {'frame_max': 512},
+        {'connect_timeout': None, 'reconnect_timeout': 0},
+        {'connect_timeout': 0.5, 'reconnect_timeout': 10**6},
+        {'auth_mechanism': None, 'connection_name': None},
+        {'auth_mechanism': rbs.AuthMechanism.EXTERNAL, 'ssl': None},
+    ],
+)
+def test_client_argument_in_range(argument: dict[str, Any]) -> None:
+    assert not rbs.streams_client((URI, URI), **argument).connected
+
+
+def test_ssl_context_as_second_argument() -> None:
+    rbs.streams_client('rabbitmq-stream+tls://localhost/', ssl.create_default_context())
+
+
+@pytest.mark.parametrize('value', [None, 0, 0.0, 1, 2.5])
+def test_timeout(value: float | None) -> None:
+    check_timeout('timeout', value)
+
+
+@pytest.mark.parametrize('value', ['1', True, [1], 1j])
+def test_timeout_of_a_wrong_type(value: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r'^timeout must be int or float or None, not'):
+        check_timeout('timeout', value)
+
+
+@pytest.mark.parametrize('value', [-1, -0.1, float('nan'), float('inf')])
+def test_timeout_out_of_range(value: float) -> None:
+    with pytest.raises(ArgumentError, match=f'^timeout must be 0 or more seconds, not {value}'):
+        check_timeout('timeout', value)
+
+
+Call = Callable[[rbs.StreamsClient], Awaitable[Any]]
+WRONG_TYPES: list[Call] = [
+    lambda client: client.create_stream('s', max_length_bytes='1'),  # type: ignore[arg-type]
+    lambda client: client.create_stream('s', max_length_bytes=True),
+    lambda client: client.create_stream('s', max_age=5),  # type: ignore[arg-type]
+    lambda client: client.create_stream('s', segment_size=1.5),  # type: ignore[arg-type]
+    lambda client: client.create_stream('s', leader_locator=1),  # type: ignore[arg-type]
+    lambda client: client.write_offset('s', 'r', 1.5),  # type: ignore[arg-type]
+    lambda client: client.write_offset('s', 'r', True),
+    lambda client: client.write_offset('s', 'r', '1'),  # type: ignore[arg-type]
+    lambda client: client.write_offset('s', 5, 1),  # type: ignore[arg-type]
+    lambda client: client.read_offset('s', None),  # type: ignore[arg-type]
+    lambda client: client.publisher('s', name=5).__aenter__(),  # type: ignore[call-overload]
+    lambda client: client.publisher('s', max_unconfirmed=1.5).__aenter__(),  # type: ignore[call-overload]
+]
+
+
+@pytest.mark.parametrize('call', WRONG_TYPES)
+async def test_wrong_type_is_told_before_connecting(call: Call) -> None:
+    with pytest.raises(ArgumentTypeError):
+        await call(rbs.streams_client(URI, connect_timeout=0.1))
+
+
+OUT_OF_RANGE: list[Call] = [
+    lambda client: client.write_offset('s', 'x' * 256, 1),
+    lambda client: client.read_offset('s', 'x' * 256),
+    lambda client: client.publisher('s', name='x' * 256).__aenter__(),
+]
+
+
+@pytest.mark.parametrize('call', OUT_OF_RANGE)
+async def test_long_reference_is_told_before_connecting(call: Call) -> None:
+    with pytest.raises(ArgumentError, match='longer than 255 bytes'):
+        await call(rbs.streams_client(URI, connect_timeout=0.1))
+
+
+async def test_offset_out_of_range() -> None:
+    with pytest.raises(ArgumentOverflowError):
+        await rbs.streams_client(URI, connect_timeout=0.1).write_offset('s', 'r', -1)
+
+
+def test_values_of_a_filter_from_a_generator() -> None:
+    wanted = rbs.MessageFilter(str, (value for value in 'ab'))  # type: ignore[arg-type]
+    for _ in range(2):
+        rbs.streams_client(URI).subscribe('s', filter=wanted)
+        assert wanted.values == {'a', 'b'}
+        assert wanted.properties() == {'filter.0': 'a', 'filter.1': 'b'}
+
+
+@pytest.mark.parametrize('values', [['a', ['b']], [b'a'], 5, 'ab', b'ab'])
+def test_values_of_a_filter_of_a_wrong_type(values: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match='filter'):
+        rbs.streams_client(URI).subscribe('s', filter=rbs.MessageFilter(str, values))
