@@ -48,6 +48,8 @@ SUB_ENTRY_MAX = 0xFFFF
 # AMQP 1.0's, too.  Open, the handshake's last frame, fits, and so do all requests with ASCII names:
 # the longest declares a publisher, 501 bytes where its name has 255 and the stream's has 233.
 FRAME_MIN = 512
+FOLDER_MAX = 255  # characters, all of one byte
+TIME_DIGITS = 19  # nanoseconds since 1970
 ID_MAX = 2**64 - 1
 
 
@@ -202,7 +204,8 @@ class StreamsClient:
     ) -> None:
         """Create a stream; silent if it exists with the same arguments.
 
-        :param stream: name of the stream.
+        :param stream: name of the stream, together with that of the virtual host at most 234
+            characters.
         :param max_length_bytes: oldest segments are removed above this size, in bytes.
         :param max_age: and when they are older; whole seconds.
         :param segment_size: size of a segment in bytes, at most 3,000,000,000.
@@ -221,6 +224,7 @@ class StreamsClient:
                 arguments[key] = str(value)
 
         check_stream(stream)
+        check_folder(stream, [info.virtual_host for info in self._topology.settings.infos])
         integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
         check_type('max_age', max_age, timedelta, None)
         if max_age is not None:
@@ -488,6 +492,19 @@ class StreamsClient:
         check_type('reference', reference, str)
         commands.reference(reference, 'offset reference')
         return await stored_offset(await self._topology.locator(), stream, reference)
+
+
+def check_folder(stream: str, vhosts: Sequence[str]) -> None:
+    # A node keeps a stream in the folder `VHOST_NAME_TIME`, each other character than [A-Za-z0-9-]
+    # replaced by one `_`.  Where the file system refuses its name, RabbitMQ (4.0.5) tries for ever,
+    # also when the stream is deleted: a core is busy, and no leader comes.
+    vhost = min(vhosts, key=len)
+    limit = FOLDER_MAX - len(vhost) - len('__') - TIME_DIGITS
+    if len(stream) > limit:
+        raise ArgumentError(
+            f'stream name of {len(stream)} characters is too long for the file system of a broker;'
+            f' the limit is {limit} in virtual host {vhost!r}'
+        )
 
 
 def check_filter(filter: MessageFilter) -> None:
