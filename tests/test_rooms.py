@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / 'src' / 'rbfly'
+WIRE = (PACKAGE / '_wire.pxd').read_text()
 
 # Leaves may be imported by all.
 LEAVES = {'rbfly.error', 'rbfly.streams.const', 'rbfly.streams.error'}
@@ -170,6 +171,24 @@ def test_arrows_point_down() -> None:
 
 def test_table_names_what_exists() -> None:
     assert modules(PACKAGE) == set(HEIGHTS) | LEAVES
+
+
+def test_map_names_every_module() -> None:
+    named = set()
+    for line in (PACKAGE.parents[1] / 'CONTRIBUTING.md').read_text().split('```')[1].splitlines():
+        folder = ''
+        for item in re.finditer(r'(?:(\w+)/)?(\w+)\.(?:pyx?|pxd)\b', line):
+            folder = item[1] or folder  # the names behind it stand in the same one
+            named.add('.'.join(filter(None, ['rbfly', folder, item[2]])))
+    packages = {'rbfly', 'rbfly.amqp', 'rbfly.streams'}
+    assert named == modules(PACKAGE) - packages
+
+
+def test_loads_and_stores_have_users() -> None:
+    declared = re.findall(r'(?m)^ {4}(?:\w+ )?\w+ \*?(\w+)[(:]', WIRE.split('"""')[2])
+    assert len(declared) > 15
+    texts = [path.read_text() for path in sources(PACKAGE) if path.name != '_wire.pxd']
+    assert [name for name in declared if not any(name in text for text in texts)] == []
 
 
 def test_every_cython_file_is_read() -> None:

@@ -1,5 +1,5 @@
-# BYTES room: big-endian loads and stores, a bounded reader and a growing output
-# buffer, all inline.  It knows no AMQP, no frames and no Python value but `bytes`.
+# BYTES room: big-endian loads and stores and a growing output buffer, all inline.
+# It knows no AMQP, no frames and no Python value but `bytes`.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -47,14 +47,6 @@ cdef extern from *:
     static inline uint32_t float_bits(double v) {
         float f = (float)v; uint32_t bits; memcpy(&bits, &f, 4); return bits;
     }
-
-    /* A cursor that cannot pass the end of its slice. */
-    typedef struct {
-        const uint8_t *p;
-        const uint8_t *end;
-    } Reader;
-
-    static inline Py_ssize_t reader_left(const Reader *r) { return r->end - r->p; }
 
     /* Output: either a `bytes` object that grows (owner set), or fixed memory of
        somebody else's (owner NULL), where running out of room is a BufferError. */
@@ -151,15 +143,8 @@ cdef extern from *:
     double load_float(const uint8_t *p) noexcept nogil
     uint64_t double_bits(double v) noexcept nogil
     uint32_t float_bits(double v) noexcept nogil
-    void store_u16(uint8_t *p, uint16_t v) noexcept nogil
     void store_u32(uint8_t *p, uint32_t v) noexcept nogil
     void store_u64(uint8_t *p, uint64_t v) noexcept nogil
-
-    ctypedef struct Reader:
-        const uint8_t *p
-        const uint8_t *end
-
-    Py_ssize_t reader_left(const Reader *r) noexcept nogil
 
     ctypedef struct OutBuffer:
         PyObject *owner

@@ -16,7 +16,12 @@ from rbfly.amqp import (
     set_message_ctx,
     stream_message_ctx,
 )
-from rbfly.error import RbFlyError
+from rbfly.error import (
+    AMQPEncoderOverflowError,
+    AMQPEncoderTypeError,
+    MessageTypeError,
+    RbFlyError,
+)
 
 # --- publishing id ---
 
@@ -81,7 +86,31 @@ def test_assigned_number_is_checked(
     assert (ctx.stream_publish_id, ctx.stream_offset) == (10, 0)
 
 
+@pytest.mark.parametrize('value', ['1', None, True, [1]])
+def test_timestamp_is_checked(value: Any) -> None:
+    ctx = MessageCtx('a', stream_timestamp=1)
+    for attempt in (
+        lambda: MessageCtx('a', stream_timestamp=value),
+        lambda: setattr(ctx, 'stream_timestamp', value),
+    ):
+        with pytest.raises(AMQPEncoderTypeError, match='stream_timestamp is float, not'):
+            attempt()
+    assert ctx.stream_timestamp == 1.0
+
+
+def test_timestamp_out_of_range() -> None:
+    with pytest.raises(AMQPEncoderOverflowError, match='stream_timestamp'):
+        MessageCtx('a', stream_timestamp=10**400)
+
+
 # --- bytes ---
+
+
+@pytest.mark.parametrize('data', ['a', 5, None, [1]])
+def test_what_is_no_message(data: Any) -> None:
+    with pytest.raises(MessageTypeError, match=r'not (str|int|NoneType|list)'):
+        decode_amqp(data)
+
 
 COPIES: dict[str, Callable[[MessageCtx], MessageCtx]] = {
     'copy': copy.copy,

@@ -32,7 +32,7 @@ from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.amqp._types import Decimal32, Decimal64, Decimal128
 from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError, AMQPError,
-    RbFlyBufferError,
+    MessageTypeError, RbFlyBufferError,
 )
 
 cdef extern from *:
@@ -288,7 +288,7 @@ cdef MessageCtx decode_context(
     ctx._n = n
     ctx._body_at = layout.body_at
     ctx._offset = stream_offset
-    ctx.stream_timestamp = stream_timestamp
+    ctx._timestamp = stream_timestamp
     return ctx
 
 
@@ -299,6 +299,8 @@ def decode_amqp(buffer):
     What sections there are, their order, and that they fill the buffer exactly is checked at once,
     values when a section is first asked for; both raise AMQPDecoderError.  Neither `bytes` nor a
     read-only memoryview is copied, the context keeps it alive; a writable buffer is copied once.
+
+    Raises MessageTypeError for what has no bytes.
 
     :param buffer: one encoded message (bytes, bytearray or memoryview).
     :returns: the message (MessageCtx).
@@ -315,7 +317,13 @@ def decode_amqp(buffer):
 
 cdef object readable(object data):
     """Exact bytes, or a memoryview of bytes that nobody writes to."""
-    cdef object view = memoryview(data)
+    cdef object view
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise MessageTypeError(
+            f'a message is bytes, bytearray or memoryview, not {type(data).__name__}'
+        ) from None
     if not view.nbytes:
         return b''
     if not view.readonly or not view.c_contiguous:

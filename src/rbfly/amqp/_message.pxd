@@ -24,7 +24,7 @@ cdef class MessageCtx:
     cdef Py_ssize_t _n
     cdef Py_ssize_t _body_at
     cdef uint64_t _offset
-    cdef public double stream_timestamp
+    cdef double _timestamp
     cdef uint64_t _publish_id
     cdef public bint is_set_stream_publish_id
     cdef bint _body_ready

@@ -17,7 +17,9 @@ from rbfly.amqp._layout cimport (
 )
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
-from rbfly.error import AMQPEncoderTypeError, MessageContextError, MessageTypeError
+from rbfly.error import (
+    AMQPEncoderOverflowError, AMQPEncoderTypeError, MessageContextError, MessageTypeError,
+)
 
 cdef extern from *:
     """
@@ -168,7 +170,7 @@ is_set_stream_publish_id=None)\n--\n
 
     def __init__(
         self, body, header=None, delivery_annotations=None, annotations=None, properties=None,
-        app_properties=None, footer=None, *, stream_offset=0, double stream_timestamp=0,
+        app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0,
         stream_publish_id=None, is_set_stream_publish_id=None,
     ):
         if type(body) is MessageCtx:
@@ -182,7 +184,7 @@ is_set_stream_publish_id=None)\n--\n
             self, header, delivery_annotations, annotations, properties, app_properties, footer
         )
         self._offset = check_u64(stream_offset, 'stream_offset')
-        self.stream_timestamp = stream_timestamp
+        self._timestamp = check_time(stream_timestamp)
         set_publish_id(self, stream_publish_id, 'stream_publish_id')
         if is_set_stream_publish_id is not None:
             self.is_set_stream_publish_id = is_set_stream_publish_id
@@ -303,6 +305,15 @@ is_set_stream_publish_id=None)\n--\n
         self._offset = check_u64(value, 'stream_offset')
 
     @property
+    def stream_timestamp(self):
+        """Time at which the broker stored it, seconds since 1970 UTC (float)."""
+        return self._timestamp
+
+    @stream_timestamp.setter
+    def stream_timestamp(self, value):
+        self._timestamp = check_time(value)
+
+    @property
     def stream_publish_id(self):
         """Publishing id for deduplication (int); 0 if the message is given the next one."""
         return self._publish_id
@@ -348,7 +359,7 @@ is_set_stream_publish_id=None)\n--\n
     def __repr__(self):
         return (
             f'MessageCtx(body={clip_body(self.take_body())}, '
-            f'stream_offset={self._offset}, stream_timestamp={self.stream_timestamp}, '
+            f'stream_offset={self._offset}, stream_timestamp={self._timestamp}, '
             f'stream_publish_id={self._publish_id}, '
             f'annotations={self.annotations!r}, app_properties={self.app_properties!r})'
         )
@@ -363,7 +374,7 @@ is_set_stream_publish_id=None)\n--\n
         that = other
         if (
             self._offset != that._offset
-            or self.stream_timestamp != that.stream_timestamp
+            or self._timestamp != that._timestamp
             or self._publish_id != that._publish_id
             or self.take_body() != that.take_body()
         ):
@@ -379,7 +390,7 @@ is_set_stream_publish_id=None)\n--\n
         return restore_message, (
             self.take_body(), self.header, self.delivery_annotations, self.annotations,
             self.properties, self.app_properties, self.footer, self._offset,
-            self.stream_timestamp, self._publish_id, bool(self.is_set_stream_publish_id),
+            self._timestamp, self._publish_id, bool(self.is_set_stream_publish_id),
             None if self._owner is None else bytes(self.raw),
         )
 
@@ -523,6 +534,17 @@ cdef uint64_t check_u64(object value, str name) except? 0:
     if not isinstance(value, int) and hasattr(value, '__index__'):
         value = operator.index(value)
     return check_uint(value, 0xffffffffffffffff, name)
+
+
+cdef double check_time(object value) except? -1:
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not hasattr(value, '__float__'):
+        raise AMQPEncoderTypeError(f'stream_timestamp is float, not {type(value).__name__}')
+    try:
+        return float(value)
+    except OverflowError:
+        raise AMQPEncoderOverflowError('stream_timestamp is out of the range of float') from None
 
 
 cdef int set_publish_id(MessageCtx ctx, object value, str name) except -1:
