@@ -10,6 +10,7 @@ neither stops the opening nor moves where the subscription starts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .tracking import Tracker
 
 __all__ = ['Feed', 'stored_offset']
+
+logger = logging.getLogger(__name__)
 
 STABLE = 5.0  # seconds; one that was lost sooner is opened again with a delay
 SKEW = 10.0  # seconds that the broker's clock may be ahead of ours
@@ -66,6 +69,7 @@ class Feed:
         self._connection: Connection | None = None
         self._id = -1
         self._task: asyncio.Task[None] | None = None
+        self._dropped = 0  # messages at the offset
         self._committed: int | None = None  # last committed chunk when it was to start
         self._moved = False
         self._opened = -STABLE  # when it was opened last
@@ -91,6 +95,7 @@ class Feed:
 
     def start_over(self) -> bool:
         """Go on at the first message, of another stream; false if there was none before."""
+        self._committed = None
         if self._opened < 0:
             return False
         self._unsubscribe()
@@ -103,9 +108,9 @@ class Feed:
             self._connection.write(commands.credit(self._id, 1))
 
     def write(self, frame: bytes) -> bool:
-        """Write a frame on the connection of the subscription; false if it has none."""
+        """Write the frame of an offset; false if there is no connection, or another stream perhaps."""
         connection = self._connection
-        if connection is None or not connection.is_open:
+        if connection is None or not connection.is_open or self._queue.last.doubt:
             return False
         connection.write(frame)
         return True
@@ -211,44 +216,46 @@ class Feed:
 
     async def _resolve(self, connection: Connection, position: int | None) -> Offset:
         """What offset to ask the broker for; the queue is told what to drop."""
+        queue = self._queue
         if position is not None:
-            self._queue.rewind(position)
-            return await self._within(connection, position)
+            queue.rewind(position, queue.after)
+            if queue.last.id < 0:
+                return Offset.offset(position)  # all that came was damaged
+            return await self._seek(connection)
         if self._offset.type == OffsetType.REFERENCE:
             stored = await stored_offset(connection, self.stream, str(self._offset.value))
-            default = self._offset.default or Offset.FIRST
-            self._offset = default if stored is None else Offset.offset(stored + 1)
+            if stored is None:
+                self._offset = self._offset.default or Offset.FIRST
+            else:
+                # The message that was read last is taken along, and dropped: see LastChunk.
+                self._offset = Offset.offset(stored)
+                self._dropped = 1
         offset = self._offset
         if offset.type in (OffsetType.NEXT, OffsetType.LAST):
-            if self._committed is None:
-                self._committed = await self._last_chunk(connection)
-                self._queue.last = -1 if self._committed is None else self._committed
-                self._queue.newest = round((time.time() + SKEW) * 1000)
-            elif self._committed == -1:
+            committed = self._committed
+            if committed is None:
+                _, committed = await chunk_ids(connection, self.stream)
+                self._committed = committed
+                if offset.type == OffsetType.NEXT and committed is not None and committed >= 0:
+                    # The last chunk is taken along, and dropped: see LastChunk.
+                    queue.rewind(0, committed)
+                    queue.last.presume(committed, round((time.time() + SKEW) * 1000))
+                    return Offset.LAST
+            elif offset.type == OffsetType.NEXT and committed >= 0:
+                queue.rewind(0, committed)
+                return await self._seek(connection)
+            if committed == -1:
                 # The stream was empty then: what it has now was published since.
                 offset = Offset.FIRST
-            elif offset.type == OffsetType.NEXT:
-                self._queue.rewind(0, self._committed)
-                return await self._within(connection, self._committed)
-        self._queue.rewind(cast(int, offset.value) if offset.type == OffsetType.OFFSET else 0)
+        queue.rewind(
+            cast(int, offset.value) + self._dropped if offset.type == OffsetType.OFFSET else 0
+        )
         return offset
 
-    async def _within(self, connection: Connection, offset: int) -> Offset:
-        """An offset; or the stream's last chunk if there is none behind those that were read.
-
-        That one tells whether the stream was created anew; or else this replica lags behind.
-        """
-        committed = await self._last_chunk(connection)
-        if committed is None or committed > self._queue.last:
-            return Offset.offset(offset)
-        return Offset.FIRST if committed < 0 else Offset.offset(committed)
-
-    async def _last_chunk(self, connection: Connection) -> int | None:
-        """Id of the last committed chunk, -1 for none; None if the broker does not tell."""
-        if not connection.knows_optional:
-            return None
-        stats = await connection.request(commands.StreamStats(self.stream))
-        return stats.get('committed_chunk_id')
+    async def _seek(self, connection: Connection) -> Offset:
+        """Where the chunk that was read last is to be found, if the stream is the same."""
+        offset = self._queue.last.seek(*await chunk_ids(connection, self.stream))
+        return Offset.FIRST if offset < 0 else Offset.offset(offset)
 
     # -- what happens to the connection
 
@@ -305,3 +312,11 @@ async def stored_offset(connection: Connection, stream: str, reference: str) -> 
         if ex.code != ResponseCode.NO_OFFSET:
             raise
         return None
+
+
+async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
+    """Ids of the first and the last committed chunk, -1 for none; None if the broker does not tell."""
+    if not connection.knows_optional:
+        return None, None
+    stats = await connection.request(commands.StreamStats(stream))
+    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
