@@ -21,6 +21,7 @@ from .const import ResponseCode
 from .error import FrameError, ProtocolError, StreamConnectionError
 from .offset import Offset, OffsetType
 from .topology import Patience, backoff
+from .tracking import chunk_ids
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -108,7 +109,7 @@ class Feed:
             self._connection.write(commands.credit(self._id, 1))
 
     def write(self, frame: bytes) -> bool:
-        """Write the frame of an offset; false if there is no connection, or another stream perhaps."""
+        """Store an offset by a frame; false if it has no connection, or another stream perhaps."""
         connection = self._connection
         if connection is None or not connection.is_open or self._queue.last.doubt:
             return False
@@ -312,11 +313,3 @@ async def stored_offset(connection: Connection, stream: str, reference: str) -> 
         if ex.code != ResponseCode.NO_OFFSET:
             raise
         return None
-
-
-async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
-    """Ids of the first and the last committed chunk, -1 for none; None if the broker does not tell."""
-    if not connection.knows_optional:
-        return None, None
-    stats = await connection.request(commands.StreamStats(stream))
-    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
