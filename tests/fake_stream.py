@@ -62,6 +62,7 @@ class FakeStream:
     :ivar readers: every subscription there has been.
     :ivar on_subscribe: called before a Subscribe is answered; what it returns is the code.
     :ivar wants: whether a chunk passes the filter of a reader.
+    :ivar ahead: by how many offsets StreamStats is ahead of what is delivered.
     """
 
     chunks: list[tuple[int, bytes]] = field(default_factory=list)
@@ -70,6 +71,7 @@ class FakeStream:
     readers: list[Reader] = field(default_factory=list)
     on_subscribe: Callable[[Reader], int] = lambda reader: wire.OK
     wants: Callable[[Reader, bytes], bool] = lambda reader, data: True
+    ahead: int = 0
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -171,6 +173,6 @@ class FakeStream:
 
     def stats(self, peer: Peer, request: Frame) -> None:
         first = self.chunks[0][0] if self.chunks else -1
-        last = self.chunks[-1][0] if self.chunks else -1
+        last = self.chunks[-1][0] + self.ahead if self.chunks else -1
         body = wire.stats(first_chunk_id=first, last_chunk_id=last, committed_chunk_id=last)
         peer.answer(request, body)

@@ -146,12 +146,15 @@ async def test_stream_that_ends_with_stored_offsets(client: rbs.StreamsClient, s
 async def reading(
     stream: FakeStream, version: str = '4.0.5', **arguments: Any
 ) -> AsyncIterator[rbs.Subscription]:
+    options: dict[str, Any] = {
+        'offset': rbs.Offset.FIRST,
+        'amqp': False,
+        'timeout': HANG,
+    } | arguments
     async with (
         FakeBroker(on=stream.handlers(), version=version) as fake,
         rbs.streams_client(fake.uri) as client,
-        client.subscribe(
-            'test', **({'offset': rbs.Offset.FIRST, 'amqp': False, 'timeout': HANG} | arguments)
-        ) as messages,
+        client.subscribe('test', **options) as messages,
     ):
         yield messages
 
@@ -276,7 +279,7 @@ def stored(stream: FakeStream) -> int:
 async def test_offset_is_not_stored_before_the_stream_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither by time nor when it is closed: it may be another stream, and that one has no end yet."""
+    """Neither by time nor when it is closed: it may be another, empty one."""
     stream = filled(1, 1, 1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
     async with reading(stream, auto_offset=tracking) as messages:

@@ -1,4 +1,4 @@
-"""What tells a stream created anew from the old one: the chunk that was read last, asked for again."""
+"""What tells a stream created anew from the old one: the last chunk that was read comes again."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ OLD = {'timestamp': 1000, 'epoch': 2}
 END = 13  # offset behind the last chunk that was read, which has the id 10
 
 
-class Replaced(Exception):  # noqa: N818
+class Replaced(Exception):
     pass
 
 

@@ -277,9 +277,10 @@ cdef class LastChunk:
       that was read was not read.  (By the broker's clock: where that is wrong, the new stream is
       told when it has come as far as the old one; nothing is lost by that.)
 
-    Of the last chunk at `Offset.NEXT` only the id may be known, if the subscription was lost before
-    the chunk came, or if the broker filters: the chunk holds nothing for it.  Then a new stream that
-    is already longer is not told, nor is one made within the time the clocks may differ by.
+    At `Offset.NEXT` only the id may be known, if the subscription was lost before the last chunk
+    came, or if a filter left it out.  Then a new stream that is already longer is not told, nor one
+    that was made within the time that clocks may differ by.  Nor is, ever, one whose own first
+    chunks are gone as far as that.
 
     :ivar id: of the chunk (int); -1 for none.
     :ivar doubt: it was asked for again, and neither it nor a chunk behind it was seen (bool).

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 STABLE = 5.0  # seconds; one that was lost sooner is opened again with a delay
 SKEW = 10.0  # seconds that the broker's clock may be ahead of ours
+SILENCE = 30.0  # seconds without a chunk until the broker is asked; each time twice as many
+SILENCE_LAST = 3600.0
+GRACE = 1.0  # seconds; what the broker says it has may be on its way
 
 
 class Feed:
@@ -45,6 +48,7 @@ class Feed:
     :param wake: called when there is something for the subscription to do.
     :ivar error: why it ended, if starting it again would not help at once.
     :ivar tracker: stores how far the subscription has come, before the client closes connections.
+    :ivar timer: for `listen`, which is to be called if there is none.
     """
 
     def __init__(
@@ -60,8 +64,9 @@ class Feed:
         self.stream = stream
         self.error: Exception | None = None
         self.tracker: Tracker | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._topology = topology
-        self._offset = offset
+        self._offset = self._wanted = offset
         self._properties = properties
         self._credit = credit
         self._queue = queue
@@ -76,6 +81,11 @@ class Feed:
         self._opened = -STABLE  # when it was opened last
         self._position: int | None = None  # and where
         self._delays = backoff()
+        self._silence = SILENCE
+        self._heard = -1  # id of the last chunk when the timer was set
+        self._over = False  # its time is
+        self._lacking: int | None = None  # chunk that the broker has, and that does not come
+        self._settled: int | None = None  # the one that it was subscribed anew for
 
     @property
     def is_idle(self) -> bool:
@@ -94,14 +104,12 @@ class Feed:
         self._topology.on_close[self] = self._on_close
         self._task = asyncio.Task(self._run(position), loop=self._loop)  # never an eager one
 
-    def start_over(self) -> bool:
-        """Go on at the first message, of another stream; false if there was none before."""
-        self._committed = None
-        if self._opened < 0:
-            return False
+    def start_over(self) -> None:
+        """Go on at the first message, of another stream; where it was to start if none was open."""
         self._unsubscribe()
-        self._offset = Offset.FIRST
-        return True
+        self._offset = self._wanted if self._opened < 0 else Offset.FIRST
+        self._dropped = 0
+        self._committed = self._settled = None
 
     def grant(self) -> None:
         """Let the broker send one more chunk."""
@@ -258,6 +266,62 @@ class Feed:
         offset = self._queue.last.seek(*await chunk_ids(connection, self.stream))
         return Offset.FIRST if offset < 0 else Offset.offset(offset)
 
+    # -- a broker that has lost its reader without knowing
+
+    def listen(self) -> None:
+        """A task waits for a chunk: ask the broker, now and then, whether it has one."""
+        if self.is_idle or self._task is not None:
+            return
+        connection = self._connection
+        assert connection is not None
+        if self._properties or not connection.knows_optional:
+            return  # what is filtered may well be silent
+        heard = self._queue.last.id
+        if heard != self._heard:
+            self._heard, self._silence, self._over = heard, SILENCE, False
+        elif self._lacking is not None:
+            logger.warning(
+                'stream %r: the chunk at offset %d does not come; subscribing anew',
+                self.stream,
+                self._lacking,
+            )
+            self._settled = self._lacking
+            self._unsubscribe()
+            return
+        elif self._over:
+            self._silence, self._over = min(2 * self._silence, SILENCE_LAST), False
+            future = connection.send_request(commands.StreamStats(self.stream))
+            future.add_done_callback(lambda future: self._on_stats(connection, future))
+        self._lacking = None
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(self._silence, self._on_silence)
+
+    def _on_silence(self) -> None:
+        self.timer = None
+        self._over = True
+        self._wake()  # who waits goes on to `listen`
+
+    def _on_stats(self, connection: Connection, future: asyncio.Future[bytes]) -> None:
+        if connection is not self._connection or self.timer is None:
+            return
+        reader = commands.Reader(future.result())
+        try:
+            if reader.u16() != ResponseCode.OK:
+                return
+            stats = commands.StreamStats(self.stream).parse(reader)
+        except FrameError as ex:
+            connection.on_failure(ex)
+            return
+        committed = stats.get('committed_chunk_id', -1)
+        queue = self._queue
+        if self._settled is None and self._offset.type == OffsetType.TIMESTAMP:
+            self._settled = committed  # it may lie before that time
+        wanted = max(queue.last.id + 1, queue.after + 1, queue.start)
+        if -1 < committed != self._settled and (committed >= wanted or queue.last.doubt):
+            self._lacking = committed
+            self.timer.cancel()
+            self.timer = asyncio.get_running_loop().call_later(GRACE, self._on_silence)
+
     # -- what happens to the connection
 
     def _on_lost(self, error: Exception) -> None:
@@ -290,6 +354,10 @@ class Feed:
 
     def _forget(self) -> None:
         connection, self._connection = self._connection, None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self._over, self._lacking = False, None
         if connection is not None:
             connection.set_subscription(self._id, None)
             connection.on_lost.pop(self, None)
