@@ -47,6 +47,12 @@ def read_map(data: bytes, at: int) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
+def end(chunk: tuple[int, bytes]) -> int:
+    """Offset behind the last message of a chunk; chunks that are not delivered may follow."""
+    (records,) = struct.unpack_from('>I', chunk[1], 4)
+    return chunk[0] + int(records)
+
+
 @dataclass
 class FakeStream:
     """Chunks, and who reads them.
@@ -55,6 +61,8 @@ class FakeStream:
     :ivar timestamp: of the chunks to come, milliseconds.
     :ivar readers: every subscription there has been.
     :ivar on_subscribe: called before a Subscribe is answered; what it returns is the code.
+    :ivar wants: whether a chunk passes the filter of a reader.
+    :ivar ahead: by how many offsets StreamStats is ahead of what is delivered.
     """
 
     chunks: list[tuple[int, bytes]] = field(default_factory=list)
@@ -62,6 +70,8 @@ class FakeStream:
     timestamp: int = 1_700_000_000_000
     readers: list[Reader] = field(default_factory=list)
     on_subscribe: Callable[[Reader], int] = lambda reader: wire.OK
+    wants: Callable[[Reader, bytes], bool] = lambda reader, data: True
+    ahead: int = 0
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -102,8 +112,11 @@ class FakeStream:
         if not reader.live or reader.credit <= reader.limit:
             return
         while reader.credit and reader.at < len(self.chunks):
-            reader.peer.send(wire.deliver(reader.id, self.chunks[reader.at][1]))
+            data = self.chunks[reader.at][1]
             reader.at += 1
+            if not self.wants(reader, data):
+                continue
+            reader.peer.send(wire.deliver(reader.id, data))
             reader.sent += 1
             reader.credit -= 1
 
@@ -120,8 +133,7 @@ class FakeStream:
         (credit,) = struct.unpack_from('>H', body, at)
         start = {FIRST: 0, LAST: max(len(self.chunks) - 1, 0), NEXT: len(self.chunks)}.get(kind)
         if start is None:
-            ends = [offset for offset, _ in self.chunks[1:]] + [self.end]
-            start = sum(end <= value for end in ends[: len(self.chunks)])
+            start = sum(end(chunk) <= value for chunk in self.chunks)
         reader = Reader(
             peer,
             body[4],
@@ -161,6 +173,6 @@ class FakeStream:
 
     def stats(self, peer: Peer, request: Frame) -> None:
         first = self.chunks[0][0] if self.chunks else -1
-        last = self.chunks[-1][0] if self.chunks else -1
+        last = self.chunks[-1][0] + self.ahead if self.chunks else -1
         body = wire.stats(first_chunk_id=first, last_chunk_id=last, committed_chunk_id=last)
         peer.answer(request, body)

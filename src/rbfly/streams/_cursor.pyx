@@ -230,7 +230,7 @@ cdef class MessageCursor:
         self.rewind()
         self.seen = self.any = False
         self.behind = 0
-        self.queue.last = -1
+        self.queue.last.forget()
         self.watched = NEVER
 
     def on_chunk_consumed(self, Chunk chunk):
@@ -312,9 +312,9 @@ cdef class MessageCursor:
             try:
                 chunk.verify()
             except BaseException:
-                self._leave(chunk)
+                self._leave(chunk, False)
                 raise
-            if self._is_replaced(chunk):
+            if self.queue.last._is_replaced(chunk):
                 self._refuse()
             self._skip(chunk)
 
@@ -322,17 +322,6 @@ cdef class MessageCursor:
         self.chunk = None
         self.on_replaced()
         return 0
-
-    cdef bint _is_replaced(self, Chunk chunk) noexcept:
-        """True if a chunk to be dropped is not one of those before: the stream is another one."""
-        cdef ChunkQueue queue = self.queue
-        cdef uint64_t offset = chunk.offset
-        return (
-            queue.last >= 0
-            and offset <= <uint64_t> queue.last
-            and chunk.timestamp > queue.newest
-            and (offset < queue.start or (queue.after >= 0 and offset <= <uint64_t> queue.after))
-        )
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Leave out what was not asked for; what is damaged on the way is told at the end."""
@@ -349,14 +338,12 @@ cdef class MessageCursor:
             raise failure
         return 0
 
-    cdef int _leave(self, Chunk chunk) except -1:
+    cdef int _leave(self, Chunk chunk, bint sound=True) except -1:
         self.chunk = None
-        if not self.seen or chunk.timestamp > self.queue.newest:
-            self.queue.newest = chunk.timestamp
-        self.queue.last = <int64_t> chunk.offset
-        self.seen = True
+        if self.queue.last._move(chunk, sound):
+            self.seen = True
+            self.behind = chunk.next_offset
         self.streak += 1
-        self.behind = chunk.next_offset
         self.on_chunk_consumed(chunk)
         return 0
 

@@ -22,6 +22,7 @@ from .const import Key, ResponseCode
 from .error import ProtocolError, StreamConnectionError
 from .offset import Offset, OffsetType
 from .retry import STABLE, Retry, can_retry
+from .tracking import chunk_ids
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -33,6 +34,9 @@ __all__ = ['Feed', 'stored_offset']
 logger = logging.getLogger(__name__)
 
 SKEW = 10.0  # seconds that the broker's clock may be ahead of ours
+SILENCE = 30.0  # seconds without a chunk until the broker is asked; each time twice as many
+SILENCE_LAST = 3600.0
+GRACE = 1.0  # seconds; what the broker says it has may be on its way
 
 
 class Feed:
@@ -44,6 +48,7 @@ class Feed:
     :param wake: called when there is something for the subscription to do.
     :ivar error: why it ended, if starting it again would not help at once.
     :ivar tracker: stores how far the subscription has come, before the client closes connections.
+    :ivar timer: for `listen`, which is to be called if there is none.
     """
 
     def __init__(
@@ -59,8 +64,9 @@ class Feed:
         self.stream = stream
         self.error: Exception | None = None
         self.tracker: Tracker | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._topology = topology
-        self._offset = offset
+        self._offset = self._wanted = offset
         self._properties = properties
         self._credit = credit
         self._queue = queue
@@ -69,12 +75,18 @@ class Feed:
         self._connection: Connection | None = None
         self._id = -1
         self._task: asyncio.Task[None] | None = None
+        self._dropped = 0  # messages at the offset
         self._committed: int | None = None  # last committed chunk when it was to start
         self._moved = False
         self._opened = -STABLE  # when it was opened last
         self._position: int | None = None  # and where
         self._lost: StreamConnectionError | None = None  # why it is not open any more
         self._retry: Retry | None = None  # since it was open for some time, or gave messages
+        self._silence = SILENCE
+        self._heard = -1  # id of the last chunk when the timer was set
+        self._over = False  # its time is
+        self._lacking: int | None = None  # chunk that the broker has, and that does not come
+        self._settled: int | None = None  # the one that it was subscribed anew for
 
     @property
     def is_idle(self) -> bool:
@@ -93,14 +105,13 @@ class Feed:
         self._topology.on_close[self] = self._on_close
         self._task = asyncio.Task(self._run(position), loop=self._loop)  # never an eager one
 
-    def start_over(self) -> bool:
-        """Go on at the first message, of another stream; false if there was none before."""
-        if self._opened < 0:
-            return False
+    def start_over(self) -> None:
+        """Go on at the first message, of another stream; where it was to start if none was open."""
         self._unsubscribe()
         self._retry = None
-        self._offset = Offset.FIRST
-        return True
+        self._offset = self._wanted if self._opened < 0 else Offset.FIRST
+        self._dropped = 0
+        self._committed = self._settled = None
 
     def grant(self) -> None:
         """Let the broker send one more chunk."""
@@ -108,9 +119,9 @@ class Feed:
             self._connection.write(commands.credit(self._id, 1))
 
     def write(self, frame: bytes) -> bool:
-        """Write a frame on the connection of the subscription; false if it has none."""
+        """Store an offset by a frame; false if it has no connection, or another stream perhaps."""
         connection = self._connection
-        if connection is None or not connection.is_open:
+        if connection is None or not connection.is_open or self._queue.last.doubt:
             return False
         connection.write(frame)
         return True
@@ -221,44 +232,102 @@ class Feed:
 
     async def _resolve(self, connection: Connection, position: int | None) -> Offset:
         """What offset to ask the broker for; the queue is told what to drop."""
+        queue = self._queue
         if position is not None:
-            self._queue.rewind(position)
-            return await self._within(connection, position)
+            queue.rewind(position, queue.after)
+            if queue.last.id < 0:
+                return Offset.offset(position)  # all that came was damaged
+            return await self._seek(connection)
         if self._offset.type == OffsetType.REFERENCE:
             stored = await stored_offset(connection, self.stream, str(self._offset.value))
-            default = self._offset.default or Offset.FIRST
-            self._offset = default if stored is None else Offset.offset(stored + 1)
+            if stored is None:
+                self._offset = self._offset.default or Offset.FIRST
+            else:
+                # The message that was read last is taken along, and dropped: see LastChunk.
+                self._offset = Offset.offset(stored)
+                self._dropped = 1
         offset = self._offset
         if offset.type in (OffsetType.NEXT, OffsetType.LAST):
-            if self._committed is None:
-                self._committed = await self._last_chunk(connection)
-                self._queue.last = -1 if self._committed is None else self._committed
-                self._queue.newest = round((time.time() + SKEW) * 1000)
-            elif self._committed == -1:
+            committed = self._committed
+            if committed is None:
+                _, committed = await chunk_ids(connection, self.stream)
+                self._committed = committed
+                if offset.type == OffsetType.NEXT and committed is not None and committed >= 0:
+                    # The last chunk is taken along, and dropped: see LastChunk.
+                    queue.rewind(0, committed)
+                    queue.last.presume(committed, round((time.time() + SKEW) * 1000))
+                    return Offset.LAST
+            elif offset.type == OffsetType.NEXT and committed >= 0:
+                queue.rewind(0, committed)
+                return await self._seek(connection)
+            if committed == -1:
                 # The stream was empty then: what it has now was published since.
                 offset = Offset.FIRST
-            elif offset.type == OffsetType.NEXT:
-                self._queue.rewind(0, self._committed)
-                return await self._within(connection, self._committed)
-        self._queue.rewind(cast(int, offset.value) if offset.type == OffsetType.OFFSET else 0)
+        queue.rewind(
+            cast(int, offset.value) + self._dropped if offset.type == OffsetType.OFFSET else 0
+        )
         return offset
 
-    async def _within(self, connection: Connection, offset: int) -> Offset:
-        """An offset; or the stream's last chunk if there is none behind those that were read.
+    async def _seek(self, connection: Connection) -> Offset:
+        """Where the chunk that was read last is to be found, if the stream is the same."""
+        offset = self._queue.last.seek(*await chunk_ids(connection, self.stream))
+        return Offset.FIRST if offset < 0 else Offset.offset(offset)
 
-        That one tells whether the stream was created anew; or else this replica lags behind.
-        """
-        committed = await self._last_chunk(connection)
-        if committed is None or committed > self._queue.last:
-            return Offset.offset(offset)
-        return Offset.FIRST if committed < 0 else Offset.offset(committed)
+    # -- a broker that has lost its reader without knowing
 
-    async def _last_chunk(self, connection: Connection) -> int | None:
-        """Id of the last committed chunk, -1 for none; None if the broker does not tell."""
-        if not connection.knows_optional:
-            return None
-        stats = await connection.request(commands.StreamStats(self.stream))
-        return stats.get('committed_chunk_id')
+    def listen(self) -> None:
+        """A task waits for a chunk: ask the broker, now and then, whether it has one."""
+        if self.is_idle or self._task is not None:
+            return
+        connection = self._connection
+        assert connection is not None
+        if self._properties or not connection.knows_optional:
+            return  # what is filtered may well be silent
+        heard = self._queue.last.id
+        if heard != self._heard:
+            self._heard, self._silence, self._over = heard, SILENCE, False
+        elif self._lacking is not None:
+            logger.warning(
+                'stream %r: the chunk at offset %d does not come; subscribing anew',
+                self.stream,
+                self._lacking,
+            )
+            self._settled = self._lacking
+            self._unsubscribe()
+            return
+        elif self._over:
+            self._silence, self._over = min(2 * self._silence, SILENCE_LAST), False
+            future = connection.send_request(commands.StreamStats(self.stream))
+            future.add_done_callback(lambda future: self._on_stats(connection, future))
+        self._lacking = None
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(self._silence, self._on_silence)
+
+    def _on_silence(self) -> None:
+        self.timer = None
+        self._over = True
+        self._wake()  # who waits goes on to `listen`
+
+    def _on_stats(self, connection: Connection, future: asyncio.Future[bytes]) -> None:
+        if connection is not self._connection or self.timer is None:
+            return
+        reader = commands.Reader(future.result())
+        try:
+            if reader.u16() != ResponseCode.OK:
+                return
+            stats = commands.StreamStats(self.stream).parse(reader)
+        except FrameError as ex:
+            connection.on_failure(ex)
+            return
+        committed = stats.get('committed_chunk_id', -1)
+        queue = self._queue
+        if self._settled is None and self._offset.type == OffsetType.TIMESTAMP:
+            self._settled = committed  # it may lie before that time
+        wanted = max(queue.last.id + 1, queue.after + 1, queue.start)
+        if -1 < committed != self._settled and (committed >= wanted or queue.last.doubt):
+            self._lacking = committed
+            self.timer.cancel()
+            self.timer = asyncio.get_running_loop().call_later(GRACE, self._on_silence)
 
     # -- what happens to the connection
 
@@ -299,6 +368,10 @@ class Feed:
 
     def _forget(self) -> None:
         connection, self._connection = self._connection, None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self._over, self._lacking = False, None
         if connection is not None:
             connection.set_subscription(self._id, None)
             connection.on_lost.pop(self, None)

@@ -172,10 +172,10 @@ class Subscription(MessageCursor):
 
     def _start_over(self) -> None:
         """The stream is gone; if there is one of that name again, nothing of it was seen."""
-        if self._feed.start_over():
-            self.start_over()
-            if self._tracker is not None:
-                self._tracker.on_lost()  # went with the stream
+        self._feed.start_over()
+        self.start_over()
+        if self._tracker is not None:
+            self._tracker.on_lost()  # went with the stream
 
     def on_watched(self) -> None:
         if self._tracker is not None:
@@ -223,6 +223,8 @@ class Subscription(MessageCursor):
             if isinstance(error, StreamDoesNotExist):
                 self._start_over()
             raise error
+        if feed.timer is None:
+            feed.listen()
         if feed.is_idle:
             if self._tracker is not None:
                 self._tracker.start()

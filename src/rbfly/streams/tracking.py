@@ -13,11 +13,13 @@ from ..error import RbFlyError
 from . import commands
 from ._cursor import MessageCursor
 from .checks import check_integer, check_timeout, check_type
+from .error import StreamDoesNotExist
 
 if TYPE_CHECKING:
+    from .connection import Connection
     from .topology import Topology
 
-__all__ = ['OffsetTracking', 'Tracker']
+__all__ = ['OffsetTracking', 'Tracker', 'chunk_ids']
 
 logger = logging.getLogger(__name__)
 
@@ -126,11 +128,15 @@ class Tracker:
         self.store()
         cursor = self._cursor()
         data = None if cursor is None else self.pending(cursor)
-        if data is None:
+        if cursor is None or data is None:
             return
         try:
             async with asyncio.timeout(timeout):
-                (await topology.locator()).write(data)
+                connection = await topology.locator()
+                _, committed = await chunk_ids(connection, self.stream)
+                if committed is not None and committed < cursor.queue.last.id:
+                    raise StreamDoesNotExist(self.stream, 'was created anew: it ends before that')
+                connection.write(data)
         except (RbFlyError, TimeoutError) as ex:
             logger.warning(
                 'offset %r of stream %r could not be stored: %s',
@@ -138,3 +144,11 @@ class Tracker:
                 self.stream,
                 ex,
             )
+
+
+async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
+    """Ids of a stream's first and last committed chunk, -1 for none; None if it is not told."""
+    if not connection.knows_optional:
+        return None, None
+    stats = await connection.request(commands.StreamStats(stream))
+    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')

@@ -1,0 +1,284 @@
+"""A subscription that hears nothing asks the broker whether it has lost its reader."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams import feed
+from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker
+from tests.fake_stream import FakeStream
+
+HANG = 20.0  # a guard only
+NEVER = 1000.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, 'SILENCE', 0.01)
+    monkeypatch.setattr(feed, 'SILENCE_LAST', 0.04)
+    monkeypatch.setattr(feed, 'GRACE', 0.01)
+    monkeypatch.setattr(feed, 'STABLE', 0.0)
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    stream: FakeStream, version: str = '4.0.5', **arguments: Any
+) -> AsyncIterator[rbs.Subscription]:
+    options: dict[str, Any] = {
+        'offset': rbs.Offset.FIRST,
+        'amqp': False,
+        'timeout': HANG,
+    } | arguments
+    async with (
+        FakeBroker(on=stream.handlers(), version=version) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', **options) as messages,
+    ):
+        yield messages
+
+
+def asked(stream: FakeStream) -> int:
+    return stream.reader.peer.commands().count(wire.STREAM_STATS)
+
+
+async def ended(task: 'asyncio.Future[Any]') -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def filled(n: int) -> FakeStream:
+    stream = FakeStream()
+    for i in range(n):
+        stream.append(b'%d' % i)
+    return stream
+
+
+@pytest.mark.parametrize(
+    ('offset', 'found'),
+    [
+        (rbs.Offset.FIRST, [b'0', b'1']),
+        (rbs.Offset.NEXT, []),
+        (rbs.Offset.LAST, [b'1']),
+        (rbs.Offset.offset(1), [b'1']),
+    ],
+)
+async def test_reader_that_the_broker_has_lost(
+    offset: rbs.Offset, found: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = filled(2)
+    async with reading(stream, offset=offset) as messages:
+        assert [await anext(messages) for _ in found] == found
+        for i in range(2, 5):
+            waiting = asyncio.ensure_future(anext(messages))
+            await until(lambda: messages.position == stream.end, 'read up to its end')
+            stream.reader.live = False
+            stream.append(b'%d' % i)
+            assert await waiting == b'%d' % i
+            assert len(stream.readers) == i
+    assert caplog.text.count('subscribing anew') == 3
+
+
+async def test_reader_that_was_lost_before_its_first_chunk() -> None:
+    stream = filled(2)
+
+    def lose(reader: Any) -> int:
+        reader.live = len(stream.readers) > 1
+        return wire.OK
+
+    stream.on_subscribe = lose
+    async with reading(stream) as messages:
+        assert await anext(messages) == b'0'
+
+
+async def test_stream_created_anew_that_nobody_has_told_of() -> None:
+    stream = filled(4)
+    async with reading(stream) as messages:
+        for _ in range(4):
+            await anext(messages)
+        stream.reader.live = False
+        stream.create_anew()
+        for i in range(6):
+            stream.append(b'new%d' % i)
+        with pytest.raises(StreamDoesNotExist, match='created anew'):
+            await anext(messages)
+        assert await anext(messages) == b'new0'
+
+
+@pytest.mark.parametrize(
+    'offset',
+    [
+        rbs.Offset.FIRST,
+        rbs.Offset.NEXT,
+        rbs.Offset.LAST,
+        rbs.Offset.offset(7),
+        rbs.Offset.timestamp(4e9),
+    ],
+)
+async def test_idle_stream_is_not_subscribed_anew(offset: rbs.Offset) -> None:
+    stream = filled(3)
+    async with reading(stream, offset=offset) as messages:
+        waiting = asyncio.ensure_future(read_on(messages))
+        await until(lambda: bool(stream.readers) and asked(stream) > 5, 'asked for long')
+        await ended(waiting)
+    assert len(stream.readers) == 1
+
+
+async def read_on(messages: rbs.Subscription) -> None:
+    async for _ in messages:
+        pass
+
+
+async def test_empty_stream_is_not_subscribed_anew() -> None:
+    stream = FakeStream()
+    async with reading(stream) as messages:
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: bool(stream.readers) and asked(stream) > 5, 'asked for long')
+        stream.append(b'0')
+        assert await waiting == b'0'
+    assert len(stream.readers) == 1
+
+
+async def test_once_for_each_chunk() -> None:
+    """A stored offset takes one, too, and is not delivered: the stream may be in order."""
+    stream = filled(2)
+    async with reading(stream) as messages:
+        waiting = asyncio.ensure_future(read_on(messages))
+        await until(lambda: bool(stream.readers) and stream.reader.sent == 2, 'delivered')
+        stream.ahead = 1
+        await until(lambda: len(stream.readers) == 2, 'subscribed anew')
+        before = asked(stream)
+        await until(lambda: asked(stream) > before + 5, 'asked for long')
+        assert len(stream.readers) == 2
+        await ended(waiting)
+
+
+async def test_what_is_on_its_way_is_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker tells of a chunk before it delivers it."""
+    monkeypatch.setattr(feed, 'GRACE', NEVER)
+    stream = filled(2)
+    async with reading(stream) as messages:
+        for _ in range(2):
+            await anext(messages)
+        waiting = asyncio.ensure_future(anext(messages))
+        stream.ahead = 1
+        await until(lambda: messages._feed._lacking is not None, 'it has heard of it')
+        stream.append(b'2')
+        assert await waiting == b'2'
+        assert len(stream.readers) == 1
+    assert 'subscribing anew' not in caplog.text
+
+
+async def test_it_asks_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+    listen = feed.Feed.listen
+
+    def recorded(feed: feed.Feed) -> None:
+        listen(feed)
+        found.append(feed._silence)
+
+    monkeypatch.setattr(feed.Feed, 'listen', recorded)
+    stream = filled(1)
+    async with reading(stream) as messages:
+        await anext(messages)
+        for _ in range(2):
+            found.clear()
+            stream.append(b'1')
+            assert await anext(messages) == b'1'
+            waiting = asyncio.ensure_future(anext(messages))
+            await until(lambda: len(found) > 5, 'asked for long')
+            assert found == sorted(found)
+            assert set(found) == {0.01, 0.02, 0.04}
+            await ended(waiting)
+
+
+async def test_filtered_and_old_ones_do_not_ask() -> None:
+    only = rbs.MessageFilter(lambda ctx: str(ctx.body), {'x'})
+    for arguments in ({'filter': only}, {'version': '3.10.8'}):
+        stream = filled(1)
+        async with reading(stream, **arguments, timeout=0.1) as messages:
+            with pytest.raises(MessageTimeout):
+                await read_on(messages)
+            assert messages._feed.timer is None
+        assert asked(stream) == 0
+
+
+async def test_nobody_asks_for_one_that_is_not_waited_for() -> None:
+    stream = filled(1)
+    async with reading(stream) as messages:
+        await anext(messages)
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: asked(stream) > 0, 'asked')
+        await ended(waiting)
+        await until(lambda: messages._feed.timer is None, 'its time is over')
+        stream.reader.live = False
+        stream.append(b'1')
+        before = asked(stream)
+        await asyncio.sleep(0)
+        assert asked(stream) == before
+        assert await anext(messages) == b'1'
+
+
+@pytest.mark.parametrize('end', ['closed', 'lost', 'moved', 'dropped'])
+async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, 'SILENCE', NEVER)
+    stream = filled(1)
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        found = messages._feed
+        waiting = asyncio.ensure_future(read_on(messages))
+        await until(lambda: found.timer is not None, 'it waits')
+        await ended(waiting)
+        timer = found.timer
+        assert timer is not None
+        if end == 'closed':
+            await messages.aclose()
+        elif end == 'lost':
+            fake.connection.transport.abort()
+        elif end == 'moved':
+            stream.reader.live = False
+            body = b'\x00\x06' + wire.string('test')
+            fake.connection.send(wire.frame(wire.METADATA_UPDATE, body))
+        else:
+            gone = weakref.ref(messages)
+            del messages, found, waiting
+            gc.collect()
+            assert gone() is None
+        await until(timer.cancelled, 'it is gone')
+
+
+@pytest.mark.filterwarnings('ignore:unclosed:ResourceWarning')
+@pytest.mark.parametrize('over', [False, True])
+def test_event_loop_ends(
+    broker_uri: str, stream: str, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, 'SILENCE', 0.3 if over else NEVER)
+    client = rbs.streams_client(broker_uri)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=0.2)
+
+    async def wait() -> None:
+        with pytest.raises(MessageTimeout):
+            await anext(messages)
+        assert messages._feed.timer is not None
+        if over:
+            await until(lambda: messages._feed.timer is None, 'its time is over')
+
+    async def go_on() -> None:
+        async with client, messages:
+            async with client.publisher(stream) as publisher:
+                await publisher.send('x')
+            assert await anext(messages) == 'x'
+
+    asyncio.run(wait())
+    asyncio.run(go_on())
+    gc.collect()
