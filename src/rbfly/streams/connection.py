@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from . import commands
 from ._engine import Engine
@@ -27,9 +27,10 @@ from .error import (
 )
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Connection']
+__all__ = ['Connection', 'call_each']
 
 T = TypeVar('T')
+P = ParamSpec('P')
 
 logger = logging.getLogger(__name__)
 
@@ -217,8 +218,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting any more
-        for callback in list(self.on_lost.values()):
-            callback(error)
+        call_each(self._loop, self.on_lost, error)
 
     # -- asyncio protocol
 
@@ -236,9 +236,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
             state = '' if self._step == 'open' else f' while {self._step}'
             error = StreamConnectionError(f'{self.info}: connection lost{state}{detail}')
         error.__cause__ = exc
-        self._fail(error)
-        if not self._closed.done():
-            self._closed.set_result(None)
+        try:
+            self._fail(error)
+        finally:
+            if not self._closed.done():
+                self._closed.set_result(None)
 
     def eof_received(self) -> bool:
         return False
@@ -248,8 +250,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        for callback in list(self.on_resume.values()):
-            callback()
+        call_each(self._loop, self.on_resume)
 
     # -- frames
 
@@ -312,8 +313,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 self._transport.close()
         elif key == Key.METADATA_UPDATE:
             update = commands.MetadataUpdate.parse(body)
-            for callback in list(self.on_metadata_update.values()):
-                callback(update.stream)
+            call_each(self._loop, self.on_metadata_update, update.stream)
         elif key == Key.CREDIT | RESPONSE:
             logger.debug('%s: credit for a subscription that has ended', self.info)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
@@ -346,6 +346,21 @@ class Connection(Engine, asyncio.BufferedProtocol):
                     f'{self.info}: nothing received for {2 * self.heartbeat} seconds'
                 )
             )
+
+
+def call_each(
+    loop: asyncio.AbstractEventLoop,
+    callbacks: Mapping[object, Callable[P, None]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    """Call all of them, whatever one raises: the event loop's exception handler is told of it."""
+    for callback in list(callbacks.values()):
+        try:
+            callback(*args, **kwargs)
+        except Exception as ex:
+            message = f'{callback!r} failed'
+            loop.call_exception_handler({'message': message, 'exception': ex})
 
 
 def broker_version(properties: dict[str, str]) -> tuple[int, int]:

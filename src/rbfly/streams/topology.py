@@ -15,7 +15,7 @@ from enum import Enum
 
 from . import commands
 from .commands import Broker, StreamMetadata, Tune
-from .connection import Connection
+from .connection import Connection, call_each
 from .const import ResponseCode
 from .error import (
     ConnectTimeout,
@@ -184,8 +184,7 @@ class Topology:
     async def close(self) -> None:
         """Close every connection; the topology can be used again afterwards."""
         self.generation += 1
-        for callback in list(self.on_close.values()):
-            callback()
+        call_each(asyncio.get_running_loop(), self.on_close)
         connections = [item for group in self._connections.values() for item in group]
         for group in self._connections.values():
             group.clear()
