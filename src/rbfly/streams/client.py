@@ -59,6 +59,7 @@ def streams_client(
     heartbeat: int = 60,
     frame_max: int = 0,
     load_balancer: bool = False,
+    request_timeout: float | None = 10.0,
 ) -> StreamsClient:
     """Make a client; nothing is connected before its first use.
 
@@ -73,6 +74,8 @@ def streams_client(
     :param frame_max: limit of a frame to ask the broker for, in bytes; 0 leaves it to the broker.
     :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
         dialled, connecting is repeated until it reaches the wanted node.
+    :param request_timeout: seconds for the broker to answer a request; a connection on which it
+        does not is given up, unless messages are unconfirmed there; None or 0 for no limit.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
@@ -89,6 +92,7 @@ def streams_client(
         heartbeat=heartbeat,
         frame_max=frame_max,
         load_balancer=load_balancer,
+        request_timeout=request_timeout,
     )
 
 
@@ -110,6 +114,7 @@ class StreamsClient:
         heartbeat: int = 60,
         frame_max: int = 0,
         load_balancer: bool = False,
+        request_timeout: float | None = 10.0,
     ) -> None:
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
@@ -124,6 +129,7 @@ class StreamsClient:
                 reconnect_timeout,
                 Tune(frame_max, heartbeat),
                 load_balancer,
+                request_timeout,
             )
         )
         self._users = 0

@@ -21,6 +21,7 @@ from .error import (
     AuthenticationError,
     ChunkError,
     FrameError,
+    RequestTimeout,
     StreamConnectionError,
     TLSError,
     protocol_error,
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 WRITE_HIGH = 2**20  # bytes the transport may hold before writing pauses
 WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
+GRACE = 0.1  # seconds for an answer that is here, but was not read yet
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions, StreamStats
@@ -52,6 +54,7 @@ PROPERTIES = {
 class Connection(Engine, asyncio.BufferedProtocol):
     """An open connection; made by :meth:`Connection.open`.
 
+    :ivar request_timeout: seconds for the broker to answer once it is open; None or 0 for no limit.
     :ivar frame_max: negotiated limit of a frame in bytes, 0 for none.
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar advertised: the node's advertised address, None if it does not tell.
@@ -60,9 +63,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar paused: the transport has enough to write for now.
     """
 
-    def __init__(self, info: ConnectionInfo) -> None:
+    def __init__(self, info: ConnectionInfo, request_timeout: float | None = None) -> None:
         super().__init__()
         self.info = info
+        self.request_timeout = request_timeout
         self.frame_max = 0
         self.heartbeat = 0
         self.advertised: Broker | None = None
@@ -99,10 +103,12 @@ class Connection(Engine, asyncio.BufferedProtocol):
         name: str = '',
         tune: Tune = Tune(0, 60),  # noqa: B008 - immutable
         on_step: Callable[[str], None] = lambda step: None,
+        request_timeout: float | None = None,
     ) -> Connection:
         """Connect to a node, authenticate and open the virtual host.
 
-        :param on_step: told of each step that is waited for.
+        :param on_step: told of each step that is waited for; they have no limit of their own.
+        :param request_timeout: seconds for the broker to answer a request once it is open.
 
         :raises AuthenticationError: wrong user or password, or no mechanism in common.
         :raises VirtualHostError: unknown virtual host, or the user may not enter it.
@@ -114,7 +120,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         on_step('connecting')
         try:
             _, connection = await loop.create_connection(
-                lambda: cls(info), info.host, info.port, ssl=info.ssl
+                lambda: cls(info, request_timeout), info.host, info.port, ssl=info.ssl
             )
         except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
             raise TLSError(f'{info}: {ex}') from ex
@@ -260,13 +266,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._wrote = True
             self._transport.write(data)
 
-    async def request(self, command: Command[T]) -> T:
+    async def request(self, command: Command[T], timeout: float | None = None) -> T:
         """Send a request and wait for its response.
 
+        :param timeout: seconds to wait; None for `request_timeout`, 0 for no limit.
         :raises ProtocolError: the broker refused, with the code of the response.
+        :raises RequestTimeout: there was none in time.
         :raises StreamConnectionError: the connection ended first.
         """
-        future = self.send_request(command)
+        future = self.send_request(command, timeout)
         reader = commands.Reader(await future)
         try:
             if command.key is not Key.METADATA:
@@ -279,17 +287,61 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self.on_failure(ex)
             raise self.error or ex from ex.__cause__
 
-    def send_request(self, command: Command[Any]) -> asyncio.Future[bytes]:
+    def send_request(
+        self, command: Command[Any], timeout: float | None = None
+    ) -> asyncio.Future[bytes]:
         """Send a request now; the future gets the bytes behind the correlation id."""
         if self.error is not None:
-            raise StreamConnectionError(str(self.error)) from self.error
+            known = isinstance(self.error, StreamConnectionError)
+            kind = type(self.error) if known else StreamConnectionError
+            raise kind(str(self.error)) from self.error
         self._correlation_id = correlation_id = (self._correlation_id + 1) % 2**32
         data = command.encode(correlation_id)
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._requests[correlation_id] = future
-        future.add_done_callback(lambda _: self._requests.pop(correlation_id, None))
+        if timeout is None and self._step == 'open':
+            timeout = self.request_timeout
+        timer = None
+        if timeout:
+            timer = self._loop.call_later(
+                # A loop that was blocked reads what has come meanwhile before it is said.
+                timeout,
+                self._loop.call_later,
+                GRACE,
+                self._on_silence,
+                command,
+                future,
+                timeout,
+            )
+
+        def forget(_: object) -> None:
+            del self._requests[correlation_id]
+            if timer is not None:
+                timer.cancel()
+
+        future.add_done_callback(forget)
         self.write(data)
         return future
+
+    def _on_silence(
+        self, command: Command[Any], future: asyncio.Future[bytes], timeout: float
+    ) -> None:
+        """A request was not answered in time."""
+        if future.done():
+            return
+        stream = getattr(command, 'stream', '')
+        of_stream = f' of stream {stream!r}' if stream else ''
+        name = type(command).__name__
+        error = RequestTimeout(f'{self.info}: no answer to {name}{of_stream} within {timeout:g} s')
+        if not self.has_unconfirmed:
+            self.abort(error)
+        elif command.key is not Key.DELETE_PUBLISHER:  # whose answer frees the id, however late
+            future.set_exception(error)
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """True if messages are unconfirmed; where many are, the broker stops reading."""
+        return any(window is not None and window.in_flight for window in self.publishers)
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         if key & RESPONSE and key != Key.CREDIT | RESPONSE:

@@ -20,6 +20,7 @@ __all__ = [
     'ProtocolError',
     'PublishError',
     'PublisherError',
+    'RequestTimeout',
     'RoomTimeout',
     'StreamConnectionError',
     'StreamDoesNotExist',
@@ -143,6 +144,10 @@ class CompressionError(RbFlyError, ImportError):
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):
     """No connection within `connect_timeout`."""
+
+
+class RequestTimeout(StreamConnectionError, TimeoutError):
+    """No answer to a request within `request_timeout`."""
 
 
 class MessageTimeout(RbFlyError, TimeoutError):

@@ -53,6 +53,7 @@ class Settings:
     :param reconnect_timeout: the same for a client that was connected before.
     :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
         connecting is repeated until it reaches the wanted one.
+    :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
     """
 
     infos: Sequence[ConnectionInfo]
@@ -62,6 +63,7 @@ class Settings:
     reconnect_timeout: float | None = None
     tune: Tune = Tune(0, 60)  # noqa: RUF009 - immutable
     load_balancer: bool = False
+    request_timeout: float | None = 10.0
 
 
 def backoff() -> Iterator[float]:
@@ -292,6 +294,7 @@ class Topology:
                             settings.connection_name,
                             settings.tune,
                             attempt.on_step,
+                            settings.request_timeout,
                         )
                 except TimeoutError:
                     attempt.error = ConnectTimeout(
