@@ -51,7 +51,8 @@ HEIGHTS = {
     # IO
     'rbfly.streams.uri': 50,
     'rbfly.streams.connection': 51,
-    'rbfly.streams.topology': 52,
+    'rbfly.streams.closing': 52,
+    'rbfly.streams.topology': 53,
     # USER
     'rbfly.streams._sending': 59,
     'rbfly.streams.waiting': 60,

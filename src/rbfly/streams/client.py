@@ -14,11 +14,12 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 from ..amqp import get_message_ctx
 from ..error import RbFlyError
 from . import commands
+from .closing import can_wait
 from .commands import Tune
 from .compression import Compression, compressor
 from .connection import Connection
 from .const import ResponseCode
-from .declaration import declare, delete_publisher, deleted
+from .declaration import declare, delete_publisher
 from .error import (
     ArgumentError,
     ArgumentTypeError,
@@ -60,6 +61,7 @@ def streams_client(
     frame_max: int = 0,
     load_balancer: bool = False,
     request_timeout: float | None = 10.0,
+    close_timeout: float | None = 10.0,
 ) -> StreamsClient:
     """Make a client; nothing is connected before its first use.
 
@@ -76,6 +78,9 @@ def streams_client(
         dialled, connecting is repeated until it reaches the wanted node.
     :param request_timeout: seconds for the broker to answer a request; a connection on which it
         does not is given up, unless messages are unconfirmed there; None or 0 for no limit.
+    :param close_timeout: seconds until closing is given up: confirms and answers are waited for no
+        longer, by all together that is closed while the broker does not answer; None or 0 for no
+        limit.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
@@ -93,6 +98,7 @@ def streams_client(
         frame_max=frame_max,
         load_balancer=load_balancer,
         request_timeout=request_timeout,
+        close_timeout=close_timeout,
     )
 
 
@@ -115,6 +121,7 @@ class StreamsClient:
         frame_max: int = 0,
         load_balancer: bool = False,
         request_timeout: float | None = 10.0,
+        close_timeout: float | None = 10.0,
     ) -> None:
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
@@ -130,6 +137,7 @@ class StreamsClient:
                 Tune(frame_max, heartbeat),
                 load_balancer,
                 request_timeout,
+                close_timeout,
             )
         )
         self._users = 0
@@ -155,7 +163,10 @@ class StreamsClient:
         return await self._topology.locator()
 
     async def disconnect(self) -> None:
-        """Close every connection; silent if there is none.  The client can be used again."""
+        """Close every connection; silent if there is none.  The client can be used again.
+
+        The broker is waited for within `close_timeout`.
+        """
         await self._topology.close()
 
     async def __aenter__(self) -> Self:
@@ -170,7 +181,10 @@ class StreamsClient:
     ) -> None:
         self._users -= 1
         if self._users == 0:
-            await self.disconnect()
+            if can_wait(kind):
+                await self.disconnect()
+            else:
+                await self._topology.close(wait=False)
 
     # -- streams
 
@@ -393,7 +407,7 @@ class StreamsClient:
                 await publisher.close()
             finally:
                 if not isinstance(publisher, BasePublisher):
-                    await deleted(delete_publisher(connection, publisher_id))
+                    delete_publisher(connection, publisher_id)
         finally:
             self._names.discard(key)
 

@@ -28,7 +28,7 @@ from .error import (
 )
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Connection', 'call_each']
+__all__ = ['Connection', 'call_each', 'disconnected']
 
 T = TypeVar('T')
 P = ParamSpec('P')
@@ -85,6 +85,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._correlation_id = 0
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._leaving = False  # a Close was sent: nothing is written behind it
         self._step = 'connecting'
         self._on_step: Callable[[str], None] = lambda step: None
         self._timer: asyncio.TimerHandle | None = None
@@ -184,33 +185,40 @@ class Connection(Engine, asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         """True until the connection is closed or lost, or its event loop has ended."""
-        return self.error is None and not self._loop.is_closed()
+        return self.error is None and not self._leaving and not self._loop.is_closed()
 
-    async def close(self) -> None:
-        """Say goodbye and close; silent if the connection is gone already."""
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
+        """Say goodbye and close; silent if the connection is gone already.
+
+        :param timeout: seconds for the broker to answer; 0 for no waiting, None for no limit.
+        """
         if self._loop is not asyncio.get_running_loop():
             return  # its socket went with its loop
-        if self.error is None:
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await self.request(commands.Close())
-            except (TimeoutError, StreamConnectionError):
-                pass
-            finally:
-                self.abort(StreamConnectionError('the connection was closed'))
-        elif self._transport is not None:
-            # The answer to the broker's Close may be on its way; a stuck peer is not waited for.
-            await asyncio.wait([self._closed], timeout=CLOSE_TIMEOUT)
-            self._transport.abort()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait([self._say_goodbye()])
+        except TimeoutError:
+            pass
+        finally:
+            self.abort(disconnected())
         await asyncio.shield(self._closed)
+
+    def _say_goodbye(self) -> asyncio.Future[Any]:
+        """Send a Close; what is done when the broker has answered."""
+        if self.error is not None or self._leaving:
+            return self._closed  # the answer to the broker's own Close may be on its way
+        answer = self.send_request(commands.Close(), 0)
+        self._leaving = self.paused = True
+        return answer
 
     def abort(self, error: Exception) -> None:
         """End the connection at once; whoever waits on it gets the error."""
         self._fail(error)
-        if self._transport is not None:
+        if self._transport is None:
+            if not self._closed.done():
+                self._closed.set_result(None)
+        elif not self._loop.is_closed():
             self._transport.abort()
-        elif not self._closed.done():
-            self._closed.set_result(None)
 
     def _fail(self, error: Exception) -> None:
         if self.error is not None:
@@ -235,8 +243,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if isinstance(exc, ssl_module.SSLError):
-            error: StreamConnectionError = TLSError(f'{self.info}: {exc}')
+        if self._leaving:
+            error = disconnected()
+        elif isinstance(exc, ssl_module.SSLError):
+            error = TLSError(f'{self.info}: {exc}')
         else:
             detail = f': {exc}' if exc else ''
             state = '' if self._step == 'open' else f' while {self._step}'
@@ -255,14 +265,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.paused = True
 
     def resume_writing(self) -> None:
-        self.paused = False
-        call_each(self._loop, self.on_resume)
+        self.paused = self._leaving
+        if not self.paused:
+            call_each(self._loop, self.on_resume)
 
     # -- frames
 
     def write(self, data: bytes) -> None:
-        """Write whole frames; nothing happens on a connection that has ended."""
-        if self.error is None and self._transport is not None:
+        """Write whole frames; nothing happens on a connection that has ended, or is about to."""
+        if self.error is None and self._transport is not None and not self._leaving:
             self._wrote = True
             self._transport.write(data)
 
@@ -295,6 +306,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             known = isinstance(self.error, StreamConnectionError)
             kind = type(self.error) if known else StreamConnectionError
             raise kind(str(self.error)) from self.error
+        if self._leaving:
+            raise disconnected()
         self._correlation_id = correlation_id = (self._correlation_id + 1) % 2**32
         data = command.encode(correlation_id)
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -398,6 +411,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
                     f'{self.info}: nothing received for {2 * self.heartbeat} seconds'
                 )
             )
+
+
+def disconnected() -> StreamConnectionError:
+    return StreamConnectionError('the client was disconnected')
 
 
 def call_each(

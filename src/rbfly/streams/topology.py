@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from . import commands
+from .closing import Closing
 from .commands import Broker, StreamMetadata, Tune
-from .connection import Connection, call_each
+from .connection import Connection, call_each, disconnected
 from .const import ResponseCode
 from .error import (
     ConnectTimeout,
@@ -54,6 +55,7 @@ class Settings:
     :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
         connecting is repeated until it reaches the wanted one.
     :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
+    :param close_timeout: seconds that closing may take; None or 0 for no limit.
     """
 
     infos: Sequence[ConnectionInfo]
@@ -64,6 +66,7 @@ class Settings:
     tune: Tune = Tune(0, 60)  # noqa: RUF009 - immutable
     load_balancer: bool = False
     request_timeout: float | None = 10.0
+    close_timeout: float | None = 10.0
 
 
 def backoff() -> Iterator[float]:
@@ -137,6 +140,8 @@ class Topology:
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._established = False
         self.generation = 0
+        self.closing = Closing(settings.close_timeout, self._connections)
+        self._ended: asyncio.Event | None = None  # of the task that closes it
         self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -183,15 +188,35 @@ class Topology:
                 error = ex
             await patience.wait(error)  # and ask again: the wanted node may have gone
 
-    async def close(self) -> None:
-        """Close every connection; the topology can be used again afterwards."""
-        self.generation += 1
-        call_each(asyncio.get_running_loop(), self.on_close)
+    async def close(self, *, wait: bool = True) -> None:
+        """Close every connection; the topology can be used again afterwards.
+
+        :param wait: for the broker's answers.
+        """
+        if self._ended is not None:  # another task is about it
+            if wait:
+                await self._ended.wait()
+            return
+        self._ended = ended = asyncio.Event()
         connections = [item for group in self._connections.values() for item in group]
-        for group in self._connections.values():
-            group.clear()
-        self._established = False
-        await asyncio.gather(*(item.close() for item in connections))
+        try:
+            self.generation += 1
+            call_each(asyncio.get_running_loop(), self.on_close)
+            self._established = False
+            if wait:
+                try:
+                    async with self.closing.limit():
+                        await asyncio.gather(*(item.close(None) for item in connections))
+                except TimeoutError:
+                    pass
+            await asyncio.gather(*(item.close(0) for item in connections))
+        finally:
+            for item in connections:
+                item.abort(disconnected())  # if this was cancelled before they closed
+            for role in Role:
+                self._open(role)  # forgets them
+            self._ended = None
+            ended.set()
 
     # -- nodes
 

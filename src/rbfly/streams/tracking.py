@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..error import RbFlyError
 from . import commands
 from ._cursor import MessageCursor
-from .error import ArgumentError, ArgumentTypeError
+from .error import ArgumentError, ArgumentTypeError, StreamConnectionError
 
 if TYPE_CHECKING:
     from .topology import Topology
@@ -128,8 +128,11 @@ class Tracker:
             self._timer.cancel()
             self._timer = None
 
-    async def close(self, topology: Topology, timeout: float) -> None:
-        """Store what is finished; if there is no connection, wait for one, but not for long."""
+    async def close(self, topology: Topology, *, wait: bool) -> None:
+        """Store what is finished.
+
+        :param wait: for a connection, if there is none, but not for long.
+        """
         self.stop()
         self.store()
         cursor = self._cursor()
@@ -137,7 +140,9 @@ class Tracker:
         if data is None:
             return
         try:
-            async with asyncio.timeout(timeout):
+            if not wait:
+                raise StreamConnectionError('no connection')
+            async with topology.closing.limit():
                 (await topology.locator()).write(data)
         except (RbFlyError, TimeoutError) as ex:
             logger.warning(
