@@ -170,6 +170,7 @@ class StreamsClient:
         await self._topology.close()
 
     async def __aenter__(self) -> Self:
+        self._topology.check_loop()
         self._users += 1
         return self
 

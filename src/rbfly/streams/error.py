@@ -15,6 +15,7 @@ __all__ = [
     'CompressionError',
     'ConfirmTimeout',
     'ConnectTimeout',
+    'EventLoopError',
     'FrameError',
     'MessageTimeout',
     'ProtocolError',
@@ -116,6 +117,10 @@ class PublisherError(RbFlyError):
 
 class SubscriptionError(RbFlyError):
     """A subscription was used wrongly: closed, or iterated by two tasks at once."""
+
+
+class EventLoopError(RbFlyError, RuntimeError):
+    """Use in another event loop, thread or process than the one it belongs to, which goes on."""
 
 
 class URIError(ArgumentError):

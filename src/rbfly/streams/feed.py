@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from . import commands
 from ._chunk import ChunkQueue
 from .const import ResponseCode
-from .error import FrameError, ProtocolError, StreamConnectionError
+from .error import EventLoopError, FrameError, ProtocolError, StreamConnectionError
 from .offset import Offset, OffsetType
 from .topology import Patience, backoff
 
@@ -98,8 +98,19 @@ class Feed:
         return True
 
     def grant(self) -> None:
-        """Let the broker send one more chunk."""
+        """Let the broker send one more chunk.
+
+        :raises EventLoopError: this is not the event loop that it was started in.
+        """
         if self._connection is not None:
+            loop = self._loop
+            if (
+                loop is not asyncio._get_running_loop()
+                and loop is not None
+                and not loop.is_closed()
+            ):
+                self.run_in_loop(self.grant)
+                raise EventLoopError('the subscription belongs to another event loop')
             self._connection.write(commands.credit(self._id, 1))
 
     def write(self, frame: bytes) -> bool:

@@ -24,6 +24,7 @@ from .declaration import declare, delete_publisher
 from .error import (
     ArgumentTypeError,
     ConfirmTimeout,
+    EventLoopError,
     PublisherError,
     RoomTimeout,
     StreamConnectionError,
@@ -204,6 +205,8 @@ class BasePublisher(Sender):
     # -- writing
 
     def _check(self) -> None:
+        if self._loop is not asyncio._get_running_loop():
+            raise EventLoopError(f'{self!r} belongs to another event loop')
         if self._closed:
             raise PublisherError(f'{self!r} is closed')
         if self._error is not None:
@@ -277,6 +280,7 @@ class BasePublisher(Sender):
         if self._closed:
             await self._ended.wait()
             return
+        self._topology.check_loop()
         self._closed = True
         closing = self._topology.closing
         try:

@@ -131,6 +131,7 @@ class Subscription(MessageCursor):
             if wait:
                 await self._ended.wait()
             return
+        self._topology.check_loop()
         self._closed = True
         self._wakeup()
         self.rewind()
@@ -197,6 +198,7 @@ class Subscription(MessageCursor):
     async def wait(self, kind: int, limit: int) -> Any:
         if self._waiting:
             raise SubscriptionError(f'{self!r} is being iterated by another task')
+        self._topology.check_loop()
         self._waiting = True
         try:
             if self.streak >= self.streak_max:

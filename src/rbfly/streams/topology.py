@@ -20,6 +20,7 @@ from .connection import Connection, call_each, disconnected
 from .const import ResponseCode
 from .error import (
     ConnectTimeout,
+    EventLoopError,
     FrameError,
     ProtocolError,
     StreamConnectionError,
@@ -150,8 +151,20 @@ class Topology:
         """True if any connection is open."""
         return any(self._open(role) for role in Role)
 
+    def check_loop(self) -> None:
+        """Check that nobody else uses it: another event loop may, when that has ended.
+
+        :raises EventLoopError: another one runs, or has connections open.
+        """
+        loop = self._loop
+        if loop is None or loop is asyncio._get_running_loop() or loop.is_closed():
+            return
+        if loop.is_running() or self.connected:
+            raise EventLoopError('the client belongs to another event loop, which is not closed')
+
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
+        self.check_loop()
         for connection in self._open(Role.CONSUME):
             if self._loop is asyncio.get_running_loop():
                 return connection
@@ -162,6 +175,7 @@ class Topology:
 
         :raises StreamDoesNotExist: there is no such stream.
         """
+        self.check_loop()
         return await self._to_member(Role.PUBLISH, stream)
 
     async def consuming(self, stream: str) -> Connection:
@@ -169,6 +183,7 @@ class Topology:
 
         :raises StreamDoesNotExist: there is no such stream.
         """
+        self.check_loop()
         return await self._to_member(Role.CONSUME, stream)
 
     async def _to_member(self, role: Role, stream: str) -> Connection:
@@ -193,6 +208,7 @@ class Topology:
 
         :param wait: for the broker's answers.
         """
+        self.check_loop()
         if self._ended is not None:  # another task is about it
             if wait:
                 await self._ended.wait()
