@@ -54,7 +54,8 @@ HEIGHTS = {
     'rbfly.streams.uri': 50,
     'rbfly.streams.connection': 51,
     'rbfly.streams.retry': 51,
-    'rbfly.streams.topology': 52,
+    'rbfly.streams.closing': 52,
+    'rbfly.streams.topology': 53,
     # USER
     'rbfly.streams._sending': 59,
     'rbfly.streams.waiting': 60,

@@ -192,12 +192,10 @@ async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) 
 
 
 @pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
-async def test_broker_that_does_not_read(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+async def test_broker_that_does_not_read(ending: str) -> None:
     """What is written to it is bounded, not by the window alone; whoever waits can give up."""
-    monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 0.05)
-    monkeypatch.setattr('rbfly.streams.declaration.DELETE_TIMEOUT', 0.05)
     body = bytes(100_000)
-    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri, close_timeout=0.05) as client:
         context = client.publisher('test', amqp=False)
         publisher = await context.__aenter__()
         peer = fake.connections[-1].transport

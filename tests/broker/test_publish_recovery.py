@@ -306,11 +306,10 @@ async def test_88_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None
         assert not client.connected
 
 
-async def test_88_close_while_reconnecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 0.2)
+async def test_88_close_while_reconnecting() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
-        rbs.streams_client(fake.uri) as client,
+        rbs.streams_client(fake.uri, close_timeout=0.2) as client,
     ):
         sending = []
         with pytest.raises(ConfirmTimeout):  # noqa: PT012

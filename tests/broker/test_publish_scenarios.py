@@ -11,7 +11,6 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.streams import Compression, stream_message_ctx
-from rbfly.streams import publisher as publisher_module
 from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
@@ -122,11 +121,10 @@ async def test_34_close_while_sending_settles_all(client: rbs.StreamsClient, str
     assert {i for i, outcome in zip(sent, outcomes, strict=False) if outcome is None} <= found
 
 
-async def test_34_close_without_confirms_settles_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher_module, 'CLOSE_TIMEOUT', 0.05)
+async def test_34_close_without_confirms_settles_all() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
-        rbs.streams_client(fake.uri) as client,
+        rbs.streams_client(fake.uri, close_timeout=0.05) as client,
     ):
         with pytest.raises(ConfirmTimeout):  # noqa: PT012
             async with client.publisher('test', max_unconfirmed=10) as publisher:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 import rbfly.streams as rbs
-from perf.brokers import RabbitMQ
+from brokers import RabbitMQ
 from rbfly.streams.error import ArgumentError
 
 VHOST = 'vü/x'

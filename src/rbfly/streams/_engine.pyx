@@ -35,6 +35,7 @@ cdef class Engine:
 
     :param frame_cap: longest frame accepted, in bytes.
     :ivar received: how many bytes have come so far (int).
+    :ivar publishers: windows of the publishers by id, None where there is none (list).
     """
 
     cdef readonly uint64_t received
@@ -47,7 +48,7 @@ cdef class Engine:
     cdef Py_ssize_t fill
     cdef bytes large                # a frame longer than the block, read straight into place
     cdef Py_ssize_t large_fill
-    cdef list publishers
+    cdef readonly list publishers
     cdef list subscriptions
 
     def __init__(self, uint32_t frame_cap=FRAME_CAP):

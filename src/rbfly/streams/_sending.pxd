@@ -39,6 +39,7 @@ cdef class Sender:
     cdef public object _connection
     cdef public RoomState _room
     cdef public object _confirmed   # a future that is done
+    cdef long _thread               # that the loop runs in
     cdef list _woken                # who is woken in this turn of the loop
 
     cdef Wait _put(self, object message)

@@ -6,11 +6,12 @@ whose confirms came at once are woken by one callback of the loop, in their orde
 
 cimport cython
 from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
+from cpython.pythread cimport PyThread_get_thread_ident
 
 from rbfly.streams._frames cimport Waiter
 from rbfly.streams._publish cimport PublishWindow
 
-from asyncio import CancelledError
+from asyncio import CancelledError, _get_running_loop
 
 
 @cython.final
@@ -144,14 +145,22 @@ cdef class Sender:
 
     def __cinit__(self, *args, **kwargs):
         self._woken = []
+        self._thread = PyThread_get_thread_ident()
 
     @cython.binding(False)
     def _begin(self, message):
         """Put a message into the window if there is room; gives what to await, or None."""
         cdef PublishWindow window = self._window
         cdef RoomState room = self._room
-        if self._closed or self._error is not None:
+        if (
+            self._closed
+            or self._error is not None
+            or PyThread_get_thread_ident() != self._thread
+            # Once in a turn of the loop is enough: in its thread there is no other until it ends.
+            or not self._scheduled and _get_running_loop() is not self._loop
+        ):
             self._check()
+            self._thread = PyThread_get_thread_ident()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
             or room.granted

@@ -70,16 +70,15 @@ class PublisherBatchFast(BatchInput, BasePublisher):
             raise_first(errors)
 
     async def close(self) -> None:
-        """Send what is batched and wait until it is confirmed, at most 30 seconds.
+        """Send what is batched and wait until it is confirmed, within the client's `close_timeout`.
 
         :raises PublishError: the broker did not store a message, and no flush has told.
         :raises ConfirmTimeout: not every confirm came in time.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
-        if not self._closed:
-            batches = [*self._batches, self._waiter]
-            await super().close()
-            self._tell(batches)
+        batches = [] if self._closed else [*self._batches, self._waiter]
+        await super().close()
+        self._tell(batches)
 
     def _release(self) -> None:
         waiter = self._waiter

@@ -15,11 +15,12 @@ from ..amqp import get_message_ctx
 from ..error import RbFlyError
 from . import commands
 from .checks import check_integer, check_stream, check_timeout, check_type
+from .closing import can_wait
 from .commands import Tune
 from .compression import Compression, compressor
 from .connection import Connection
 from .const import ResponseCode
-from .declaration import declare, delete_publisher, deleted
+from .declaration import declare, delete_publisher
 from .error import (
     ArgumentError,
     ArgumentTypeError,
@@ -45,6 +46,7 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
+MANAGE_TIMEOUT = 60.0  # seconds for a stream to be created or deleted
 # AMQP 1.0's, too.  Open, the handshake's last frame, fits, and so do all requests with ASCII names:
 # the longest declares a publisher, 501 bytes where its name has 255 and the stream's has 233.
 FRAME_MIN = 512
@@ -65,6 +67,8 @@ def streams_client(
     heartbeat: int = 60,
     frame_max: int = 0,
     load_balancer: bool = False,
+    request_timeout: float | None = 10.0,
+    close_timeout: float | None = 10.0,
 ) -> StreamsClient:
     """Make a client; nothing is connected before its first use.
 
@@ -81,6 +85,11 @@ def streams_client(
         the broker.
     :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
         dialled, connecting is repeated until it reaches the wanted node.
+    :param request_timeout: seconds for the broker to answer a request; a connection on which it
+        does not is given up, unless messages are unconfirmed there; None or 0 for no limit.
+    :param close_timeout: seconds until closing is given up: confirms and answers are waited for no
+        longer, by all together that is closed while the broker does not answer; None or 0 for no
+        limit.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     :raises TypeError: an argument is of a type that cannot be used.
     :raises ValueError: an argument is out of range.
@@ -101,6 +110,8 @@ def streams_client(
         heartbeat=heartbeat,
         frame_max=frame_max,
         load_balancer=load_balancer,
+        request_timeout=request_timeout,
+        close_timeout=close_timeout,
     )
 
 
@@ -122,6 +133,8 @@ class StreamsClient:
         heartbeat: int = 60,
         frame_max: int = 0,
         load_balancer: bool = False,
+        request_timeout: float | None = 10.0,
+        close_timeout: float | None = 10.0,
     ) -> None:
         check_type('connection_info', connection_info, ConnectionInfo, Iterable)
         if isinstance(connection_info, ConnectionInfo):
@@ -134,6 +147,8 @@ class StreamsClient:
         commands.string(connection_name or '')
         check_timeout('connect_timeout', connect_timeout)
         check_timeout('reconnect_timeout', reconnect_timeout)
+        check_timeout('request_timeout', request_timeout)
+        check_timeout('close_timeout', close_timeout)
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
         check_integer('frame_max', frame_max, 0, 2**32 - 1)
         if 0 < frame_max < FRAME_MIN:
@@ -148,6 +163,8 @@ class StreamsClient:
                 reconnect_timeout,
                 Tune(frame_max, heartbeat),
                 load_balancer,
+                request_timeout,
+                close_timeout,
             )
         )
         self._users = 0
@@ -173,10 +190,14 @@ class StreamsClient:
         return await self._topology.locator()
 
     async def disconnect(self) -> None:
-        """Close every connection; silent if there is none.  The client can be used again."""
+        """Close every connection; silent if there is none.  The client can be used again.
+
+        The broker is waited for within `close_timeout`.
+        """
         await self._topology.close()
 
     async def __aenter__(self) -> Self:
+        self._topology.check_loop()
         self._users += 1
         return self
 
@@ -188,7 +209,10 @@ class StreamsClient:
     ) -> None:
         self._users -= 1
         if self._users == 0:
-            await self.disconnect()
+            if can_wait(kind):
+                await self.disconnect()
+            else:
+                await self._topology.close(wait=False)
 
     # -- streams
 
@@ -246,7 +270,7 @@ class StreamsClient:
         integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
         manager = await self._topology.manager()
         try:
-            await manager.request(commands.Create(stream, arguments))
+            await manager.request(commands.Create(stream, arguments), MANAGE_TIMEOUT)
         except ProtocolError as ex:
             if ex.code != ResponseCode.STREAM_ALREADY_EXISTS:
                 raise
@@ -259,7 +283,7 @@ class StreamsClient:
         check_stream(stream)
         manager = await self._topology.manager()
         try:
-            await manager.request(commands.Delete(stream))
+            await manager.request(commands.Delete(stream), MANAGE_TIMEOUT)
         except StreamDoesNotExist:
             pass
 
@@ -411,7 +435,7 @@ class StreamsClient:
                 await publisher.close()
             finally:
                 if not isinstance(publisher, BasePublisher):
-                    await deleted(delete_publisher(connection, publisher_id))
+                    delete_publisher(connection, publisher_id)
         finally:
             self._names.discard(key)
 

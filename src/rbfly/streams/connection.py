@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from . import commands
 from ._engine import Engine
@@ -21,21 +21,24 @@ from .error import (
     AuthenticationError,
     ChunkError,
     FrameError,
+    RequestTimeout,
     StreamConnectionError,
     TLSError,
     protocol_error,
 )
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Connection']
+__all__ = ['Connection', 'call_each', 'disconnected']
 
 T = TypeVar('T')
+P = ParamSpec('P')
 
 logger = logging.getLogger(__name__)
 
 WRITE_HIGH = 2**20  # bytes the transport may hold before writing pauses
 WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
+GRACE = 0.1  # seconds for an answer that is here, but was not read yet
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions, StreamStats
@@ -51,6 +54,7 @@ PROPERTIES = {
 class Connection(Engine, asyncio.BufferedProtocol):
     """An open connection; made by :meth:`Connection.open`.
 
+    :ivar request_timeout: seconds for the broker to answer once it is open; None or 0 for no limit.
     :ivar frame_max: negotiated limit of a frame in bytes, 0 for none.
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar advertised: the node's advertised address, None if it does not tell.
@@ -59,9 +63,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar paused: the transport has enough to write for now.
     """
 
-    def __init__(self, info: ConnectionInfo) -> None:
+    def __init__(self, info: ConnectionInfo, request_timeout: float | None = None) -> None:
         super().__init__()
         self.info = info
+        self.request_timeout = request_timeout
         self.frame_max = 0
         self.heartbeat = 0
         self.advertised: Broker | None = None
@@ -79,6 +84,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.requests = 0
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._leaving = False  # a Close was sent: nothing is written behind it
         self._step = 'connecting'
         self._on_step: Callable[[str], None] = lambda step: None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,10 +103,12 @@ class Connection(Engine, asyncio.BufferedProtocol):
         name: str = '',
         tune: Tune = Tune(0, 60),  # noqa: B008 - immutable
         on_step: Callable[[str], None] = lambda step: None,
+        request_timeout: float | None = None,
     ) -> Connection:
         """Connect to a node, authenticate and open the virtual host.
 
-        :param on_step: told of each step that is waited for.
+        :param on_step: told of each step that is waited for; they have no limit of their own.
+        :param request_timeout: seconds for the broker to answer a request once it is open.
 
         :raises AuthenticationError: wrong user or password, or no mechanism in common.
         :raises VirtualHostError: unknown virtual host, or the user may not enter it.
@@ -112,7 +120,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         on_step('connecting')
         try:
             _, connection = await loop.create_connection(
-                lambda: cls(info), info.host, info.port, ssl=info.ssl
+                lambda: cls(info, request_timeout), info.host, info.port, ssl=info.ssl
             )
         except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
             raise TLSError(f'{info}: {ex}') from ex
@@ -187,33 +195,40 @@ class Connection(Engine, asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         """True until the connection is closed or lost, or its event loop has ended."""
-        return self.error is None and not self._loop.is_closed()
+        return self.error is None and not self._leaving and not self._loop.is_closed()
 
-    async def close(self) -> None:
-        """Say goodbye and close; silent if the connection is gone already."""
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
+        """Say goodbye and close; silent if the connection is gone already.
+
+        :param timeout: seconds for the broker to answer; 0 for no waiting, None for no limit.
+        """
         if self._loop is not asyncio.get_running_loop():
             return  # its socket went with its loop
-        if self.error is None:
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await self.request(commands.Close())
-            except (TimeoutError, StreamConnectionError):
-                pass
-            finally:
-                self.abort(StreamConnectionError('the connection was closed'))
-        elif self._transport is not None:
-            # The answer to the broker's Close may be on its way; a stuck peer is not waited for.
-            await asyncio.wait([self._closed], timeout=CLOSE_TIMEOUT)
-            self._transport.abort()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait([self._say_goodbye()])
+        except TimeoutError:
+            pass
+        finally:
+            self.abort(disconnected())
         await asyncio.shield(self._closed)
+
+    def _say_goodbye(self) -> asyncio.Future[Any]:
+        """Send a Close; what is done when the broker has answered."""
+        if self.error is not None or self._leaving:
+            return self._closed  # the answer to the broker's own Close may be on its way
+        answer = self.send_request(commands.Close(), 0)
+        self._leaving = self.paused = True
+        return answer
 
     def abort(self, error: StreamConnectionError) -> None:
         """End the connection at once; whoever waits on it gets the error."""
         self._fail(error)
-        if self._transport is not None:
+        if self._transport is None:
+            if not self._closed.done():
+                self._closed.set_result(None)
+        elif not self._loop.is_closed():
             self._transport.abort()
-        elif not self._closed.done():
-            self._closed.set_result(None)
 
     def _fail(self, error: StreamConnectionError) -> None:
         if self.error is not None:
@@ -227,8 +242,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting any more
-        for callback in list(self.on_lost.values()):
-            callback(error)
+        call_each(self._loop, self.on_lost, error)
 
     # -- asyncio protocol
 
@@ -239,16 +253,20 @@ class Connection(Engine, asyncio.BufferedProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if isinstance(exc, ssl_module.SSLError):
-            error: StreamConnectionError = TLSError(f'{self.info}: {exc}')
+        if self._leaving:
+            error = disconnected()
+        elif isinstance(exc, ssl_module.SSLError):
+            error = TLSError(f'{self.info}: {exc}')
         else:
             detail = f': {exc}' if exc else ''
             state = '' if self._step == 'open' else f' while {self._step}'
             error = StreamConnectionError(f'{self.info}: connection lost{state}{detail}')
         error.__cause__ = exc
-        self._fail(error)
-        if not self._closed.done():
-            self._closed.set_result(None)
+        try:
+            self._fail(error)
+        finally:
+            if not self._closed.done():
+                self._closed.set_result(None)
 
     def eof_received(self) -> bool:
         return False
@@ -257,25 +275,27 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.paused = True
 
     def resume_writing(self) -> None:
-        self.paused = False
-        for callback in list(self.on_resume.values()):
-            callback()
+        self.paused = self._leaving
+        if not self.paused:
+            call_each(self._loop, self.on_resume)
 
     # -- frames
 
     def write(self, data: bytes) -> None:
-        """Write whole frames; nothing happens on a connection that has ended."""
-        if self.error is None and self._transport is not None:
+        """Write whole frames; nothing happens on a connection that has ended, or is about to."""
+        if self.error is None and self._transport is not None and not self._leaving:
             self._wrote = True
             self._transport.write(data)
 
-    async def request(self, command: Command[T]) -> T:
+    async def request(self, command: Command[T], timeout: float | None = None) -> T:
         """Send a request and wait for its response.
 
+        :param timeout: seconds to wait; None for `request_timeout`, 0 for no limit.
         :raises ProtocolError: the broker refused, with the code of the response.
+        :raises RequestTimeout: there was none in time.
         :raises StreamConnectionError: the connection ended first.
         """
-        future = self.send_request(command)
+        future = self.send_request(command, timeout)
         reader = commands.Reader(await future)
         try:
             if command.key is not Key.METADATA:
@@ -288,18 +308,62 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self.on_failure(ex)
             raise self.error or ex from ex.__cause__
 
-    def send_request(self, command: Command[Any]) -> asyncio.Future[bytes]:
+    def send_request(
+        self, command: Command[Any], timeout: float | None = None
+    ) -> asyncio.Future[bytes]:
         """Send a request now; the future gets the bytes behind the correlation id."""
         if self.error is not None:
             raise type(self.error)(str(self.error)) from self.error
+        if self._leaving:
+            raise disconnected()
         self.requests += 1
         correlation_id = self.requests % 2**32
         data = command.encode(correlation_id)
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._requests[correlation_id] = future
-        future.add_done_callback(lambda _: self._requests.pop(correlation_id, None))
+        if timeout is None and self._step == 'open':
+            timeout = self.request_timeout
+        timer = None
+        if timeout:
+            timer = self._loop.call_later(
+                # A loop that was blocked reads what has come meanwhile before it is said.
+                timeout,
+                self._loop.call_later,
+                GRACE,
+                self._on_silence,
+                command,
+                future,
+                timeout,
+            )
+
+        def forget(_: object) -> None:
+            del self._requests[correlation_id]
+            if timer is not None:
+                timer.cancel()
+
+        future.add_done_callback(forget)
         self.write(data)
         return future
+
+    def _on_silence(
+        self, command: Command[Any], future: asyncio.Future[bytes], timeout: float
+    ) -> None:
+        """A request was not answered in time."""
+        if future.done():
+            return
+        stream = getattr(command, 'stream', '')
+        of_stream = f' of stream {stream!r}' if stream else ''
+        name = type(command).__name__
+        error = RequestTimeout(f'{self.info}: no answer to {name}{of_stream} within {timeout:g} s')
+        if not self.has_unconfirmed:
+            self.abort(error)
+        elif command.key is not Key.DELETE_PUBLISHER:  # whose answer frees the id, however late
+            future.set_exception(error)
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """True if messages are unconfirmed; where many are, the broker stops reading."""
+        return any(window is not None and window.in_flight for window in self.publishers)
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         if key & RESPONSE and key != Key.CREDIT | RESPONSE:
@@ -323,8 +387,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 self._transport.close()
         elif key == Key.METADATA_UPDATE:
             update = commands.MetadataUpdate.parse(body)
-            for callback in list(self.on_metadata_update.values()):
-                callback(update.stream)
+            call_each(self._loop, self.on_metadata_update, update.stream)
         elif key == Key.CREDIT | RESPONSE:
             logger.debug('%s: credit for a subscription that has ended', self.info)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
@@ -360,6 +423,25 @@ class Connection(Engine, asyncio.BufferedProtocol):
                     f'{self.info}: nothing received for {2 * self.heartbeat} seconds'
                 )
             )
+
+
+def disconnected() -> StreamConnectionError:
+    return StreamConnectionError('the client was disconnected')
+
+
+def call_each(
+    loop: asyncio.AbstractEventLoop,
+    callbacks: Mapping[object, Callable[P, None]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None:
+    """Call all of them, whatever one raises: the event loop's exception handler is told of it."""
+    for callback in list(callbacks.values()):
+        try:
+            callback(*args, **kwargs)
+        except Exception as ex:
+            message = f'{callback!r} failed'
+            loop.call_exception_handler({'message': message, 'exception': ex})
 
 
 def broker_version(properties: dict[str, str]) -> tuple[int, int]:

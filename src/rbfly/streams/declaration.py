@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..error import RbFlyError
 from . import commands
@@ -15,9 +15,7 @@ from .types import PublisherInfo
 if TYPE_CHECKING:
     from .connection import Connection
 
-__all__ = ['declare', 'delete_publisher', 'deleted']
-
-DELETE_TIMEOUT = 5.0  # seconds for the broker to remove a publisher
+__all__ = ['declare', 'delete_publisher']
 
 
 async def declare(
@@ -61,9 +59,3 @@ def delete_publisher(connection: Connection, publisher_id: int) -> asyncio.Futur
     future = connection.send_request(commands.DeletePublisher(publisher_id))
     future.add_done_callback(lambda _: connection.publisher_ids.add(publisher_id))
     return future
-
-
-async def deleted(future: asyncio.Future[Any] | None) -> None:
-    """Wait for the answer; whoever is cancelled meanwhile leaves the request alone."""
-    if future is not None:
-        await asyncio.wait([future], timeout=DELETE_TIMEOUT)

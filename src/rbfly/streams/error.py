@@ -17,12 +17,14 @@ __all__ = [
     'CompressionError',
     'ConfirmTimeout',
     'ConnectTimeout',
+    'EventLoopError',
     'FrameError',
     'MessageTimeout',
     'MessageTooLarge',
     'ProtocolError',
     'PublishError',
     'PublisherError',
+    'RequestTimeout',
     'RoomTimeout',
     'StreamConnectionError',
     'StreamDoesNotExist',
@@ -132,6 +134,10 @@ class SubscriptionError(RbFlyError):
     """A subscription was used wrongly: closed, or iterated by two tasks at once."""
 
 
+class EventLoopError(RbFlyError, RuntimeError):
+    """Use in another event loop, thread or process than the one it belongs to, which goes on."""
+
+
 class URIError(ArgumentError):
     """A broker URI that cannot be understood."""
 
@@ -164,6 +170,10 @@ class CompressionError(RbFlyError, ImportError):
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):
     """No connection within `connect_timeout`."""
+
+
+class RequestTimeout(StreamConnectionError, TimeoutError):
+    """No answer to a request within `request_timeout`."""
 
 
 class MessageTimeout(RbFlyError, TimeoutError):

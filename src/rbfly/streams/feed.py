@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, cast
 from ..error import RbFlyError
 from . import commands
 from ._chunk import ChunkQueue
+from .connection import disconnected
 from .const import Key, ResponseCode
-from .error import ProtocolError, StreamConnectionError
+from .error import EventLoopError, FrameError, ProtocolError, StreamConnectionError
 from .offset import Offset, OffsetType
 from .retry import STABLE, Retry, can_retry
 from .tracking import chunk_ids
@@ -114,8 +115,19 @@ class Feed:
         self._committed = self._settled = None
 
     def grant(self) -> None:
-        """Let the broker send one more chunk."""
+        """Let the broker send one more chunk.
+
+        :raises EventLoopError: this is not the event loop that it was started in.
+        """
         if self._connection is not None:
+            loop = self._loop
+            if (
+                loop is not asyncio._get_running_loop()
+                and loop is not None
+                and not loop.is_closed()
+            ):
+                self.run_in_loop(self.grant)
+                raise EventLoopError('the subscription belongs to another event loop')
             self._connection.write(commands.credit(self._id, 1))
 
     def write(self, frame: bytes) -> bool:
@@ -361,7 +373,7 @@ class Feed:
         if self.tracker is not None:
             self.tracker.store()
         self.close()
-        self.error = StreamConnectionError('the client was disconnected')
+        self.error = disconnected()
         self._wake()
 
     # -- ending

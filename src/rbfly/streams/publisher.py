@@ -18,11 +18,14 @@ from ._entry import SubEntry
 from ._frames import Waiter
 from ._publish import PublishWindow
 from ._sending import Group, Sender
+from .closing import answered
 from .compression import compressor
-from .declaration import declare, delete_publisher, deleted
+from .connection import disconnected
+from .declaration import declare, delete_publisher
 from .error import (
     ArgumentTypeError,
     ConfirmTimeout,
+    EventLoopError,
     PublisherError,
     RoomTimeout,
     StreamConnectionError,
@@ -39,11 +42,9 @@ __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT = 30.0  # seconds that close() waits for confirms
 TURN = 0.005  # seconds that `send_many` keeps the loop at most, if messages come that fast
 RUN = 200  # messages between two looks at the clock
 CHECK = 100_000  # messages whose publish ids are looked at in a turn
-DISCONNECTED = 'the client was disconnected'
 FAILED = 1000  # failures kept before those that were seen are sorted out
 
 
@@ -77,6 +78,7 @@ class BasePublisher(Sender):
         self._confirmed.set_result(None)
         self._scheduled = False
         self._closed = False
+        self._ended = asyncio.Event()  # closing it
         # None once it is declared: what is compiled relies on the window.
         self._error: Exception | None = PublisherError('the publisher is not declared')
         self._room = Room(self._has_room)
@@ -143,7 +145,7 @@ class BasePublisher(Sender):
         """Go on elsewhere: the connection was lost, or the broker has removed the publisher."""
         self._leave()
         if self._topology.generation != self._generation:
-            self._end(StreamConnectionError(DISCONNECTED))
+            self._end(disconnected())
         elif self._closed and not self._window.unsettled:
             self._wake_idle()
         else:
@@ -182,7 +184,7 @@ class BasePublisher(Sender):
             self._end(StreamConnectionError(f'{self!r}: reconnecting was cancelled'))
 
     def _on_disconnect(self) -> None:
-        self._end(StreamConnectionError(DISCONNECTED))
+        self._end(disconnected())
 
     def _end(self, error: Exception) -> None:
         """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
@@ -217,6 +219,8 @@ class BasePublisher(Sender):
     # -- writing
 
     def _check(self) -> None:
+        if self._loop is not asyncio._get_running_loop():
+            raise EventLoopError(f'{self!r} belongs to another event loop')
         if self._closed:
             raise PublisherError(f'{self!r} is closed')
         if self._error is None:
@@ -224,7 +228,7 @@ class BasePublisher(Sender):
         if self._topology is None:
             raise self._error.with_traceback(None)
         if self._topology.generation != self._generation:
-            raise StreamConnectionError(DISCONNECTED)
+            raise disconnected()
         self._error = None
         self._retry = self._topology.retry()
         self._declare_later(self._retry, None)
@@ -288,31 +292,40 @@ class BasePublisher(Sender):
             self._idle.set_result(None)
 
     async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed, at most 30 seconds.
+        """Send what is queued and wait until it is confirmed, within the client's `close_timeout`.
 
         Whoever still waits for a confirm then gets a :class:`PublisherError`.
 
         :raises ConfirmTimeout: not every confirm came in time.
         """
         if self._closed:
+            await self._ended.wait()
             return
+        self._topology.check_loop()
         self._closed = True
+        closing = self._topology.closing
         try:
-            if self._error is None:
-                self._release()
-                async with asyncio.timeout(CLOSE_TIMEOUT):
+            async with closing.limit():
+                if self._error is None:
+                    self._release()
                     while self._window.unsettled and self._error is None:
                         self._idle = self._loop.create_future()
                         await self._idle
-        except TimeoutError:
-            raise ConfirmTimeout(
-                f'{self!r}: {self._window.unsettled} messages were not confirmed'
-                f' within {CLOSE_TIMEOUT} s; they may still be stored'
-            ) from None
+                answer = self._part(self._closed_error())
+                if answer is not None:
+                    await answered(answer)
+        except (TimeoutError, StreamConnectionError):
+            if self._window.unsettled:
+                raise ConfirmTimeout(
+                    f'{self!r}: {self._window.unsettled} messages were not confirmed'
+                    f' within close_timeout, {closing.timeout} s; they may still be stored'
+                ) from None
         finally:
-            recovery = self._stop_recovery()
-            self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
-            await deleted(self._leave() or recovery)
+            self._part(self._closed_error())
+            self._ended.set()
+
+    def _closed_error(self) -> PublisherError:
+        return PublisherError(f'{self!r} was closed before the confirm')
 
     def _abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
@@ -320,9 +333,14 @@ class BasePublisher(Sender):
             self._closed = True
             if self._error is None:
                 self._release()
-            self._stop_recovery()
-            self._abandon(error)
-            self._leave()
+            self._part(error)
+            self._ended.set()
+
+    def _part(self, error: Exception) -> asyncio.Future[Any] | None:
+        """Give up what is unconfirmed, and the connection; what is to be waited for yet."""
+        recovery = self._stop_recovery()
+        self._abandon(error)
+        return self._leave() or recovery
 
     def _release(self) -> None:
         self._write()
@@ -579,7 +597,7 @@ class Publisher(BasePublisher):
                 self._failed_max = max(FAILED, 2 * len(self._failed))
 
     async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed, at most 30 seconds.
+        """Send what is queued and wait until it is confirmed, within the client's `close_timeout`.
 
         Whoever still waits for a confirm then gets a :class:`PublisherError`.
 
@@ -587,8 +605,9 @@ class Publisher(BasePublisher):
         :raises ConfirmTimeout: not every confirm came in time.
         :raises StreamConnectionError: the connection was lost before a confirm nobody asked about.
         """
-        if not self._closed:
-            await super().close()
+        told = self._closed
+        await super().close()
+        if not told:
             failed, self._failed = self._failed, []
             raise_first([item.failure for item in failed if item.failure and not item.seen])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ._batch import MessageBatch
 from ._chunk import Chunk
 from ._cursor import KINDS, MessageCursor, MessageIterator
+from .closing import can_wait
 from .error import (
     ArgumentError,
     ArgumentTypeError,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ['Subscription']
 
 MAX_MESSAGES = 2**31 - 1  # of a batch
-CLOSE_TIMEOUT = 30.0  # seconds that aclose() waits for the broker
 
 
 class Wakeup:
@@ -89,6 +89,7 @@ class Subscription(MessageCursor):
         self._offset = offset
         self._timeout = timeout or None
         self._closed = False
+        self._ended = asyncio.Event()  # closing it
         self._waiting = False
         self._topology = topology
         self._wakeup = Wakeup()
@@ -116,24 +117,34 @@ class Subscription(MessageCursor):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        await self._close(wait=can_wait(kind))
 
     async def aclose(self) -> None:
-        """End the subscription; whoever iterates it gets the end of the iteration."""
+        """End the subscription; whoever iterates it gets the end of the iteration.
+
+        The broker is waited for within the client's `close_timeout`.
+        """
+        await self._close(wait=True)
+
+    async def _close(self, *, wait: bool) -> None:
         if self._closed:
+            if wait:
+                await self._ended.wait()
             return
+        self._topology.check_loop()
         self._closed = True
         self._wakeup()
         self.rewind()
         try:
             if self._tracker is not None:
-                await self._tracker.close(self._topology, CLOSE_TIMEOUT)
+                await self._tracker.close(self._topology, wait=wait)
+            answer = self._feed.close()
+            if wait:
+                await self._topology.closing.wait(answer)
         finally:
             self._feed.tracker = None
-            future = self._feed.close()
-            if future is not None:
-                # Whoever is cancelled leaves the request alone: its answer frees the id.
-                await asyncio.wait([future], timeout=CLOSE_TIMEOUT)
+            self._feed.close()
+            self._ended.set()
 
     def __del__(self) -> None:
         feed = getattr(self, '_feed', None)
@@ -187,6 +198,7 @@ class Subscription(MessageCursor):
     async def wait(self, kind: int, limit: int) -> Any:
         if self._waiting:
             raise SubscriptionError(f'{self!r} is being iterated by another task')
+        self._topology.check_loop()
         self._waiting = True
         try:
             if self.streak >= self.streak_max:

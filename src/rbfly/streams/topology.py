@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from . import commands
+from .closing import Closing
 from .commands import Broker, StreamMetadata, Tune
-from .connection import Connection
+from .connection import Connection, call_each, disconnected
 from .const import ResponseCode
 from .error import (
     ConnectTimeout,
+    EventLoopError,
     FrameError,
     ProtocolError,
     StreamConnectionError,
@@ -53,6 +55,8 @@ class Settings:
     :param reconnect_timeout: the same for a client that was connected before.
     :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
         connecting is repeated until it reaches the wanted one.
+    :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
+    :param close_timeout: seconds that closing may take; None or 0 for no limit.
     """
 
     infos: Sequence[ConnectionInfo]
@@ -62,6 +66,8 @@ class Settings:
     reconnect_timeout: float | None = None
     tune: Tune = Tune(0, 60)  # noqa: RUF009 - immutable
     load_balancer: bool = False
+    request_timeout: float | None = 10.0
+    close_timeout: float | None = 10.0
 
 
 class WrongNodeError(StreamConnectionError):
@@ -86,8 +92,9 @@ class Topology:
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # with what they had been asked so far
         self._sweepings: set[asyncio.Task[None]] = set()
-        self._closing = 0  # calls of `close` that run
         self.generation = 0
+        self.closing = Closing(settings.close_timeout, self._connections)
+        self._ended: asyncio.Event | None = None  # of the task that closes it
         self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -96,17 +103,30 @@ class Topology:
         """True if any connection is open."""
         return any(self._open(role) for role in Role)
 
+    def check_loop(self) -> None:
+        """Check that nobody else uses it: another event loop may, when that has ended.
+
+        :raises EventLoopError: another one runs, or has connections open.
+        """
+        loop = self._loop
+        if loop is None or loop is asyncio._get_running_loop() or loop.is_closed():
+            return
+        if loop.is_running() or self.connected:
+            raise EventLoopError('the client belongs to another event loop, which is not closed')
+
     def retry(self) -> Retry:
         """How long to try, for a call or an outage that begins now.
 
+        :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
+        self.check_loop()
         settings = self.settings
         generation = self.generation
 
         def check() -> None:
-            if self._closing or self.generation != generation:
-                raise StreamConnectionError('the client was disconnected meanwhile')
+            if self._ended is not None or self.generation != generation:
+                raise disconnected()
 
         check()
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
@@ -162,23 +182,41 @@ class Topology:
                 error = ex
             await retry.wait(error)  # and ask again: the wanted node may have gone
 
-    async def close(self) -> None:
-        """Close every connection; the topology can be used again afterwards."""
-        self.generation += 1
-        self._closing += 1
+    async def close(self, *, wait: bool = True) -> None:
+        """Close every connection; the topology can be used again afterwards.
+
+        :param wait: for the broker's answers.
+        """
+        self.check_loop()
+        if self._ended is not None:  # another task is about it
+            if wait:
+                await self._ended.wait()
+            return
+        self._ended = ended = asyncio.Event()
+        connections = [item for group in self._connections.values() for item in group]
         try:
-            for callback in list(self.on_close.values()):
-                callback()
-            connections = [item for group in self._connections.values() for item in group]
-            for group in self._connections.values():
-                group.clear()
+            self.generation += 1
+            call_each(asyncio.get_running_loop(), self.on_close)
             self._established = False
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            await asyncio.gather(*(item.close() for item in connections), *self._sweepings)
+            if wait:
+                try:
+                    async with self.closing.limit():
+                        await asyncio.gather(
+                            *(item.close(None) for item in connections), *self._sweepings
+                        )
+                except TimeoutError:
+                    pass
+            await asyncio.gather(*(item.close(0) for item in connections))
         finally:
-            self._closing -= 1
+            for item in connections:
+                item.abort(disconnected())  # if this was cancelled before they closed
+            for role in Role:
+                self._open(role)  # forgets them
+            self._ended = None
+            ended.set()
 
     # -- nodes
 
@@ -297,6 +335,7 @@ class Topology:
                     settings.connection_name,
                     settings.tune,
                     retry.on_step,
+                    settings.request_timeout,
                 )
         except TimeoutError:
             retry.error = ConnectTimeout(

@@ -13,7 +13,7 @@ from ..error import RbFlyError
 from . import commands
 from ._cursor import MessageCursor
 from .checks import check_integer, check_timeout, check_type
-from .error import StreamDoesNotExist
+from .error import StreamConnectionError, StreamDoesNotExist
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -122,8 +122,11 @@ class Tracker:
             self._timer.cancel()
             self._timer = None
 
-    async def close(self, topology: Topology, timeout: float) -> None:
-        """Store what is finished; if there is no connection, wait for one, but not for long."""
+    async def close(self, topology: Topology, *, wait: bool) -> None:
+        """Store what is finished.
+
+        :param wait: for a connection, if there is none, but not for long.
+        """
         self.stop()
         self.store()
         cursor = self._cursor()
@@ -131,7 +134,9 @@ class Tracker:
         if cursor is None or data is None:
             return
         try:
-            async with asyncio.timeout(timeout):
+            if not wait:
+                raise StreamConnectionError('no connection')
+            async with topology.closing.limit():
                 connection = await topology.locator()
                 _, committed = await chunk_ids(connection, self.stream)
                 if committed is not None and committed < cursor.queue.last.id:
