@@ -286,7 +286,7 @@ cdef class LastChunk:
     :ivar doubt: it was asked for again, and neither it nor a chunk behind it was seen (bool).
     """
 
-    def __init__(self):
+    def __cinit__(self):
         self.forget()
 
     def forget(self):
