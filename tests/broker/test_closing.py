@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import commands
+from rbfly.streams import closing, commands
 from rbfly.streams.error import ConfirmTimeout, PublishError, StreamConnectionError
 from rbfly.streams.topology import Role
 from tests import fake as wire
@@ -50,7 +51,8 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
         found.append(when)
         return timeout_at(when)
 
-    monkeypatch.setattr(asyncio, 'timeout_at', recording)
+    replaced = SimpleNamespace(**vars(asyncio) | {'timeout_at': recording})
+    monkeypatch.setattr(closing, 'asyncio', replaced)  # that of connecting is another one
     return found
 
 

@@ -14,7 +14,7 @@ from itertools import repeat
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import feed
+from rbfly.streams import feed, retry
 from rbfly.streams.error import StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
@@ -190,7 +190,7 @@ async def run(seed: int) -> None:
 @pytest.mark.parametrize('block', range(10))
 async def test_random_histories(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, 'STABLE', 0.0)
-    monkeypatch.setattr(feed, 'backoff', lambda: repeat(0.0))
+    monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     for seed in range(30 * block, 30 * block + 30):
         try:
             await run(seed)
