@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -146,6 +147,14 @@ class Topology:
         self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def __del__(self) -> None:
+        left = [item for group in self._connections.values() for item in group if item.is_open]
+        if left:
+            for connection in left:
+                connection.abort_soon()
+            text = 'unclosed client of ' + ', '.join(str(info) for info in self.settings.infos)
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
     @property
     def connected(self) -> bool:
         """True if any connection is open."""
@@ -162,9 +171,14 @@ class Topology:
         if loop.is_running() or self.connected:
             raise EventLoopError('the client belongs to another event loop, which is not closed')
 
+    def _check_use(self) -> None:
+        self.check_loop()
+        if self._ended is not None:  # it is being closed
+            raise disconnected()
+
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
-        self.check_loop()
+        self._check_use()
         for connection in self._open(Role.CONSUME):
             if self._loop is asyncio.get_running_loop():
                 return connection
@@ -175,7 +189,7 @@ class Topology:
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        self.check_loop()
+        self._check_use()
         return await self._to_member(Role.PUBLISH, stream)
 
     async def consuming(self, stream: str) -> Connection:
@@ -183,7 +197,7 @@ class Topology:
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        self.check_loop()
+        self._check_use()
         return await self._to_member(Role.CONSUME, stream)
 
     async def _to_member(self, role: Role, stream: str) -> Connection:
