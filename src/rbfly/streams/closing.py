@@ -31,7 +31,7 @@ class Closing:
     """
 
     def __init__(
-        self, timeout: float | None, connections: Mapping[object, Iterable[Connection]]
+        self, timeout: float | None, connections: Mapping[Any, Iterable[Connection]]
     ) -> None:
         self.timeout = timeout or None
         self._connections = connections
