@@ -263,6 +263,21 @@ async def test_nothing_is_written_behind_a_close() -> None:
     assert [peer.commands()[-1] for peer in fake.connections] == [wire.CLOSE, wire.CLOSE]
 
 
+async def test_use_that_begins_while_the_client_disconnects() -> None:
+    held = Held()
+    async with FakeBroker(on={wire.CLOSE: held}) as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        closing = asyncio.create_task(client.disconnect())
+        await until(lambda: bool(held.requests), 'it disconnects')
+        with pytest.raises(StreamConnectionError, match='the client was disconnected'):
+            await client.get_protocol()
+        held.answer()
+        await closing
+        assert len(fake.connections) == 1
+        del fake.handlers[wire.CLOSE]
+        await client.get_protocol()
+
+
 async def test_confirm_before_the_answer_to_a_close_counts() -> None:
     held = Held()
     async with FakeBroker(on={wire.PUBLISH: held, wire.CLOSE: held}) as fake:

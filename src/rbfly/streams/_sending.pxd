@@ -42,6 +42,7 @@ cdef class Sender:
     cdef long _thread               # that the loop runs in
     cdef list _woken                # who is woken in this turn of the loop
 
+    cdef int _check_loop(self) except -1
     cdef Wait _put(self, object message)
     cdef int _confirm(self, Wait wait) except -1
 

@@ -152,15 +152,11 @@ cdef class Sender:
         """Put a message into the window if there is room; gives what to await, or None."""
         cdef PublishWindow window = self._window
         cdef RoomState room = self._room
-        if (
-            self._closed
-            or self._error is not None
-            or PyThread_get_thread_ident() != self._thread
-            # Once in a turn of the loop is enough: in its thread there is no other until it ends.
-            or not self._scheduled and _get_running_loop() is not self._loop
-        ):
+        if self._closed or self._error is not None:
             self._check()
-            self._thread = PyThread_get_thread_ident()
+        # Once in a turn of the loop is enough: in its thread there is no other until it ends.
+        if not self._scheduled or PyThread_get_thread_ident() != self._thread:
+            self._check_loop()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
             or room.granted
@@ -169,6 +165,13 @@ cdef class Sender:
         ):
             return None
         return self._put(message)
+
+    @cython.final
+    cdef int _check_loop(self) except -1:
+        if _get_running_loop() is not self._loop:
+            self._check()
+        self._thread = PyThread_get_thread_ident()
+        return 0
 
     @cython.binding(False)
     def _put_wait(self, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from dataclasses import replace
+from typing import Any
 
 from ..types import AMQPBody
 from ._sending import BatchInput, Group
@@ -146,6 +147,10 @@ class PublisherBatchLimit(PublisherBatchFast):
     def _abandon(self, error: Exception) -> None:
         super()._abandon(error)
         self._queue.fail(error)
+
+    def _part(self, error: Exception) -> asyncio.Future[Any] | None:
+        self._queue.close()
+        return super()._part(error)
 
 
 class PublisherBinBatch(PublisherBatchFast):

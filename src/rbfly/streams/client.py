@@ -120,6 +120,9 @@ class StreamsClient:
 
     Made by :func:`streams_client`.  `async with client` closes its connections at the end; a
     client that was closed connects again when it is used.
+
+    It belongs to the event loop that it was used in first, until it is closed or that loop ends:
+    in another thread or a forked child it raises :class:`~rbfly.streams.error.EventLoopError`.
     """
 
     def __init__(

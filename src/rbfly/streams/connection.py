@@ -230,6 +230,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
         elif not self._loop.is_closed():
             self._transport.abort()
 
+    def abort_soon(self) -> None:
+        """End the connection in the next turn of its event loop; from any thread."""
+        self._loop.call_soon_threadsafe(self.abort, disconnected())
+
     def _fail(self, error: StreamConnectionError) -> None:
         if self.error is not None:
             return

@@ -340,6 +340,8 @@ class BasePublisher(Sender):
         """Give up what is unconfirmed, and the connection; what is to be waited for yet."""
         recovery = self._stop_recovery()
         self._abandon(error)
+        self._window.on_settled = None  # no cycles: it goes with the last reference to it
+        self._room.close()
         return self._leave() or recovery
 
     def _release(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +98,14 @@ class Topology:
         self._ended: asyncio.Event | None = None  # of the task that closes it
         self.on_close: dict[object, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __del__(self) -> None:
+        left = [item for group in self._connections.values() for item in group if item.is_open]
+        if left:
+            for connection in left:
+                connection.abort_soon()
+            text = 'unclosed client of ' + ', '.join(str(info) for info in self.settings.infos)
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     @property
     def connected(self) -> bool:

@@ -67,6 +67,14 @@ class Room(RoomState):
             if not future.done():
                 future.set_exception(error)
 
+    def close(self) -> None:
+        """Give no room any more, and refer to nobody who knows about it."""
+        self._has_room = no_room
+
+
+def no_room(asked: int) -> bool:
+    return False
+
 
 class Confirmation(asyncio.Future[None]):
     """What :meth:`Publisher.submit` gives: a future of the broker's confirm.

@@ -1,0 +1,74 @@
+"""What is dropped without being closed, and what was closed and is dropped."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from tests.brokers import until
+from tests.fake import FakeBroker
+from tests.fake_stream import FakeStream
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures('_no_collector')
+async def test_dropped_client_warns_and_closes_its_sockets() -> None:
+    async with FakeBroker() as fake:
+        client = rbs.streams_client(fake.uri)
+        await client.get_protocol()
+        with pytest.warns(ResourceWarning, match=rf'unclosed client of .*:{fake.port}'):
+            del client
+        await asyncio.wait_for(fake.connection.lost, 5)
+
+
+@pytest.mark.usefixtures('_no_collector')
+async def test_dropped_subscription_takes_its_client_along() -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        client = rbs.streams_client(fake.uri)
+        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        del client
+        assert await anext(messages) == b'x'
+        with pytest.warns(ResourceWarning):
+            del messages
+        await until(lambda: not stream.reader.live, 'it unsubscribes')
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize('how', ['never used', 'disconnected'])
+async def test_nothing_to_warn_of(how: str, recwarn: pytest.WarningsRecorder) -> None:
+    async with FakeBroker() as fake:
+        client = rbs.streams_client(fake.uri)
+        if how == 'disconnected':
+            await client.get_protocol()
+            await client.disconnect()
+        del client
+    assert not recwarn.list
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize(
+    'cls', [rbs.Publisher, rbs.PublisherBatchFast, rbs.PublisherBatchLimit, rbs.PublisherBin]
+)
+async def test_closed_publisher_goes_with_the_last_reference(cls: type[Any]) -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        async with client.publisher('test', cls=cls) as publisher:
+            if hasattr(publisher, 'send'):
+                await (await publisher.submit(b'x'))
+                await publisher.send_many([b'y'] * 10)
+            else:
+                await publisher.flush()
+        gone = weakref.ref(publisher)
+        del publisher
+        assert gone() is None
