@@ -63,6 +63,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar paused: the transport has enough to write for now.
     """
 
+    _on_step: Callable[[str], None]  # while it is being opened
+
     def __init__(self, info: ConnectionInfo, request_timeout: float | None = None) -> None:
         super().__init__()
         self.info = info
@@ -86,7 +88,6 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._leaving = False  # a Close was sent: nothing is written behind it
         self._step = 'connecting'
-        self._on_step: Callable[[str], None] = lambda step: None
         self._timer: asyncio.TimerHandle | None = None
         self._wrote = False
         self._seen = 0
@@ -137,6 +138,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             connection.abort(StreamConnectionError('the handshake failed'))
             await connection._closed
             raise
+        finally:
+            del connection._on_step  # it keeps the client
         return connection
 
     async def _handshake(self, auth: AuthMechanism, name: str, tune: Tune) -> None:
