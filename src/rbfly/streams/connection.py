@@ -405,8 +405,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if isinstance(error, FrameError | ChunkError):
             failure = FrameError(f'{self.info} does not speak the stream protocol: {error}')
             failure.__cause__ = error
-            logger.error('%s', failure)
             self.abort(failure)
+            logger.error('%s', failure)
         else:
             failed = StreamConnectionError(f'{self.info}: closed, for a callback failed: {error!r}')
             failed.__cause__ = error

@@ -348,11 +348,11 @@ class Feed:
         if self.tracker is not None:
             self.tracker.on_lost()
         if self._task is None:
-            logger.warning('subscription of stream %r: %s', self.stream, error)
             self._lost = error
             if not error.retriable:
                 self.error = error
             self._wake()
+            logger.warning('subscription of stream %r: %s', self.stream, error)
 
     def _on_metadata_update(self, stream: str) -> None:
         if stream != self.stream:

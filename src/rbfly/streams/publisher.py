@@ -149,10 +149,10 @@ class BasePublisher(Sender):
         elif self._closed and not self._window.unsettled:
             self._wake_idle()
         else:
-            logger.warning('%r: %s; declaring it again', self, error)
             if self._retry is None or self._loop.time() > self._opened + STABLE:
                 self._retry = self._topology.retry()
             self._declare_later(self._retry, error)
+            logger.warning('%r: %s; declaring it again', self, error)
 
     def _declare_later(self, retry: Retry, error: StreamConnectionError | None) -> None:
         self._recovery = self._loop.create_task(self._declare_again(retry, error))
