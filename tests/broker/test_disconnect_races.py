@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import topology
+from rbfly.streams import retry, topology
 from rbfly.streams.error import StreamConnectionError
 from tests import fake as wire
 from tests.broker.test_closing import HANG, Held
@@ -16,7 +16,7 @@ from tests.fake import FakeBroker, Step
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, 'BACKOFF_FIRST', 0.001)
+    monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 
 async def test_none_of_those_that_connect_brings_a_closed_client_back() -> None:

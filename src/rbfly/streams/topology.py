@@ -299,9 +299,10 @@ class Topology:
                 if node is None or connection.leads_to(node):
                     return self._keep(role, connection)
                 if self.settings.load_balancer:
-                    await connection.close()
                     reached = connection.advertised
-                    raise WrongNodeError(f'{retry.where}: reached {reached}, not {node}')
+                    retry.error = WrongNodeError(f'{retry.where}: reached {reached}, not {node}')
+                    await connection.close()
+                    raise retry.error
                 self._keep(role, connection)  # another node has that address now
             if node is not None and not self.settings.load_balancer:
                 self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
