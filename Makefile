@@ -13,7 +13,10 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 EXTRAS ?= uvloop compression perf test lint doc
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/streams
-PYTEST ?= $(BIN)/python -m pytest $(PYTEST_ARGS)
+# A file goes to one worker, from its first test to its last: what is made for a module is made once.
+WORKERS ?= 4
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help build debug demo test quick lint types sanitize fuzz hot doc perf brokers-down clean
@@ -53,7 +56,7 @@ demo: build  ## publish and consume 100,000 messages on a real broker
 	@$(BIN)/python -m perf demo
 	@test -n "$$RBFLY_URI" || echo 'The broker goes on running; make brokers-down stops it.'
 
-test: build  ## every test, against a real broker
+test: build  ## every test, against a real broker (WORKERS=0: in one process)
 	@$(PYTEST)
 
 quick: build  ## the tests that need no broker
@@ -70,7 +73,8 @@ types: build  ## mypy --strict, and the stubs against the compiled modules
 
 sanitize:  ## the codec and the engine under AddressSanitizer and UBSan (SANITIZE=tests)
 	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf test'
-	@build/venv-sanitize/bin/python tools/sanitize.py -m pytest -p no:faulthandler $(SANITIZE)
+	@build/venv-sanitize/bin/python tools/sanitize.py -m pytest $(PARALLEL) -p no:faulthandler \
+	    $(SANITIZE)
 
 fuzz: $(VENV)/requirements  ## coverage-guided fuzzing (FUZZ='codec --seconds 60'; values, stream)
 	@command -v clang > /dev/null || { echo 'installing clang'; { apt-get update && \

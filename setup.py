@@ -1,14 +1,17 @@
 """Build of the extension modules: every compiler directive and flag of the project stands here.
 
-Environment switches, each with a build folder of its own so that objects never mix:
+Environment switches, the first two with a build folder of their own so that objects never mix:
 
     RBFLY_DEBUG=1      bounds checks, assertions and invariants, -O0
     RBFLY_SANITIZE=1   AddressSanitizer and UndefinedBehaviorSanitizer, -O1
-    RBFLY_ANNOTATE=1   annotated HTML of the translation beside the generated C
     RBFLY_WERROR=1     warnings of Cython and of the C compiler are errors (CI)
+
+The generated C lies in build/cython, with annotated HTML beside it; that of both switches, which
+have other directives, in build/cython-checked.  It is the same for every Python.
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,18 +26,10 @@ def switch(name: str) -> bool:
 
 DEBUG = switch('RBFLY_DEBUG')
 SANITIZE = switch('RBFLY_SANITIZE')
-ANNOTATE = switch('RBFLY_ANNOTATE')
 WERROR = switch('RBFLY_WERROR')
 
-VARIANT = (
-    '-'.join(
-        word
-        for word, on in (('debug', DEBUG), ('sanitize', SANITIZE), ('annotate', ANNOTATE))
-        if on
-    )
-    or 'release'
-)
-BUILD = os.path.join('build', f'{VARIANT}-{sys.implementation.cache_tag}')
+VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'release'
+BUILD = Path('build', f'{VARIANT}-{sys.implementation.cache_tag}')
 
 MODULES = (
     'rbfly.amqp._types',
@@ -56,6 +51,7 @@ MODULES = (
 )
 
 CHECKED = DEBUG or SANITIZE
+TRANSLATED = Path('build', 'cython-checked' if CHECKED else 'cython')
 DIRECTIVES = {
     'language_level': '3str',
     'boundscheck': CHECKED,
@@ -91,10 +87,18 @@ if WERROR:
     CFLAGS.append('-Werror')
     Options.warning_errors = True
 
-# Neither Cython nor setuptools sees that a directive or a flag has changed.
-SETTINGS = Path(BUILD, 'settings')
-CHANGED = repr((DIRECTIVES, CFLAGS, LDFLAGS))
-FORCE = not SETTINGS.exists() or SETTINGS.read_text() != CHANGED
+
+def keep_if(folder: Path, settings: object) -> None:
+    """Empty a folder that was made with other settings: nobody else sees that they have changed."""
+    noted = folder / 'settings'
+    if not noted.exists() or noted.read_text() != repr(settings):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        noted.write_text(repr(settings))
+
+
+keep_if(TRANSLATED, (DIRECTIVES, WERROR))
+keep_if(BUILD, (CFLAGS, LDFLAGS))
 
 extensions = [
     Extension(
@@ -109,16 +113,13 @@ extensions = [
 
 modules = cythonize(
     extensions,
-    build_dir=os.path.join(BUILD, 'cython'),
+    build_dir=str(TRANSLATED),
     include_path=['src'],
     compiler_directives=DIRECTIVES,
-    annotate=ANNOTATE,
-    force=FORCE,
+    annotate=True,
 )
-SETTINGS.parent.mkdir(parents=True, exist_ok=True)
-SETTINGS.write_text(CHANGED)
 
 setup(
     ext_modules=modules,
-    options={'build': {'build_base': BUILD}, 'build_ext': {'parallel': True}},
+    options={'build': {'build_base': str(BUILD)}, 'build_ext': {'parallel': True}},
 )

@@ -7,8 +7,8 @@
     python fuzz/run.py codec --minimise             keep in fuzz/corpus what build/fuzz has found
 
 Needs clang with its sanitizer runtimes (Debian: clang, libclang-rt-dev), CPython's headers and
-library, and Cython.  Everything that is made lies in build/fuzz; an input that fails is left in
-build/fuzz/findings, and the exit status is 1 then.
+library, and Cython.  The generated C lies in build/cython, all else in build/fuzz; an input that
+fails is left in build/fuzz/findings, and the exit status is 1 then.
 """
 
 import argparse
@@ -153,9 +153,10 @@ def build() -> Path:
              for s in sources}  # fmt: skip
     modules = cythonize(  # type: ignore[no-untyped-call,unused-ignore]
         [Extension(name, [str(source)]) for source, name in names.items()],
-        build_dir=str(BUILD / 'cython'),
+        build_dir=str(ROOT / 'build' / 'cython'),  # as setup.py's
         include_path=['src', '.'],
         compiler_directives=directives(),
+        annotate=True,
         quiet=True,
     )
     copy_sources()

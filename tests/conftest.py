@@ -15,6 +15,9 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 pytest_plugins = ['tests.brokers']
 
+# Files of a minute; they begin first, so that no worker is at one alone in the end.
+LONGEST = ('test_package', 'test_proofs', 'test_proofs_faults', 'test_proofs_leader', 'test_exact')
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -48,6 +51,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
             item.fixturenames.insert(0, 'tidy')

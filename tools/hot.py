@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix('.json')
 SOURCES = ROOT / 'src'
-BUILD = ROOT / 'build' / f'annotate-{sys.implementation.cache_tag}' / 'cython' / 'src'
+BUILD = ROOT / 'build' / 'cython' / 'src'
 WORST = 5
 
 LINE = re.compile(
@@ -181,7 +181,7 @@ def annotate() -> None:
     done = subprocess.run(
         [sys.executable, 'setup.py', '-q', '--name'],
         cwd=ROOT,
-        env={**os.environ, 'RBFLY_ANNOTATE': '1', 'RBFLY_DEBUG': '', 'RBFLY_SANITIZE': ''},
+        env={**os.environ, 'RBFLY_DEBUG': '', 'RBFLY_SANITIZE': ''},
         capture_output=True,
         text=True,
     )

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from brokers import RabbitMQ
 from brokers.state import run_folder
 
@@ -13,3 +15,10 @@ def test_broker_ends_with_the_last_that_uses_it() -> None:
             assert second.uri == first.uri
         assert first.alive()
     assert not run_folder(name).exists()
+
+
+@pytest.mark.parametrize('command', ['set_disk_free_limit', 'stop_app'])
+def test_broker_of_other_tests_is_not_disturbed(broker: RabbitMQ, command: str) -> None:
+    for disturb in (broker.restart_node, broker.kill_node, lambda: broker.ctl(command)):
+        with pytest.raises(pytest.fail.Exception, match='private_broker'):
+            disturb()
