@@ -45,17 +45,31 @@ cdef extern from *:
     #define rbfly_bytes(p, n) PyBytes_FromStringAndSize((const char *)(p), n)
 
     /* What Cython's `raise StopIteration` and its traceback would cost several messages: `await`
-       is answered through am_send where Python asks for it, else with a StopIteration set here. */
+       is answered through am_send where Python asks for it, else with a StopIteration set here.
+       Where nothing has arrived, `give` gives what it was given, and a coroutine is asked. */
     static PyObject *(*rbfly_give)(PyObject *);
+    static PyObject *(*rbfly_begun)(PyObject *);
 
+    Py_NO_INLINE static PySendResult rbfly_begun_send(PyObject *ready, PyObject **result) {
+        PyObject *waiting = rbfly_begun(ready);
+        PySendResult sent;
+        Py_DECREF(*result);
+        *result = NULL;
+        if (waiting == NULL) return PYGEN_ERROR;
+        sent = PyIter_Send(waiting, Py_None, result);
+        Py_DECREF(waiting);
+        return sent;
+    }
     static PySendResult rbfly_ready_send(PyObject *ready, PyObject *arg, PyObject **result) {
-        (void)arg;
-        *result = rbfly_give(ready);
-        return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+        PyObject *value = *result = rbfly_give(ready);
+        (void)arg;  /* asyncio sends None */
+        if (value == ready) return rbfly_begun_send(ready, result);
+        return value == NULL ? PYGEN_ERROR : PYGEN_RETURN;
     }
     static PyObject *rbfly_ready_next(PyObject *ready) {
-        PyObject *stop, *value = rbfly_give(ready);
-        if (value == NULL) return NULL;
+        PyObject *stop, *value;
+        PySendResult sent = rbfly_ready_send(ready, Py_None, &value);
+        if (sent != PYGEN_RETURN) return value;
         stop = PyObject_CallOneArg(PyExc_StopIteration, value);
         Py_DECREF(value);
         if (stop != NULL) {
@@ -69,8 +83,11 @@ cdef extern from *:
         PyAsyncMethods *methods = ((PyTypeObject *)type)->tp_as_async;
         methods->am_anext = ((PyTypeObject *)base)->tp_as_async->am_anext;
     }
-    static void rbfly_make_ready(PyObject *type, PyObject *(*give)(PyObject *)) {
+    static void rbfly_make_ready(
+        PyObject *type, PyObject *(*give)(PyObject *), PyObject *(*begun)(PyObject *)
+    ) {
         rbfly_give = give;
+        rbfly_begun = begun;
         ((PyTypeObject *)type)->tp_as_async->am_send = rbfly_ready_send;
         ((PyTypeObject *)type)->tp_iternext = rbfly_ready_next;
         PyType_Modified((PyTypeObject *)type);
@@ -79,7 +96,8 @@ cdef extern from *:
     void rbfly_inherit_anext(object type, object base)
     bint rbfly_same_step() noexcept
     void rbfly_mark_step() noexcept
-    void rbfly_make_ready(object type, object (*give)(object))
+    object rbfly_ready_next(object ready)
+    void rbfly_make_ready(object type, object (*give)(object), object (*begun)(object))
     object rbfly_steal(PyObject *found)
     PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
 
@@ -89,6 +107,8 @@ cdef enum:
     BODY = 0
     CONTEXT = 1
     BATCH = 2
+    SPENT = 3               # it was given
+    WAITING = 4             # a coroutine waits for it
 
 # What becomes of a message that is not AMQP 1.0.
 cdef enum:
@@ -349,6 +369,14 @@ cdef class MessageCursor:
 
     # -- messages
 
+    cdef inline bint _has(self, int kind, Py_ssize_t limit) except -1:
+        """True if something of a kind is ready, or can be made so at once."""
+        if kind == BODY and self.direct and self.chunk is not None and self.chunk.left:
+            return True
+        return self.held is not None or (
+            self.streak < self.streak_max and self._advance(kind, limit)
+        )
+
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
         if kind == BODY and self.direct:
             return self._open()
@@ -373,7 +401,7 @@ cdef class MessageCursor:
         cdef MessageCtx ctx
         held = self.held
         if held is None:
-            if kind != BODY or not self.direct:
+            if kind != BODY or not self.direct or self.chunk is None or not self.chunk.left:
                 raise SubscriptionError('no message is ready; one task at a time can iterate')
             return self._take_body()
         if (type(held) is MessageBatch) != (kind == BATCH):
@@ -391,8 +419,6 @@ cdef class MessageCursor:
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         cdef PyObject *found
-        if chunk is None or not chunk.left:
-            raise SubscriptionError('no message is ready; one task at a time can iterate')
         chunk._next(&p, &n)
         self._note(chunk, p, n)
         found = read_body(self.amqp, p, n)
@@ -639,18 +665,16 @@ cdef class MessageIterator:
 @cython.freelist(8)
 @cython.no_gc
 cdef class Ready:
-    # What `__anext__` gives: finished at once if something has arrived, else a coroutine waits.
-    cdef MessageCursor cursor
+    # What `__anext__` gives, to be awaited or to become a task: finished at once if something has
+    # arrived, else a coroutine waits.  Being awaited it hands that over, and is in no cycle.
+    cdef object source              # the cursor; or the coroutine that waits
     cdef int kind
     cdef Py_ssize_t limit
 
     def __await__(self):
-        cdef MessageCursor cursor = self.cursor
-        if self.kind == BODY and cursor.direct and cursor.chunk is not None and cursor.chunk.left:
+        if self.kind < SPENT and (<MessageCursor> self.source)._has(self.kind, self.limit):
             return self
-        if cursor.streak < cursor.streak_max and cursor._advance(self.kind, self.limit):
-            return self
-        return cursor.wait(self.kind, self.limit).__await__()
+        return begun(self).__await__()
 
     def __iter__(self):
         return self
@@ -658,22 +682,49 @@ cdef class Ready:
     def __next__(self):
         raise NotImplementedError   # replaced below
 
+    def send(self, value):
+        return rbfly_ready_next(self)
+
+    def throw(self, *args):
+        return begun(self).throw(*args)
+
+    def close(self):
+        if self.kind != SPENT:
+            begun(self).close()
+
 
 cdef Ready new_ready(MessageCursor cursor, int kind, Py_ssize_t limit):
     cdef Ready ready = Ready.__new__(Ready)
-    ready.cursor = cursor
+    ready.source = cursor
     ready.kind = kind
     ready.limit = limit
     return ready
 
 
 cdef object give(object ready):
-    cdef MessageCursor cursor = (<Ready> ready).cursor
-    if (<Ready> ready).kind == BODY and cursor.direct:
-        return cursor._take_body()
-    return cursor._take((<Ready> ready).kind)
+    # what it gives for the first time, itself if nothing has arrived
+    cdef int kind = (<Ready> ready).kind
+    if kind < SPENT and (
+        (<MessageCursor> (<Ready> ready).source)._has(kind, (<Ready> ready).limit)
+    ):
+        (<Ready> ready).kind = SPENT
+        if kind == BODY and (<MessageCursor> (<Ready> ready).source).direct:
+            return (<MessageCursor> (<Ready> ready).source)._take_body()
+        return (<MessageCursor> (<Ready> ready).source)._take(kind)
+    return ready
 
 
-rbfly_make_ready(Ready, give)
+cdef object begun(object item):
+    """The coroutine that waits."""
+    cdef Ready ready = <Ready> item
+    if ready.kind == SPENT:
+        raise RuntimeError('cannot reuse already awaited __anext__()')
+    if ready.kind != WAITING:
+        ready.source = (<MessageCursor> ready.source).wait(ready.kind, ready.limit)
+        ready.kind = WAITING
+    return ready.source
+
+
+rbfly_make_ready(Ready, give, begun)
 
 KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}

@@ -19,7 +19,12 @@ cdef class Wait(Waiter):
     """What one task awaits: the confirm of its message, or of a group.
 
     To asyncio this is a future that nobody else can see.
+
+    :param loop: the event loop of the task.
     """
+
+    def __init__(self, loop):
+        self._loop = loop
 
     def __await__(self):
         return self
@@ -115,6 +120,8 @@ cdef class Group(Waiter):
         cdef Wait wait = Wait.__new__(Wait)
         wait._loop = self.loop
         wait.settled = self.settled
+        while self.waits and (<Wait> self.waits[len(self.waits) - 1]).settled:
+            self.waits.pop()        # given up
         self.waits.append(wait)
         return wait
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from dataclasses import replace
 from typing import Any
 
 from ..types import AMQPBody
 from ._sending import BatchInput, Group
-from .error import ArgumentError, ArgumentTypeError, ConfirmTimeout
+from .error import ArgumentError, ArgumentTypeError, ConfirmTimeout, RoomTimeout
 from .publisher import BasePublisher
 from .types import MessageCtx, PublisherInfo
-from .waiting import Room, raise_first
+from .waiting import Room, deadline, in_time, raise_first
 
 __all__ = [
     'PublisherBatch',
@@ -43,24 +42,17 @@ class PublisherBatchFast(BatchInput, BasePublisher):
         :param timeout: seconds to wait for the confirms; None or 0 for no limit.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises ConfirmTimeout: not every confirm came in time.
+        :raises ValueError: the timeout is negative.
         :raises StreamConnectionError: the connection was lost before the confirms.
         """
-        if timeout:
-            try:
-                async with asyncio.timeout(timeout) as limit:
-                    await PublisherBatchFast.flush(self)  # not that of a subclass, once more
-            except TimeoutError:
-                if not limit.expired():
-                    raise  # e.g. no connection again in time
-                raise ConfirmTimeout(f'not all confirms within {timeout} s') from None
-            return
+        until = None if timeout is None else deadline(timeout)
         self._check()
         self._release()
         # Those of a flush that was given up, or runs beside this one, are waited for as well.
         batches = self._batches.copy()
         for batch in batches:
-            if not batch.settled:
-                await batch.wait()
+            if not batch.settled and not await in_time(batch.wait(), until):
+                raise ConfirmTimeout(f'not all confirms within {timeout} s')
         self._tell(batches)
 
     def _tell(self, batches: list[Group]) -> None:
@@ -111,7 +103,7 @@ class PublisherBatchLimit(PublisherBatchFast):
         return self._waiter.remaining + self._queue.granted < max_len
 
     async def batch(  # type: ignore[override]
-        self, message: AMQPBody | MessageCtx, *, max_len: int
+        self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
     ) -> None:
         """Encode a message and queue it; nothing leaves before `flush` or `close`.
 
@@ -119,20 +111,25 @@ class PublisherBatchLimit(PublisherBatchFast):
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param max_len: how many messages may be queued, at least 1.
+        :param timeout: seconds to wait for room; None or 0 for no limit.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
+        :raises ValueError: its explicit publish id is in the batch, or not above the last sent; or
+            the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
+        :raises RoomTimeout: no room in time; the message was not queued.
         :raises StreamConnectionError: the connection was lost.
         """
+        until = None if timeout is None else deadline(timeout)
         if not isinstance(max_len, int):
             raise ArgumentTypeError(f'max_len must be int, not {type(max_len).__name__}')
         if max_len < 1:
             raise ArgumentError(f'max_len must be at least 1, not {max_len}')
         self._check()
         queue = self._queue
-        if queue.waiting or not self._fits(max_len):
-            await queue.wait(max_len, 1)
+        is_full = bool(queue.waiting) or not self._fits(max_len)
+        if is_full and not await queue.wait(max_len, 1, until):
+            raise RoomTimeout(f'{max_len} messages were queued for {timeout} s')
         try:
             self._check()
             self._window.append(message, self._waiter)

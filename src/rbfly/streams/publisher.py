@@ -18,6 +18,7 @@ from ._entry import SubEntry
 from ._frames import Waiter
 from ._publish import PublishWindow
 from ._sending import Group, Sender
+from .checks import check_timeout
 from .closing import answered
 from .compression import compressor
 from .connection import disconnected
@@ -33,7 +34,15 @@ from .error import (
 from .retry import STABLE, Retry
 from .topology import Topology
 from .types import MessageCtx, PublisherInfo
-from .waiting import Confirmation, Room, of_message, publish_error, raise_first
+from .waiting import (
+    Confirmation,
+    Room,
+    deadline,
+    in_time,
+    of_message,
+    publish_error,
+    raise_first,
+)
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -274,16 +283,18 @@ class BasePublisher(Sender):
         # without a connection the window is all that there is to fill
         return self._connection is not None and self._connection.paused
 
-    async def _wait_room(self, count: int = 1) -> None:
-        """Wait, after those who wait already, until so many messages fit the window."""
+    async def _wait_room(self, count: int = 1, until: float | None = None) -> bool:
+        """Wait, after those who wait already, until so many messages fit; false if not in time."""
         if not self._room.waiting and self._has_room(count):
-            return
-        await self._room.wait(count, count)
+            return True
+        if not await self._room.wait(count, count, until):
+            return False
         try:
             self._check()
         except BaseException:
             self._room.grant()
             raise
+        return True
 
     # -- closing
 
@@ -368,7 +379,8 @@ class Publisher(BasePublisher):
         :param timeout: seconds to wait for the confirm; None or 0 for no limit.
         :raises PublishError: the broker did not store the message.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
-        :raises ValueError: its explicit publish id is not above the last one used.
+        :raises ValueError: its explicit publish id is not above the last one used, or the timeout
+            is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
         :raises ConfirmTimeout: no confirm in time; :class:`RoomTimeout` if it was not sent at all.
@@ -376,30 +388,20 @@ class Publisher(BasePublisher):
         :raises StreamConnectionError: the connection was lost, and there was none again within
             the client's `reconnect_timeout`.
         """
-        if timeout:
-            future: asyncio.Future[None] = self._loop.create_future()
-            sent = False
-            try:
-                async with asyncio.timeout(timeout) as limit:
-                    await self._put(message, future)
-                    sent = True
-                    await future
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                if not sent:
-                    raise RoomTimeout(f'no room in the window within {timeout} s') from None
-                raise ConfirmTimeout(f'no confirm within {timeout} s') from None
-            return
+        until = None if timeout is None else deadline(timeout)
         wait = self._begin(message)
         if wait is None:
-            await self._wait_room()
+            if not await self._wait_room(1, until):
+                raise RoomTimeout(f'no room in the window within {timeout} s')
             try:
                 wait = self._put_wait(message)
             except BaseException:
                 self._room.grant()  # the room that this message does not need
                 raise
-        await wait
+        if until is None:
+            await wait
+        elif not await in_time(wait, until):
+            raise ConfirmTimeout(f'no confirm within {timeout} s')
 
     async def submit(
         self, message: AMQPBody | MessageCtx, timeout: float | None = None
@@ -413,22 +415,23 @@ class Publisher(BasePublisher):
         :param timeout: seconds to wait for room; None or 0 for no limit.
         :returns: a future of the confirm, which fails as `send` does.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
-        :raises ValueError: its explicit publish id is not above the last one used.
+        :raises ValueError: its explicit publish id is not above the last one used, or the timeout
+            is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
         :raises RoomTimeout: no room in time; the message was not sent.
         """
+        until = None if timeout is None else deadline(timeout)
+        self._check()
+        if not await self._wait_room(1, until):
+            raise RoomTimeout(f'no room in the window within {timeout} s')
         confirmation = Confirmation(loop=self._loop)
-        if timeout:
-            try:
-                async with asyncio.timeout(timeout) as limit:
-                    confirmation.publish_id = await self._put(message, confirmation)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise RoomTimeout(f'no room in the window within {timeout} s') from None
-        else:
-            confirmation.publish_id = await self._put(message, confirmation)
+        try:
+            confirmation.publish_id = self._window.put(message, confirmation)
+        except BaseException:
+            self._room.grant()  # the room that this message does not need
+            raise
+        self._schedule()
         return confirmation
 
     async def send_many(
@@ -450,19 +453,22 @@ class Publisher(BasePublisher):
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises AMQPEncoderError: a message has no AMQP 1.0 form.
         :raises ValueError: an explicit publish id is not above the one before it; of those in a
-            list or tuple nothing is sent then.
+            list or tuple nothing is sent then.  Or the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: a message fits no frame.
         :raises ConfirmTimeout: not all confirms in time.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
+        check_timeout('timeout', timeout)
         self._check()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
             raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
         waiter = Group(self._loop)
         error: Exception | None = None
+        late = False
+        limit = asyncio.timeout(timeout or None)
         try:
-            async with asyncio.timeout(timeout or None) as limit:
+            async with limit:
                 if isinstance(messages, AsyncIterable):
                     error = await self._pour_until(aiter(messages), waiter)
                 else:
@@ -474,6 +480,10 @@ class Publisher(BasePublisher):
         except TimeoutError:
             if not limit.expired():
                 raise
+            late = True
+        finally:
+            del limit  # it refers to the task
+        if late:
             raise ConfirmTimeout(
                 f'{waiter.count - waiter.remaining} of {waiter.count} messages were confirmed'
                 f' within {timeout} s; the others may still be stored'
@@ -487,17 +497,6 @@ class Publisher(BasePublisher):
         if error is not None:
             raise of_message(error, waiter.count)
         return waiter.count
-
-    async def _put(self, message: AMQPBody | MessageCtx, future: asyncio.Future[None]) -> int:
-        self._check()
-        await self._wait_room()
-        try:
-            publish_id = self._window.put(message, future)
-        except BaseException:
-            self._room.grant()  # the room that this message does not need
-            raise
-        self._schedule()
-        return publish_id
 
     async def _pour(
         self, messages: Iterator[AMQPBody | MessageCtx], waiter: Group
@@ -549,9 +548,9 @@ class Publisher(BasePublisher):
         except TimeoutError:
             if not stop.expired():
                 raise
-            return None  # the waiter knows what was refused, or lost
         finally:
-            del self._pouring[waiter]
+            del self._pouring[waiter], stop  # it refers to the task
+        return None  # the waiter knows what was refused, or lost
 
     async def _pour_async(
         self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Group

@@ -22,6 +22,7 @@ from .feed import Feed
 from .offset import Offset
 from .tracking import OffsetTracking, Tracker
 from .types import MessageCtx, MessageFilter, OnDecodeError
+from .waiting import deadline, in_time
 
 if TYPE_CHECKING:
     from .topology import Topology
@@ -43,9 +44,10 @@ class Wakeup:
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
-    async def wait(self) -> None:
+    async def wait(self, until: float | None) -> bool:
+        """Wait until it is called; false if that was not before `until`."""
         self.future = asyncio.get_running_loop().create_future()
-        await self.future
+        return await in_time(self.future, until)
 
 
 class Subscription(MessageCursor):
@@ -214,32 +216,31 @@ class Subscription(MessageCursor):
         return self.take(kind)
 
     async def _wait_ready(self, kind: int, limit: int) -> None:
-        scope = asyncio.timeout(self._timeout)
-        try:
-            async with scope:
-                while not self._closed:
-                    self.ask()
-                    await self._wait_chunk()
-                    if self.advance(kind, limit):
-                        break
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise MessageTimeout(f'{self!r}: no message within {self._timeout} s') from None
+        until = None if self._timeout is None else deadline(self._timeout)
+        while not self._closed:
+            self.ask()
+            woken = await self._wait_chunk(until)
+            if self.advance(kind, limit):
+                break
+            if not woken:
+                raise MessageTimeout(f'{self!r}: no message within {self._timeout} s')
 
-    async def _wait_chunk(self) -> None:
-        """Wait until something has happened."""
+    async def _wait_chunk(self, until: float | None) -> bool:
+        """Wait until something has happened; false if nothing has before `until`."""
         feed = self._feed
         if feed.error is not None:
-            error, feed.error = feed.error, None
-            if isinstance(error, StreamDoesNotExist):
+            if isinstance(feed.error, StreamDoesNotExist):
                 self._start_over()
-            raise error
+            try:
+                raise feed.error
+            finally:
+                feed.error = None
         if feed.timer is None:
             feed.listen()
         if feed.is_idle:
             if self._tracker is not None:
                 self._tracker.start()
             feed.start(self.position)
-        await self._wakeup.wait()
+        woken = await self._wakeup.wait(until)
         self.streak = 0
+        return woken

@@ -8,10 +8,48 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ._frames import Waiter
-from ._sending import RoomState
+from ._sending import RoomState, Wait
+from .checks import check_timeout
 from .error import PublishError, PublishErrorInfo
 
-__all__ = ['Confirmation', 'Room', 'of_message', 'publish_error', 'raise_first']
+__all__ = [
+    'Confirmation',
+    'Room',
+    'deadline',
+    'in_time',
+    'of_message',
+    'publish_error',
+    'raise_first',
+]
+
+
+def deadline(timeout: float) -> float | None:
+    """When a timeout is over, by the clock of the running loop; None for no limit."""
+    check_timeout('timeout', timeout)
+    return asyncio.get_running_loop().time() + timeout if timeout else None
+
+
+async def in_time(future: asyncio.Future[None] | Wait, until: float | None) -> bool:
+    """Await what no other task awaits; false if it was not settled before `until`.
+
+    Unlike `asyncio.timeout` this is in no cycle with the task, which goes with its last reference.
+    """
+    if until is None:
+        await future
+        return True
+    over: list[bool] = []
+    handle = asyncio.get_running_loop().call_at(until, expire, future, over)
+    try:
+        await future
+    finally:
+        handle.cancel()
+    return not over
+
+
+def expire(future: asyncio.Future[None] | Wait, over: list[bool]) -> None:
+    if not future.done():
+        over.append(True)
+        future.set_result(None)
 
 
 class Room(RoomState):
@@ -22,50 +60,56 @@ class Room(RoomState):
     :ivar waiting: who waits, in order, with what each asks for and is to be granted.
     """
 
-    __slots__ = ('_has_room',)
+    __slots__ = ('_given', '_has_room')
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:
         self.granted = 0
         self._has_room = has_room
-        self.waiting: OrderedDict[asyncio.Future[None], tuple[int, int]] = OrderedDict()
+        self.waiting: OrderedDict[Wait, tuple[int, int]] = OrderedDict()
+        self._given: set[Wait] = set()
 
-    async def wait(self, asked: int, amount: int) -> None:
+    async def wait(self, asked: int, amount: int, until: float | None = None) -> bool:
         """Wait for room; what is not used of it is given on by `grant`.
 
         :param asked: what `has_room` is asked.
         :param amount: how much is taken.
+        :param until: when to give up, by the clock of the loop; None for never.
+        :returns: whether there is room.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting[future] = (asked, amount)
+        wait = Wait(asyncio.get_running_loop())
+        self.waiting[wait] = (asked, amount)
+        in_use = False
         try:
-            await future
-        except asyncio.CancelledError:
-            self.waiting.pop(future, None)
-            if not future.cancelled() and future.exception() is None:
-                self.granted -= amount  # granted in the same turn as cancelled
-            self.grant()
-            raise
-        self.granted -= amount
+            in_use = await in_time(wait, until)
+        finally:
+            self.waiting.pop(wait, None)
+            if wait in self._given:
+                self._given.remove(wait)
+                self.granted -= amount
+            if not in_use:  # perhaps it was granted in the turn in which this was cancelled
+                self.grant()
+        return in_use
 
     def grant(self) -> None:
         """Wake those for whom there is room now."""
         waiting = self.waiting
         while waiting:
-            future, (asked, amount) = next(iter(waiting.items()))
-            if not future.cancelled():
+            wait, (asked, amount) = next(iter(waiting.items()))
+            if not wait.done():
                 if not self._has_room(asked):
                     break
-                future.set_result(None)
+                wait.set_result(None)
+                self._given.add(wait)
                 self.granted += amount
-            del waiting[future]
+            del waiting[wait]
 
     def fail(self, error: Exception) -> None:
         """Raise an error in all who wait."""
         waiting = list(self.waiting)
         self.waiting.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        for wait in waiting:
+            if not wait.done():
+                wait.set_exception(error)
 
     def close(self) -> None:
         """Give no room any more, and refer to nobody who knows about it."""

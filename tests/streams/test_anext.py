@@ -1,0 +1,226 @@
+"""`anext(subscription)` is a coroutine: it can be awaited, and it can become a task."""
+
+import asyncio
+import gc
+import weakref
+from asyncio.tasks import _PyTask  # type: ignore[attr-defined]
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from cursors import Cursor
+from stream_wire import plain_chunk
+
+from rbfly.streams._cursor import KINDS, MessageIterator
+from rbfly.streams.error import SubscriptionError
+
+pytestmark = pytest.mark.both_loops
+
+
+class Reader(Cursor):
+    """Waits for chunks as a subscription does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: asyncio.Future[None] | None = None
+        self.end = 0
+
+    def put(self, *messages: bytes) -> None:
+        self.push(plain_chunk(list(messages), self.end))
+        self.end += len(messages)
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    async def wait(self, kind: int, limit: int) -> Any:
+        if self.future is not None:
+            raise SubscriptionError('is being iterated by another task')
+        try:
+            while not self.advance(kind, limit):
+                self.future = asyncio.get_running_loop().create_future()
+                await self.future
+        finally:
+            self.future = None
+        return self.take(kind)
+
+
+Make = Callable[[Coroutine[Any, Any, Any]], 'asyncio.Task[Any]']
+
+
+def python_task(work: Coroutine[Any, Any, Any]) -> 'asyncio.Task[Any]':
+    task: asyncio.Task[Any] = _PyTask(work, loop=asyncio.get_running_loop())
+    return task
+
+
+@pytest.fixture(params=[asyncio.create_task, python_task], ids=['C', 'Python'])
+def make(request: pytest.FixtureRequest) -> Make:
+    function: Make = request.param
+    return function
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize('waits', [False, True])
+async def test_task(make: Make, waits: bool) -> None:
+    reader = Reader()
+    if not waits:
+        reader.put(b'a', b'b')
+    task = make(anext(reader))
+    await turn()
+    assert task.done() is not waits
+    if waits:
+        reader.put(b'a', b'b')
+    assert await task == b'a'
+    assert await anext(reader) == b'b'
+
+
+@pytest.mark.parametrize('kind', ['context', 'batch'])
+async def test_task_of_contexts_and_of_batches(make: Make, kind: str) -> None:
+    reader = Reader()
+    iterator: Any = MessageIterator(reader, KINDS[kind], 10)
+    tasks = [make(anext(iterator))]
+    await turn()
+    reader.put(b'a')
+    tasks.append(make(anext(iterator)))
+    await turn()
+    reader.put(b'b')
+    found = [await task for task in tasks]
+    assert [item.body if kind == 'context' else list(item) for item in found] == (
+        [b'a', b'b'] if kind == 'context' else [[b'a'], [b'b']]
+    )
+
+
+async def test_in_a_task_group() -> None:
+    reader = Reader()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(anext(reader))
+        await turn()
+        reader.put(b'a')
+    assert task.result() == b'a'
+
+
+async def test_gathered_waited_for_and_shielded() -> None:
+    reader = Reader()
+    reader.put(b'a', b'b', b'c')
+    assert await asyncio.gather(anext(reader), anext(reader)) == [b'a', b'b']
+    assert await asyncio.wait_for(anext(reader), 10) == b'c'
+    shielded = asyncio.shield(anext(reader))
+    await turn()
+    reader.put(b'd')
+    assert await shielded == b'd'
+
+
+@pytest.mark.parametrize('when', ['before it has begun', 'while it waits', 'as something comes'])
+async def test_a_task_that_is_cancelled_loses_nothing(make: Make, when: str) -> None:
+    reader = Reader()
+    task = make(anext(reader))
+    if when == 'before it has begun':
+        reader.put(b'a')
+    else:
+        await turn()
+    if when == 'as something comes':
+        reader.put(b'a')
+    task.cancel('enough')
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    if when == 'while it waits':
+        reader.put(b'a')
+    assert await anext(reader) == b'a'
+
+
+async def test_timed_out_loses_nothing() -> None:
+    reader = Reader()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(reader), 1e-3)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1e-3):
+            await anext(reader)
+    reader.put(b'a')
+    assert await anext(reader) == b'a'
+
+
+async def test_with_a_default(make: Make) -> None:
+    class Ended(Reader):
+        async def wait(self, kind: int, limit: int) -> Any:
+            await super().wait(kind, limit)
+            raise StopAsyncIteration
+
+    async def read(reader: Reader) -> object:
+        return await anext(reader, 'default')
+
+    reader = Reader()
+    tasks = [make(read(reader)), make(read(ended := Ended()))]
+    await turn()
+    waited = reader.future
+    assert waited is not None
+    reader.put(b'a')
+    ended.put(b'x')
+    assert await asyncio.gather(*tasks) == [b'a', 'default']
+
+
+async def test_a_second_time() -> None:
+    reader = Reader()
+    reader.put(b'a', b'b')
+    ready: Any = anext(reader)
+    assert await ready == b'a'
+    with pytest.raises(RuntimeError, match='cannot reuse already awaited'):
+        await ready
+    with pytest.raises(RuntimeError, match='cannot reuse already awaited'):
+        ready.throw(ValueError)
+    ready.close()
+    assert await anext(reader) == b'b'
+    waiting: Any = anext(reader)
+    task = asyncio.create_task(waiting)
+    await turn()
+    reader.put(b'c', b'd')
+    assert await task == b'c'
+    with pytest.raises(RuntimeError, match='cannot reuse already awaited'):
+        await waiting
+
+
+async def test_by_hand() -> None:
+    reader = Reader()
+    ready: Any = anext(reader)
+    assert asyncio.isfuture(ready.send(None))
+    with pytest.raises(ValueError, match='mine'):
+        ready.throw(ValueError('mine'))
+    reader.put(b'a', b'b')
+    for read in (lambda item: item.send(None), next):
+        with pytest.raises(StopIteration) as caught:
+            read(anext(reader))
+        assert caught.value.value in (b'a', b'b')
+    never: Any = anext(reader)
+    with pytest.raises(ValueError, match='mine'):
+        never.throw(ValueError('mine'))
+    never = anext(reader)
+    never.close()
+    with pytest.raises(RuntimeError, match='cannot reuse already awaited'):
+        never.send(None)
+
+
+@pytest.mark.filterwarnings('error')
+async def test_never_awaited() -> None:
+    reader = Reader()
+    reader.put(b'a')
+    anext(reader)  # type: ignore[unused-coroutine]
+    assert await anext(reader) == b'a'
+
+
+async def test_one_that_waits_can_be_collected() -> None:
+    class Kept:
+        pass
+
+    async def wait() -> None:
+        kept = Kept()
+        refs.append(weakref.ref(kept))
+        reader = Reader()
+        await anext(reader)
+
+    refs: list[weakref.ref[Kept]] = []
+    work = wait()
+    work.send(None)
+    del work
+    gc.collect()
+    assert refs[0]() is None

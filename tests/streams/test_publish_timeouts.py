@@ -1,0 +1,153 @@
+"""Who gives up waiting for a publisher leaves nothing behind, whatever was waited for."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from test_sending import Link, World, attach, task_factory, turn
+
+import rbfly.streams as rbs
+from rbfly.streams._sending import Wait
+from rbfly.streams.error import ConfirmTimeout, RoomTimeout
+
+__all__ = ['task_factory']
+
+SOON = 1e-6  # seconds
+
+Work = Callable[[Any, float | None], Awaitable[Any]]
+
+
+async def endless() -> AsyncIterator[bytes]:
+    yield b'x'
+    await asyncio.get_running_loop().create_future()
+
+
+def forever() -> Iterator[bytes]:
+    while True:
+        yield b'x'
+
+
+def work(name: str) -> tuple[type[Any], Work]:
+    """A class of publishers, and what is called of it with a timeout."""
+    works: dict[str, tuple[type[Any], Work]] = {
+        'send': (rbs.Publisher, lambda p, t: p.send(b'x', timeout=t)),
+        'send without room': (rbs.Publisher, lambda p, t: p.send(b'x', timeout=t)),
+        'submit': (rbs.Publisher, lambda p, t: p.submit(b'x', timeout=t)),
+        'send_many': (rbs.Publisher, lambda p, t: p.send_many([b'x'], timeout=t)),
+        'send_many forever': (rbs.Publisher, lambda p, t: p.send_many(forever(), timeout=t)),
+        'send_many async': (rbs.Publisher, lambda p, t: p.send_many(endless(), timeout=t)),
+        'flush': (rbs.PublisherBatchFast, lambda p, t: p.flush(timeout=t)),
+        'batch': (rbs.PublisherBatchLimit, lambda p, t: p.batch(b'x', max_len=1, timeout=t)),
+    }
+    return works[name]
+
+
+WITHOUT_ROOM = ['send without room', 'submit', 'batch']
+WORKS = ['send', 'send_many', 'send_many forever', 'send_many async', 'flush', *WITHOUT_ROOM]
+
+
+async def filled(name: str) -> tuple[Any, Link, Work]:
+    """A publisher of which that work has to wait."""
+    cls, run = work(name)
+    link = Link()
+    publisher = attach(cls, link)
+    if name == 'batch':
+        await publisher.batch(b'x', max_len=1)
+    elif name == 'flush':
+        publisher.batch(b'x')
+    elif name in WITHOUT_ROOM:
+        link.paused = True
+    return publisher, link, run
+
+
+@pytest.mark.parametrize('timeout', [None, SOON], ids=['cancelled', 'timed out'])
+@pytest.mark.parametrize('name', WORKS)
+async def test_given_up_waits_are_in_no_cycle(
+    task_factory: Any, name: str, timeout: float | None
+) -> None:
+    publisher, _, run = await filled(name)
+
+    async def each() -> None:
+        await run(publisher, timeout or 3600)
+
+    async def rounds(count: int) -> None:
+        for _ in range(count):
+            task = task_factory(each(), loop=asyncio.get_running_loop())
+            if timeout is None:
+                await turn()
+                task.cancel()
+            await asyncio.wait([task])
+            assert timeout is None or isinstance(task.exception(), ConfirmTimeout)
+
+    await rounds(2)
+    gc.collect()
+    gc.disable()
+    try:
+        await rounds(20)
+        # a Python task is in a cycle of its own, whatever it did
+        assert task_factory is not asyncio.Task or gc.collect() == 0
+        assert not [item for item in gc.get_objects() if isinstance(item, asyncio.Timeout)]
+    finally:
+        gc.enable()
+        publisher._abandon(ValueError('the end'))
+
+
+@pytest.mark.parametrize('name', WITHOUT_ROOM)
+async def test_what_found_no_room_in_time_was_not_sent(name: str) -> None:
+    publisher, _, run = await filled(name)
+    queued = publisher._window.queued
+    with pytest.raises(RoomTimeout):
+        await run(publisher, SOON)
+    assert (publisher._window.queued, publisher.message_id) == (queued, queued)
+    publisher._abandon(ValueError('the end'))
+
+
+async def test_batch_goes_on_when_there_is_room_in_time() -> None:
+    publisher, link, _ = await filled('batch')
+    waiting = asyncio.create_task(publisher.batch(b'y', max_len=1, timeout=3600))
+    await turn()
+    flushing = asyncio.create_task(publisher.flush())
+    await waiting
+    link.confirm(0)
+    await flushing
+    assert publisher._window.queued == 1
+    publisher._abandon(ValueError('the end'))
+
+
+async def test_confirmed_in_the_turn_in_which_the_time_is_over(task_factory: Any) -> None:
+    world = World(task_factory)
+    world.link.write = lambda data: world.loop.call_soon(world.link.confirm, 0)  # type: ignore
+    await world.task(world.publisher.send(b'x', timeout=1e-12))
+
+
+async def test_send_with_a_timeout_leaves_with_those_without(task_factory: Any) -> None:
+    world = World(task_factory)
+    tasks = [world.task(world.publisher.send(b'x', timeout=t)) for t in (None, 5, None, 5, 0)]
+    await turn()
+    assert world.link.ids() == [[0], [1, 2, 3, 4]]
+    world.link.confirm(*range(5))
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize('value', [-1, -0.5, float('nan'), float('inf'), '1', True, b'1', [1]])
+@pytest.mark.parametrize('name', WORKS)
+async def test_timeout_that_is_none(name: str, value: Any) -> None:
+    cls, run = work(name)
+    link = Link()
+    publisher = attach(cls, link)
+    kind = ValueError if isinstance(value, int | float) and value is not True else TypeError
+    with pytest.raises(kind, match='timeout must be'):
+        await run(publisher, value)
+    assert (publisher.message_id, link.written) == (0, [])
+
+
+async def test_flushes_that_are_given_up_do_not_add_up() -> None:
+    publisher, link, _ = await filled('flush')
+    for _ in range(10):
+        with pytest.raises(ConfirmTimeout):
+            await publisher.flush(timeout=SOON)
+    assert len([item for item in gc.get_objects() if isinstance(item, Wait)]) <= 1
+    link.confirm(0)
+    await publisher.flush()
