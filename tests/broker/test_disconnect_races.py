@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import retry, topology
+from rbfly.streams import retry
 from rbfly.streams.error import StreamConnectionError
 from tests import fake as wire
 from tests.broker.test_closing import HANG, Held
@@ -50,8 +50,10 @@ async def test_logging_that_fails_keeps_no_publisher_from_going_on() -> None:
     ):
         logger.addFilter(fail)
         try:
+            lost = publisher._connection
+            assert lost is not None
             fake.connections[-1].transport.abort()
-            await until(lambda: not client._topology._open(topology.Role.PUBLISH), 'it is lost')
+            await until(lambda: not lost.is_open, 'it is lost')
             await asyncio.wait_for(publisher.send('x'), HANG)
         finally:
             logger.removeFilter(fail)

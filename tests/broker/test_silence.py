@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams import feed, retry
+from rbfly.streams import feed
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
