@@ -134,9 +134,9 @@ class PublisherBatchLimit(PublisherBatchFast):
         super()._release()
         self._queue.grant()
 
-    def _abandon(self, error: Exception) -> None:
-        super()._abandon(error)
-        self._queue.fail(error)
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        super()._abandon(error, unsent)
+        self._queue.fail(unsent or error)
 
 
 class PublisherBinBatch(PublisherBatchFast):

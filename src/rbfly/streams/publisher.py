@@ -197,10 +197,11 @@ class BasePublisher(Sender):
         recovery.cancel()
         return recovery
 
-    def _abandon(self, error: Exception) -> None:
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        """Raise an error in all who wait; another one in those whose messages never left."""
         for waiter in self._window.abandon():
-            self._settle(waiter, error)
-        self._room.fail(error)
+            self._settle(waiter, unsent or error if waiter.unsent else error)
+        self._room.fail(unsent or error)
         self._wake_idle()
         for stop in self._pouring.values():
             self._end_wait(stop)
@@ -301,7 +302,10 @@ class BasePublisher(Sender):
             ) from None
         finally:
             recovery = self._stop_recovery()
-            self._abandon(PublisherError(f'{self!r} was closed before the confirm'))
+            self._abandon(
+                PublisherError(f'{self!r} was closed before the confirm'),
+                PublisherError(f'{self!r} was closed before the message was sent'),
+            )
             await deleted(self._leave() or recovery)
 
     def _abort(self, error: Exception) -> None:
