@@ -787,7 +787,7 @@ def test_abandon_gives_each_waiter_once() -> None:
     window.take()
     add(window, b'y', waiter=waiters[3])
     settle(window, 0)
-    assert window.abandon() == waiters
+    assert set(window.abandon()) == set(waiters)
     assert [waiter.remaining for waiter in waiters] == [0] * 4
     assert (window.unsettled, window.in_flight, window.queued) == (0, 0, 0)
     assert window.take() is None

@@ -65,7 +65,15 @@ def attach(cls: type[P], link: Link) -> P:
 
 
 @pytest.fixture(params=[asyncio.Task, _PyTask], ids=['C', 'Python'])
-def task_factory(request: pytest.FixtureRequest) -> Any:
+def task_factory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param is _PyTask:
+        # since Python 3.14 a task in Python is known to the function in Python only
+        known: Any = asyncio.current_task
+        python = getattr(asyncio.tasks, '_py_current_task', known)
+        for module in (asyncio, asyncio.tasks):
+            monkeypatch.setattr(
+                module, 'current_task', lambda loop=None: known(loop) or python(loop)
+            )
     return request.param
 
 

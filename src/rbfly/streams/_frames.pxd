@@ -18,6 +18,7 @@ cdef class Waiter:
     cdef public object future
     cdef readonly Py_ssize_t remaining
     cdef readonly bint sealed
+    cdef readonly bint unsent
     cdef readonly uint64_t count
     cdef readonly uint64_t first_refused
     cdef readonly list errors

@@ -46,8 +46,9 @@ cdef class Waiter:
     :ivar count: how many messages it has been given so far.
     :ivar errors: `(publish id, code)` of each message that was refused, or None.
     :ivar first_refused: which of its messages that was, of the first in their order.
-    :ivar too_large: `(publish id, size, limit)`, in bytes, of the first of them that fits no frame
-        of a new connection; or None.
+    :ivar unsent: it was given up, and none of the messages that it still waited for was ever sent.
+    :ivar too_large: `(publish id, size, limit, messages)` of the first entry that fits no frame of
+        a new connection, sizes in bytes; or None.
     """
 
     def __init__(self, future=None, bint sealed=False):

@@ -31,6 +31,16 @@ cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
     return count
 
 
+cdef int give_up(object item, bint unsent, list done) except -1:
+    # A waiter is asked for its first message that is not settled.
+    cdef Waiter waiter = (<Share> item).waiter if type(item) is Share else <Waiter> item
+    if waiter.remaining:
+        waiter.remaining = 0
+        waiter.unsent = unsent
+        done.append(waiter)
+    return 0
+
+
 @cython.final
 cdef class PublishWindow(FrameBuilder):
     """Frames of one publisher: open, waiting to be sent, and in flight.
@@ -81,11 +91,6 @@ cdef class PublishWindow(FrameBuilder):
         """How many messages are queued or in flight (int)."""
         return self.in_flight + self.queued
 
-    @property
-    def is_full(self):
-        """As many messages are queued or in flight as may be in flight (bool)."""
-        return self.in_flight + self.queued >= self.max_unconfirmed
-
     def take(self):
         """The next frame to write (bytes); None if nothing waits or the window is full."""
         cdef Frame frame
@@ -133,6 +138,7 @@ cdef class PublishWindow(FrameBuilder):
         self.publisher_id = publisher_id
         self._set_frame_max(frame_max)
         self.gone = False
+        self._note_written()
         self._repack(self.head, done)
         return done
 
@@ -140,23 +146,26 @@ cdef class PublishWindow(FrameBuilder):
         """Forget everything unsettled; gives the waiters that had messages in it (list)."""
         cdef list done = []
         cdef list waiters
-        cdef Waiter waiter
+        cdef Entry *entry
+        cdef uint64_t i
+        cdef Py_ssize_t n
         self._check_idle()
         if self.open is not None:
             self.frames.append(self.open)
             self.open = None
             out_discard(&self.out)
-        waiters = [(<Frame> frame).waiters for frame in self.frames]
+        self._note_written()
+        for i in range(self.head, self.tail):
+            entry = &self.ring[i & self.mask]
+            if not entry.settled:
+                waiters = (<Frame> self.frames[offset(entry.frame, self.frames_base)]).waiters
+                for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+                    give_up(waiters[n], not self.any_written or entry.id > self.written, done)
         if self.block is not None:
-            waiters.append(self.block_shares)
+            for share in self.block_shares:
+                give_up(share, True, done)
             self.block_shares = []
             self.block._drop(out_size(&self.block.out))
-        for part in waiters:
-            for w in part or ():        # None: settled, behind one that is not
-                waiter = (<Share> w).waiter if type(w) is Share else <Waiter> w
-                if waiter.remaining:
-                    waiter.remaining = 0
-                    done.append(waiter)
         self.frames_base += <uint64_t> len(self.frames)
         self.next_frame = self.released = self.frames_base
         self.frames = []
@@ -167,6 +176,13 @@ cdef class PublishWindow(FrameBuilder):
         return done
 
     # -- sending again
+
+    cdef int _note_written(self) noexcept:
+        # Ids ascend in the order in which they leave.
+        if self.sent > self.head:
+            self.any_written = True
+            self.written = self.ring[(self.sent - 1) & self.mask].id
+        return 0
 
     cdef int _repack(self, uint64_t first, list done) except -1:
         # Unsettled entries from `first` on move into new frames, ascending by id.
@@ -211,6 +227,7 @@ cdef class PublishWindow(FrameBuilder):
                     self._mark_released()
                 entry = &moved[i]
                 source = <Frame> old[offset(entry.frame, old_base)]
+                # A sub-entry as a whole: it has one id, and those behind it were given already.
                 if PREFIX - 4 + <Py_ssize_t> entry.size > self.frame_max:
                     self.queued -= self._settle_entry(source, entry, FRAME_TOO_LARGE, done)
                     self._note_size(source, entry)
@@ -241,13 +258,15 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _note_size(self, Frame frame, Entry *entry) except -1:
         # Those who waited for it are told why.
+        cdef Py_ssize_t count = messages_of(frame, entry) if entry.shares else 1
         cdef Py_ssize_t i
         cdef Waiter waiter
         for i in range(entry.waiter, entry.waiter + max(1, entry.shares)):
             item = frame.waiters[i]
             waiter = (<Share> item).waiter if type(item) is Share else <Waiter> item
             if waiter.too_large is None:
-                waiter.too_large = (entry.id, entry.size, max(self.frame_max - (PREFIX - 4), 0))
+                limit = max(self.frame_max - (PREFIX - 4), 0)
+                waiter.too_large = (entry.id, entry.size, limit, count)
         return 0
 
     cdef int _mark_released(self) except -1:

@@ -223,19 +223,25 @@ cdef class Sender:
     def _on_settled(self, list done not None):
         cdef list woken = self._woken
         cdef bint begun = bool(woken)
-        for waiter in done:
-            if (<Waiter> waiter).errors is not None:
-                self._settle(waiter, None)
-            elif type(waiter) is Wait:
-                self._confirm(<Wait> waiter)
-            elif type(waiter) is Group:
-                (<Group> waiter).settled = True
-                for wait in (<Group> waiter).waits:
-                    self._confirm(<Wait> wait)
-            else:
-                self._settle(waiter, None)
-        if woken and not begun:
-            self._loop.call_soon(self._wake)
+        cdef Py_ssize_t n = 0
+        try:
+            for waiter in done:
+                n += 1
+                if (<Waiter> waiter).errors is not None:
+                    self._settle(waiter, None)
+                elif type(waiter) is Wait:
+                    self._confirm(<Wait> waiter)
+                elif type(waiter) is Group:
+                    (<Group> waiter).settled = True
+                    for wait in (<Group> waiter).waits:
+                        self._confirm(<Wait> wait)
+                else:
+                    self._settle(waiter, None)
+        finally:
+            if n < len(done):       # e.g. KeyboardInterrupt
+                self._loop.call_soon(self._on_settled, done[n:])
+            if woken and not begun:
+                self._loop.call_soon(self._wake)
         if not self._scheduled:
             if len(woken) > 1:
                 # They run next, in this turn: what they send leaves together.

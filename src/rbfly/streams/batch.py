@@ -84,8 +84,8 @@ class PublisherBatchFast(BatchInput, BasePublisher):
                 self._settle(waiter, None)
         self._write()
 
-    def _abandon(self, error: Exception) -> None:
-        super()._abandon(error)
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        super()._abandon(error, unsent)
         if self._waiter.settled:  # told by the next flush; what is batched from now on is not lost
             self._batches.append(self._waiter)
             self._waiter = Group(self._loop)
@@ -142,13 +142,15 @@ class PublisherBatchLimit(PublisherBatchFast):
         super()._release()
         self._queue.grant()
 
-    def _abandon(self, error: Exception) -> None:
-        super()._abandon(error)
-        self._queue.fail(error)
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        super()._abandon(error, unsent)
+        self._queue.fail(unsent or error)
 
-    def _part(self, error: Exception) -> asyncio.Future[Any] | None:
+    def _part(
+        self, error: Exception, unsent: Exception | None = None
+    ) -> asyncio.Future[Any] | None:
         self._queue.close()
-        return super()._part(error)
+        return super()._part(error, unsent)
 
 
 class PublisherBinBatch(PublisherBatchFast):

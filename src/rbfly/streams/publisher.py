@@ -211,10 +211,11 @@ class BasePublisher(Sender):
         recovery.cancel()
         return recovery
 
-    def _abandon(self, error: Exception) -> None:
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        """Raise an error in all who wait; another one in those whose messages never left."""
         for waiter in self._window.abandon():
-            self._settle(waiter, error)
-        self._room.fail(error)
+            self._settle(waiter, unsent or error if waiter.unsent else error)
+        self._room.fail(unsent or error)
         self._wake_idle()
         for waiter, stop in self._pouring.items():
             if not waiter.settled:
@@ -322,7 +323,7 @@ class BasePublisher(Sender):
                     while self._window.unsettled and self._error is None:
                         self._idle = self._loop.create_future()
                         await self._idle
-                answer = self._part(self._closed_error())
+                answer = self._part(*self._closed_errors())
                 if answer is not None:
                     await answered(answer)
         except (TimeoutError, StreamConnectionError):
@@ -332,11 +333,14 @@ class BasePublisher(Sender):
                     f' within close_timeout, {closing.timeout} s; they may still be stored'
                 ) from None
         finally:
-            self._part(self._closed_error())
+            self._part(*self._closed_errors())
             self._ended.set()
 
-    def _closed_error(self) -> PublisherError:
-        return PublisherError(f'{self!r} was closed before the confirm')
+    def _closed_errors(self) -> tuple[PublisherError, PublisherError]:
+        return (
+            PublisherError(f'{self!r} was closed before the confirm'),
+            PublisherError(f'{self!r} was closed before the message was sent'),
+        )
 
     def _abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
@@ -347,10 +351,12 @@ class BasePublisher(Sender):
             self._part(error)
             self._ended.set()
 
-    def _part(self, error: Exception) -> asyncio.Future[Any] | None:
+    def _part(
+        self, error: Exception, unsent: Exception | None = None
+    ) -> asyncio.Future[Any] | None:
         """Give up what is unconfirmed, and the connection; what is to be waited for yet."""
         recovery = self._stop_recovery()
-        self._abandon(error)
+        self._abandon(error, unsent)
         self._window.on_settled = None  # no cycles: it goes with the last reference to it
         self._room.close()
         return self._leave() or recovery

@@ -158,8 +158,9 @@ def publish_error(waiter: Waiter) -> PublishError:
     errors = sorted(waiter.errors)
     detail = ''
     if waiter.too_large is not None and waiter.too_large[0] == errors[0][0]:
-        _, size, limit = waiter.too_large
-        detail = f'{size} bytes with its headers fit no frame of the new connection, {limit} do'
+        _, size, limit, count = waiter.too_large
+        of_all = f' of its sub-entry of {count} messages' if count > 1 else ' with its headers'
+        detail = f'{size} bytes{of_all} fit no frame of the new connection, {limit} do'
     return joined(errors, detail)
 
 

@@ -1,0 +1,119 @@
+"""What a publisher gives up: whether it was sent, and that nobody is forgotten."""
+
+import asyncio
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from test_sending import Link, Topology, World, task_factory, turn
+
+import rbfly.streams as rbs
+from rbfly.streams._entry import SubEntry
+from rbfly.streams._frames import Waiter
+from rbfly.streams._publish import PublishWindow
+from rbfly.streams.error import PublisherError, PublishError
+from rbfly.streams.types import PublisherInfo
+
+__all__ = ['task_factory']
+
+
+async def close_in_vain(publisher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 1e-3)
+    monkeypatch.setattr('rbfly.streams.publisher.delete_publisher', lambda *_: done())
+    with pytest.raises(TimeoutError):
+        await publisher.close()
+
+
+def done() -> 'asyncio.Future[bytes]':
+    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    future.set_result(b'')
+    return future
+
+
+async def test_told_whether_the_message_was_sent(
+    task_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(task_factory)
+    sent = await world.senders(2)
+    world.link.paused = True
+    unsent = await world.senders(1)  # waits for room
+    unsent.append(world.task(world.publisher.send_many([b'x'])))
+    await turn()
+    await close_in_vain(world.publisher, monkeypatch)
+    for task in (*sent, *unsent):
+        with pytest.raises(PublisherError, match='was closed before') as caught:
+            await task
+        assert ('before the message was sent' in str(caught.value)) is (task in unsent)
+
+
+async def test_what_was_queued_behind_a_lost_connection_was_not_sent(
+    task_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(task_factory)
+    sent = await world.senders(1)
+    world.publisher._connection = None
+    unsent = await world.senders(2)
+    await close_in_vain(world.publisher, monkeypatch)
+    for task in (*sent, *unsent):
+        with pytest.raises(PublisherError, match='was closed before') as caught:
+            await task
+        assert ('before the message was sent' in str(caught.value)) is (task in unsent)
+
+
+@pytest.mark.parametrize('again', [False, True])
+def test_what_was_sent_on_a_lost_connection_was_sent(again: bool) -> None:
+    window = PublishWindow(3, 1 << 20, 100, 0, None, False)
+    waiters = [Waiter(i, True) for i in range(4)]
+    for waiter in waiters[:2]:
+        window.append(b'x', waiter)
+    assert window.take()
+    for waiter in waiters[2:]:
+        window.append(b'x', waiter)
+    window.replay(4, 1 << 20)
+    if again:
+        window.replay(5, 1 << 20)
+    assert window.abandon() == waiters
+    assert [waiter.unsent for waiter in waiters] == [False, False, True, True]
+
+
+def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
+    window = PublishWindow(3, 1 << 20, 100, 0, None, False, False, SubEntry(3, 0, None))
+    waiters = [Waiter(i, True) for i in range(4)]
+    for waiter in waiters:
+        window.append(b'x' * 30, waiter)
+    assert window.take()
+    assert window.replay(4, 100) == waiters[:3]
+    assert [waiter.errors for waiter in waiters] == [[(0, 0x0E)]] * 3 + [None]
+    assert window.take()
+
+
+async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
+    link = Link()
+    publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
+    publisher._attach(Topology(), link)  # type: ignore[arg-type]
+    publisher._connection = None
+    tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
+    await turn()
+    assert not [task for task in tasks if task.done()]
+    for waiter in publisher._window.replay(3, 100):
+        publisher._settle(waiter, None)
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(outcome, PublishError)
+        assert 'sub-entry of 3 messages' in str(outcome)
+
+
+async def test_interrupted_while_those_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(asyncio.Task)
+    tasks = await world.senders(3)
+    settle = world.publisher._settle
+    monkeypatch.setattr(world.publisher, '_settle', Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        world.link.refuse(0, 1, 2)
+    monkeypatch.setattr(world.publisher, '_settle', settle)
+    await asyncio.wait(tasks[1:], timeout=10)
+    assert [type(task.exception()) for task in tasks[1:]] == [PublishError] * 2
+    tasks[0].cancel()
+    tasks = [*await world.senders(2), tasks[0]]
+    world.link.confirm(3, 4)
+    await asyncio.wait(tasks, timeout=10)
+    assert [task.done() for task in tasks] == [True] * 3
