@@ -18,7 +18,6 @@ __all__ = ['task_factory']
 
 
 async def close_in_vain(publisher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.publisher.CLOSE_TIMEOUT', 1e-3)
     monkeypatch.setattr('rbfly.streams.publisher.delete_publisher', lambda *_: done())
     with pytest.raises(TimeoutError):
         await publisher.close()

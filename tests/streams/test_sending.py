@@ -13,6 +13,7 @@ from stream_wire import confirm, read_publish, refuse
 
 import rbfly.streams as rbs
 from rbfly.streams._engine import Engine
+from rbfly.streams.closing import Closing
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
 
@@ -56,6 +57,10 @@ class Topology:
     def __init__(self) -> None:
         self.generation = 0
         self.on_close: dict[object, Any] = {}
+        self.closing = Closing(0.001, {})
+
+    def check_loop(self) -> None:
+        pass
 
 
 def attach(cls: type[P], link: Link) -> P:
@@ -70,10 +75,12 @@ def task_factory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         # since Python 3.14 a task in Python is known to the function in Python only
         known: Any = asyncio.current_task
         python = getattr(asyncio.tasks, '_py_current_task', known)
-        for module in (asyncio, asyncio.tasks):
-            monkeypatch.setattr(
-                module, 'current_task', lambda loop=None: known(loop) or python(loop)
-            )
+
+        def current_task(loop: Any = None) -> Any:
+            return known(loop) or python(loop)
+
+        monkeypatch.setattr(asyncio, 'current_task', current_task)
+        monkeypatch.setattr(asyncio.tasks, 'current_task', current_task)
     return request.param
 
 
