@@ -256,8 +256,10 @@ class Feed:
         self._forget()
         if self.tracker is not None:
             self.tracker.on_lost()
+        if isinstance(error, FrameError):
+            self.error = error  # the task may have its answer already
         if self._task is None:
-            if not isinstance(error, StreamConnectionError) or isinstance(error, FrameError):
+            if not isinstance(error, StreamConnectionError):
                 self.error = error
             self._wake()
 
