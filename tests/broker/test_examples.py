@@ -40,7 +40,9 @@ def test_example(name: str, code: str, broker_uri: str, stream_name: str) -> Non
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stderr == ''
+    # On a machine that has more to do, a turn of the loop may take long, and asyncio says so.
+    said = [line for line in result.stderr.splitlines() if not line.startswith('Executing <')]
+    assert not said
     if name == 'README.md:0':
         lines = result.stdout.splitlines()
         assert lines[0] == "0 {'id': 1}"

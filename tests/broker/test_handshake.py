@@ -687,6 +687,18 @@ async def test_damaged_frame_ends_the_connection(data: bytes) -> None:
         await client.disconnect()
 
 
+async def test_damaged_frame_right_behind_the_answer_to_subscribe() -> None:
+    def answer(connection: Peer, request: Frame) -> None:
+        head = struct.pack('>IH', request.correlation_id, wire.OK)
+        connection.send(wire.frame(0x8000 | wire.SUBSCRIBE, head) + b'\0\0\0\0')
+
+    async with FakeBroker(on={wire.SUBSCRIBE: answer}) as fake, asyncio.timeout(HANG):
+        client = rbs.streams_client(fake.uri)
+        with pytest.raises(StreamConnectionError, match='does not speak the stream protocol'):
+            await anext(client.subscribe('test'))
+        await client.disconnect()
+
+
 async def test_truncated_answer_ends_the_connection() -> None:
     async with FakeBroker(on={wire.METADATA: wire.TRUNCATED}) as fake:
         client = rbs.streams_client(fake.uri)
