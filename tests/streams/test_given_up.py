@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from test_sending import Link, Topology, World, attach, task_factory, turn
+from test_sending import Link, Topology, World, task_factory, turn
 
 import rbfly.streams as rbs
 from rbfly.streams._entry import SubEntry

@@ -756,7 +756,10 @@ def test_replay_refuses_what_fits_no_frame_any_more() -> None:
     take_all(window)
     assert window.replay(3, 50 + 21) == [alone]
     assert (alone.errors, shared.errors) == ([(1, 0x0E)], [(2, 0x0E)])
-    assert (alone.too_large, shared.too_large) == ((1, 51 + 12, 50 + 12), (2, 51 + 12, 50 + 12))
+    assert (alone.too_large, shared.too_large) == (
+        (1, 51 + 12, 50 + 12, 1),
+        (2, 51 + 12, 50 + 12, 1),
+    )
     assert taken(window) == [[(0, b'a' * 50)]]
     assert window.unsettled == 1
 

@@ -70,10 +70,12 @@ def task_factory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         # since Python 3.14 a task in Python is known to the function in Python only
         known: Any = asyncio.current_task
         python = getattr(asyncio.tasks, '_py_current_task', known)
-        for module in (asyncio, asyncio.tasks):
-            monkeypatch.setattr(
-                module, 'current_task', lambda loop=None: known(loop) or python(loop)
-            )
+
+        def current_task(loop: Any = None) -> Any:
+            return known(loop) or python(loop)
+
+        monkeypatch.setattr(asyncio, 'current_task', current_task)
+        monkeypatch.setattr(asyncio.tasks, 'current_task', current_task)
     return request.param
 
 

@@ -392,7 +392,7 @@ def test_replay_refuses_what_fits_no_frame_any_more() -> None:
     take_all(window)
     assert window.replay(3, 100) == []
     assert (window.queued, waiter.errors, waiter.first_refused) == (1, [(0, 0x0E)], 0)
-    assert waiter.too_large == (0, 8 + 11 + 3 * 54, 100 - 9)
+    assert waiter.too_large == (0, 8 + 11 + 3 * 54, 100 - 9, 3)
     assert [m for _, _, m in entries(window)] == [[b'd']]
     assert settle(window, 1) == [waiter]
 
