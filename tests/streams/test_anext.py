@@ -104,7 +104,8 @@ async def test_in_a_task_group() -> None:
 async def test_gathered_waited_for_and_shielded() -> None:
     reader = Reader()
     reader.put(b'a', b'b', b'c')
-    assert [*await asyncio.gather(anext(reader), anext(reader))] == [b'a', b'b']
+    found: list[Any] = await asyncio.gather(anext(reader), anext(reader))
+    assert found == [b'a', b'b']
     assert await asyncio.wait_for(anext(reader), 10) == b'c'
     shielded = asyncio.shield(anext(reader))
     await turn()
@@ -187,10 +188,10 @@ async def test_by_hand() -> None:
     with pytest.raises(ValueError, match='mine'):
         ready.throw(ValueError('mine'))
     reader.put(b'a', b'b')
-    reads: list[Any] = [lambda item: item.send(None), next]
-    for read in reads:
+    for read in (lambda item: item.send(None), next):
+        ready = anext(reader)
         with pytest.raises(StopIteration) as caught:
-            read(anext(reader))
+            read(ready)
         assert caught.value.value in (b'a', b'b')
     never: Any = anext(reader)
     with pytest.raises(ValueError, match='mine'):

@@ -39,7 +39,7 @@ cdef class Sender:
     cdef public object _connection
     cdef public RoomState _room
     cdef public object _confirmed   # a future that is done
-    cdef long _thread               # that the loop runs in
+    cdef unsigned long _thread      # that the loop runs in
     cdef list _woken                # who is woken in this turn of the loop
 
     cdef int _check_loop(self) except -1

@@ -6,12 +6,14 @@ whose confirms came at once are woken by one callback of the loop, in their orde
 
 cimport cython
 from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
-from cpython.pythread cimport PyThread_get_thread_ident
 
 from rbfly.streams._frames cimport Waiter
 from rbfly.streams._publish cimport PublishWindow
 
 from asyncio import CancelledError, _get_running_loop
+
+cdef extern from 'Python.h':
+    unsigned long PyThread_get_thread_ident()
 
 
 @cython.final
