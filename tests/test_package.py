@@ -3,6 +3,7 @@
 The extension modules are built without optimisation here: this is about files, not about speed.
 """
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -116,3 +117,11 @@ def test_installed_into_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     run(sys.executable, '-m', 'pip', '--python', python, 'install', *options, wheel, cwd=tmp_path)
     printed = run(python, '-I', '-X', 'dev', '-W', 'error', '-c', PROGRAM, cwd=tmp_path)
     assert Path(printed.strip()).is_relative_to(environment)
+
+
+def test_import_looks_up_no_version() -> None:
+    """That takes longer than the import of all the rest."""
+    shown = '"importlib.metadata" in sys.modules, rbfly.__version__'
+    program = f'import sys, rbfly.streams; print({shown})'
+    found, version = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).split()
+    assert (found, version) == ('False', importlib.metadata.version('rbfly'))

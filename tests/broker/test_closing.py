@@ -13,7 +13,7 @@ from rbfly.streams.error import ConfirmTimeout, PublishError, StreamConnectionEr
 from rbfly.streams.topology import Role
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Frame
+from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
@@ -290,3 +290,26 @@ async def test_confirm_before_the_answer_to_a_close_counts() -> None:
             held.answer()
             await closing
             await confirmation
+
+
+@pytest.mark.own_clock
+async def test_limit_begins_anew_once_a_broker_was_reached() -> None:
+    """What was given up in one outage does not count in the next."""
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        for mended in (False, True):
+            fake.handlers[wire.PUBLISH] = SILENT
+            context = client.publisher('test')
+            publisher = await context.__aenter__()
+            await publisher.submit('x')
+            fake.handlers[Step.PEER_PROPERTIES] = wire.RESETTING
+            for peer in fake.connections:
+                peer.transport.abort()
+            await asyncio.sleep(1)
+            if mended:
+                asyncio.get_running_loop().call_later(2, fake.handlers.clear)
+                await publisher.close()
+            else:
+                with pytest.raises(ConfirmTimeout):
+                    await publisher.close()
+                fake.handlers.clear()
+                await asyncio.sleep(3600)

@@ -1,6 +1,7 @@
 """A client belongs to one event loop at a time: not to that of another thread, or child."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -174,3 +175,35 @@ def test_forked_child() -> None:
     assert done.stdout.split('\n') == ['EventLoopError', 'EventLoopError', 'fine', '[[1]]', ''], (
         done.stderr
     )
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
+    broker_uri: str, stream: str
+) -> None:
+    """Nothing of it can be waited for, and nothing is: the client can be used again."""
+    client = rbs.streams_client(broker_uri)
+    other = client.publisher(stream)
+    left: list[rbs.Publisher] = []
+
+    async def interrupted() -> None:
+        left.append(await other.__aenter__())
+        async with client.publisher(stream) as publisher:
+            await publisher.send('x')
+            raise KeyboardInterrupt
+
+    async def close() -> None:
+        await left[0].close()
+        await client.disconnect()
+
+    async def use() -> bool:
+        async with client:
+            return await client.stream_exists(stream)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
+    asyncio.run(asyncio.wait_for(close(), HANG))
+    assert asyncio.run(use())
+    del other
+    gc.collect()  # the sockets of the first loop warn here, not in another test

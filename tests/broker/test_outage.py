@@ -6,6 +6,7 @@ Against the scripted broker; where time matters, on a clock of the test's own.
 import asyncio
 import logging
 import struct
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -374,6 +375,24 @@ async def test_node_that_cannot_be_reached_delays_only_the_first() -> None:
                 await publisher.send('x')
         assert now() - begin <= 20
         assert len(published(known)) == 20
+
+
+@own_clock
+async def test_address_of_a_node_that_leads_to_another_one_costs_no_connection_each() -> None:
+    def elsewhere(peer: Peer, request: Frame) -> None:
+        broker = struct.pack('>IH', 1, 0) + wire.string('localhost') + struct.pack('>I', fake.port)
+        stream = struct.pack('>I', 1) + request.body[8:] + struct.pack('>HHI', 1, 0, 0)
+        peer.send(wire.frame(0x8000 | wire.METADATA, request.body[:4] + broker + stream))
+
+    async with (
+        FakeBroker(on={wire.METADATA: elsewhere}, tune=(0, 0)) as fake,
+        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        AsyncExitStack() as stack,
+    ):
+        for _ in range(5):
+            await stack.enter_async_context(client.publisher('test'))
+            await asyncio.sleep(20)
+        assert sum(not peer.lost.done() for peer in fake.connections) == 2
 
 
 @own_clock

@@ -159,3 +159,22 @@ async def test_what_was_no_stream_protocol_stays_so() -> None:
         with pytest.raises(FrameError, match='does not speak') as caught:
             await connection.request(commands.Delete('test'))
         assert caught.value.__cause__ is connection.error
+
+
+@pytest.mark.own_clock
+async def test_broker_that_is_busy_is_not_taken_for_dead() -> None:
+    """It answers one after the other; each answer shows that it is at work."""
+    busy = 0.0
+
+    def slow(peer: Peer, request: Frame) -> None:
+        nonlocal busy
+        busy = max(busy, asyncio.get_running_loop().time()) + 0.5
+        asyncio.get_running_loop().call_at(busy, fake.default, peer, request)
+
+    async with (
+        FakeBroker(on={wire.METADATA: slow}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=2) as client,
+    ):
+        found = await asyncio.gather(*(client.stream_exists(str(i)) for i in range(20)))
+        assert all(found)
+        assert len(fake.connections) == 1

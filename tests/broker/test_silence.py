@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -74,6 +75,7 @@ def filled(n: int) -> FakeStream:
 async def test_reader_that_the_broker_has_lost(
     offset: rbs.Offset, found: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     stream = filled(2)
     async with reading(stream, offset=offset) as messages:
         assert [await anext(messages) for _ in found] == found
@@ -164,6 +166,7 @@ async def test_once_for_each_chunk() -> None:
 async def test_what_is_on_its_way_is_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level(logging.INFO)
     """The broker tells of a chunk before it delivers it."""
     monkeypatch.setattr(feed, 'GRACE', NEVER)
     stream = filled(2)

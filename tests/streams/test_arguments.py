@@ -30,6 +30,8 @@ URI = 'rabbitmq-stream://localhost:1/'
         {'connect_timeout': True},
         {'connect_timeout': timedelta(1)},
         {'reconnect_timeout': '5'},
+        {'request_timeout': '1'},
+        {'close_timeout': True},
         {'load_balancer': 'no'},
         {'load_balancer': None},
     ],
@@ -66,6 +68,8 @@ def test_client_of_what_is_no_connection_info(infos: Any) -> None:
         {'connect_timeout': -1},
         {'reconnect_timeout': float('nan')},
         {'reconnect_timeout': float('inf')},
+        {'request_timeout': -1},
+        {'close_timeout': float('nan')},
     ],
     ids=lambda argument: next(iter(argument)),
 )

@@ -7,6 +7,7 @@ import weakref
 from asyncio.tasks import _PyTask  # type: ignore[attr-defined]
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import pytest
 from stream_wire import confirm, read_publish, refuse
@@ -14,7 +15,7 @@ from stream_wire import confirm, read_publish, refuse
 import rbfly.streams as rbs
 from rbfly.streams._engine import Engine
 from rbfly.streams.closing import Closing
-from rbfly.streams.error import PublisherError, PublishError
+from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
 from rbfly.streams.types import PublisherInfo
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
@@ -345,3 +346,13 @@ async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
     await turn()
     link.confirm(2)
     await asyncio.wait_for(asyncio.gather(*pair), 10)
+
+
+async def test_error_of_going_on_is_told_each_time(task_factory: Any) -> None:
+    world = World(task_factory)
+    world.publisher._end(StreamConnectionError('lost'))
+    refuse = Mock(side_effect=StreamConnectionError('not here'))
+    world.publisher._topology.retry = refuse  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(StreamConnectionError, match='not here'):
+            await world.publisher.send(b'x')

@@ -309,7 +309,7 @@ cdef class LastChunk:
         :param committed: the same for the last one, -1 for none.
         """
         self.doubt = True
-        self.removed = first is None or first > self.id
+        self.removed = first is None or first < 0 or first > self.id
         # Where it ends before, only its last chunk can tell; the broker would wait for the next.
         return self.id if committed is None else min(committed, self.id)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..types import AMQPBody
 from ._sending import BatchInput, Group
-from .error import ArgumentError, ArgumentTypeError, ConfirmTimeout, RoomTimeout
+from .checks import check_integer
+from .error import ConfirmTimeout, RoomTimeout
 from .publisher import BasePublisher
 from .types import MessageCtx, PublisherInfo
 from .waiting import Room, deadline, in_time, raise_first
@@ -22,6 +23,7 @@ __all__ = [
     'PublisherBinBatch',
 ]
 
+MAX_LEN = 2**63 - 1
 USER = 4  # frames from a constructor up to `async with client.publisher(...)`
 
 
@@ -122,10 +124,7 @@ class PublisherBatchLimit(PublisherBatchFast):
         :raises StreamConnectionError: the connection was lost.
         """
         until = None if timeout is None else deadline(timeout)
-        if not isinstance(max_len, int):
-            raise ArgumentTypeError(f'max_len must be int, not {type(max_len).__name__}')
-        if max_len < 1:
-            raise ArgumentError(f'max_len must be at least 1, not {max_len}')
+        check_integer('max_len', max_len, 1, MAX_LEN)
         self._check()
         queue = self._queue
         is_full = bool(queue.waiting) or not self._fits(max_len)

@@ -16,7 +16,7 @@ from ..error import RbFlyError
 from . import commands
 from .checks import check_integer, check_stream, check_timeout, check_type
 from .closing import can_wait
-from .commands import Tune
+from .commands import Command, Tune
 from .compression import Compression, compressor
 from .connection import Connection
 from .const import ResponseCode
@@ -46,7 +46,7 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
-MANAGE_TIMEOUT = 60.0  # seconds for a stream to be created or deleted
+MANAGE_TIMEOUT = 60.0  # seconds for a stream to be created or deleted, at least
 # AMQP 1.0's, too.  Open, the handshake's last frame, fits, and so do all requests with ASCII names:
 # the longest declares a publisher, 501 bytes where its name has 255 and the stream's has 233.
 FRAME_MIN = 512
@@ -61,7 +61,7 @@ def streams_client(
     auth_mechanism: AuthMechanism | ssl_module.SSLContext | None = AuthMechanism.PLAIN,
     ssl: ssl_module.SSLContext | None = None,
     *,
-    connection_name: str = '',
+    connection_name: str | None = '',
     connect_timeout: float | None = 30.0,
     reconnect_timeout: float | None = None,
     heartbeat: int = 60,
@@ -85,8 +85,9 @@ def streams_client(
         the broker.
     :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
         dialled, connecting is repeated until it reaches the wanted node.
-    :param request_timeout: seconds for the broker to answer a request; a connection on which it
-        does not is given up, unless messages are unconfirmed there; None or 0 for no limit.
+    :param request_timeout: seconds for the broker to answer a request, at least 60 where a stream
+        is created or deleted; a connection on which it does not is given up, unless messages are
+        unconfirmed there; None or 0 for no limit.
     :param close_timeout: seconds until closing is given up: confirms and answers are waited for no
         longer, by all together that is closed while the broker does not answer; None or 0 for no
         limit.
@@ -130,7 +131,7 @@ class StreamsClient:
         connection_info: ConnectionInfo | Sequence[ConnectionInfo],
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
         *,
-        connection_name: str = '',
+        connection_name: str | None = '',
         connect_timeout: float | None = 30.0,
         reconnect_timeout: float | None = None,
         heartbeat: int = 60,
@@ -271,9 +272,8 @@ class StreamsClient:
                 )
             arguments['queue-leader-locator'] = leader_locator
         integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
-        manager = await self._topology.manager()
         try:
-            await manager.request(commands.Create(stream, arguments), MANAGE_TIMEOUT)
+            await self._manage(commands.Create(stream, arguments))
         except ProtocolError as ex:
             if ex.code != ResponseCode.STREAM_ALREADY_EXISTS:
                 raise
@@ -284,11 +284,16 @@ class StreamsClient:
         :raises ProtocolError: the broker refused.
         """
         check_stream(stream)
-        manager = await self._topology.manager()
         try:
-            await manager.request(commands.Delete(stream), MANAGE_TIMEOUT)
+            await self._manage(commands.Delete(stream))
         except StreamDoesNotExist:
             pass
+
+    async def _manage(self, command: Command[None]) -> None:
+        """A request that may take the broker long."""
+        limit = self._topology.settings.request_timeout
+        connection = await self._topology.manager()
+        await connection.request(command, max(limit, MANAGE_TIMEOUT) if limit else 0)
 
     async def stream_exists(self, stream: str) -> bool:
         """Ask whether there is a stream of that name.

@@ -72,6 +72,11 @@ class Closing:
             except (TimeoutError, StreamConnectionError):
                 pass
 
+    def renew(self) -> None:
+        """A broker has answered a handshake: what is closed from now on waits anew."""
+        self._deadline = None
+        self._received = {}
+
     def _count(self) -> dict[Connection, int]:
         """How many bytes have come on each open connection."""
         return {

@@ -7,11 +7,13 @@ below, in :mod:`rbfly.streams.commands` and in the engine.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import ssl as ssl_module
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Any, ParamSpec, TypeVar, cast
+
+import rbfly
 
 from . import commands
 from ._engine import Engine
@@ -43,12 +45,7 @@ UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions, StreamStats
 
-PROPERTIES = {
-    'product': 'RbFly',
-    'version': version('rbfly'),
-    'platform': 'Python',
-    'copyright': 'Apache-2.0',
-}
+PROPERTIES = {'product': 'RbFly', 'platform': 'Python', 'copyright': 'Apache-2.0'}
 
 
 class Connection(Engine, asyncio.BufferedProtocol):
@@ -84,6 +81,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[bytes]] = {}
         self.requests = 0
+        self._answered = (0, 0.0)  # correlation id of the last answer, and when it came
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._leaving = False  # a Close was sent: nothing is written behind it
@@ -145,7 +143,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
     async def _handshake(self, auth: AuthMechanism, name: str, tune: Tune) -> None:
         # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
         self._enter('exchanging peer properties')
-        properties = PROPERTIES | ({'connection_name': name} if name else {})
+        properties = PROPERTIES | {'version': own_version()}
+        if name:
+            properties['connection_name'] = name
         self.server_properties = await self.request(commands.PeerProperties(properties))
         self._enter('negotiating the SASL mechanism')
         offered = await self.request(commands.SaslHandshake())
@@ -246,7 +246,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._timer.cancel()
         waiting: list[asyncio.Future[Any]] = [*self._requests.values(), self._tune]
         for future in waiting:
-            if not future.done():
+            if not future.done() and not self._loop.is_closed():  # else nobody waits any more
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting any more
         call_each(self._loop, self.on_lost, error)
@@ -332,15 +332,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
             timeout = self.request_timeout
         timer = None
         if timeout:
+            request = command, future, timeout, correlation_id
+            # A loop that was blocked reads what has come meanwhile before it is said.
             timer = self._loop.call_later(
-                # A loop that was blocked reads what has come meanwhile before it is said.
-                timeout,
-                self._loop.call_later,
-                GRACE,
-                self._on_silence,
-                command,
-                future,
-                timeout,
+                timeout, self._loop.call_later, GRACE, self._on_silence, *request
             )
 
         def forget(_: object) -> None:
@@ -353,10 +348,21 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return future
 
     def _on_silence(
-        self, command: Command[Any], future: asyncio.Future[bytes], timeout: float
+        self,
+        command: Command[Any],
+        future: asyncio.Future[bytes],
+        timeout: float,
+        correlation_id: int,
     ) -> None:
         """A request was not answered in time."""
         if future.done():
+            return
+        answered, when = self._answered
+        left = when + timeout - self._loop.time()
+        if left > 0 and answered < correlation_id:
+            # The broker answers one after the other, and is busy with those before it.
+            request = command, future, timeout, correlation_id
+            self._loop.call_later(left + GRACE, self._on_silence, *request)
             return
         stream = getattr(command, 'stream', '')
         of_stream = f' of stream {stream!r}' if stream else ''
@@ -377,6 +383,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             future = self._requests.get(int.from_bytes(body[:4], 'big'))
             if future is not None and not future.done():
                 future.set_result(body[4:])
+                self._answered = (int.from_bytes(body[:4], 'big'), self._loop.time())
         elif key == Key.HEARTBEAT:
             pass  # any received byte counts as a sign of life
         elif key == Key.TUNE:
@@ -449,6 +456,11 @@ def call_each(
         except Exception as ex:
             message = f'{callback!r} failed'
             loop.call_exception_handler({'message': message, 'exception': ex})
+
+
+@functools.cache
+def own_version() -> str:
+    return rbfly.__version__
 
 
 def broker_version(properties: dict[str, str]) -> tuple[int, int]:

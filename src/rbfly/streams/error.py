@@ -169,11 +169,11 @@ class CompressionError(RbFlyError, ImportError):
 
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):
-    """No connection within `connect_timeout`."""
+    """No connection within `connect_timeout` or `reconnect_timeout`."""
 
 
 class RequestTimeout(StreamConnectionError, TimeoutError):
-    """No answer to a request within `request_timeout`."""
+    """No answer to a request in time: `request_timeout`, or more for creating and deleting."""
 
 
 class MessageTimeout(RbFlyError, TimeoutError):

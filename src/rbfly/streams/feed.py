@@ -299,13 +299,14 @@ class Feed:
         if heard != self._heard:
             self._heard, self._silence, self._over = heard, SILENCE, False
         elif self._lacking is not None:
-            logger.warning(
-                'stream %r: the chunk at offset %d does not come; subscribing anew',
-                self.stream,
-                self._lacking,
-            )
             self._settled = self._lacking
             self._unsubscribe()
+            # A chunk of stored offsets alone is never given: the broker may well be right.
+            logger.info(
+                'stream %r: chunk %d was not given; subscribing anew to be sure',
+                self.stream,
+                self._settled,
+            )
             return
         elif self._over:
             self._silence, self._over = min(2 * self._silence, SILENCE_LAST), False

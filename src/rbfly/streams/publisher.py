@@ -239,8 +239,8 @@ class BasePublisher(Sender):
             raise self._error.with_traceback(None)
         if self._topology.generation != self._generation:
             raise disconnected()
-        self._error = None
         self._retry = self._topology.retry()
+        self._error = None
         self._declare_later(self._retry, None)
 
     def _after_settled(self) -> None:
@@ -314,6 +314,10 @@ class BasePublisher(Sender):
             await self._ended.wait()
             return
         self._topology.check_loop()
+        if self._loop.is_closed():  # and with it all who waited
+            self._closed = True
+            self._ended.set()
+            return
         self._closed = True
         closing = self._topology.closing
         try:

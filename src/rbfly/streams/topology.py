@@ -210,6 +210,7 @@ class Topology:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+            self._unused.clear()
             if wait:
                 try:
                     async with self.closing.limit():
@@ -220,12 +221,12 @@ class Topology:
                     pass
             await asyncio.gather(*(item.close(0) for item in connections))
         finally:
+            self._ended = None
+            ended.set()
             for item in connections:
                 item.abort(disconnected())  # if this was cancelled before they closed
             for role in Role:
                 self._open(role)  # forgets them
-            self._ended = None
-            ended.set()
 
     # -- nodes
 
@@ -271,8 +272,10 @@ class Topology:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the connections and locks of another one are of no use
             self._loop = loop
-            self._locks.clear()
             self._timer = None
+            self._locks.clear()
+            self._unused.clear()
+            self._sweepings.clear()
             for group in self._connections.values():
                 group.clear()
         retry.on_step('waiting for another attempt')
@@ -303,7 +306,11 @@ class Topology:
                     retry.error = WrongNodeError(f'{retry.where}: reached {reached}, not {node}')
                     await connection.close()
                     raise retry.error
-                self._keep(role, connection)  # another node has that address now
+                # Another node has that address now: one connection to it will do.
+                if self._find(role, connection.advertised):
+                    await connection.close()
+                else:
+                    self._keep(role, connection)
             if node is not None and not self.settings.load_balancer:
                 self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
                 if found := self._find(role, None):
@@ -368,6 +375,7 @@ class Topology:
                 raise
             retry.error = None
             self._established = True
+            self.closing.renew()
             self._failed.pop(info, None)
             if connection.advertised is not None:
                 self._reached[connection.advertised] = info
