@@ -184,17 +184,17 @@ def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
 ) -> None:
     """Nothing of it can be waited for, and nothing is: the client can be used again."""
     client = rbs.streams_client(broker_uri)
-    other = client.publisher(stream)
-    left: list[rbs.Publisher] = []
+    left = client.publisher(stream)
+    opened: list[rbs.Publisher] = []
 
     async def interrupted() -> None:
-        left.append(await other.__aenter__())
+        opened.append(await left.__aenter__())
         async with client.publisher(stream) as publisher:
             await publisher.send('x')
             raise KeyboardInterrupt
 
     async def close() -> None:
-        await left[0].close()
+        await opened[0].close()
         await client.disconnect()
 
     async def use() -> bool:
@@ -205,5 +205,4 @@ def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
         asyncio.run(interrupted())
     asyncio.run(asyncio.wait_for(close(), HANG))
     assert asyncio.run(use())
-    del other
     gc.collect()  # the sockets of the first loop warn here, not in another test
