@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 STATE_VERSION = 2
+RESERVED = 120.0  # seconds that a port that was chosen is not chosen again
 
 # every process of a broker carries this environment variable; its value names the instance
 MARKER = 'RBFLY_BROKER'
@@ -172,17 +173,26 @@ def free_ports(count: int, *, avoid: range | None = None) -> list[int]:
         candidates = list(range(15_000, 65_000))
     random.SystemRandom().shuffle(candidates)
     ports: list[int] = []
-    for port in candidates:
-        if len(ports) == count:
-            break
-        with socket.socket() as sock:
-            try:
-                sock.bind(('127.0.0.1', port))
-            except OSError:
+    # A broker listens some seconds later: until then nobody else is to choose the same.
+    with locked('ports'):
+        file = cache_folder() / 'ports.json'
+        now = time.time()
+        given = json.loads(file.read_text()) if file.exists() else {}
+        given = {port: when for port, when in given.items() if 0 <= now - when < RESERVED}
+        for port in candidates:
+            if len(ports) == count:
+                break
+            if str(port) in given:
                 continue
-        ports.append(port)
-    if len(ports) < count:
-        raise BrokerError('no free port on 127.0.0.1')
+            with socket.socket() as sock:
+                try:
+                    sock.bind(('127.0.0.1', port))
+                except OSError:
+                    continue
+            ports.append(port)
+        if len(ports) < count:
+            raise BrokerError('no free port on 127.0.0.1')
+        file.write_text(json.dumps(given | dict.fromkeys(map(str, ports), now)))
     return ports
 
 

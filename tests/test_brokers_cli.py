@@ -189,6 +189,11 @@ def test_leftovers_of_private_instances_are_swept() -> None:
 # --- ports and addresses -----------------------------------------------------------------------
 
 
+def test_ports_are_given_once() -> None:
+    """Brokers that start beside each other listen on theirs some seconds later."""
+    assert not set(state.free_ports(500)) & set(state.free_ports(500))
+
+
 def test_free_ports() -> None:
     """Ports are distinct, free, and not of those that outgoing connections get."""
     ports = state.free_ports(16)
