@@ -54,7 +54,11 @@ class PublisherBatchFast(BatchInput, BasePublisher):
         # Those of a flush that was given up, or runs beside this one, are waited for as well.
         batches = self._batches.copy()
         for batch in batches:
-            if not batch.settled and not await in_time(batch.wait(), until):
+            if batch.settled:
+                continue
+            if until is None:
+                await batch.wait()
+            elif not await in_time(batch.wait(), until):
                 raise ConfirmTimeout(f'not all confirms within {timeout} s')
         self._tell(batches)
 
