@@ -12,7 +12,7 @@ SWITCH_sanitize = RBFLY_SANITIZE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 EXTRAS ?= uvloop compression perf test lint doc
 FUZZ ?= codec --seconds 60
-SANITIZE ?= tests/amqp tests/streams
+SANITIZE ?= tests/amqp tests/protocol
 # A file goes to one worker, from its first test to its last: what is made for a module is made once.
 WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -60,7 +60,7 @@ test: build  ## every test, against a real broker (WORKERS=0: in one process)
 	@$(PYTEST)
 
 quick: build  ## the tests that need no broker
-	@$(PYTEST) --ignore tests/broker
+	@$(PYTEST) -m 'not broker'
 
 lint: build  ## ruff and cython-lint
 	@$(BIN)/ruff check .
@@ -98,7 +98,4 @@ brokers-down: $(BIN)/python  ## stop the brokers that were left running
 clean:  ## remove everything that was built
 	@rm -rf build dist doc/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-STUBS = rbfly.amqp._types rbfly.amqp._scalars rbfly.amqp._encode rbfly.amqp._decode \
-    rbfly.amqp._sections rbfly.amqp._layout rbfly.amqp._message rbfly.amqp._codec \
-    rbfly.streams._entry rbfly.streams._frames rbfly.streams._publish rbfly.streams._sending rbfly.streams._chunk \
-    rbfly.streams._batch rbfly.streams._cursor rbfly.streams._engine
+STUBS = $(subst /,.,$(patsubst src/%.pyx,%,$(filter %.pyx,$(SOURCES))))

@@ -40,14 +40,14 @@ MODULES = (
     'rbfly.amqp._layout',
     'rbfly.amqp._message',
     'rbfly.amqp._codec',
-    'rbfly.streams._entry',
-    'rbfly.streams._frames',
-    'rbfly.streams._publish',
+    'rbfly.protocol._entry',
+    'rbfly.protocol._frames',
+    'rbfly.protocol._publish',
     'rbfly.streams._sending',
-    'rbfly.streams._chunk',
-    'rbfly.streams._batch',
-    'rbfly.streams._cursor',
-    'rbfly.streams._engine',
+    'rbfly.protocol._chunk',
+    'rbfly.protocol._batch',
+    'rbfly.protocol._cursor',
+    'rbfly.protocol._engine',
 )
 
 CHECKED = DEBUG or SANITIZE

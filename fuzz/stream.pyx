@@ -12,18 +12,18 @@ from fuzz.checks cimport finding, same
 from rbfly._wire cimport store_u32
 
 from rbfly.error import AMQPDecoderError
-from rbfly.streams import compression
+from rbfly.protocol import compression
 
 # before they are read: what is within the limits must stay quick
 compression.BATCH_MAX = 1 << 16
 compression.CHUNK_MAX = 1 << 17
 
-from rbfly.streams._batch import MessageBatch
-from rbfly.streams._chunk import Chunk, ChunkQueue
-from rbfly.streams._cursor import KINDS, POLICIES, MessageCursor
-from rbfly.streams._engine import Engine
-from rbfly.streams._frames import Waiter
-from rbfly.streams._publish import PublishWindow
+from rbfly.protocol._batch import MessageBatch
+from rbfly.protocol._chunk import Chunk, ChunkQueue
+from rbfly.protocol._cursor import KINDS, POLICIES, MessageCursor
+from rbfly.protocol._engine import Engine
+from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import ChunkError, CompressionError, FrameError
 from rbfly.streams.types import MessageFilter
 
@@ -196,7 +196,7 @@ class Recorder(Engine):
         self.queue = ChunkQueue()
         self.window = PublishWindow(2, 1 << 16, 16, 1)
         self.window.on_settled = self.on_settled
-        self.waiter = Waiter(sealed=True)
+        self.waiter = PendingConfirms(sealed=True)
         for message in (b'a', b'b', b'c'):
             self.window.append(message, self.waiter)
         self.window.take()

@@ -1,4 +1,4 @@
-# BYTES room: CRC-32 (zlib's) with the carry-less multiplication of x86, where the processor has it.
+# CRC-32 (zlib's) with the carry-less multiplication of x86, where the processor has it.
 # Sixteen bytes are folded onto those behind them (Gopal and others, Intel, 2009), until so many are
 # left; what is left has the CRC of the whole.
 

@@ -1,4 +1,4 @@
-# BYTES room: big-endian loads and stores and a growing output buffer, all inline.
+# Big-endian loads and stores and a growing output buffer, all inline.
 # It knows no AMQP, no frames and no Python value but `bytes`.
 
 from cpython.object cimport PyObject
@@ -102,7 +102,7 @@ cdef extern from *:
         return 0;
     }
 
-    /* Room for n more bytes behind out->p. */
+    /* WindowSemaphore for n more bytes behind out->p. */
     static inline int out_reserve(OutBuffer *out, Py_ssize_t n) {
         return out->end - out->p >= n ? 0 : out_grow(out, n);
     }

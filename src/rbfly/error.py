@@ -2,10 +2,12 @@
 
 Everything raised on purpose is a :class:`RbFlyError`.  Three families stand below it: wrong use
 of the API, a value or bytes that AMQP 1.0 does not allow, and what a broker or the network
-answered (:mod:`rbfly.streams.error`).
+answered.  Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
+
+from .protocol.const import ResponseCode
 
 __all__ = [
     'AMQPDecoderError',
@@ -15,10 +17,34 @@ __all__ = [
     'AMQPEncoderTypeError',
     'AMQPEncoderValueError',
     'AMQPError',
+    'ArgumentError',
+    'ArgumentOverflowError',
+    'ArgumentTypeError',
+    'AuthenticationError',
+    'ChunkError',
+    'CompressionError',
+    'ConfirmTimeout',
+    'ConnectTimeout',
+    'EventLoopError',
+    'FrameError',
     'MessageContextError',
+    'MessageTimeout',
+    'MessageTooLarge',
     'MessageTypeError',
+    'ProtocolError',
+    'PublishError',
+    'PublishErrorInfo',
+    'PublisherError',
     'RbFlyBufferError',
     'RbFlyError',
+    'RequestTimeout',
+    'RoomTimeout',
+    'StreamConnectionError',
+    'StreamDoesNotExist',
+    'SubscriptionError',
+    'TLSError',
+    'URIError',
+    'VirtualHostError',
 ]
 
 
@@ -95,3 +121,176 @@ class AMQPEncoderOverflowError(AMQPEncoderError, OverflowError):
 
 class AMQPEncoderIntegerError(AMQPEncoderOverflowError, AMQPEncoderTypeError):
     """An integer of more than 64 bits, for which AMQP 1.0 has no type at all."""
+
+
+TEXTS = {
+    ResponseCode.STREAM_DOES_NOT_EXIST: 'stream does not exist',
+    ResponseCode.SUBSCRIPTION_ID_ALREADY_EXISTS: 'subscription id already exists',
+    ResponseCode.SUBSCRIPTION_ID_DOES_NOT_EXIST: 'subscription id does not exist',
+    ResponseCode.STREAM_ALREADY_EXISTS: 'stream already exists',
+    ResponseCode.STREAM_NOT_AVAILABLE: 'stream is not available',
+    ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: 'SASL mechanism is not supported',
+    ResponseCode.AUTHENTICATION_FAILURE: 'authentication failure',
+    ResponseCode.SASL_ERROR: 'SASL error',
+    ResponseCode.SASL_CHALLENGE: 'SASL challenge',
+    ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK: 'user may connect from loopback only',
+    ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE: 'virtual host access failure',
+    ResponseCode.UNKNOWN_FRAME: 'unknown frame',
+    ResponseCode.FRAME_TOO_LARGE: 'frame is too large',
+    ResponseCode.INTERNAL_ERROR: 'internal error',
+    ResponseCode.ACCESS_REFUSED: 'access refused',
+    ResponseCode.PRECONDITION_FAILED: 'precondition failed',
+    ResponseCode.PUBLISHER_DOES_NOT_EXIST: 'publisher does not exist',
+    ResponseCode.NO_OFFSET: 'no offset',
+    ResponseCode.SASL_CANNOT_CHANGE_MECHANISM: 'SASL mechanism cannot be changed',
+    ResponseCode.SASL_CANNOT_CHANGE_USERNAME: 'SASL user name cannot be changed',
+}
+
+
+class ProtocolError(RbFlyError):
+    """The broker refused a request, or broke the protocol.
+
+    :ivar code: response code of the stream protocol (int).
+    """
+
+    def __init__(self, code: int, detail: str = '') -> None:
+        self.code = code
+        text = TEXTS.get(code, 'unknown response code')  # type: ignore[call-overload]
+        message = f'{text} (code 0x{code:02x})'
+        super().__init__(f'{detail}: {message}' if detail else message)
+        self.retriable = code == ResponseCode.STREAM_NOT_AVAILABLE
+
+
+class StreamDoesNotExist(ProtocolError):
+    """The stream does not exist, or was deleted while in use (code 0x02)."""
+
+    def __init__(self, stream: str = '', detail: str = '') -> None:
+        name = f'stream {stream!r}' if stream else ''
+        super().__init__(ResponseCode.STREAM_DOES_NOT_EXIST, f'{name} {detail}'.strip())
+
+
+class AuthenticationError(ProtocolError):
+    """Wrong user or password, or no SASL mechanism in common (codes 0x07 to 0x0b)."""
+
+
+class VirtualHostError(ProtocolError):
+    """The virtual host is unknown, or the user may not enter it (code 0x0c)."""
+
+
+class PublishErrorInfo(NamedTuple):
+    """A message that was not stored: its publishing id, and the response code (both int)."""
+
+    publish_id: int
+    code: int
+
+
+class PublishError(ProtocolError):
+    """The broker did not store a message.
+
+    :ivar publish_id: publishing id of the message (int); of the first one, if several.
+    :ivar errors: `(publish_id, code)` of every message that one wait was for
+        (list of :class:`PublishErrorInfo`).
+    """
+
+    def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
+        text = f'message with publish id {publish_id} was not stored'
+        super().__init__(code, f'{text}; {detail}' if detail else text)
+        self.publish_id = publish_id
+        self.errors = [PublishErrorInfo(publish_id, code)]
+
+
+class ArgumentError(RbFlyError, ValueError):
+    """An argument that cannot be used, e.g. a name that is too long for the protocol."""
+
+
+class ArgumentTypeError(RbFlyError, TypeError):
+    """An argument of a type that cannot be used."""
+
+
+class ArgumentOverflowError(RbFlyError, OverflowError):
+    """A number that its field in the protocol cannot carry."""
+
+
+class PublisherError(RbFlyError):
+    """A publisher was used wrongly, e.g. when it was closed."""
+
+
+class MessageTooLarge(PublisherError, ValueError):
+    """A message that fits no frame; it was not sent and has no id."""
+
+
+class SubscriptionError(RbFlyError):
+    """A subscription was used wrongly: closed, or iterated by two tasks at once."""
+
+
+class EventLoopError(RbFlyError, RuntimeError):
+    """Use in another event loop, thread or process than the one it belongs to, which goes on."""
+
+
+class URIError(ArgumentError):
+    """A broker URI that cannot be understood."""
+
+
+class StreamConnectionError(RbFlyError, ConnectionError):
+    """No connection to a broker, or it was lost."""
+
+    retriable = True
+
+
+class TLSError(StreamConnectionError):
+    """TLS could not be agreed on, e.g. the broker's certificate is not trusted."""
+
+    retriable = False
+
+
+class FrameError(StreamConnectionError):
+    """The peer sent bytes that are not frames of the stream protocol."""
+
+    retriable = False
+
+
+class ChunkError(SubscriptionError):
+    """A chunk is damaged: its CRC, its header or the sizes in it are wrong."""
+
+
+class CompressionError(RbFlyError, ImportError):
+    """A compression needs a library that is not installed."""
+
+
+class ConnectTimeout(StreamConnectionError, TimeoutError):
+    """No connection within `connect_timeout` or `reconnect_timeout`."""
+
+
+class RequestTimeout(StreamConnectionError, TimeoutError):
+    """No answer to a request in time: `request_timeout`, or more for creating and deleting."""
+
+
+class MessageTimeout(RbFlyError, TimeoutError):
+    """No message within the `timeout` of a subscription; its iteration can go on."""
+
+
+class ConfirmTimeout(RbFlyError, TimeoutError):
+    """No confirm in time; the message may still be stored."""
+
+
+class RoomTimeout(ConfirmTimeout):
+    """No room in the publisher's window in time; the message was not sent and has no id."""
+
+
+_BY_CODE: dict[int, type[ProtocolError]] = {
+    ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: AuthenticationError,
+    ResponseCode.AUTHENTICATION_FAILURE: AuthenticationError,
+    ResponseCode.SASL_ERROR: AuthenticationError,
+    ResponseCode.SASL_CHALLENGE: AuthenticationError,  # PLAIN and EXTERNAL have none
+    ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK: AuthenticationError,
+    ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE: VirtualHostError,
+}
+
+
+def protocol_error(code: int, detail: str = '', stream: str = '') -> ProtocolError:
+    """The error of the class that belongs to a response code."""
+    if code == ResponseCode.STREAM_DOES_NOT_EXIST:
+        return StreamDoesNotExist(stream)
+    if stream:
+        detail = f'{detail}: stream {stream!r}' if detail else f'stream {stream!r}'
+    return _BY_CODE.get(code, ProtocolError)(code, detail)

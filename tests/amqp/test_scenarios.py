@@ -2,7 +2,7 @@
 
 5, hostile input, is test_hostile.py and test_forged.py; 6, random bytes, test_property.py and
 fuzz/; 8, several body sections, test_message.py and test_proton.py; 9, bodies that AMQP 0.9.1 must
-be able to read, tests/broker/test_interop.py.
+be able to read, tests/streams/test_interop.py.
 """
 
 import json

@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from cursors import Cursor
-from stream_wire import plain_chunk
 
-from rbfly.streams._cursor import KINDS, MessageIterator
+from rbfly.protocol._cursor import KINDS, MessageIterator
 from rbfly.streams.error import SubscriptionError
+from tests.cursors import Cursor
+from tests.stream_wire import plain_chunk
 
 pytestmark = pytest.mark.both_loops
 

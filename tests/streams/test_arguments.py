@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams.checks import check_timeout
+from rbfly.checks import check_timeout
 from rbfly.streams.error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
 
 URI = 'rabbitmq-stream://localhost:1/'

@@ -5,14 +5,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from test_sending import Link, Topology, World, task_factory, turn
 
 import rbfly.streams as rbs
-from rbfly.streams._entry import SubEntry
-from rbfly.streams._frames import Waiter
-from rbfly.streams._publish import PublishWindow
+from rbfly.protocol._entry import SubEntry
+from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
+from tests.streams.test_sending import Cluster, Link, World, task_factory, turn
 
 __all__ = ['task_factory']
 
@@ -62,7 +62,7 @@ async def test_what_was_queued_behind_a_lost_connection_was_not_sent(
 @pytest.mark.parametrize('again', [False, True])
 def test_what_was_sent_on_a_lost_connection_was_sent(again: bool) -> None:
     window = PublishWindow(3, 1 << 20, 100, 0, None, False)
-    waiters = [Waiter(i, True) for i in range(4)]
+    waiters = [PendingConfirms(i, True) for i in range(4)]
     for waiter in waiters[:2]:
         window.append(b'x', waiter)
     assert window.take()
@@ -71,13 +71,13 @@ def test_what_was_sent_on_a_lost_connection_was_sent(again: bool) -> None:
     window.replay(4, 1 << 20)
     if again:
         window.replay(5, 1 << 20)
-    assert window.abandon() == waiters
+    assert window.fail_pending() == waiters
     assert [waiter.unsent for waiter in waiters] == [False, False, True, True]
 
 
 def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
     window = PublishWindow(3, 1 << 20, 100, 0, None, False, False, SubEntry(3, 0, None))
-    waiters = [Waiter(i, True) for i in range(4)]
+    waiters = [PendingConfirms(i, True) for i in range(4)]
     for waiter in waiters:
         window.append(b'x' * 30, waiter)
     assert window.take()
@@ -89,7 +89,7 @@ def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
 async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
     link = Link()
     publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
-    publisher._attach(Topology(), link)  # type: ignore[arg-type]
+    publisher._attach(Cluster(), link)  # type: ignore[arg-type]
     publisher._connection = None
     tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
     await turn()

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from test_sending import Link, World, attach, task_factory, turn
 
 import rbfly.streams as rbs
-from rbfly.streams._sending import Wait
+from rbfly.streams._sending import ConfirmFuture
 from rbfly.streams.error import ConfirmTimeout, RoomTimeout
+from tests.streams.test_sending import Link, World, attach, task_factory, turn
 
 __all__ = ['task_factory']
 
@@ -148,6 +148,6 @@ async def test_flushes_that_are_given_up_do_not_add_up() -> None:
     for _ in range(10):
         with pytest.raises(ConfirmTimeout):
             await publisher.flush(timeout=SOON)
-    assert len([item for item in gc.get_objects() if isinstance(item, Wait)]) <= 1
+    assert len([item for item in gc.get_objects() if isinstance(item, ConfirmFuture)]) <= 1
     link.confirm(0)
     await publisher.flush()

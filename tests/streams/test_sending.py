@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
-from stream_wire import confirm, read_publish, refuse
 
 import rbfly.streams as rbs
-from rbfly.streams._engine import Engine
-from rbfly.streams.closing import Closing
+from rbfly.net.closing import Closing
+from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
 from rbfly.streams.types import PublisherInfo
+from tests.stream_wire import confirm, read_publish, refuse
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
 
@@ -54,7 +54,7 @@ class Link(Engine):
         self.feed(refuse(3, [(publish_id, 0x0F) for publish_id in ids]))
 
 
-class Topology:
+class Cluster:
     def __init__(self) -> None:
         self.generation = 0
         self.on_close: dict[object, Any] = {}
@@ -66,7 +66,7 @@ class Topology:
 
 def attach(cls: type[P], link: Link) -> P:
     publisher = cls(3, PublisherInfo('stream'), object(), 0)
-    publisher._attach(Topology(), link)  # type: ignore[arg-type]
+    publisher._attach(Cluster(), link)  # type: ignore[arg-type]
     return publisher
 
 
@@ -352,7 +352,7 @@ async def test_error_of_going_on_is_told_each_time(task_factory: Any) -> None:
     world = World(task_factory)
     world.publisher._end(StreamConnectionError('lost'))
     refuse = Mock(side_effect=StreamConnectionError('not here'))
-    world.publisher._topology.retry = refuse  # type: ignore[method-assign]
+    world.publisher._cluster.retry = refuse  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(StreamConnectionError, match='not here'):
             await world.publisher.send(b'x')

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from rbfly.streams.waiting import Room
+from rbfly.streams.waiting import WindowSemaphore
 
 
 class Window:
@@ -17,10 +17,10 @@ class Window:
         self.used = 0
         self.most = 0
         self.taken: deque[int] = deque()
-        self.room = Room(self.has_room)
+        self.room = WindowSemaphore(self.has_room)
 
     def has_room(self, amount: int) -> bool:
-        return self.used + self.room.granted + amount <= self.size
+        return self.used + self.room.reserved + amount <= self.size
 
     async def take(self, amount: int) -> None:
         if self.room.waiting or not self.has_room(amount):
@@ -60,7 +60,7 @@ async def test_first_come_first_served() -> None:
         steps.append(len(order))
     assert order == list(range(8))  # a small one does not pass a large one
     assert steps == [4, 4, 5, 6, 6, 7, 8, 8]
-    assert window.room.granted == 0
+    assert window.room.reserved == 0
     await asyncio.gather(*tasks)
 
 
@@ -87,7 +87,7 @@ async def test_room_of_one_that_was_cancelled_as_it_was_granted() -> None:
     await settle()
     assert first.cancelled()
     assert second.done()
-    assert (window.used, window.room.granted) == (1, 0)
+    assert (window.used, window.room.reserved) == (1, 0)
 
 
 async def test_cancelled_as_the_one_before_it_gives_way() -> None:
@@ -112,7 +112,7 @@ async def test_failure_reaches_all_who_wait() -> None:
     window.room.fail(KeyError('x'))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(item) for item in outcomes] == [KeyError, asyncio.CancelledError, KeyError]
-    assert (window.room.granted, len(window.room.waiting)) == (0, 0)
+    assert (window.room.reserved, len(window.room.waiting)) == (0, 0)
 
 
 async def test_those_who_gave_up_leave_nothing_behind() -> None:
@@ -143,5 +143,5 @@ async def test_thousands_of_tasks_some_of_them_cancelled(seed: int) -> None:
             await settle()
             assert window.taken or all(task.done() for task in tasks), 'somebody was forgotten'
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert (window.room.granted, len(window.room.waiting)) == (0, 0)
+    assert (window.room.reserved, len(window.room.waiting)) == (0, 0)
     assert window.most <= 50

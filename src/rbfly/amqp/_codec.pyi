@@ -1,7 +1,7 @@
 from typing import Any, Final
 
-from rbfly.amqp._message import MessageCtx
-from rbfly.types import AMQPBody
+from ..types import AMQPBody
+from ._message import MessageCtx
 
 __pyx_capi__: Final[dict[str, Any]]
 __test__: Final[dict[str, Any]]

@@ -1,4 +1,4 @@
-# VALUES room: one AMQP 1.0 value to one Python value.  No ABI promise between releases.
+# One AMQP 1.0 value to one Python value.  No ABI promise between releases.
 
 from libc.stdint cimport uint8_t
 

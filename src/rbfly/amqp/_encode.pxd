@@ -1,4 +1,4 @@
-# VALUES room: one Python value to one AMQP 1.0 value.  No ABI promise between releases.
+# One Python value to one AMQP 1.0 value.  No ABI promise between releases.
 
 from libc.stdint cimport uint8_t
 

@@ -1,4 +1,4 @@
-# VALUES room: what a message consists of (part 3 of the AMQP 1.0 specification).
+# What a message consists of (part 3 of the AMQP 1.0 specification).
 # No ABI promise between releases.
 
 from libc.stdint cimport uint8_t

@@ -1,4 +1,4 @@
-# VALUES room: the context of a message.
+# The context of a message.
 # No ABI promise between releases.
 
 from libc.stdint cimport uint8_t, uint64_t

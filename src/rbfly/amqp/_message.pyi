@@ -1,9 +1,9 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Protocol, final
 
-from rbfly.amqp._sections import AMQPHeader as AMQPHeader
-from rbfly.amqp._sections import AMQPProperties as AMQPProperties
-from rbfly.types import AMQPAnnotations, AMQPAppProperties, AMQPBody
+from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody
+from ._sections import AMQPHeader as AMQPHeader
+from ._sections import AMQPProperties as AMQPProperties
 
 __pyx_capi__: Final[dict[str, Any]]
 __test__: Final[dict[str, Any]]

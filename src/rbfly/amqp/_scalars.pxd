@@ -1,4 +1,4 @@
-# VALUES room: scalars as they are written.  No ABI promise between releases.
+# Scalars as they are written.  No ABI promise between releases.
 # What most values are is inline.
 
 from cpython.object cimport PyObject

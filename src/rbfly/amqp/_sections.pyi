@@ -5,7 +5,7 @@ from uuid import UUID
 
 from typing_extensions import disjoint_base
 
-from rbfly.amqp._types import Symbol, Timestamp
+from ._types import Symbol, Timestamp
 
 __pyx_capi__: Final[dict[str, Any]]
 __test__: Final[dict[str, Any]]

@@ -3,25 +3,23 @@
 from .. import error as _errors
 from ..amqp import AMQPHeader, MessageCtx, get_message_ctx, stream_message_ctx
 from ..error import *  # noqa: F403
+from ..net.uri import AuthMechanism
+from ..protocol._batch import MessageBatch
+from ..protocol.compression import Compression
+from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
-from . import error as _stream_errors
-from ._batch import MessageBatch
-from .batch import (
+from .client import StreamsClient, connection, streams_client
+from .publisher import Publisher, PublisherBin
+from .publisher_batch import (
     PublisherBatch,
     PublisherBatchFast,
     PublisherBatchLimit,
     PublisherBatchMem,
     PublisherBinBatch,
 )
-from .client import StreamsClient, connection, streams_client
-from .compression import Compression
-from .error import *  # noqa: F403
-from .offset import Offset, OffsetType
-from .publisher import Publisher, PublisherBin
-from .subscriber import Subscription
+from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, StreamStats
-from .uri import AuthMechanism
 from .waiting import Confirmation
 
 Subscriber = Subscription  # its name in RbFly 0.x
@@ -61,4 +59,3 @@ __all__ = [
 ]
 # Every error: what is raised here can be caught here.
 __all__ += _errors.__all__
-__all__ += _stream_errors.__all__

@@ -1,8 +1,8 @@
-"""USER room: publishers under the module name that programs written for RbFly 0.x know."""
+"""Publishers under the module name that programs written for RbFly 0.x know."""
 
-from .batch import PublisherBatchFast, PublisherBatchLimit, PublisherBinBatch
 from .client import StreamsClient
 from .publisher import Publisher, PublisherBin
+from .publisher_batch import PublisherBatchFast, PublisherBatchLimit, PublisherBinBatch
 
 __all__ = [
     'Publisher',

@@ -1,10 +1,10 @@
-# USER room: what publishers do for each message.  No ABI promise between releases.
+# What publishers do for each message.  No ABI promise between releases.
 
-from rbfly.streams._frames cimport Waiter
-from rbfly.streams._publish cimport PublishWindow
+from rbfly.protocol._frames cimport PendingConfirms
+from rbfly.protocol._publish cimport PublishWindow
 
 
-cdef class Wait(Waiter):
+cdef class ConfirmFuture(PendingConfirms):
     cdef readonly object _loop
     cdef object callback            # of the task that awaits this
     cdef object context
@@ -18,34 +18,34 @@ cdef class Wait(Waiter):
     cdef int _call_soon(self) except -1
 
 
-cdef class Group(Waiter):
+cdef class ConfirmGroup(PendingConfirms):
     cdef object loop
     cdef list waits                 # of the tasks that await it
     cdef readonly bint settled
     cdef readonly object error
 
 
-cdef class RoomState:
-    cdef public Py_ssize_t granted
+cdef class SemaphoreState:
+    cdef public Py_ssize_t reserved
     cdef public object waiting
 
 
-cdef class Sender:
+cdef class PublisherCore:
     cdef public PublishWindow _window
     cdef public object _error
     cdef public bint _closed
     cdef public bint _scheduled
     cdef public object _loop
     cdef public object _connection
-    cdef public RoomState _room
+    cdef public SemaphoreState _room
     cdef public object _confirmed   # a future that is done
     cdef unsigned long _thread      # that the loop runs in
     cdef list _woken                # who is woken in this turn of the loop
 
     cdef int _check_loop(self) except -1
-    cdef Wait _put(self, object message)
-    cdef int _confirm(self, Wait wait) except -1
+    cdef ConfirmFuture _put(self, object message)
+    cdef int _confirm(self, ConfirmFuture wait) except -1
 
 
-cdef class BatchInput(Sender):
-    cdef public Group _waiter       # of the batch that is being filled
+cdef class BatchCore(PublisherCore):
+    cdef public ConfirmGroup _waiter       # of the batch that is being filled

@@ -6,13 +6,13 @@ from typing import Any, final
 from typing_extensions import disjoint_base
 
 from ..amqp import MessageCtx
+from ..net.connection import Connection
+from ..protocol._frames import PendingConfirms
+from ..protocol._publish import PublishWindow
 from ..types import AMQPBody
-from ._frames import Waiter
-from ._publish import PublishWindow
-from .connection import Connection
 
 @final
-class Wait(Waiter):
+class ConfirmFuture(PendingConfirms):
     _asyncio_future_blocking: bool
     @property
     def _loop(self) -> asyncio.AbstractEventLoop: ...
@@ -27,24 +27,25 @@ class Wait(Waiter):
     def set_exception(self, error: Exception) -> None: ...
 
 @final
-class Group(Waiter):
+class ConfirmGroup(PendingConfirms):
     @property
     def settled(self) -> bool: ...
     @property
     def error(self) -> Exception | None: ...
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None: ...
-    def wait(self) -> Wait: ...
+    def wait(self) -> ConfirmFuture: ...
     def done(self) -> bool: ...
     def set_result(self, result: None) -> None: ...
     def set_exception(self, error: Exception) -> None: ...
 
 @disjoint_base
-class RoomState:
+class SemaphoreState:
+    reserved: int
     granted: int
     waiting: Any
 
 @disjoint_base
-class Sender:
+class PublisherCore:
     _window: PublishWindow
     _error: Exception | None
     _closed: bool
@@ -53,14 +54,14 @@ class Sender:
     _connection: Connection | None
     _room: Any
     _confirmed: asyncio.Future[None]
-    def _begin(self, message: AMQPBody | MessageCtx) -> Wait | None: ...
-    def _put_wait(self, message: AMQPBody | MessageCtx) -> Wait: ...
+    def _begin(self, message: AMQPBody | MessageCtx) -> ConfirmFuture | None: ...
+    def _put_wait(self, message: AMQPBody | MessageCtx) -> ConfirmFuture: ...
     def _schedule(self) -> None: ...
     def _write(self) -> None: ...
-    def _on_settled(self, done: list[Waiter]) -> None: ...
+    def _on_settled(self, done: list[PendingConfirms]) -> None: ...
     def _wake(self) -> None: ...
 
 @disjoint_base
-class BatchInput(Sender):
-    _waiter: Group
+class BatchCore(PublisherCore):
+    _waiter: ConfirmGroup
     def batch(self, message: AMQPBody | MessageCtx) -> None: ...

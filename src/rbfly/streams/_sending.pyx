@@ -1,14 +1,14 @@
-"""USER room: what publishers do for each message and for each confirm, compiled.
+"""What publishers do for each message and for each confirm, compiled.
 
-A task that awaits confirms awaits a `Wait`, which has of a future what a task needs.  All tasks
+A task that awaits confirms awaits a `ConfirmFuture`, which has of a future what it needs.  All
 whose confirms came at once are woken by one callback of the loop, in their order.
 """
 
 cimport cython
 from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 
-from rbfly.streams._frames cimport Waiter
-from rbfly.streams._publish cimport PublishWindow
+from rbfly.protocol._frames cimport PendingConfirms
+from rbfly.protocol._publish cimport PublishWindow
 
 from asyncio import CancelledError, _get_running_loop
 
@@ -17,7 +17,7 @@ cdef extern from 'Python.h':
 
 
 @cython.final
-cdef class Wait(Waiter):
+cdef class ConfirmFuture(PendingConfirms):
     """What one task awaits: the confirm of its message, or of a group.
 
     To asyncio this is a future that nobody else can see.
@@ -105,7 +105,7 @@ cdef class Wait(Waiter):
 
 
 @cython.final
-cdef class Group(Waiter):
+cdef class ConfirmGroup(PendingConfirms):
     """Messages that are waited for together: their outcome, and who waits for it.
 
     :param loop: the event loop of those who wait.
@@ -119,10 +119,10 @@ cdef class Group(Waiter):
 
     def wait(self):
         """What a task awaits until all are settled; `error` is None if they were confirmed."""
-        cdef Wait wait = Wait.__new__(Wait)
+        cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
         wait._loop = self.loop
         wait.settled = self.settled
-        while self.waits and (<Wait> self.waits[len(self.waits) - 1]).settled:
+        while self.waits and (<ConfirmFuture> self.waits[len(self.waits) - 1]).settled:
             self.waits.pop()        # given up
         self.waits.append(wait)
         return wait
@@ -133,23 +133,23 @@ cdef class Group(Waiter):
     def set_result(self, result):
         self.settled = True
         for wait in self.waits:
-            if not (<Wait> wait).settled:
-                (<Wait> wait)._finish(None)
+            if not (<ConfirmFuture> wait).settled:
+                (<ConfirmFuture> wait)._finish(None)
 
     def set_exception(self, error):
         self.error = error
         self.set_result(None)
 
 
-cdef class RoomState:
+cdef class SemaphoreState:
     """Of room that tasks wait for: what is looked at for every message.
 
-    :ivar granted: room that was given to tasks and that they have not used yet.
+    :ivar reserved: room that was given to tasks and that they have not used yet.
     :ivar waiting: who waits, in order.
     """
 
 
-cdef class Sender:
+cdef class PublisherCore:
     """State of a publisher that is looked at for every message."""
 
     def __cinit__(self, *args, **kwargs):
@@ -160,7 +160,7 @@ cdef class Sender:
     def _begin(self, message):
         """Put a message into the window if there is room; gives what to await, or None."""
         cdef PublishWindow window = self._window
-        cdef RoomState room = self._room
+        cdef SemaphoreState room = self._room
         if self._closed or self._error is not None:
             self._check()
         # Once in a turn of the loop is enough: in its thread there is no other until it ends.
@@ -168,7 +168,7 @@ cdef class Sender:
             self._check_loop()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
-            or room.granted
+            or room.reserved
             or room.waiting
             or self._connection is not None and self._connection.paused
         ):
@@ -188,8 +188,8 @@ cdef class Sender:
         return self._put(message)
 
     @cython.final
-    cdef Wait _put(self, object message):
-        cdef Wait wait = Wait.__new__(Wait)
+    cdef ConfirmFuture _put(self, object message):
+        cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
         wait._loop = self._loop
         wait.sealed = True
         self._window._append(message, wait)
@@ -229,14 +229,14 @@ cdef class Sender:
         try:
             for waiter in done:
                 n += 1
-                if (<Waiter> waiter).errors is not None:
+                if (<PendingConfirms> waiter).errors is not None:
                     self._settle(waiter, None)
-                elif type(waiter) is Wait:
-                    self._confirm(<Wait> waiter)
-                elif type(waiter) is Group:
-                    (<Group> waiter).settled = True
-                    for wait in (<Group> waiter).waits:
-                        self._confirm(<Wait> wait)
+                elif type(waiter) is ConfirmFuture:
+                    self._confirm(<ConfirmFuture> waiter)
+                elif type(waiter) is ConfirmGroup:
+                    (<ConfirmGroup> waiter).settled = True
+                    for wait in (<ConfirmGroup> waiter).waits:
+                        self._confirm(<ConfirmFuture> wait)
                 else:
                     self._settle(waiter, None)
         finally:
@@ -256,7 +256,7 @@ cdef class Sender:
         self._after_settled()
 
     @cython.final
-    cdef int _confirm(self, Wait wait) except -1:
+    cdef int _confirm(self, ConfirmFuture wait) except -1:
         if not wait.settled:
             wait.settled = True
             self._woken.append(wait)
@@ -272,7 +272,7 @@ cdef class Sender:
         try:
             for wait in woken:
                 n += 1
-                (<Wait> wait)._wake(self._confirmed)
+                (<ConfirmFuture> wait)._wake(self._confirmed)
         finally:
             if n < len(woken):
                 self._woken = woken[n:] + self._woken
@@ -281,7 +281,7 @@ cdef class Sender:
                 self._write()
 
 
-cdef class BatchInput(Sender):
+cdef class BatchCore(PublisherCore):
     """What a batch publisher does for each message."""
 
     @cython.binding(False)

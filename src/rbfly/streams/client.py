@@ -1,4 +1,4 @@
-"""USER room: the client."""
+"""The client."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from ..amqp import get_message_ctx
-from ..error import RbFlyError
-from . import commands
-from .checks import check_integer, check_stream, check_timeout, check_type
-from .closing import can_wait
-from .commands import Command, Tune
-from .compression import Compression, compressor
-from .connection import Connection
-from .const import ResponseCode
-from .declaration import declare, delete_publisher
-from .error import (
+from ..checks import check_integer, check_stream, check_timeout, check_type
+from ..error import (
     ArgumentError,
     ArgumentTypeError,
     ProtocolError,
     PublisherError,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     protocol_error,
 )
+from ..net.closing import can_wait
+from ..net.cluster import Cluster, Settings
+from ..net.connection import Connection
+from ..net.uri import AuthMechanism, ConnectionInfo, parse_uri
+from ..protocol import commands
+from ..protocol.commands import Command, Tune
+from ..protocol.compression import Compression, compressor
+from ..protocol.const import ResponseCode
+from ..protocol.offset import Offset, OffsetType
+from .declaration import declare, delete_publisher
 from .feed import stored_offset
-from .offset import Offset, OffsetType
 from .publisher import BasePublisher, Publisher
-from .subscriber import Subscription
-from .topology import Settings, Topology
+from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
-from .uri import AuthMechanism, ConnectionInfo, parse_uri
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'connection', 'streams_client']
 
@@ -123,7 +123,7 @@ class StreamsClient:
     client that was closed connects again when it is used.
 
     It belongs to the event loop that it was used in first, until it is closed or that loop ends:
-    in another thread or a forked child it raises :class:`~rbfly.streams.error.EventLoopError`.
+    in another thread or a forked child it raises :class:`~rbfly.error.EventLoopError`.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class StreamsClient:
         if 0 < frame_max < FRAME_MIN:
             raise ArgumentError(f'frame_max must be 0 or at least {FRAME_MIN}, not {frame_max}')
         check_type('load_balancer', load_balancer, bool)
-        self._topology = Topology(
+        self._cluster = Cluster(
             Settings(
                 infos,
                 auth_mechanism,
@@ -175,14 +175,14 @@ class StreamsClient:
         self._names: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f'<StreamsClient {", ".join(str(i) for i in self._topology.settings.infos)}>'
+        return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
 
     # -- connection
 
     @property
     def connected(self) -> bool:
         """True if a connection is open."""
-        return self._topology.connected
+        return self._cluster.connected
 
     async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
         """An open connection, made if there is none.
@@ -191,17 +191,17 @@ class StreamsClient:
         """
         if not wait_connected and not self.connected:
             raise StreamConnectionError('the client is not connected')
-        return await self._topology.locator()
+        return await self._cluster.locator()
 
     async def disconnect(self) -> None:
         """Close every connection; silent if there is none.  The client can be used again.
 
         The broker is waited for within `close_timeout`.
         """
-        await self._topology.close()
+        await self._cluster.close()
 
     async def __aenter__(self) -> Self:
-        self._topology.check_loop()
+        self._cluster.check_loop()
         self._users += 1
         return self
 
@@ -216,7 +216,7 @@ class StreamsClient:
             if can_wait(kind):
                 await self.disconnect()
             else:
-                await self._topology.close(wait=False)
+                await self._cluster.close(wait=False)
 
     # -- streams
 
@@ -253,7 +253,7 @@ class StreamsClient:
                 arguments[key] = str(value)
 
         check_stream(stream)
-        check_folder(stream, [info.virtual_host for info in self._topology.settings.infos])
+        check_folder(stream, [info.virtual_host for info in self._cluster.settings.infos])
         integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
         check_type('max_age', max_age, timedelta, None)
         if max_age is not None:
@@ -291,8 +291,8 @@ class StreamsClient:
 
     async def _manage(self, command: Command[None]) -> None:
         """A request that may take the broker long."""
-        limit = self._topology.settings.request_timeout
-        connection = await self._topology.manager()
+        limit = self._cluster.settings.request_timeout
+        connection = await self._cluster.manager()
         await connection.request(command, max(limit, MANAGE_TIMEOUT) if limit else 0)
 
     async def stream_exists(self, stream: str) -> bool:
@@ -301,7 +301,7 @@ class StreamsClient:
         :raises ProtocolError: the broker refused to tell.
         """
         check_stream(stream)
-        locator = await self._topology.locator()
+        locator = await self._cluster.locator()
         found = (await locator.request(commands.Metadata((stream,)))).get(stream)
         if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
             return False
@@ -316,7 +316,7 @@ class StreamsClient:
         :raises ProtocolError: the broker refused.
         """
         check_stream(stream)
-        locator = await self._topology.locator()
+        locator = await self._cluster.locator()
         found = await locator.request(commands.StreamStats(stream))
 
         def position(key: str) -> int | None:
@@ -412,9 +412,9 @@ class StreamsClient:
                 raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
             self._names.add(key)
         try:
-            retry = self._topology.retry()
+            retry = self._cluster.retry()
             async with retry:
-                connection, publisher_id, last_id = await declare(self._topology, info, retry)
+                connection, publisher_id, last_id = await declare(self._cluster, info, retry)
             try:
                 if last_id == ID_MAX:
                     raise PublisherError(
@@ -423,7 +423,7 @@ class StreamsClient:
                     )
                 publisher = cls(publisher_id, info, self, last_id + 1)
                 if isinstance(publisher, BasePublisher):
-                    publisher._attach(self._topology, connection)
+                    publisher._attach(self._cluster, connection)
             except BaseException:
                 delete_publisher(connection, publisher_id)
                 raise
@@ -490,7 +490,7 @@ class StreamsClient:
         if filter is not None:
             check_filter(filter)
         return Subscription(
-            self._topology,
+            self._cluster,
             stream,
             offset,
             filter,
@@ -518,7 +518,7 @@ class StreamsClient:
         if value is None:
             value = get_message_ctx().stream_offset
         frame = commands.store_offset(reference, stream, value)
-        locator = await self._topology.locator()
+        locator = await self._cluster.locator()
         locator.write(frame)
 
     async def read_offset(self, stream: str, reference: str) -> int | None:
@@ -526,7 +526,7 @@ class StreamsClient:
         check_stream(stream)
         check_type('reference', reference, str)
         commands.reference(reference, 'offset reference')
-        return await stored_offset(await self._topology.locator(), stream, reference)
+        return await stored_offset(await self._cluster.locator(), stream, reference)
 
 
 def check_folder(stream: str, vhosts: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""USER room: the declaration of a publisher on a connection: made, made again, removed."""
+"""The declaration of a publisher on a connection: made, made again, removed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ..error import RbFlyError
-from . import commands
-from .const import Key
-from .retry import Retry, can_retry
-from .topology import Topology
+from ..net.cluster import Cluster
+from ..net.retry import Retry, can_retry
+from ..protocol import commands
+from ..protocol.const import Key
 from .types import PublisherInfo
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from ..net.connection import Connection
 
 __all__ = ['declare', 'delete_publisher']
 
 
 async def declare(
-    topology: Topology, info: PublisherInfo, retry: Retry, *, again: bool = False
+    cluster: Cluster, info: PublisherInfo, retry: Retry, *, again: bool = False
 ) -> tuple[Connection, int, int]:
     """Declare a publisher: its connection, its id there, and the last publishing id of its name.
 
     :param again: it was declared before.
     """
     while True:
-        connection = await topology.publishing(info.stream, retry)
+        connection = await cluster.publishing(info.stream, retry)
         retry.on_step(f'declaring a publisher of stream {info.stream!r}')
         publisher_id = connection.publisher_ids.pop()
         last_id = 0

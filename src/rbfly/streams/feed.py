@@ -1,4 +1,4 @@
-"""USER room: the broker's side of a subscription.
+"""The broker's side of a subscription.
 
     idle -- start() -> opening (a task) -> open -- lost, moved --> idle
 
@@ -15,19 +15,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
-from ..error import RbFlyError
-from . import commands
-from ._chunk import ChunkQueue
-from .connection import disconnected
-from .const import Key, ResponseCode
-from .error import EventLoopError, FrameError, ProtocolError, StreamConnectionError
-from .offset import Offset, OffsetType
-from .retry import STABLE, Retry, can_retry
+from ..error import EventLoopError, FrameError, ProtocolError, RbFlyError, StreamConnectionError
+from ..net.connection import disconnected
+from ..net.retry import STABLE, Retry, can_retry
+from ..protocol import commands
+from ..protocol._chunk import ChunkQueue
+from ..protocol.const import Key, ResponseCode
+from ..protocol.offset import Offset, OffsetType
 from .tracking import chunk_ids
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .topology import Topology
+    from ..net.cluster import Cluster
+    from ..net.connection import Connection
     from .tracking import Tracker
 
 __all__ = ['Feed', 'stored_offset']
@@ -54,7 +53,7 @@ class Feed:
 
     def __init__(
         self,
-        topology: Topology,
+        cluster: Cluster,
         stream: str,
         offset: Offset,
         properties: Mapping[str, str],
@@ -66,7 +65,7 @@ class Feed:
         self.error: Exception | None = None
         self.tracker: Tracker | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self._topology = topology
+        self._cluster = cluster
         self._offset = self._wanted = offset
         self._properties = properties
         self._credit = credit
@@ -103,7 +102,7 @@ class Feed:
         """
         self._forget()
         self._loop = asyncio.get_running_loop()
-        self._topology.on_close[self] = self._on_close
+        self._cluster.on_close[self] = self._on_close
         self._task = asyncio.Task(self._run(position), loop=self._loop)  # never an eager one
 
     def start_over(self) -> None:
@@ -133,14 +132,14 @@ class Feed:
     def write(self, frame: bytes) -> bool:
         """Store an offset by a frame; false if it has no connection, or another stream perhaps."""
         connection = self._connection
-        if connection is None or not connection.is_open or self._queue.last.doubt:
+        if connection is None or not connection.is_open or self._queue.last_chunk.doubt:
             return False
         connection.write(frame)
         return True
 
     def close(self) -> asyncio.Future[bytes] | None:
         """End it; the future, if there is one, is done when the broker has answered."""
-        self._topology.on_close.pop(self, None)
+        self._cluster.on_close.pop(self, None)
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -159,7 +158,7 @@ class Feed:
         """Call a function in the event loop that it was started in: now, if this is its thread."""
         loop = self._loop
         if loop is None or loop.is_closed():
-            self._topology.on_close.pop(self, None)
+            self._cluster.on_close.pop(self, None)
             return
         try:
             inside = asyncio.get_running_loop() is loop
@@ -192,13 +191,13 @@ class Feed:
         lost, self._lost = self._lost, None
         self._position = position
         if self._retry is None:
-            self._retry, lost = self._topology.retry(), None
+            self._retry, lost = self._cluster.retry(), None
         retry = self._retry
         async with retry:
             if lost is not None:
                 await retry.wait(lost)
             while True:
-                connection = await self._topology.consuming(self.stream, retry)
+                connection = await self._cluster.consuming(self.stream, retry)
                 retry.on_step(f'subscribing to stream {self.stream!r}')
                 try:
                     await self._subscribe(connection, position)
@@ -246,8 +245,8 @@ class Feed:
         """What offset to ask the broker for; the queue is told what to drop."""
         queue = self._queue
         if position is not None:
-            queue.rewind(position, queue.after)
-            if queue.last.id < 0:
+            queue.rewind(position, queue.skip_through_chunk)
+            if queue.last_chunk.id < 0:
                 return Offset.offset(position)  # all that came was damaged
             return await self._seek(connection)
         if self._offset.type == OffsetType.REFERENCE:
@@ -267,7 +266,7 @@ class Feed:
                 if offset.type == OffsetType.NEXT and committed is not None and committed >= 0:
                     # The last chunk is taken along, and dropped: see LastChunk.
                     queue.rewind(0, committed)
-                    queue.last.presume(committed, round((time.time() + SKEW) * 1000))
+                    queue.last_chunk.presume(committed, round((time.time() + SKEW) * 1000))
                     return Offset.LAST
             elif offset.type == OffsetType.NEXT and committed >= 0:
                 queue.rewind(0, committed)
@@ -282,7 +281,7 @@ class Feed:
 
     async def _seek(self, connection: Connection) -> Offset:
         """Where the chunk that was read last is to be found, if the stream is the same."""
-        offset = self._queue.last.seek(*await chunk_ids(connection, self.stream))
+        offset = self._queue.last_chunk.seek(*await chunk_ids(connection, self.stream))
         return Offset.FIRST if offset < 0 else Offset.offset(offset)
 
     # -- a broker that has lost its reader without knowing
@@ -295,7 +294,7 @@ class Feed:
         assert connection is not None
         if self._properties or not connection.knows_optional:
             return  # what is filtered may well be silent
-        heard = self._queue.last.id
+        heard = self._queue.last_chunk.id
         if heard != self._heard:
             self._heard, self._silence, self._over = heard, SILENCE, False
         elif self._lacking is not None:
@@ -336,8 +335,8 @@ class Feed:
         queue = self._queue
         if self._settled is None and self._offset.type == OffsetType.TIMESTAMP:
             self._settled = committed  # it may lie before that time
-        wanted = max(queue.last.id + 1, queue.after + 1, queue.start)
-        if -1 < committed != self._settled and (committed >= wanted or queue.last.doubt):
+        wanted = max(queue.last_chunk.id + 1, queue.skip_through_chunk + 1, queue.skip_before)
+        if -1 < committed != self._settled and (committed >= wanted or queue.last_chunk.doubt):
             self._lacking = committed
             self.timer.cancel()
             self.timer = asyncio.get_running_loop().call_later(GRACE, self._on_silence)

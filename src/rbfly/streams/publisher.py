@@ -1,4 +1,4 @@
-"""USER room: publishers.
+"""Publishers.
 
 Ids are given and values are encoded when a message enters the outgoing frame, never after an
 await; the window below keeps what is unconfirmed and tells whose messages are settled.
@@ -13,17 +13,8 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..types import AMQPBody
-from ._entry import SubEntry
-from ._frames import Waiter
-from ._publish import PublishWindow
-from ._sending import Group, Sender
-from .checks import check_timeout
-from .closing import answered
-from .compression import compressor
-from .connection import disconnected
-from .declaration import declare, delete_publisher
-from .error import (
+from ..checks import check_timeout
+from ..error import (
     ArgumentTypeError,
     ConfirmTimeout,
     EventLoopError,
@@ -31,12 +22,21 @@ from .error import (
     RoomTimeout,
     StreamConnectionError,
 )
-from .retry import STABLE, Retry
-from .topology import Topology
+from ..net.closing import answered
+from ..net.cluster import Cluster
+from ..net.connection import disconnected
+from ..net.retry import STABLE, Retry
+from ..protocol._entry import SubEntry
+from ..protocol._frames import PendingConfirms
+from ..protocol._publish import PublishWindow
+from ..protocol.compression import compressor
+from ..types import AMQPBody
+from ._sending import ConfirmGroup, PublisherCore
+from .declaration import declare, delete_publisher
 from .types import MessageCtx, PublisherInfo
 from .waiting import (
     Confirmation,
-    Room,
+    WindowSemaphore,
     deadline,
     in_time,
     of_message,
@@ -45,7 +45,7 @@ from .waiting import (
 )
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from ..net.connection import Connection
 
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
 
@@ -57,7 +57,7 @@ CHECK = 100_000  # messages whose publish ids are looked at in a turn
 FAILED = 1000  # failures kept before those that were seen are sorted out
 
 
-class BasePublisher(Sender):
+class BasePublisher(PublisherCore):
     """What all publishers share; made by :meth:`StreamsClient.publisher`.
 
     :ivar name: name for deduplication, empty for none.
@@ -76,7 +76,7 @@ class BasePublisher(Sender):
         self._client = client
         self._first_id = message_id
         self._window: PublishWindow = None  # type: ignore[assignment]  # set by _attach
-        self._topology: Topology = None  # type: ignore[assignment]
+        self._cluster: Cluster = None  # type: ignore[assignment]
         self._generation = 0
         self._connection: Connection | None = None  # None while it is being replaced
         self._recovery: asyncio.Task[None] | None = None
@@ -90,10 +90,10 @@ class BasePublisher(Sender):
         self._ended = asyncio.Event()  # closing it
         # None once it is declared: what is compiled relies on the window.
         self._error: Exception | None = PublisherError('the publisher is not declared')
-        self._room = Room(self._has_room)
+        self._room = WindowSemaphore(self._has_room)
         self._idle: asyncio.Future[None] | None = None
         # Those who wait for a message of an asynchronous iterator, and what ends the wait.
-        self._pouring: dict[Group, asyncio.Timeout] = {}
+        self._receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
 
     @property
     def message_id(self) -> int:
@@ -105,9 +105,9 @@ class BasePublisher(Sender):
 
     # -- connection
 
-    def _attach(self, topology: Topology, connection: Connection) -> None:
-        self._topology = topology
-        self._generation = topology.generation
+    def _attach(self, cluster: Cluster, connection: Connection) -> None:
+        self._cluster = cluster
+        self._generation = cluster.generation
         info = self._info
         block = None
         if info.sub_entry_size:
@@ -153,20 +153,20 @@ class BasePublisher(Sender):
     def _recover(self, error: StreamConnectionError) -> None:
         """Go on elsewhere: the connection was lost, or the broker has removed the publisher."""
         self._leave()
-        if self._topology.generation != self._generation:
+        if self._cluster.generation != self._generation:
             self._end(disconnected())
         elif self._closed and not self._window.unsettled:
             self._wake_idle()
         else:
             if self._retry is None or self._loop.time() > self._opened + STABLE:
-                self._retry = self._topology.retry()
+                self._retry = self._cluster.retry()
             self._declare_later(self._retry, error)
             logger.warning('%r: %s; declaring it again', self, error)
 
     def _declare_later(self, retry: Retry, error: StreamConnectionError | None) -> None:
         self._recovery = self._loop.create_task(self._declare_again(retry, error))
         self._recovery.add_done_callback(self._on_recovery_done)
-        self._topology.on_close[self] = self._on_disconnect
+        self._cluster.on_close[self] = self._on_disconnect
 
     async def _declare_again(self, retry: Retry, error: StreamConnectionError | None) -> None:
         try:
@@ -174,7 +174,7 @@ class BasePublisher(Sender):
                 if error is not None:
                     await retry.wait(error)
                 connection, self._id, _ = await declare(
-                    self._topology, self._info, retry, again=True
+                    self._cluster, self._info, retry, again=True
                 )
             done = self._window.replay(self._id, connection.frame_max)
         except Exception as ex:
@@ -204,7 +204,7 @@ class BasePublisher(Sender):
 
     def _stop_recovery(self) -> asyncio.Task[None] | None:
         # here, too: a task that is cancelled before it has begun does nothing at its end
-        self._topology.on_close.pop(self, None)
+        self._cluster.on_close.pop(self, None)
         recovery, self._recovery = self._recovery, None
         if recovery is None or recovery is asyncio.current_task():
             return None
@@ -213,11 +213,11 @@ class BasePublisher(Sender):
 
     def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise an error in all who wait; another one in those whose messages never left."""
-        for waiter in self._window.abandon():
+        for waiter in self._window.fail_pending():
             self._settle(waiter, unsent or error if waiter.unsent else error)
         self._room.fail(unsent or error)
         self._wake_idle()
-        for waiter, stop in self._pouring.items():
+        for waiter, stop in self._receiving.items():
             if not waiter.settled:
                 waiter.set_exception(error)
             self._end_wait(stop)
@@ -235,21 +235,21 @@ class BasePublisher(Sender):
             raise PublisherError(f'{self!r} is closed')
         if self._error is None:
             return
-        if self._topology is None:
+        if self._cluster is None:
             raise self._error.with_traceback(None)
-        if self._topology.generation != self._generation:
+        if self._cluster.generation != self._generation:
             raise disconnected()
-        self._retry = self._topology.retry()
+        self._retry = self._cluster.retry()
         self._error = None
         self._declare_later(self._retry, None)
 
     def _after_settled(self) -> None:
-        if self._pouring:
-            for waiter, stop in self._pouring.items():
+        if self._receiving:
+            for waiter, stop in self._receiving.items():
                 if waiter.errors:
                     self._end_wait(stop)
         window = self._window
-        if window.gone:
+        if window.needs_redeclare:
             if self._connection is not None:
                 self._recover(StreamConnectionError('the broker does not know it any more'))
         else:
@@ -259,7 +259,7 @@ class BasePublisher(Sender):
         if self._idle is not None and window.unsettled == 0:
             self._wake_idle()
 
-    def _settle(self, waiter: Waiter, error: Exception | None) -> None:
+    def _settle(self, waiter: PendingConfirms, error: Exception | None) -> None:
         if waiter.errors:
             error = publish_error(waiter)
         self._finish(waiter.future or waiter, error)
@@ -277,7 +277,7 @@ class BasePublisher(Sender):
 
     def _has_room(self, count: int) -> bool:
         window = self._window
-        used = window.unsettled + self._room.granted
+        used = window.unsettled + self._room.reserved
         return used + count <= window.max_unconfirmed and not self._is_paused()
 
     def _is_paused(self) -> bool:
@@ -313,13 +313,13 @@ class BasePublisher(Sender):
         if self._closed:
             await self._ended.wait()
             return
-        self._topology.check_loop()
+        self._cluster.check_loop()
         if self._loop.is_closed():  # and with it all who waited
             self._closed = True
             self._ended.set()
             return
         self._closed = True
-        closing = self._topology.closing
+        closing = self._cluster.closing
         try:
             async with closing.limit():
                 if self._error is None:
@@ -473,18 +473,18 @@ class Publisher(BasePublisher):
         self._check()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
             raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
-        waiter = Group(self._loop)
+        waiter = ConfirmGroup(self._loop)
         error: Exception | None = None
         late = False
         limit = asyncio.timeout(timeout or None)
         try:
             async with limit:
                 if isinstance(messages, AsyncIterable):
-                    error = await self._pour_until(aiter(messages), waiter)
+                    error = await self._send_aiter_until(aiter(messages), waiter)
                 else:
                     if isinstance(messages, list | tuple):
                         await self._check_ids(messages)
-                    error = await self._pour(iter(messages), waiter)
+                    error = await self._send_iter(iter(messages), waiter)
                 if not waiter.seal():
                     await waiter.wait()
         except TimeoutError:
@@ -508,8 +508,8 @@ class Publisher(BasePublisher):
             raise of_message(error, waiter.count)
         return waiter.count
 
-    async def _pour(
-        self, messages: Iterator[AMQPBody | MessageCtx], waiter: Group
+    async def _send_iter(
+        self, messages: Iterator[AMQPBody | MessageCtx], waiter: ConfirmGroup
     ) -> Exception | None:
         """Send what an iterator gives; the error of message `waiter.count`, if that ends it."""
         step = self._window.frame_entries  # whole frames
@@ -530,11 +530,13 @@ class Publisher(BasePublisher):
                 await asyncio.sleep(0)  # its time was up
         return None
 
-    def _fill(self, messages: Iterator[AMQPBody | MessageCtx], waiter: Waiter, step: int) -> bool:
+    def _fill(
+        self, messages: Iterator[AMQPBody | MessageCtx], waiter: PendingConfirms, step: int
+    ) -> bool:
         """Fill the window, for a short time; true if there may be more messages."""
         window = self._window
         end = monotonic() + TURN
-        room = window.max_unconfirmed - window.unsettled - self._room.granted
+        room = window.max_unconfirmed - window.unsettled - self._room.reserved
         goal = waiter.count + room - room % step
         more = True
         while more and waiter.count < goal and monotonic() < end:
@@ -547,23 +549,23 @@ class Publisher(BasePublisher):
                     break
         return more
 
-    async def _pour_until(
-        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Group
+    async def _send_aiter_until(
+        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: ConfirmGroup
     ) -> Exception | None:
-        """`_pour_async`; what fails meanwhile is not kept back until the next message comes."""
-        stop = self._pouring[waiter] = asyncio.timeout(None)
+        """`_send_aiter`; what fails meanwhile is not kept back until the next message comes."""
+        stop = self._receiving[waiter] = asyncio.timeout(None)
         try:
             async with stop:
-                return await self._pour_async(messages, waiter)
+                return await self._send_aiter(messages, waiter)
         except TimeoutError:
             if not stop.expired():
                 raise
         finally:
-            del self._pouring[waiter], stop  # it refers to the task
+            del self._receiving[waiter], stop  # it refers to the task
         return None  # the waiter knows what was refused, or lost
 
-    async def _pour_async(
-        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: Group
+    async def _send_aiter(
+        self, messages: AsyncIterator[AMQPBody | MessageCtx], waiter: ConfirmGroup
     ) -> Exception | None:
         """The same for an asynchronous iterator."""
         end = monotonic() + TURN

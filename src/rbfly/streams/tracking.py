@@ -1,4 +1,4 @@
-"""USER room: storing, now and then, how far a program has come in a stream."""
+"""Storing, now and then, how far a program has come in a stream."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..error import RbFlyError
-from . import commands
-from ._cursor import MessageCursor
-from .checks import check_integer, check_timeout, check_type
-from .error import StreamConnectionError, StreamDoesNotExist
+from ..checks import check_integer, check_timeout, check_type
+from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist
+from ..protocol import commands
+from ..protocol._cursor import MessageCursor
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .topology import Topology
+    from ..net.cluster import Cluster
+    from ..net.connection import Connection
 
 __all__ = ['OffsetTracking', 'Tracker', 'chunk_ids']
 
@@ -72,7 +71,7 @@ class Tracker:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         if tracking.every:
-            cursor.watch(-1)  # the first message tells from where to count
+            cursor.notify_at(-1)  # the first message tells from where to count
 
     def start(self) -> None:
         """Store from time to time from now on."""
@@ -100,14 +99,14 @@ class Tracker:
             self._stored = cursor.finished
         behind = cursor.unfinished
         if self.tracking.every and behind is not None:
-            cursor.watch(behind if lost else behind - 1 + self.tracking.every)
+            cursor.notify_at(behind if lost else behind - 1 + self.tracking.every)
 
     def on_lost(self) -> None:
         """The connection was lost, and with it what was written last, perhaps."""
         self._stored = None
         cursor = self._cursor()
         if self.tracking.every and cursor is not None:
-            cursor.watch(-1)
+            cursor.notify_at(-1)
 
     def pending(self, cursor: MessageCursor) -> bytes | None:
         """The frame that stores what is finished and is not stored yet."""
@@ -122,7 +121,7 @@ class Tracker:
             self._timer.cancel()
             self._timer = None
 
-    async def close(self, topology: Topology, *, wait: bool) -> None:
+    async def close(self, cluster: Cluster, *, wait: bool) -> None:
         """Store what is finished.
 
         :param wait: for a connection, if there is none, but not for long.
@@ -136,10 +135,10 @@ class Tracker:
         try:
             if not wait:
                 raise StreamConnectionError('no connection')
-            async with topology.closing.limit():
-                connection = await topology.locator()
+            async with cluster.closing.limit():
+                connection = await cluster.locator()
                 _, committed = await chunk_ids(connection, self.stream)
-                if committed is not None and committed < cursor.queue.last.id:
+                if committed is not None and committed < cursor.queue.last_chunk.id:
                     raise StreamDoesNotExist(self.stream, 'was created anew: it ends before that')
                 connection.write(data)
         except (RbFlyError, TimeoutError) as ex:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
-from .compression import Compression
-from .error import PublishErrorInfo
-from .offset import Offset
+from ..error import PublishErrorInfo
+from ..protocol.compression import Compression
+from ..protocol.offset import Offset
 
 __all__ = [
     'BloomFilterExtract',

@@ -1,4 +1,4 @@
-"""USER room: who waits for a publisher: for room, and for confirms."""
+"""Who waits for a publisher: for room, and for confirms."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from ._frames import Waiter
-from ._sending import RoomState, Wait
-from .checks import check_timeout
-from .error import PublishError, PublishErrorInfo
+from ..checks import check_timeout
+from ..error import PublishError, PublishErrorInfo
+from ..protocol._frames import PendingConfirms
+from ._sending import ConfirmFuture, SemaphoreState
 
 __all__ = [
     'Confirmation',
-    'Room',
+    'WindowSemaphore',
     'deadline',
     'in_time',
     'of_message',
@@ -29,7 +29,7 @@ def deadline(timeout: float) -> float | None:
     return asyncio.get_running_loop().time() + timeout if timeout else None
 
 
-async def in_time(future: asyncio.Future[None] | Wait, until: float | None) -> bool:
+async def in_time(future: asyncio.Future[None] | ConfirmFuture, until: float | None) -> bool:
     """Await what no other task awaits; false if it was not settled before `until`.
 
     Unlike `asyncio.timeout` this is in no cycle with the task, which goes with its last reference.
@@ -46,27 +46,27 @@ async def in_time(future: asyncio.Future[None] | Wait, until: float | None) -> b
     return not over
 
 
-def expire(future: asyncio.Future[None] | Wait, over: list[bool]) -> None:
+def expire(future: asyncio.Future[None] | ConfirmFuture, over: list[bool]) -> None:
     if not future.done():
         over.append(True)
         future.set_result(None)
 
 
-class Room(RoomState):
+class WindowSemaphore(SemaphoreState):
     """Who waits for room in a window or in a batch: first come, first served.
 
     :param has_room: whether what a task asks for is free; room that was granted counts as used.
-    :ivar granted: room that was given to tasks and that they have not used yet.
+    :ivar reserved: room that was given to tasks and that they have not used yet.
     :ivar waiting: who waits, in order, with what each asks for and is to be granted.
     """
 
     __slots__ = ('_given', '_has_room')
 
     def __init__(self, has_room: Callable[[int], bool]) -> None:
-        self.granted = 0
+        self.reserved = 0
         self._has_room = has_room
-        self.waiting: OrderedDict[Wait, tuple[int, int]] = OrderedDict()
-        self._given: set[Wait] = set()
+        self.waiting: OrderedDict[ConfirmFuture, tuple[int, int]] = OrderedDict()
+        self._given: set[ConfirmFuture] = set()
 
     async def wait(self, asked: int, amount: int, until: float | None = None) -> bool:
         """Wait for room; what is not used of it is given on by `grant`.
@@ -76,7 +76,7 @@ class Room(RoomState):
         :param until: when to give up, by the clock of the loop; None for never.
         :returns: whether there is room.
         """
-        wait = Wait(asyncio.get_running_loop())
+        wait = ConfirmFuture(asyncio.get_running_loop())
         self.waiting[wait] = (asked, amount)
         in_use = False
         try:
@@ -85,7 +85,7 @@ class Room(RoomState):
             self.waiting.pop(wait, None)
             if wait in self._given:
                 self._given.remove(wait)
-                self.granted -= amount
+                self.reserved -= amount
             if not in_use:  # perhaps it was granted in the turn in which this was cancelled
                 self.grant()
         return in_use
@@ -100,7 +100,7 @@ class Room(RoomState):
                     break
                 wait.set_result(None)
                 self._given.add(wait)
-                self.granted += amount
+                self.reserved += amount
             del waiting[wait]
 
     def fail(self, error: Exception) -> None:
@@ -152,7 +152,7 @@ class Confirmation(asyncio.Future[None]):
         self.failure = error
 
 
-def publish_error(waiter: Waiter) -> PublishError:
+def publish_error(waiter: PendingConfirms) -> PublishError:
     """The error of a waiter that had messages refused."""
     assert waiter.errors
     errors = sorted(waiter.errors)

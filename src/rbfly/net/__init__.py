@@ -1,0 +1,1 @@
+"""asyncio below the API: connections, which node to connect to, when to try again."""

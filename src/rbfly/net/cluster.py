@@ -1,0 +1,415 @@
+"""Which node to connect to, in which role.
+
+Publishing and consuming never share a connection: the broker's flow control for publishers stops
+reading, and everything else on that connection with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ..error import (
+    ConnectTimeout,
+    EventLoopError,
+    FrameError,
+    ProtocolError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    TLSError,
+    protocol_error,
+)
+from ..protocol import commands
+from ..protocol.commands import Broker, StreamMetadata, Tune
+from ..protocol.const import ResponseCode
+from .closing import Closing
+from .connection import Connection, call_each, disconnected
+from .retry import Retry
+from .uri import AuthMechanism, ConnectionInfo
+
+__all__ = ['Cluster', 'Role', 'Settings']
+
+ADDRESS_TIMEOUT = 10.0  # seconds for one address
+UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is another way
+UNUSED = 60.0  # seconds until a connection that nobody uses is closed
+
+
+class Role(Enum):
+    """What a connection is for."""
+
+    PUBLISH = 'publish'
+    CONSUME = 'consume'
+    MANAGE = 'manage'  # creating and deleting streams: may take long, and nothing waits behind it
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to connect.
+
+    :param infos: addresses, tried in turn.
+    :param connect_timeout: seconds until the first connect gives up; None for never.
+    :param reconnect_timeout: the same for a client that was connected before.
+    :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
+        connecting is repeated until it reaches the wanted one.
+    :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
+    :param close_timeout: seconds that closing may take; None or 0 for no limit.
+    """
+
+    infos: Sequence[ConnectionInfo]
+    auth_mechanism: AuthMechanism = AuthMechanism.PLAIN
+    connection_name: str = ''
+    connect_timeout: float | None = 30.0
+    reconnect_timeout: float | None = None
+    tune: Tune = Tune(0, 60)  # noqa: RUF009 - immutable
+    load_balancer: bool = False
+    request_timeout: float | None = 10.0
+    close_timeout: float | None = 10.0
+
+
+class WrongNodeError(StreamConnectionError):
+    """A load balancer has led to another node."""
+
+
+class Cluster:
+    """The connections of one client: one per node and role, more where its ids run out.
+
+    :ivar generation: how often it was closed; what belongs to an earlier one does not reconnect.
+    :ivar on_close: told when it is closed; for what is without connection at that time.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
+        self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
+        self._reached: dict[Broker, ConnectionInfo] = {}
+        self._unreachable: dict[Broker, float] = {}  # until when
+        self._failed: dict[ConnectionInfo, float] = {}  # when
+        self._established = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unused: dict[Connection, int] = {}  # with what they had been asked so far
+        self._sweepings: set[asyncio.Task[None]] = set()
+        self.generation = 0
+        self.closing = Closing(settings.close_timeout, self._connections)
+        self._ended: asyncio.Event | None = None  # of the task that closes it
+        self.on_close: dict[object, Callable[[], None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __del__(self) -> None:
+        left = [item for group in self._connections.values() for item in group if item.is_open]
+        if left:
+            for connection in left:
+                connection.abort_soon()
+            text = 'unclosed client of ' + ', '.join(str(info) for info in self.settings.infos)
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    @property
+    def connected(self) -> bool:
+        """True if any connection is open."""
+        return any(self._open(role) for role in Role)
+
+    def check_loop(self) -> None:
+        """Check that nobody else uses it: another event loop may, when that has ended.
+
+        :raises EventLoopError: another one runs, or has connections open.
+        """
+        loop = self._loop
+        if loop is None or loop is asyncio._get_running_loop() or loop.is_closed():
+            return
+        if loop.is_running() or self.connected:
+            raise EventLoopError('the client belongs to another event loop, which is not closed')
+
+    def retry(self) -> Retry:
+        """How long to try, for a call or an outage that begins now.
+
+        :raises EventLoopError: the client belongs to another event loop.
+        :raises StreamConnectionError: the client is being disconnected.
+        """
+        self.check_loop()
+        settings = self.settings
+        generation = self.generation
+
+        def check() -> None:
+            if self._ended is not None or self.generation != generation:
+                raise disconnected()
+
+        check()
+        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
+        return Retry(limit or None, ', '.join(map(str, settings.infos)), check)
+
+    async def locator(self) -> Connection:
+        """A connection for requests that any node answers."""
+        retry = self.retry()
+        async with retry:
+            return await self._locator(retry)
+
+    async def manager(self) -> Connection:
+        """A connection for requests that may take long."""
+        retry = self.retry()
+        async with retry:
+            return await self._get(Role.MANAGE, None, retry)
+
+    async def publishing(self, stream: str, retry: Retry) -> Connection:
+        """A connection with a free publisher id to the leader of a stream.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        return await self._to_member(Role.PUBLISH, stream, retry)
+
+    async def consuming(self, stream: str, retry: Retry) -> Connection:
+        """A connection with a free subscription id to a replica of a stream, or its leader.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        return await self._to_member(Role.CONSUME, stream, retry)
+
+    async def _locator(self, retry: Retry) -> Connection:
+        if self._loop is asyncio.get_running_loop():
+            for connection in self._open(Role.CONSUME):
+                return connection
+            for connection in self._open(Role.MANAGE):
+                if connection.is_unused:
+                    return connection
+        return await self._get(Role.CONSUME, None, retry)
+
+    async def _to_member(self, role: Role, stream: str, retry: Retry) -> Connection:
+        while True:
+            found = await self._locate(stream, retry)
+            assert found.leader is not None
+            node = found.leader
+            if role is Role.CONSUME and found.replicas:
+                node = random.choice(
+                    [*filter(self._is_reachable, found.replicas)] or found.replicas
+                )
+            try:
+                return await self._get(role, node, retry)
+            except WrongNodeError as ex:
+                error = ex
+            await retry.wait(error)  # and ask again: the wanted node may have gone
+
+    async def close(self, *, wait: bool = True) -> None:
+        """Close every connection; the cluster can be used again afterwards.
+
+        :param wait: for the broker's answers.
+        """
+        self.check_loop()
+        if self._ended is not None:  # another task is about it
+            if wait:
+                await self._ended.wait()
+            return
+        self._ended = ended = asyncio.Event()
+        connections = [item for group in self._connections.values() for item in group]
+        try:
+            self.generation += 1
+            call_each(asyncio.get_running_loop(), self.on_close)
+            self._established = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._unused.clear()
+            if wait:
+                try:
+                    async with self.closing.limit():
+                        await asyncio.gather(
+                            *(item.close(None) for item in connections), *self._sweepings
+                        )
+                except TimeoutError:
+                    pass
+            await asyncio.gather(*(item.close(0) for item in connections))
+        finally:
+            self._ended = None
+            ended.set()
+            for item in connections:
+                item.abort(disconnected())  # if this was cancelled before they closed
+            for role in Role:
+                self._open(role)  # forgets them
+
+    # -- nodes
+
+    async def _locate(self, stream: str, retry: Retry) -> StreamMetadata:
+        while True:
+            locator = await self._locator(retry)
+            retry.on_step(f'asking where stream {stream!r} is')
+            try:
+                metadata = await locator.request(commands.Metadata((stream,)))
+            except StreamConnectionError as ex:
+                if not ex.retriable:
+                    raise
+                await retry.wait(ex)
+                continue
+            found = metadata.get(stream)
+            if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+                raise StreamDoesNotExist(stream)
+            if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+                raise protocol_error(found.code, stream=stream)
+            if found.leader is not None:
+                return found
+            problem = f'stream {stream!r} has no leader'
+            await retry.wait(ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem))
+
+    def _is_reachable(self, node: Broker) -> bool:
+        return self._unreachable.get(node, 0.0) <= asyncio.get_running_loop().time()
+
+    def _open(self, role: Role) -> list[Connection]:
+        group = self._connections[role]
+        group[:] = [item for item in group if item.is_open]
+        return group
+
+    def _find(self, role: Role, node: Broker | None) -> Connection | None:
+        """An open connection with a free id: to a node, or to any for None."""
+        for connection in self._open(role):
+            ids = connection.publisher_ids if role is Role.PUBLISH else connection.subscription_ids
+            if ids and (node is None or connection.leads_to(node)):
+                return connection
+        return None
+
+    async def _get(self, role: Role, node: Broker | None, retry: Retry) -> Connection:
+        """A connection with a free id: to a node, if that can be reached; to any for None."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # the connections and locks of another one are of no use
+            self._loop = loop
+            self._timer = None
+            self._locks.clear()
+            self._unused.clear()
+            self._sweepings.clear()
+            for group in self._connections.values():
+                group.clear()
+        retry.on_step('waiting for another attempt')
+        async with self._locks.setdefault((role, node), asyncio.Lock()):
+            retry.check()
+            found = self._find(role, node)
+            if found is None and node is not None and not self._is_reachable(node):
+                found = self._find(role, None)
+            return found or await self._connect(role, node, retry)
+
+    # -- connecting
+
+    async def _connect(self, role: Role, node: Broker | None, retry: Retry) -> Connection:
+        while True:
+            own, others = self._routes(node)
+            limit = ADDRESS_TIMEOUT
+            if retry.limit is not None:  # time is left for the other addresses, and for more tries
+                limit = min(limit, retry.limit / len(own + others))
+            retry.where = ', '.join(map(str, own + others))
+            for info in own:
+                connection = await self._dial(info, limit, retry)
+                if connection is None:
+                    continue
+                if node is None or connection.leads_to(node):
+                    return self._keep(role, connection)
+                if self.settings.load_balancer:
+                    reached = connection.advertised
+                    retry.error = WrongNodeError(f'{retry.where}: reached {reached}, not {node}')
+                    await connection.close()
+                    raise retry.error
+                # Another node has that address now: one connection to it will do.
+                if self._find(role, connection.advertised):
+                    await connection.close()
+                else:
+                    self._keep(role, connection)
+            if node is not None and not self.settings.load_balancer:
+                self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
+                if found := self._find(role, None):
+                    return found
+            for info in others:
+                if connection := await self._dial(info, limit, retry):
+                    return self._keep(role, connection)
+            assert retry.error is not None
+            await retry.wait(retry.error)
+
+    def _routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
+        """Addresses to dial: those that are to lead to a node, and those of any other one.
+
+        First the one that reached the node before, which may be a URI, and its advertised one.
+        These may not be reachable, through NAT or a proxy: then the URIs, which reach some node.
+        """
+        # One that did not answer comes last, so that it delays nothing more.
+        infos = sorted(self.settings.infos, key=lambda info: self._failed.get(info, 0.0))
+        if node is None or self.settings.load_balancer:
+            return infos, []
+        advertised = replace(infos[0], host=node.host, port=node.port)
+        own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
+        return own, [info for info in infos if info not in own]
+
+    def _keep(self, role: Role, connection: Connection) -> Connection:
+        self._open(role).append(connection)
+        if self._timer is None:
+            self._sweep_later()
+        return connection
+
+    async def _dial(self, info: ConnectionInfo, limit: float, retry: Retry) -> Connection | None:
+        """Connect to an address; None if that fails and another try may mend it."""
+        settings = self.settings
+        try:
+            async with asyncio.timeout(limit):
+                connection = await Connection.open(
+                    info,
+                    settings.auth_mechanism,
+                    settings.connection_name,
+                    settings.tune,
+                    retry.on_step,
+                    settings.request_timeout,
+                )
+        except TimeoutError:
+            retry.error = ConnectTimeout(
+                f'{info}: no answer within {limit:.3g} s, while {retry.step}'
+            )
+        except (ProtocolError, FrameError):
+            raise  # no retry can mend these
+        except StreamConnectionError as ex:
+            # Nor TLS; but a proxy may take a connection while the node behind it is away.
+            if isinstance(ex, TLSError) and not (
+                self._established and isinstance(ex.__cause__, ConnectionError)
+            ):
+                raise
+            retry.error = ex
+        else:
+            try:
+                retry.check()
+            except StreamConnectionError:
+                await connection.close()
+                raise
+            retry.error = None
+            self._established = True
+            self.closing.renew()
+            self._failed.pop(info, None)
+            if connection.advertised is not None:
+                self._reached[connection.advertised] = info
+                self._unreachable.pop(connection.advertised, None)
+            return connection
+        self._failed[info] = asyncio.get_running_loop().time()
+        return None
+
+    # -- connections that nobody uses
+
+    def _sweep_later(self) -> None:
+        # The timer does not keep a client that was dropped.
+        self._timer = asyncio.get_running_loop().call_later(UNUSED, sweep, weakref.ref(self))
+
+    def _sweep(self) -> None:
+        """Close what was not used since the last time; but the last connection stays."""
+        self._timer = None
+        opened = [item for role in Role for item in self._open(role)]
+        before = self._unused
+        self._unused = {item: item.requests for item in opened if item.is_unused}
+        idle = [item for item, requests in self._unused.items() if before.get(item) == requests]
+        if len(idle) == len(opened):
+            del idle[:1]
+        for group in self._connections.values():
+            group[:] = [item for item in group if item not in idle]
+        for connection in idle:
+            task = asyncio.ensure_future(connection.close())
+            self._sweepings.add(task)
+            task.add_done_callback(self._sweepings.discard)
+        if len(opened) - len(idle) > 1:
+            self._sweep_later()
+
+
+def sweep(reference: weakref.ref[Cluster]) -> None:
+    cluster = reference()
+    if cluster is not None:
+        cluster._sweep()

@@ -1,0 +1,117 @@
+"""Where brokers are and who connects: parsing of `rabbitmq-stream` URIs.  No IO."""
+
+from __future__ import annotations
+
+import ssl as ssl_module
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import unquote, urlsplit
+
+from ..checks import check_type
+from ..error import URIError
+from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
+
+__all__ = ['AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
+
+
+class AuthMechanism(Enum):
+    """SASL mechanism: user and password, or the client certificate of the TLS connection."""
+
+    PLAIN = 'PLAIN'
+    EXTERNAL = 'EXTERNAL'
+
+
+class Scheme(Enum):
+    """URI scheme; the value is its text."""
+
+    PLAIN = 'rabbitmq-stream'
+    TLS = 'rabbitmq-stream+tls'
+
+
+DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
+
+
+@dataclass(frozen=True)
+class ConnectionInfo:
+    """One broker address with the credentials for it; the password is never shown."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    virtual_host: str
+    username: str
+    password: str = field(repr=False)
+    ssl: ssl_module.SSLContext | None = None
+
+    def __str__(self) -> str:
+        host = f'[{self.host}]' if ':' in self.host else self.host
+        return f'{self.scheme.value}://{host}:{self.port}'
+
+
+def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionInfo:
+    """Parse `scheme://[user[:password]@][host][:port][/vhost]`, percent-decoding each part.
+
+    Defaults: user and password `guest`, host `localhost`, port 5552 (5551 for TLS), vhost `/`.
+
+    :raises URIError: malformed, or `ssl` was given for a scheme without TLS.
+    :raises ArgumentTypeError: it is no str.
+    """
+    check_type('URI', uri, str)
+    if any(character <= ' ' for character in uri):
+        raise URIError('malformed URI: white space or control characters in it')
+    # No text of the URI but its scheme is repeated in an error: where the parts of a malformed
+    # one begin and end is not known, so any of them may hold the password.
+    problem = ''
+    try:
+        parts = urlsplit(uri)
+        hostname = parts.hostname
+    except ValueError:
+        problem = 'user, password, host or port cannot be told apart'
+    else:
+        try:
+            port = parts.port
+        except ValueError:
+            problem = 'the port is not a number from 1 to 65535'
+    if problem:
+        raise URIError(f'malformed URI: {problem}; are special characters percent-encoded?')
+    scheme = next((item for item in Scheme if item.value == parts.scheme), None)
+    if scheme is None:
+        known = ' or '.join(item.value for item in Scheme)
+        raise URIError(f'scheme must be {known}, not {parts.scheme!r}')
+    if not uri[len(parts.scheme) :].startswith('://'):
+        raise URIError('malformed URI: no // behind the scheme')
+    if parts.fragment or uri.endswith('#'):
+        raise URIError('malformed URI: write a # in a password or vhost as %23')
+    if '@' in parts.query:
+        raise URIError('malformed URI: write a ? in a password or vhost as %3F')
+    if port == 0:
+        raise URIError('malformed URI: port 0')
+    if '@' in parts.path and '@' not in parts.netloc:
+        raise URIError('malformed URI: write a / in a password as %2F, an @ in a vhost as %40')
+    if scheme is Scheme.PLAIN and ssl is not None:
+        raise URIError(f'an SSL context needs the scheme {Scheme.TLS.value}')
+    if scheme is Scheme.TLS and ssl is None:
+        ssl = ssl_module.create_default_context()
+    path = parts.path[1:]
+    vhost = decode(path, 'virtual host') if path not in ('', '/') else '/'
+    return ConnectionInfo(
+        scheme,
+        decode(hostname or 'localhost', 'host'),
+        port or DEFAULT_PORTS[scheme],
+        vhost,
+        decode('guest' if parts.username is None else parts.username, 'user'),
+        decode('guest' if parts.password is None else parts.password, 'password'),
+        ssl,
+    )
+
+
+def decode(text: str, what: str) -> str:
+    result = None
+    with suppress(UnicodeDecodeError):
+        result = unquote(text, errors='strict')
+    if result is None:
+        raise URIError(f'malformed URI: {what} is not percent-encoded UTF-8')
+    if '\0' in result:
+        raise URIError(f'malformed URI: NUL in the {what}')
+    return result

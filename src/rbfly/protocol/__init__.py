@@ -1,0 +1,1 @@
+"""The RabbitMQ stream protocol, without sockets: bytes in, bytes out."""

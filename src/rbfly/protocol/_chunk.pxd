@@ -1,0 +1,67 @@
+# Declarations for the engine.  No ABI promise between releases.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef class Chunk:
+    cdef bytes owner                # keeps the bytes below alive
+    cdef const uint8_t *p           # next entry
+    cdef const uint8_t *end         # end of the entries
+    cdef const uint8_t *data        # first entry
+    cdef uint32_t crc
+    cdef object batch               # bytes of the sub-entry batch being read, or None
+    cdef const uint8_t *batch_p
+    cdef const uint8_t *batch_end
+    cdef uint32_t batch_left        # messages left in it
+    cdef uint64_t unpacked          # bytes of compressed batches so far, uncompressed
+    cdef uint32_t left              # messages left in the chunk
+    cdef readonly uint8_t type
+    cdef readonly uint16_t entries
+    cdef readonly uint32_t records
+    cdef readonly int64_t timestamp
+    cdef readonly uint64_t epoch
+    cdef readonly uint64_t offset
+    cdef readonly object committed_chunk_id
+    cdef uint64_t next_offset
+
+    cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
+    cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept
+    cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept
+    cdef int _open_batch(self, uint64_t below) except -1
+    cdef int _unpack(
+        self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
+    ) except -1
+    cdef void _leave_batch(self) noexcept
+    cdef int _fail_batch(self, str problem) except -1
+    cdef int _fail(self, str problem) except -1
+    cdef int _skip_below(self, uint64_t offset) except -1
+
+    # What keeps the message alive that `_next` gave last; a borrowed reference.
+    cdef inline PyObject *_owner(self) noexcept:
+        return <PyObject *> (self.owner if self.batch is None else self.batch)
+
+cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
+
+
+cdef class LastChunk:
+    cdef readonly int64_t id
+    cdef readonly bint doubt
+    cdef uint64_t end               # offset behind its last message
+    cdef int64_t timestamp
+    cdef uint64_t epoch             # UNKNOWN if it was not seen
+    cdef uint32_t crc
+    cdef int64_t max_timestamp             # timestamp of the newest that was read
+    cdef bint removed               # retention may have removed it since
+
+    cdef bint _is_replaced(self, Chunk chunk) noexcept
+    cdef bint _move(self, Chunk chunk, bint sound) noexcept
+
+
+cdef class ChunkQueue:
+    cdef readonly object chunks     # deque
+    cdef public object wake
+    cdef readonly uint64_t skip_before
+    cdef readonly int64_t skip_through_chunk
+    cdef readonly LastChunk last_chunk
+    cdef int _push(self, Chunk chunk) except -1

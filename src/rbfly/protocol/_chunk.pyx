@@ -1,0 +1,384 @@
+"""The messages of a Deliver frame.
+
+    chunk header, 48 bytes
+      0 magic and version (0x50)   1 type   2 entries u16   4 records u32   8 timestamp i64 ms
+     16 epoch u64   24 chunk id u64 (offset of the first record)   32 CRC u32
+     36 data length u32   40 trailer length u32   44 Bloom filter size u8   45 reserved
+    entries (data length bytes)
+      message          u32 length, bit 31 = 0 | bytes
+      sub-entry batch  u8 1ccc0000 (c: compression) | u16 records | u32 uncompressed length
+                       | u32 stored length | stored bytes
+
+The bytes of a chunk are kept once; messages are decoded in place, when they are asked for.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_READ
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from rbfly._crc cimport CRC_IS_CHECKED, crc_is_here, crc_of
+from rbfly._wire cimport load_u16, load_u32, load_u64
+from collections import deque
+from zlib import crc32
+
+from rbfly.protocol.compression import BATCH_MAX as _BATCH_MAX
+from rbfly.protocol.compression import CHUNK_MAX as _CHUNK_MAX
+from rbfly.protocol.compression import decompress
+from rbfly.error import ChunkError
+
+
+cdef enum:
+    HEADER = 48
+    MAGIC = 0x50
+    BATCH_BIT = 0x80
+    BATCH_HEADER = 11
+
+cdef uint32_t BATCH_MAX = _BATCH_MAX
+cdef uint64_t CHUNK_MAX = _CHUNK_MAX
+cdef bint CRC_IS_HERE = crc_is_here()
+
+
+cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id):
+    cdef Chunk chunk = Chunk.__new__(Chunk)
+    cdef const uint8_t *p = <const uint8_t *> PyBytes_AS_STRING(owner) + start
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(owner) - start
+    cdef uint32_t length
+    if n < HEADER:
+        raise ChunkError(f'chunk of {n} bytes is shorter than its header')
+    if p[0] != MAGIC:
+        raise ChunkError(f'chunk starts with byte 0x{p[0]:02x}, not 0x50')
+    length = load_u32(p + 36)
+    if length > n - HEADER:
+        raise ChunkError(f'chunk says {length} bytes of data and holds {n - HEADER}')
+    chunk.owner = owner
+    chunk.type = p[1]
+    chunk.entries = load_u16(p + 2)
+    chunk.records = load_u32(p + 4)
+    chunk.timestamp = <int64_t> load_u64(p + 8)
+    chunk.epoch = load_u64(p + 16)
+    chunk.offset = load_u64(p + 24)
+    chunk.crc = load_u32(p + 32)
+    chunk.committed_chunk_id = committed_chunk_id
+    chunk.data = chunk.p = p + HEADER
+    chunk.end = chunk.data + length
+    chunk.left = chunk.records
+    chunk.next_offset = chunk.offset
+    return chunk
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Chunk:
+    """One chunk of a stream: a cursor over its messages.
+
+    :ivar offset: offset of its first message (int).
+    :ivar records: how many messages it holds, those of sub-entry batches included (int).
+    :ivar timestamp: when the broker wrote it, milliseconds since the epoch (int).
+    :ivar committed_chunk_id: last committed chunk when it was sent (int), None from old brokers.
+    """
+
+    @staticmethod
+    def parse(bytes data not None, committed_chunk_id=None):
+        """A chunk from the bytes of a Deliver frame behind the subscription id.
+
+        :raises ChunkError: the header is not one of a chunk, or lies about the size.
+        """
+        return parse_chunk(data, 0, committed_chunk_id)
+
+    def verify(self):
+        """Compare the CRC-32 (zlib) of the entries with that of the header.
+
+        :raises ChunkError: they differ.
+        """
+        cdef uint32_t found = 0
+        if CRC_IS_HERE:
+            found = crc_of(self.data, self.end - self.data)
+        if not CRC_IS_HERE or CRC_IS_CHECKED:
+            found = crc32(
+                PyMemoryView_FromMemory(<char *> self.data, self.end - self.data, PyBUF_READ)
+            )
+        if found != self.crc:
+            raise ChunkError(
+                f'CRC of the chunk at offset {self.offset} is 0x{found:08x}, not 0x{self.crc:08x}'
+            )
+
+    cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1:
+        # The slice of the next message; 0 at the end of the chunk.
+        cdef uint32_t size
+        while True:
+            if self.batch is not None:
+                if self.batch_left:
+                    if self.batch_end - self.batch_p < 4:
+                        self._fail_batch('sub-entry batch ends within a message length')
+                    size = load_u32(self.batch_p)
+                    if size > self.batch_end - self.batch_p - 4:
+                        self._fail_batch('message is longer than its sub-entry batch')
+                    p[0] = self.batch_p + 4
+                    n[0] = size
+                    self.batch_p += 4 + size
+                    self.batch_left -= 1
+                    break
+                if self.batch_p != self.batch_end:
+                    self._fail_batch('sub-entry batch holds more than its messages')
+                self.batch = None
+            if self.p == self.end and self.left == 0:
+                return 0
+            if self.p != self.end and self.p[0] & BATCH_BIT:
+                self._open_batch(0)
+                continue
+            if self.left == 0:
+                self._fail('chunk holds more than its messages')
+            if self.end - self.p < 4:
+                self._fail('chunk ends before its last message')
+            size = load_u32(self.p)
+            if size > self.end - self.p - 4:
+                self._fail('message is longer than its chunk')
+            p[0] = self.p + 4
+            n[0] = size
+            self.p += 4 + size
+            break
+        self.left -= 1
+        self.next_offset += 1
+        return 1
+
+    cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept:
+        # Where messages lie one behind the other, and how many at most; none may be there all the
+        # same: whoever reads them stops at the first length that is too long, as of an entry that
+        # is no message, and leaves it to `_next`.
+        if self.batch is not None:
+            p[0] = self.batch_p
+            end[0] = self.batch_end
+            return self.batch_left
+        p[0] = self.p
+        end[0] = self.end
+        return self.left
+
+    cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept:
+        # So many messages of the run were read; the next begins there.
+        if self.batch is not None:
+            self.batch_p = p
+            self.batch_left -= count
+        else:
+            self.p = p
+        self.left -= count
+        self.next_offset += count
+
+    cdef int _open_batch(self, uint64_t below) except -1:
+        # The batch at hand is to be read; one that lies below that offset is left out.
+        cdef const uint8_t *data
+        cdef uint32_t plain, stored
+        cdef uint16_t records
+        cdef uint8_t compression
+        if self.end - self.p < BATCH_HEADER:
+            self._fail('chunk ends within the header of a sub-entry batch')
+        compression = (self.p[0] >> 4) & 7
+        records = load_u16(self.p + 1)
+        plain = load_u32(self.p + 3)
+        stored = load_u32(self.p + 7)
+        if stored > self.end - self.p - BATCH_HEADER:
+            self._fail('sub-entry batch is longer than its chunk')
+        if records > self.left:
+            self._fail('sub-entry batch has more messages than its chunk')
+        data = self.p + BATCH_HEADER
+        self.p = data + stored
+        self.batch_left = records
+        if (below and self.next_offset + records <= below) or (compression and not records):
+            self._leave_batch()
+        elif compression:
+            self._unpack(compression, data, stored, plain)
+        else:
+            if plain != stored:
+                self._fail_batch('sizes of an uncompressed sub-entry batch differ')
+            self.batch = self.owner
+            self.batch_p = data
+            self.batch_end = self.p
+        return 0
+
+    cdef int _unpack(
+        self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
+    ) except -1:
+        cdef bytes unpacked
+        self.unpacked += plain
+        if plain < 4 * self.batch_left:
+            self._fail_batch(f'sub-entry batch of {self.batch_left} messages has {plain} bytes')
+        if plain > BATCH_MAX:
+            self._fail_batch(f'sub-entry batch of {plain} bytes is larger than {BATCH_MAX}')
+        if self.unpacked > CHUNK_MAX:
+            self._fail_batch(f'sub-entry batches of a chunk are larger than {CHUNK_MAX} bytes')
+        try:
+            unpacked = decompress(
+                compression, PyMemoryView_FromMemory(<char *> data, stored, PyBUF_READ), plain
+            )
+        except ChunkError as ex:
+            return self._fail_batch(str(ex))
+        except BaseException:
+            self._leave_batch()
+            raise
+        self.batch = unpacked
+        self.batch_p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
+        self.batch_end = self.batch_p + PyBytes_GET_SIZE(unpacked)
+        return 0
+
+    cdef void _leave_batch(self) noexcept:
+        self.left -= self.batch_left
+        self.next_offset += self.batch_left
+        self.batch_left = 0
+        self.batch = None
+
+    cdef int _fail_batch(self, str problem) except -1:
+        # The rest of the chunk can be read.
+        offset = self.next_offset
+        self._leave_batch()
+        raise ChunkError(f'{problem} (at offset {offset})')
+
+    cdef int _fail(self, str problem) except -1:
+        # Nothing of it can be read any more.
+        self.p = self.end
+        self.left = 0
+        self.batch = None
+        raise ChunkError(f'{problem} (at offset {self.next_offset})')
+
+    cdef int _skip_below(self, uint64_t offset) except -1:
+        # Go on after an error.
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        while self.next_offset < offset:
+            if self.batch is None and self.p != self.end and self.p[0] & BATCH_BIT:
+                self._open_batch(offset)
+            elif not self._next(&p, &n):
+                break
+        return 0
+
+    def messages(self):
+        """The messages left, as they are stored (list of bytes)."""
+        cdef list result = []
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        while self._next(&p, &n):
+            result.append(p[:n])
+        return result
+
+
+cdef uint64_t UNKNOWN = 0xffffffffffffffff
+
+
+@cython.final
+cdef class LastChunk:
+    """The chunk that was read last: what a stream is told by from another one of its name.
+
+    A subscription that is made again asks for that chunk again.  If another one lies where it lay,
+    or the stream begins before it and lacks it, then the stream was deleted and created anew.  No
+    sign of that are:
+
+    * a first chunk behind it: retention has removed it;
+    * chunks before it: a replica that lags behind gives what was read.  One that is newer than all
+      that was read was not read.  (By the broker's clock: where that is wrong, the new stream is
+      told when it has come as far as the old one; nothing is lost by that.)
+
+    At `Offset.NEXT` only the id may be known, if the subscription was lost before the last chunk
+    came, or if a filter left it out.  Then a new stream that is already longer is not told, nor one
+    that was made within the time that clocks may differ by.  Nor is, ever, one whose own first
+    chunks are gone as far as that.
+
+    :ivar id: of the chunk (int); -1 for none.
+    :ivar doubt: it was asked for again, and neither it nor a chunk behind it was seen (bool).
+    """
+
+    def __cinit__(self):
+        self.forget()
+
+    def forget(self):
+        """Nothing was read yet."""
+        self.id = -1
+        self.epoch = UNKNOWN
+        self.doubt = False
+
+    def presume(self, int64_t id, int64_t max_timestamp):
+        """The last chunk at `Offset.NEXT`, written up to a time, milliseconds since the epoch."""
+        self.id = id
+        self.end = <uint64_t> id + 1
+        self.epoch = UNKNOWN
+        self.max_timestamp = max_timestamp
+
+    def seek(self, first, committed):
+        """Offset to subscribe at for the chunk to come again; -1 for the first of the stream.
+
+        :param first: id of the first chunk of the stream; None if the broker does not tell.
+        :param committed: the same for the last one, -1 for none.
+        """
+        self.doubt = True
+        self.removed = first is None or first < 0 or first > self.id
+        # Where it ends before, only its last chunk can tell; the broker would wait for the next.
+        return self.id if committed is None else min(committed, self.id)
+
+    cdef bint _is_replaced(self, Chunk chunk) noexcept:
+        """True if the chunk is not of the stream that was read."""
+        cdef uint64_t id = <uint64_t> self.id
+        cdef bint known = self.epoch != UNKNOWN
+        if not self.doubt:
+            return False
+        if chunk.offset > id:
+            return known and (chunk.offset < self.end or not self.removed)
+        if chunk.offset == id and known:
+            return (
+                chunk.timestamp != self.timestamp
+                or chunk.epoch != self.epoch
+                or chunk.crc != self.crc
+            )
+        return (
+            chunk.timestamp > self.max_timestamp
+            or chunk.epoch > self.epoch
+            or (chunk.offset < id and chunk.offset + chunk.records > id)
+        )
+
+    cdef bint _move(self, Chunk chunk, bint sound) noexcept:
+        """Read on; false if the chunk was read before, and the last one is still to come."""
+        if self.doubt and chunk.offset < <uint64_t> self.id:
+            self.removed = False
+            return False
+        self.doubt = False
+        if sound:
+            if self.epoch == UNKNOWN or chunk.timestamp > self.max_timestamp:
+                self.max_timestamp = chunk.timestamp
+            self.id = <int64_t> chunk.offset
+            self.end = chunk.offset + chunk.records
+            self.timestamp = chunk.timestamp
+            self.epoch = chunk.epoch
+            self.crc = chunk.crc
+        return True
+
+
+@cython.final
+cdef class ChunkQueue:
+    """What the engine has received for one subscription.
+
+    :ivar chunks: chunks not yet read (deque).
+    :ivar wake: called without arguments when the first chunk comes into an empty queue.
+    :ivar skip_before: messages with an offset below are dropped by whoever reads (int).
+    :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
+    :ivar last_chunk: the chunk that was read last (LastChunk).
+    """
+
+    def __init__(self, wake=None):
+        self.chunks = deque()
+        self.wake = wake
+        self.skip_through_chunk = -1
+        self.last_chunk = LastChunk()
+
+    def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
+        """Forget what has come; of what comes from now on, some will be dropped."""
+        self.chunks.clear()
+        self.skip_before = skip_before
+        self.skip_through_chunk = skip_through_chunk
+
+    def push(self, Chunk chunk not None):
+        """Add a chunk, as the engine does."""
+        self._push(chunk)
+
+    cdef int _push(self, Chunk chunk) except -1:
+        self.chunks.append(chunk)
+        if self.wake is not None and len(self.chunks) == 1:
+            self.wake()
+        return 0

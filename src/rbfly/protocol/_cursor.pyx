@@ -1,0 +1,731 @@
+"""The messages of a subscription, one after the other.
+
+    queue of chunks -> chunk at hand -> message wanted? -> body, context or batch
+
+A message that has arrived is given by an awaitable that is finished at once; only where none has
+does a subclass's coroutine wait for one.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from rbfly._wire cimport load_u32
+from rbfly.amqp._codec cimport decode_body, decode_context
+from rbfly.amqp._layout cimport DATA, data_head
+from rbfly.amqp._message cimport LAST_SET, MessageCtx
+from rbfly.protocol._batch cimport MessageBatch, list_give, new_batch
+from rbfly.protocol._chunk cimport Chunk, ChunkQueue
+
+from weakref import ref
+
+from rbfly.amqp._message import set_message_ctx
+from rbfly.error import AMQPDecoderError, MessageContextError
+from rbfly.error import ChunkError, SubscriptionError
+
+cdef extern from *:
+    """
+    /* The step of a task: asyncio enters a context for each, which changes the version. */
+    static PyThreadState *rbfly_step_thread = NULL;
+    static uint64_t rbfly_step_version;
+
+    static inline int rbfly_same_step(void) {
+        PyThreadState *thread = PyThreadState_Get();
+        return thread == rbfly_step_thread && thread->context_ver == rbfly_step_version;
+    }
+    static inline void rbfly_mark_step(void) {
+        rbfly_step_thread = PyThreadState_Get();
+        rbfly_step_version = rbfly_step_thread->context_ver;
+    }
+
+    /* An object whose reference is taken over. */
+    #define rbfly_steal(found) (found)
+
+    /* Bytes, or NULL with its error left set. */
+    #define rbfly_bytes(p, n) PyBytes_FromStringAndSize((const char *)(p), n)
+
+    /* What Cython's `raise StopIteration` and its traceback would cost several messages: `await`
+       is answered through am_send where Python asks for it, else with a StopIteration set here.
+       Where nothing has arrived, `give` gives what it was given, and a coroutine is asked. */
+    static PyObject *(*rbfly_give)(PyObject *);
+    static PyObject *(*rbfly_begun)(PyObject *);
+
+    Py_NO_INLINE static PySendResult rbfly_begun_send(PyObject *ready, PyObject **result) {
+        PyObject *waiting = rbfly_begun(ready);
+        PySendResult sent;
+        Py_DECREF(*result);
+        *result = NULL;
+        if (waiting == NULL) return PYGEN_ERROR;
+        sent = PyIter_Send(waiting, Py_None, result);
+        Py_DECREF(waiting);
+        return sent;
+    }
+    static PySendResult rbfly_ready_send(PyObject *ready, PyObject *arg, PyObject **result) {
+        PyObject *value = *result = rbfly_give(ready);
+        (void)arg;  /* asyncio sends None */
+        if (value == ready) return rbfly_begun_send(ready, result);
+        return value == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    static PyObject *rbfly_ready_next(PyObject *ready) {
+        PyObject *stop, *value;
+        PySendResult sent = rbfly_ready_send(ready, Py_None, &value);
+        if (sent != PYGEN_RETURN) return value;
+        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        Py_DECREF(value);
+        if (stop != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+        return NULL;
+    }
+    /* A subclass written in Python would look its __anext__ up for each message. */
+    static void rbfly_inherit_anext(PyObject *type, PyObject *base) {
+        PyAsyncMethods *methods = ((PyTypeObject *)type)->tp_as_async;
+        methods->am_anext = ((PyTypeObject *)base)->tp_as_async->am_anext;
+    }
+    static void rbfly_make_ready(
+        PyObject *type, PyObject *(*give)(PyObject *), PyObject *(*begun)(PyObject *)
+    ) {
+        rbfly_give = give;
+        rbfly_begun = begun;
+        ((PyTypeObject *)type)->tp_as_async->am_send = rbfly_ready_send;
+        ((PyTypeObject *)type)->tp_iternext = rbfly_ready_next;
+        PyType_Modified((PyTypeObject *)type);
+    }
+    """
+    void rbfly_inherit_anext(object type, object base)
+    bint rbfly_same_step() noexcept
+    void rbfly_mark_step() noexcept
+    object rbfly_ready_next(object ready)
+    void rbfly_make_ready(object type, object (*give)(object), object (*begun)(object))
+    object rbfly_steal(PyObject *found)
+    PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
+
+
+# What is asked for.
+cdef enum:
+    BODY = 0
+    CONTEXT = 1
+    BATCH = 2
+    SPENT = 3               # it was given
+    WAITING = 4             # a coroutine waits for it
+
+# What becomes of a message that is not AMQP 1.0.
+cdef enum:
+    RAISE = 0
+    SKIP = 1
+    RAW = 2
+
+POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
+
+cdef enum:
+    NO_LIMIT = 0x7fffffff
+
+cdef uint64_t NEVER = 0xffffffffffffffff
+
+# The same function with its error left set, which costs less than try and except.
+ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
+
+
+cdef int keep_error() except -1:
+    # it is set already
+    return -1
+
+
+cdef inline PyObject *read_body(bint amqp, const uint8_t *p, Py_ssize_t n) noexcept:
+    # NULL with its error left set.
+    return (<raw_decode_body> decode_body)(p, n) if amqp else rbfly_bytes(p, n)
+
+
+@cython.final
+cdef class LastMessage:
+    """Where the message that a task got last lies; its context is built when it is asked for.
+
+    It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
+    inherited it gets a MessageContextError, never a later message than the one it was started for.
+    """
+
+    cdef object owner
+    cdef const uint8_t *message
+    cdef Py_ssize_t size
+    cdef uint64_t offset
+    cdef int64_t timestamp
+    cdef object made                # its context, if it was built; or the batch that it ends
+    cdef bint amqp
+    cdef object task                # weak reference
+    cdef object current_task
+
+    def _current_message_ctx(self):
+        if self.task is None or self.task() is not running_task(self.current_task):
+            raise MessageContextError('this task has received no message')
+        return self.context()
+
+    def context(self):
+        """Context of the message; its body is the bytes of the message if it is not AMQP 1.0.
+
+        :raises MessageContextError: no message was given yet.
+        """
+        if self.made is None:
+            if self.message is NULL:
+                raise MessageContextError('no message was received yet')
+            self.made = read_message(
+                self.amqp, self.owner, self.message, self.size, self.offset, self.timestamp
+            )
+        elif type(self.made) is MessageBatch:
+            self.made = (<MessageBatch> self.made).build(len(self.made) - 1)
+        return self.made
+
+
+cdef LastMessage new_last_message(bint amqp):
+    cdef LastMessage last = LastMessage.__new__(LastMessage)
+    last.amqp = amqp
+    return last
+
+
+cdef object running_task(object current_task):
+    try:
+        return current_task()
+    except RuntimeError:
+        return None                 # no event loop runs in this thread
+
+
+cdef MessageCtx read_message(
+    bint amqp, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+):
+    if amqp:
+        return decode_context(owner, p, n, offset, timestamp / 1000.0)
+    return MessageCtx(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
+
+
+cdef class MessageCursor:
+    """Base of a subscription: takes messages from a :class:`ChunkQueue`, one after the other.
+
+    :param amqp: decode messages; if false, they are given as bytes.
+    :param filter: which messages to give; None for all.
+    :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
+    """
+
+    cdef readonly ChunkQueue queue
+    cdef readonly bint amqp
+    cdef readonly LastMessage last
+    cdef public object current_task     # gives the running task
+    cdef Chunk chunk
+    cdef object filter
+    cdef int policy
+    cdef bint looked_at             # messages are looked at before one is given
+    cdef bint direct                # they are not, and no error is to be raised before
+    cdef object held                # context or batch that is ready to be given
+    cdef object failure             # to be raised behind what was given before it
+    cdef bint seen                  # a chunk was left
+    cdef uint64_t behind            # offset behind the last one that was
+    cdef bint any                   # a message was given
+    cdef uint64_t first             # its offset
+    cdef uint64_t working           # messages below are done with
+    cdef uint64_t notify_offset
+    cdef public int chunks_since_yield          # chunks left since the event loop had its turn
+    cdef public int yield_after      # it gets one after so many
+
+    def __init__(self, bint amqp=True, filter=None, str on_decode_error='raise'):
+        self.queue = ChunkQueue()
+        self.amqp = amqp
+        self.filter = filter
+        self.policy = POLICIES[on_decode_error]
+        self.looked_at = filter is not None or (amqp and self.policy == SKIP)
+        self.direct = not self.looked_at
+        self.last = new_last_message(amqp)
+        self.notify_offset = NEVER
+        self.yield_after = 0x7fffffff
+        if type(self).__anext__ is MessageCursor.__anext__:
+            rbfly_inherit_anext(type(self), MessageCursor)
+
+    def rewind(self, uint64_t start=0):
+        """Forget what is at hand; messages below offset `start` will be dropped."""
+        self.queue.rewind(start)
+        self.chunk = None
+        self.held = None
+        self._fail_with(None)
+
+    def start_over(self):
+        """Forget all that was read: the stream is gone, and with it its offsets."""
+        self.rewind()
+        self.seen = self.any = False
+        self.behind = 0
+        self.queue.last_chunk.forget()
+        self.notify_offset = NEVER
+
+    def on_chunk_consumed(self, Chunk chunk):
+        """Called when the last message of a chunk was given; a subclass grants credit."""
+
+    def on_progress(self):
+        """Called when messages up to the offset given to `notify_at` are done with."""
+
+    def on_replaced(self):
+        """Called when a chunk is of another stream than those before; a subclass raises."""
+
+    def wait(self, int kind, Py_ssize_t limit):
+        """Coroutine of a subclass: wait for something of a kind, and take it."""
+        raise NotImplementedError
+
+    # -- progress
+
+    @property
+    def position(self):
+        """Offset behind the last message that was given or dropped; None before the first."""
+        cdef Chunk chunk = self.chunk
+        if chunk is not None:
+            return max(chunk.next_offset, self.queue.skip_before)
+        return max(self.behind, self.queue.skip_before) if self.seen else None
+
+    @property
+    def unfinished(self):
+        """Offset behind the last message that the program is done with; None before the first."""
+        return self.working if self.any else None
+
+    @property
+    def finished(self):
+        """Offset of the last message that the program is done with; None if there is none."""
+        return self.working - 1 if self.any and self.working > self.first else None
+
+    def notify_at(self, offset):
+        """Call `on_progress` when the message with that offset, or a later one, is done with."""
+        self.notify_offset = min(offset + 1, <object> NEVER)
+
+    def mark_consumed(self):
+        """The program asks for more: what it was given is done with."""
+        if self.any:
+            self._work(self.position)
+
+    cdef inline int _begin(self, uint64_t offset) except -1:
+        """The program was given the message with that offset."""
+        if not self.any:
+            self.any = True
+            self.first = offset
+        return self._work(offset)
+
+    cdef inline int _work(self, uint64_t offset) except -1:
+        self.working = offset
+        if offset >= self.notify_offset:
+            self.notify_offset = NEVER
+            self.on_progress()
+        return 0
+
+    # -- chunks
+
+    cdef bint _open(self) except -1:
+        """True if the chunk at hand has messages left.
+
+        :raises ChunkError: a chunk is damaged; it is left behind.
+        """
+        cdef Chunk chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        while True:
+            chunk = self.chunk
+            if chunk is not None:
+                if chunk.left:
+                    return True
+                self._leave(chunk)
+                chunk._next(&p, &n)     # raises if bytes are left behind the last message
+            if not self.queue.chunks:
+                return False
+            self.chunk = chunk = self.queue.chunks.popleft()
+            try:
+                chunk.verify()
+            except BaseException:
+                self._leave(chunk, False)
+                raise
+            if self.queue.last_chunk._is_replaced(chunk):
+                self._refuse()
+            self._skip(chunk)
+
+    cdef int _refuse(self) except -1:
+        self.chunk = None
+        self.on_replaced()
+        return 0
+
+    cdef int _skip(self, Chunk chunk) except -1:
+        """Leave out what was not asked for; what is damaged on the way is told at the end."""
+        cdef uint64_t start = self.queue.skip_before
+        cdef int64_t through = self.queue.skip_through_chunk
+        if through >= 0 and chunk.offset <= <uint64_t> through:
+            start = NEVER
+        failure = None
+        while chunk.left and chunk.next_offset < start:
+            try:
+                chunk._skip_below(start)
+            except ChunkError as ex:
+                failure = failure or ex
+        if failure is not None:
+            raise failure
+        return 0
+
+    cdef int _leave(self, Chunk chunk, bint sound=True) except -1:
+        self.chunk = None
+        if self.queue.last_chunk._move(chunk, sound):
+            self.seen = True
+            self.behind = chunk.next_offset
+        self.chunks_since_yield += 1
+        self.on_chunk_consumed(chunk)
+        return 0
+
+    # -- messages
+
+    cdef inline bint _has(self, int kind, Py_ssize_t limit) except -1:
+        """True if something of a kind is ready, or can be made so at once."""
+        if kind == BODY and self.direct and self.chunk is not None and self.chunk.left:
+            return True
+        return self.held is not None or (
+            self.chunks_since_yield < self.yield_after and self._advance(kind, limit)
+        )
+
+    cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
+        if kind == BODY and self.direct:
+            return self._open()
+        if self.held is None:
+            try:
+                if self.failure is not None:
+                    failure = self.failure
+                    self._fail_with(None)
+                    raise failure
+                self.held = self._build_batch(limit) if kind == BATCH else self._build_context()
+            except AMQPDecoderError as ex:
+                self._begin(ex.offset)
+                raise
+        return self.held is not None
+
+    cdef int _fail_with(self, object error) except -1:
+        self.failure = error
+        self.direct = error is None and not self.looked_at
+        return 0
+
+    cdef object _take(self, int kind):
+        cdef MessageCtx ctx
+        held = self.held
+        if held is None:
+            if kind != BODY or not self.direct or self.chunk is None or not self.chunk.left:
+                raise SubscriptionError('no message is ready; one task at a time can iterate')
+            return self._take_body()
+        if (type(held) is MessageBatch) != (kind == BATCH):
+            raise SubscriptionError('what is ready was asked for by another iteration')
+        self.held = None
+        if kind == BATCH:
+            self._note_made(held, (<MessageBatch> held).offset_at(0))
+            return held
+        ctx = held
+        self._note_made(ctx, ctx._offset)
+        return ctx if kind == CONTEXT else ctx.take_body()
+
+    cdef object _take_body(self):
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        cdef PyObject *found
+        chunk._next(&p, &n)
+        self._note(chunk, p, n)
+        found = read_body(self.amqp, p, n)
+        if found is NULL:
+            return self._undecodable_body(chunk, p, n)
+        return rbfly_steal(found)
+
+    cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n):
+        cdef uint64_t offset = chunk.next_offset - 1
+        try:
+            return self._undecodable(p, n, offset)
+        finally:
+            self.last.made = read_message(False, None, p, n, offset, chunk.timestamp)
+
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+        try:
+            keep_error()
+        except AMQPDecoderError as ex:
+            if self.policy == RAW:
+                return p[:n]
+            ex.offset = offset
+            ex.data = p[:n]
+            raise
+
+    cdef MessageCtx _build_context(self):
+        cdef MessageCtx ctx
+        while self._open():
+            ctx = self._wanted()
+            if ctx is not None:
+                return ctx
+        return None
+
+    cdef MessageCtx _wanted(self):
+        """The next message of the chunk at hand that is wanted; None at its end."""
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        cdef uint64_t offset
+        cdef MessageCtx ctx
+        while chunk.left:
+            chunk._next(&p, &n)
+            offset = chunk.next_offset - 1
+            try:
+                ctx = read_message(
+                    self.amqp, <object> chunk._owner(), p, n, offset, chunk.timestamp
+                )
+                # A data section was checked; any other body may hold something undecodable.
+                if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
+                    ctx.take_body()
+                if self.filter is None or self.filter.matches(ctx):
+                    return ctx
+            except AMQPDecoderError as ex:
+                if self.policy == RAW:
+                    return read_message(False, None, p, n, offset, chunk.timestamp)
+                if self.policy == RAISE:
+                    ex.offset = offset
+                    ex.data = p[:n]
+                    raise
+        return None
+
+    # -- batches
+
+    cdef MessageBatch _build_batch(self, Py_ssize_t limit):
+        cdef MessageBatch batch
+        cdef Chunk chunk
+        while self._open():
+            chunk = self.chunk
+            batch = new_batch(
+                self.amqp, self.filter is not None, chunk.next_offset, chunk.timestamp,
+                min(<Py_ssize_t> chunk.left, limit),
+            )
+            try:
+                if self.filter is not None:
+                    self._fill_wanted(batch, limit)
+                else:
+                    self._fill(batch, limit)
+            except Exception as ex:
+                if not batch.bodies:
+                    raise
+                self._fail_with(ex)
+            if batch.bodies:
+                return batch
+        return None
+
+    cdef int _fill_wanted(self, MessageBatch batch, Py_ssize_t limit) except -1:
+        cdef MessageCtx ctx
+        while len(batch.bodies) < limit:
+            ctx = self._wanted()
+            if ctx is None:
+                break
+            batch.add_context(ctx)
+        return 0
+
+    cdef int _fill(self, MessageBatch batch, Py_ssize_t limit) except -1:
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        cdef PyObject *found
+        while chunk.left and len(batch.bodies) < limit:
+            if self._fill_run(batch, limit):
+                continue
+            chunk._next(&p, &n)
+            found = read_body(self.amqp, p, n)
+            if found is not NULL:
+                body = rbfly_steal(found)
+            elif self.policy != SKIP:
+                body = self._undecodable(p, n, chunk.next_offset - 1)
+            else:
+                try:
+                    keep_error()
+                except AMQPDecoderError:
+                    pass
+                # The offsets of a batch are without gaps.
+                if batch.bodies:
+                    break
+                batch.start = chunk.next_offset
+                continue
+            batch.place(p - 4, chunk._owner())
+            batch.bodies.append(body)
+            batch.behind = p + n
+        return 0
+
+    cdef Py_ssize_t _fill_run(self, MessageBatch batch, Py_ssize_t limit) except -1:
+        """As many as lie one behind the other and need no more than to be copied; their number."""
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef const uint8_t *end = NULL
+        cdef Py_ssize_t most = min(<Py_ssize_t> chunk._run(&p, &end), limit - len(batch.bodies))
+        cdef Py_ssize_t n, head = 0, i = 0
+        cdef bint amqp = self.amqp
+        cdef bint failed = False
+        cdef list bodies = batch.bodies
+        cdef PyObject *body
+        while i < most and end - p >= 4:
+            n = load_u32(p)
+            if n > end - p - 4:
+                break
+            if amqp:
+                head = data_head(p + 4, n)
+                if not head:
+                    break
+            if not i:
+                batch.place(p, chunk._owner())
+            body = rbfly_bytes(p + 4 + head, n - head)
+            failed = body is NULL or list_give(bodies, body) < 0
+            if failed:
+                break
+            p += 4 + n
+            i += 1
+        if i:
+            batch.behind = p
+            chunk._leave_run(p, <uint32_t> i)
+        return keep_error() if failed else i
+
+    # -- the message that a task got last
+
+    cdef inline LastMessage _last(self):
+        if LAST_SET is self.last and rbfly_same_step():
+            return self.last
+        return self._note_task()
+
+    cdef int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:
+        """The message of a chunk that was read last is given."""
+        cdef LastMessage last = self._last()
+        cdef PyObject *owner = chunk._owner()
+        if <PyObject *> last.owner != owner:
+            last.owner = <object> owner
+        if last.made is not None:
+            last.made = None
+        last.message = p
+        last.size = n
+        last.offset = chunk.next_offset - 1
+        last.timestamp = chunk.timestamp
+        return self._begin(last.offset)
+
+    cdef int _note_made(self, object made, uint64_t offset) except -1:
+        """A context is given, or a batch whose first message has that offset."""
+        cdef LastMessage last = self._last()
+        last.owner = None
+        last.message = NULL
+        last.made = made
+        return self._begin(offset)
+
+    cdef LastMessage _note_task(self):
+        cdef LastMessage last = self.last
+        cdef object task
+        if self.current_task is None:
+            return last
+        task = running_task(self.current_task)
+        if task is None or last.task is None or last.task() is not task:
+            # The one that iterated before keeps its own last message.
+            self.last = last = new_last_message(self.amqp)
+            last.task = None if task is None else ref(task)
+            last.current_task = self.current_task
+        set_message_ctx(last)
+        rbfly_mark_step()
+        return last
+
+    # -- iteration
+
+    def advance(self, int kind=BODY, Py_ssize_t limit=NO_LIMIT):
+        """Make something of a kind ready to be taken: false if nothing has arrived.
+
+        :raises ChunkError: a chunk is damaged; it is left behind.
+        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call goes on behind it.
+        """
+        return self._advance(kind, limit)
+
+    def take(self, int kind=BODY):
+        """What `advance` made ready.
+
+        :raises AMQPDecoderError: it is not AMQP 1.0; the next call goes on behind it.
+        """
+        return self._take(kind)
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return new_ready(self, BODY, 0)
+
+
+@cython.final
+cdef class MessageIterator:
+    """Iterates over the contexts or the batches of a subscription, and keeps it."""
+
+    cdef MessageCursor cursor
+    cdef int kind
+    cdef Py_ssize_t limit
+
+    def __init__(self, MessageCursor cursor not None, int kind, Py_ssize_t limit=0):
+        self.cursor = cursor
+        self.kind = kind
+        self.limit = limit
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return new_ready(self.cursor, self.kind, self.limit)
+
+
+@cython.final
+@cython.freelist(8)
+@cython.no_gc
+cdef class Ready:
+    # What `__anext__` gives, to be awaited or to become a task: finished at once if something has
+    # arrived, else a coroutine waits.  Being awaited it hands that over, and is in no cycle.
+    cdef object source              # the cursor; or the coroutine that waits
+    cdef int kind
+    cdef Py_ssize_t limit
+
+    def __await__(self):
+        if self.kind < SPENT and (<MessageCursor> self.source)._has(self.kind, self.limit):
+            return self
+        return begun(self).__await__()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise NotImplementedError   # replaced below
+
+    def send(self, value):
+        return rbfly_ready_next(self)
+
+    def throw(self, *args):
+        return begun(self).throw(*args)
+
+    def close(self):
+        if self.kind != SPENT:
+            begun(self).close()
+
+
+cdef Ready new_ready(MessageCursor cursor, int kind, Py_ssize_t limit):
+    cdef Ready ready = Ready.__new__(Ready)
+    ready.source = cursor
+    ready.kind = kind
+    ready.limit = limit
+    return ready
+
+
+cdef object give(object ready):
+    # what it gives for the first time, itself if nothing has arrived
+    cdef int kind = (<Ready> ready).kind
+    if kind < SPENT and (
+        (<MessageCursor> (<Ready> ready).source)._has(kind, (<Ready> ready).limit)
+    ):
+        (<Ready> ready).kind = SPENT
+        if kind == BODY and (<MessageCursor> (<Ready> ready).source).direct:
+            return (<MessageCursor> (<Ready> ready).source)._take_body()
+        return (<MessageCursor> (<Ready> ready).source)._take(kind)
+    return ready
+
+
+cdef object begun(object item):
+    """The coroutine that waits."""
+    cdef Ready ready = <Ready> item
+    if ready.kind == SPENT:
+        raise RuntimeError('cannot reuse already awaited __anext__()')
+    if ready.kind != WAITING:
+        ready.source = (<MessageCursor> ready.source).wait(ready.kind, ready.limit)
+        ready.kind = WAITING
+    return ready.source
+
+
+rbfly_make_ready(Ready, give, begun)
+
+KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}

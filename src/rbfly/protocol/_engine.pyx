@@ -1,0 +1,203 @@
+"""Bytes in, frames out to whom they concern.
+
+    frame   size u32 (bytes behind it) | key u16 | version u16 | ...
+
+PublishConfirm and PublishError go to the publisher's window, Deliver to the subscription's queue,
+in C; every other frame goes to `on_frame`.  The engine creates no future, task or timer.
+"""
+
+from cpython.buffer cimport PyBUF_WRITE
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memmove
+
+from rbfly._wire cimport load_u16, load_u32, load_u64
+from rbfly.protocol._chunk cimport ChunkQueue, parse_chunk
+from rbfly.protocol._publish cimport PublishWindow
+
+from rbfly.error import FrameError
+
+
+cdef enum:
+    BLOCK = 1 << 18
+    KEY_CONFIRM = 0x0003
+    KEY_ERROR = 0x0004
+    KEY_DELIVER = 0x0008
+
+# Deliver frames may exceed the negotiated frame_max; this is the client's own limit.
+FRAME_CAP = 256 * 2**20
+
+
+cdef class Engine:
+    """Cuts frames from received bytes and dispatches them.
+
+    :param frame_cap: longest frame accepted, in bytes.
+    :ivar received: how many bytes have come so far (int).
+    :ivar publishers: windows of the publishers by id, None where there is none (list).
+    """
+
+    cdef readonly uint64_t received
+    cdef public uint32_t frame_cap
+    cdef readonly bint stopped
+    cdef object block               # bytearray, never resized: the loop may hold views of it
+    cdef object view
+    cdef uint8_t *base
+    cdef Py_ssize_t start           # [start, fill) is received and not yet dispatched
+    cdef Py_ssize_t fill
+    cdef bytes large                # a frame longer than the block, read straight into place
+    cdef Py_ssize_t large_fill
+    cdef readonly list publishers
+    cdef list subscriptions
+
+    def __init__(self, uint32_t frame_cap=FRAME_CAP):
+        self.frame_cap = frame_cap
+        self.block = bytearray(BLOCK)
+        self.view = memoryview(self.block)
+        self.base = <uint8_t *> PyByteArray_AS_STRING(self.block)
+        self.publishers = [None] * 256
+        self.subscriptions = [None] * 256
+
+    # -- whom frames concern
+
+    def set_publisher(self, uint8_t id, PublishWindow window):
+        """Send confirms of publisher `id` to a window; None to send them nowhere."""
+        self.publishers[id] = window
+
+    def set_subscription(self, uint8_t id, ChunkQueue queue):
+        """Send chunks of subscription `id` to a queue; None to send them nowhere."""
+        self.subscriptions[id] = queue
+
+    def on_frame(self, int key, int version, bytes body not None):
+        """A frame for nobody above: key, version and the bytes behind them."""
+        raise NotImplementedError
+
+    def on_failure(self, error):
+        """The bytes are no frames, or a callback failed; no more frames will come."""
+        raise NotImplementedError
+
+    def stop(self):
+        """Ignore everything that is received from now on."""
+        self.stopped = True
+
+    # -- bytes in
+
+    def get_buffer(self, sizehint):
+        """Where to put received bytes; see :class:`asyncio.BufferedProtocol`."""
+        if self.large is not None:
+            return PyMemoryView_FromMemory(
+                PyBytes_AS_STRING(self.large) + self.large_fill,
+                PyBytes_GET_SIZE(self.large) - self.large_fill,
+                PyBUF_WRITE,
+            )
+        return self.view[self.fill:] if self.fill else self.view
+
+    def buffer_updated(self, Py_ssize_t nbytes):
+        """That many bytes were put there."""
+        self.received += <uint64_t> nbytes
+        if self.stopped:
+            self.start = self.fill = 0
+            return
+        try:
+            if self.large is not None:
+                self.large_fill += nbytes
+                if self.large_fill == PyBytes_GET_SIZE(self.large):
+                    self._finish_large()
+            else:
+                self.fill += nbytes
+                self._cut()
+        except Exception as ex:
+            self.stopped = True
+            self.on_failure(ex)
+
+    def feed(self, data):
+        """Receive bytes without a transport: what a loop does with the two methods above."""
+        cdef Py_ssize_t n, at = 0
+        source = memoryview(data)
+        while at < len(source):
+            target = self.get_buffer(-1)
+            n = min(len(target), len(source) - at)
+            target[:n] = source[at:at + n]
+            at += n
+            self.buffer_updated(n)
+
+    cdef int _finish_large(self) except -1:
+        cdef bytes frame = self.large
+        self.large = None
+        self.large_fill = 0
+        self._dispatch(
+            <const uint8_t *> PyBytes_AS_STRING(frame) + 4, PyBytes_GET_SIZE(frame) - 4, frame
+        )
+        return 0
+
+    cdef int _cut(self) except -1:
+        cdef Py_ssize_t left
+        cdef uint32_t size
+        while not self.stopped:
+            left = self.fill - self.start
+            if left < 4:
+                break
+            size = load_u32(self.base + self.start)
+            if size < 4:
+                raise FrameError(f'frame of {size} bytes is too short')
+            if size > self.frame_cap:
+                raise FrameError(f'frame of {size} bytes is longer than {self.frame_cap}')
+            if left - 4 < <Py_ssize_t> size:
+                if <Py_ssize_t> size + 4 > BLOCK:
+                    self.large = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> size + 4)
+                    memcpy(PyBytes_AS_STRING(self.large), self.base + self.start, left)
+                    self.large_fill = left
+                    self.start = self.fill = 0
+                break
+            self.start += 4 + <Py_ssize_t> size
+            self._dispatch(self.base + self.start - size, size, None)
+        if self.start == self.fill:
+            self.start = self.fill = 0
+        elif self.start:
+            memmove(self.base, self.base + self.start, self.fill - self.start)
+            self.fill -= self.start
+            self.start = 0
+        return 0
+
+    cdef int _dispatch(self, const uint8_t *p, Py_ssize_t n, bytes frame) except -1:
+        # [p, p+n) lies behind the size; `frame` owns it, or it lies in the block.
+        cdef int key = load_u16(p)
+        cdef int version = load_u16(p + 2)
+        cdef uint32_t count
+        cdef int width
+        cdef PublishWindow window
+        cdef ChunkQueue queue
+        cdef Py_ssize_t at
+        cdef list done
+        cdef object committed = None
+        if version == 1 and (key == KEY_CONFIRM or key == KEY_ERROR):
+            width = 8 if key == KEY_CONFIRM else 10
+            if n < 9:
+                raise FrameError('confirm frame ends within its header')
+            count = load_u32(p + 5)
+            if (n - 9) // width < count:
+                raise FrameError(f'confirm frame says {count} ids and holds {(n - 9) // width}')
+            window = self.publishers[p[4]]
+            if window is not None:
+                if key == KEY_CONFIRM:
+                    done = window.confirm(p + 9, count)
+                else:
+                    done = window.refuse(p + 9, count)
+                if window.on_settled is not None:
+                    window.on_settled(done)
+        elif key == KEY_DELIVER and (version == 1 or version == 2):
+            at = 5 if version == 1 else 13
+            if n < at:
+                raise FrameError('deliver frame ends within its header')
+            queue = self.subscriptions[p[4]]
+            if queue is not None:
+                if version == 2:
+                    committed = load_u64(p + 5)
+                if frame is None:
+                    queue._push(parse_chunk(p[at:n], 0, committed))
+                else:
+                    queue._push(parse_chunk(frame, at + 4, committed))
+        else:
+            self.on_frame(key, version, p[4:n])
+        return 0

@@ -1,0 +1,26 @@
+# The bytes of entries.  No ABI promise between releases.
+
+from libc.stdint cimport uint8_t
+
+from rbfly._wire cimport OutBuffer
+
+# Append u32 length and message.  Whoever calls rolls back on an error.
+cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
+
+# Append the filter value of Publish v2, with its length.
+cdef int put_filter(OutBuffer *out, object value) except -1
+
+# Give back memory of bytes that were rolled back.
+cdef int trim(OutBuffer *out) except -1
+
+
+cdef class SubEntry:
+    cdef readonly Py_ssize_t limit
+    cdef readonly uint8_t code
+    cdef readonly Py_ssize_t count
+    cdef object compress
+    cdef OutBuffer out
+
+    cdef Py_ssize_t _put(self, object message, bint amqp, Py_ssize_t limit) except -1
+    cdef bytes _compressed(self, Py_ssize_t size, Py_ssize_t limit)
+    cdef int _drop(self, Py_ssize_t size) except -1

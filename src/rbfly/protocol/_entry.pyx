@@ -1,0 +1,176 @@
+"""The bytes of one entry of a Publish frame.
+
+    message      length u32 (bit 31 = 0) | bytes
+    sub-entry    u8 (0x80 | compression << 4) | count u16 | size u32 | stored size u32 | messages
+
+The messages of a sub-entry are collected here until it is full, and then compressed together.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_READ, PyBUF_SIMPLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.string cimport memmove
+
+from rbfly._wire cimport (
+    OutBuffer, out_discard, out_open, out_reserve, out_size, put_bytes, put_u16, store_u32,
+)
+from rbfly.amqp._codec cimport encode_message
+from rbfly.amqp._message cimport MessageCtx
+
+from rbfly.error import ArgumentError, ArgumentTypeError, MessageTooLarge
+
+
+cdef enum:
+    FILTER_MAX = 0xFFFE
+    RECORDS_MAX = 0xFFFF
+    SLACK = 1 << 20         # bytes of room that are not worth giving back
+    FIRST = 1 << 10
+
+
+cdef int fail_long(str size, Py_ssize_t limit) except -1:
+    limit = max(limit, 0)       # a frame_max of a few bytes leaves less than none
+    raise MessageTooLarge(f'message of {size} fits no frame; the limit is {limit} bytes')
+
+
+cdef int refuse_long(object message, Py_ssize_t limit) except -1:
+    """Refuse a message that is too long, before its bytes are copied."""
+    cdef object body = message
+    cdef Py_ssize_t size
+    if type(message) is MessageCtx and (<MessageCtx> message)._body_ready:
+        body = (<MessageCtx> message)._body
+    if isinstance(body, (bytes, str, bytearray)):
+        size = len(body)        # of a str: it has at least as many bytes
+    elif isinstance(body, memoryview):
+        size = body.nbytes
+    else:
+        return 0
+    if size > limit:
+        fail_long(f'{size} bytes', limit)
+    return 0
+
+
+cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1:
+    cdef Py_ssize_t at = out_size(out)
+    cdef Py_ssize_t n
+    cdef Py_buffer view
+    if type(message) is bytes:
+        if PyBytes_GET_SIZE(message) > limit:
+            refuse_long(message, limit)
+    elif type(message) is not dict and type(message) is not int:
+        refuse_long(message, limit)
+        if not amqp and type(message) is MessageCtx:
+            message = (<MessageCtx> message).take_body()
+    out_reserve(out, 4)
+    out.p += 4
+    if amqp:
+        encode_message(out, message)
+    elif type(message) is bytes:
+        n = PyBytes_GET_SIZE(message)
+        out_reserve(out, n)
+        put_bytes(out, PyBytes_AS_STRING(message), n)
+    else:
+        if not PyObject_CheckBuffer(message):
+            raise ArgumentTypeError(
+                f'a publisher of raw messages takes bytes, not {type(message).__name__}'
+            )
+        try:
+            PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        except BufferError as ex:
+            raise ArgumentTypeError(f'a raw message must be contiguous: {ex}') from None
+        try:
+            out_reserve(out, view.len)
+            put_bytes(out, view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+    n = out_size(out) - at - 4
+    if n > limit:
+        fail_long(f'{n} bytes with its headers', limit)
+    store_u32(out.start + at, <uint32_t> n)
+    return 0
+
+
+cdef int put_filter(OutBuffer *out, object value) except -1:
+    cdef Py_ssize_t n = 0
+    cdef const char *text = NULL
+    if value is not None:
+        try:
+            text = PyUnicode_AsUTF8AndSize(value, &n)
+        except UnicodeEncodeError as ex:
+            raise ArgumentError(f'filter value is not valid Unicode: {ex}') from None
+        if n > FILTER_MAX:
+            raise ArgumentError(f'filter value of {n} bytes; the limit is {FILTER_MAX}')
+    out_reserve(out, 2 + n)
+    # none is not null: 4.0.5 crashes on that where it does not know the publisher
+    put_u16(out, <uint16_t> n)
+    if n:
+        put_bytes(out, text, n)
+    return 0
+
+
+cdef int trim(OutBuffer *out) except -1:
+    cdef Py_ssize_t used = out_size(out)
+    cdef OutBuffer large = out[0]
+    if out.end - out.p < SLACK:
+        return 0
+    try:
+        out_open(out, used + FIRST)
+    except MemoryError:
+        out[0] = large
+        return 0
+    put_bytes(out, large.start, used)
+    out_discard(&large)
+    return 0
+
+
+@cython.final
+cdef class SubEntry:
+    """Messages that are to share a publishing id.
+
+    :param limit: how many messages at most, 1 to 65535.
+    :param code: which compression that is.
+    :param compress: makes bytes of a memoryview; None for no compression.
+    """
+
+    def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None):
+        if not 1 <= limit <= RECORDS_MAX:
+            raise ArgumentError(f'sub_entry_size must be in 1 to {RECORDS_MAX}, not {limit}')
+        self.limit = limit
+        self.code = code
+        self.compress = compress
+        out_open(&self.out, FIRST)
+
+    def __dealloc__(self):
+        out_discard(&self.out)
+
+    cdef Py_ssize_t _put(self, object message, bint amqp, Py_ssize_t limit) except -1:
+        # Where the message begins; it is not counted.  Nothing has changed after an error.
+        cdef Py_ssize_t start = out_size(&self.out)
+        try:
+            put_message(&self.out, message, amqp, limit)
+        except BaseException:
+            self.out.p = self.out.start + start
+            trim(&self.out)
+            raise
+        return start
+
+    cdef bytes _compressed(self, Py_ssize_t size, Py_ssize_t limit):
+        # None if that is not below the limit; the compressor must not keep the memoryview.
+        cdef bytes stored
+        if self.compress is None:
+            return None
+        stored = self.compress(PyMemoryView_FromMemory(<char *> self.out.start, size, PyBUF_READ))
+        return stored if stored is not None and PyBytes_GET_SIZE(stored) < limit else None
+
+    cdef int _drop(self, Py_ssize_t size) except -1:
+        # So many bytes at the front are done with.
+        cdef Py_ssize_t left = out_size(&self.out) - size
+        if left:
+            memmove(self.out.start, self.out.start + size, left)
+        self.out.p = self.out.start + left
+        self.count = 0
+        return 0

@@ -1,0 +1,524 @@
+"""Messages into Publish frames.
+
+A value is encoded once, directly behind its publishing id in the outgoing frame.
+
+    Publish v1   size u32 | key u16 | version u16 | publisher u8 | count u32 | entries
+    entry v1     id u64 | length u32 | message;  or id u64 | sub-entry
+    entry v2     id u64 | filter value (u16 length, 0 for none) | length u32 | message
+
+A sub-entry has one publishing id for all of its messages, and one confirm.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from rbfly._wire cimport (
+    OutBuffer, out_discard, out_finish, out_open, out_reserve, out_size, put_bytes, put_u8,
+    put_u16, put_u32, put_u64, store_u32,
+)
+from rbfly.amqp._message cimport MessageCtx
+from rbfly.protocol._entry cimport SubEntry, put_filter, put_message, trim
+
+from rbfly.amqp._message import MessageCtx as _MessageCtx
+from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError
+
+
+cdef enum:
+    KEY_PUBLISH = 0x0002
+    SUB_HEADER = 19         # publishing id, kind, count, two sizes
+    SUB_MAX = 1 << 26       # of a sub-entry's messages: what 4.3.5 accepts
+    SMALLEST_FRAME = 128
+    LARGEST_HINT = 1 << 16
+    RING = 64
+    RUN_BYTES = 1 << 18     # what `extend` encodes at most before the loop has its turn
+
+cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF
+
+
+@cython.freelist(256)
+cdef class PendingConfirms:
+    """Counts the unsettled messages that one caller waits for.
+
+    :ivar future: anything of the caller's; not touched here.
+    :ivar remaining: how many of its messages are not settled.
+    :ivar count: how many messages it has been given so far.
+    :ivar errors: `(publish id, code)` of each message that was refused, or None.
+    :ivar first_refused: which of its messages that was, of the first in their order.
+    :ivar unsent: it was given up, and none of the messages that it still waited for was ever sent.
+    :ivar too_large: `(publish id, size, limit, messages)` of the first entry that fits no frame of
+        a new connection, sizes in bytes; or None.
+    """
+
+    def __init__(self, future=None, bint sealed=False):
+        self.future = future
+        self.sealed = sealed
+
+    @cython.final
+    cdef bint _settle(self, Py_ssize_t count) noexcept:
+        self.remaining -= count
+        return self.remaining == 0 and self.sealed
+
+    @cython.final
+    cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1:
+        # `order` wraps; what is in flight is far less than 2**32
+        cdef uint64_t index = self.count - <uint32_t> (<uint32_t> self.count - order)
+        if self.errors is None:
+            self.errors = []
+            self.first_refused = index
+        self.first_refused = min(self.first_refused, index)
+        self.errors.append((id, code))
+        return 0
+
+    def seal(self):
+        """No more messages will be added; true if all of them are settled already."""
+        self.sealed = True
+        return self.remaining == 0
+
+
+@cython.final
+@cython.freelist(256)
+cdef class SubEntrySpan:
+    # Messages of one waiter in one sub-entry, one behind the other: `count`, from `order` on.
+    pass
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Frame:
+    pass
+
+
+cdef class FrameBuilder:
+    """Frames of one publisher that are finished or open, and the ring of their entries.
+
+    :param publisher_id: id of the publisher on its connection, 0 to 255.
+    :param frame_max: limit of a frame's size field in bytes; 0 for none.
+    :param frame_entries: how many messages a frame has at most.
+    :param next_id: publishing id of the next message.
+    :param filter_extract: gives a message's filter value (str or None); None for Publish v1.
+    :param amqp: encode as AMQP 1.0; if false, messages are bytes and sent as they are.
+    :param batched: ids may come in any order until they are released.
+    :param sub_entry: collects the messages of a sub-entry; None for none.
+    :ivar queued: how many messages are encoded and not yet sent (int).
+    """
+
+    def __init__(
+        self,
+        uint8_t publisher_id,
+        Py_ssize_t frame_max,
+        Py_ssize_t frame_entries,
+        uint64_t next_id,
+        filter_extract=None,
+        bint amqp=True,
+        bint batched=False,
+        SubEntry sub_entry=None,
+    ):
+        if sub_entry is not None:
+            if filter_extract is not None:
+                raise ArgumentError('messages in sub-entries cannot have filter values')
+            frame_entries = max(1, frame_entries // sub_entry.limit) * sub_entry.limit
+        self.publisher_id = publisher_id
+        self._set_frame_max(frame_max)
+        self.frame_entries = frame_entries
+        self.next_id = next_id
+        self.filter_extract = filter_extract
+        self.amqp = amqp
+        self.batched = batched
+        self.sub_entry = sub_entry
+        self.sub_entry_spans = []
+        self.frames = []
+        self.capacity_hint = SMALLEST_FRAME
+        self.ring = <Entry *> PyMem_Malloc(RING * sizeof(Entry))
+        if self.ring is NULL:
+            raise MemoryError
+        self.mask = RING - 1
+
+    def __dealloc__(self):
+        out_discard(&self.out)
+        PyMem_Free(self.ring)
+
+    cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1:
+        self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
+        return 0
+
+    def append(self, object message, PendingConfirms waiter not None):
+        """Encode a message into the open frame; gives its publishing id.
+
+        :raises AMQPEncoderError: the value has no AMQP 1.0 form; nothing has changed then.
+        :raises ArgumentError: an explicit publishing id that was used before or is too low.
+        :raises MessageTooLarge: the message fits no frame; nothing has changed then.
+        """
+        return self._append(message, waiter)
+
+    def put(self, object message, object future):
+        """`append` with a waiter of its own, which has that future; gives the publishing id."""
+        cdef PendingConfirms waiter = PendingConfirms.__new__(PendingConfirms)
+        waiter.future = future
+        waiter.sealed = True
+        return self._append(message, waiter)
+
+    def extend(self, object iterator, Py_ssize_t limit, PendingConfirms waiter not None):
+        """Append what an iterator gives: at most `limit` messages, or about 256 kB.
+
+        Gives whether there may be more.  Nothing is taken from the iterator behind a message that
+        cannot be appended.
+
+        :raises Exception: see `append`; `waiter.count` tells which message it was.
+        """
+        cdef uint64_t end = waiter.count + <uint64_t> limit
+        cdef uint64_t full = self.bytes_encoded + RUN_BYTES
+        if limit <= 0:
+            return True
+        for message in iterator:
+            self._append(message, waiter)
+            if waiter.count >= end or self.bytes_encoded >= full:
+                return True
+        return False
+
+    def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
+        """Check that explicit publishing ids in a list or tuple ascend, nothing else.
+
+        Gives the highest id behind messages[start:stop] (int): `before` of the next call.
+
+        :raises ArgumentError: an id that is not above the one before it; `index` tells which.
+        """
+        cdef bint has_last = self.has_last
+        cdef uint64_t last = self.last_id
+        cdef uint64_t next_id = self.next_id
+        cdef uint64_t id
+        cdef Py_ssize_t i
+        # Messages of one sub-entry share their id; how many that will be is not known here.
+        cdef bint shared = self.sub_entry is not None and (
+            before is not None or self.sub_entry.count > 0
+        )
+        if before is not None:
+            has_last = True
+            last = before
+            next_id = max(next_id, last + 1)
+        for i in range(start, min(stop, <Py_ssize_t> len(messages))):
+            message = messages[i]
+            if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+                id = (<MessageCtx> message)._publish_id
+                if has_last and id <= last:
+                    error = ArgumentError(f'publish id {id} is not above those before it')
+                    error.index = i
+                    error.add_note(f'message {i} of send_many')
+                    raise error
+                last = id
+                next_id = max(next_id, id + 1)
+                shared = False
+            elif not shared:
+                last = next_id
+                next_id += 1
+                shared = self.sub_entry is not None
+            has_last = True
+        return last if has_last else None
+
+    cdef int _check_idle(self) except -1:
+        # The encoder and the filter call the user's code, which must not come back to here.
+        if self.busy:
+            raise PublisherError('a publisher cannot be used while it encodes a message')
+        return 0
+
+    # -- appending
+
+    cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead:
+        cdef uint64_t id = self.next_id
+        cdef Py_ssize_t start
+        cdef object value = None
+        cdef bint disorder = False
+        self._check_idle()
+        if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+            if self.sub_entry is not None:
+                self._close_sub_entry(out_size(&self.sub_entry.out))
+            id = (<MessageCtx> message)._publish_id
+            disorder = self._check_explicit(id)
+        elif self.sub_entry is not None:
+            return self._append_to_sub_entry(message, waiter)
+        elif self.has_last and id == self.last_id:
+            raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
+        if self.tail - self.head > self.mask:
+            self._grow_ring()
+        self.busy = True
+        try:
+            if self.filter_extract is not None:
+                value = self._filter_value(message)
+            if self.open is None:
+                self._open_frame()
+            start = out_size(&self.out)
+            try:
+                self._put_entry(id, message, value)
+            except BaseException:
+                self.out.p = self.out.start + start
+                trim(&self.out)
+                raise
+        finally:
+            self.busy = False
+        if out_size(&self.out) - 4 > self.frame_max:
+            self._move_entry(start)
+            start = PREFIX
+        self.bytes_encoded += <uint64_t> (out_size(&self.out) - start)
+        self._add_simple(id, start, waiter, <uint32_t> waiter.count)
+        self.queued += 1
+        waiter.count += 1
+        waiter.remaining += 1
+        if disorder:
+            self.unsorted = True
+        self._give_id(id)
+        if self.open.count >= self.frame_entries:
+            self._finish_frame()
+        return id
+
+    cdef int _give_id(self, uint64_t id) except -1:
+        if self.batch_ids is not None:
+            self.batch_ids.add(id)
+        if not self.has_last or id > self.last_id:
+            self.last_id = id
+            self.has_last = True
+        if id >= self.next_id:
+            self.next_id = id + 1 if id < LAST_ID else id
+        return 0
+
+    cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead:
+        cdef SubEntry sub_entry = self.sub_entry
+        cdef Py_ssize_t start, end, limit
+        cdef SubEntrySpan share = None
+        self.busy = True
+        try:
+            start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
+        finally:
+            self.busy = False
+        end = out_size(&sub_entry.out)
+        limit = min(self.frame_max - (PREFIX - 4 + SUB_HEADER), SUB_MAX)
+        if end > limit and start:
+            try:
+                self._close_sub_entry(start)
+            except BaseException:
+                sub_entry.out.p = sub_entry.out.start + start
+                raise
+            end -= start
+            start = 0
+        self.bytes_encoded += <uint64_t> (end - start)
+        if sub_entry.count == 0:
+            if self.has_last and self.next_id == self.last_id:
+                sub_entry._drop(end)
+                raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
+            self.sub_entry_id = self.next_id
+            self._give_id(self.sub_entry_id)
+        elif (<SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]).waiter is waiter:
+            share = <SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]
+        if share is None:
+            share = SubEntrySpan.__new__(SubEntrySpan)
+            share.waiter = waiter
+            share.count = 0
+            share.order = <uint32_t> waiter.count
+            self.sub_entry_spans.append(share)
+        share.count += 1
+        sub_entry.count += 1
+        self.queued += 1
+        waiter.count += 1
+        waiter.remaining += 1
+        if sub_entry.count == sub_entry.limit or end >= limit:
+            self._close_sub_entry(end)
+        return self.sub_entry_id
+
+    cdef int _close_sub_entry(self, Py_ssize_t used) except -1:
+        # The first `used` bytes of the open sub-entry, with all messages that it counts.
+        cdef SubEntry sub_entry = self.sub_entry
+        cdef Py_ssize_t count = sub_entry.count
+        cdef Py_ssize_t size = 8 + used
+        cdef Py_ssize_t start
+        cdef bytes stored
+        cdef list shares = self.sub_entry_spans
+        if count == 0:
+            return 0
+        # alone, a message needs no header of a sub-entry
+        stored = sub_entry._compressed(used, used if count > 1 else used + 8 - SUB_HEADER)
+        if count > 1 or stored is not None:
+            size = SUB_HEADER + (used if stored is None else PyBytes_GET_SIZE(stored))
+        self._make_room(size, count)
+        start = out_size(&self.out)
+        put_u64(&self.out, self.sub_entry_id)
+        if count > 1 or stored is not None:
+            put_u8(&self.out, 0x80 | (0 if stored is None else sub_entry.code << 4))
+            put_u16(&self.out, <uint16_t> count)
+            put_u32(&self.out, <uint32_t> used)
+            put_u32(&self.out, <uint32_t> (size - SUB_HEADER))
+        if stored is None:
+            put_bytes(&self.out, sub_entry.out.start, used)
+        else:
+            put_bytes(&self.out, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+        self.sub_entry_spans = []
+        self._add_shared(self.sub_entry_id, start, shares)
+        sub_entry._drop(used)
+        if self.open.count >= self.frame_entries:
+            self._finish_frame()
+        return 0
+
+    cdef bint _check_explicit(self, uint64_t id) except -1:
+        # True if the id comes behind a higher one, in a batch.
+        cdef uint64_t i
+        if not self.has_last or id > self.last_id:
+            return False
+        if not self.batched or self.has_released and id <= self.last_released:
+            raise ArgumentError(f'publish id {id} is not above those sent before')
+        if self.batch_ids is None:
+            self.batch_ids = {
+                self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
+            }
+        if id in self.batch_ids:
+            raise ArgumentError(f'publish id {id} is in the batch already')
+        return True
+
+    cdef object _filter_value(self, object message):
+        cdef object value = self.filter_extract(
+            message if type(message) is MessageCtx
+            else _MessageCtx(message, None, None, None, None, None, None)
+        )
+        if value is not None and not isinstance(value, str):
+            raise ArgumentTypeError(f'filter value must be str or None, not {type(value).__name__}')
+        return value
+
+    # -- frames
+
+    cdef int _open_frame(self) except -1:
+        self.open = None
+        out_open(&self.out, self.capacity_hint)
+        self.out.p += PREFIX
+        self.open = Frame.__new__(Frame)
+        self.open.waiters = []
+        return 0
+
+    cdef int _move_entry(self, Py_ssize_t start) except -1:
+        # The entry at `start` is too much for the open frame: it opens the next one.
+        cdef Py_ssize_t size = out_size(&self.out) - start
+        cdef OutBuffer full = self.out
+        full.p = full.start + start
+        self.out.owner = NULL
+        try:
+            out_open(&self.out, max(size + PREFIX, self.capacity_hint))
+        except MemoryError:
+            self.out = full
+            raise
+        self.out.p += PREFIX
+        put_bytes(&self.out, full.start + start, size)
+        full, self.out = self.out, full
+        self._finish_frame()
+        self.open = Frame.__new__(Frame)
+        self.open.waiters = []
+        self.out = full
+        return 0
+
+    cdef int _make_room(self, Py_ssize_t size, Py_ssize_t count) except -1:
+        # For an entry of so many bytes and messages; also in the ring.
+        if self.tail - self.head > self.mask:
+            self._grow_ring()
+        if self.open is not None and self.open.count and (
+            self.open.count + count > self.frame_entries
+            or out_size(&self.out) - 4 + size > self.frame_max
+        ):
+            self._finish_frame()
+        if self.open is None:
+            self._open_frame()
+        return out_reserve(&self.out, size)
+
+    cdef int _close_open(self) except -1:
+        # Everything queued is in finished frames then.
+        if self.sub_entry is not None:
+            self._close_sub_entry(out_size(&self.sub_entry.out))
+        if self.open is not None:
+            if self.open.count:
+                self._finish_frame()
+            else:
+                self.open = None
+                out_discard(&self.out)
+        return 0
+
+    cdef int _finish_frame(self) except -1:
+        cdef uint8_t *p = self.out.start
+        cdef Py_ssize_t size = out_size(&self.out)
+        cdef Frame frame = self.open
+        cdef uint8_t *end = self.out.p
+        store_u32(p, <uint32_t> (size - 4))
+        self.out.p = p + 4
+        put_u16(&self.out, KEY_PUBLISH)
+        put_u16(&self.out, 1 if self.filter_extract is None else 2)
+        put_u8(&self.out, self.publisher_id)
+        put_u32(&self.out, <uint32_t> frame.entries)
+        self.out.p = end
+        frame.data = out_finish(&self.out)
+        frame.last = None
+        self.frames.append(frame)
+        self.open = None
+        self.capacity_hint = max(SMALLEST_FRAME, min(size, LARGEST_HINT))
+        return 0
+
+    cdef int _put_entry(self, uint64_t id, object message, object value) except -1:
+        cdef OutBuffer *out = &self.out
+        cdef Py_ssize_t start = out_size(out)
+        out_reserve(out, 12)
+        put_u64(out, id)
+        if self.filter_extract is not None:
+            put_filter(out, value)
+        return put_message(
+            out, message, self.amqp, self.frame_max - (PREFIX - 4) - (out_size(out) - start) - 4
+        )
+
+    # -- the ring of entries
+
+    cdef int _grow_ring(self) except -1:
+        cdef uint64_t size = self.mask + 1
+        cdef uint64_t i
+        cdef Entry *ring = <Entry *> PyMem_Malloc(2 * size * sizeof(Entry))
+        if ring is NULL:
+            raise MemoryError
+        for i in range(self.head, self.tail):
+            ring[i & (2 * size - 1)] = self.ring[i & self.mask]
+        PyMem_Free(self.ring)
+        self.ring = ring
+        self.mask = 2 * size - 1
+        return 0
+
+    cdef Entry *_add_entry(self, uint64_t id, Py_ssize_t start, Py_ssize_t count) noexcept:
+        # From `start` to the end of the open frame; there is room in the ring.
+        cdef Entry *entry = &self.ring[self.tail & self.mask]
+        entry.id = id
+        entry.frame = <uint32_t> (self.frames_base + <uint64_t> len(self.frames))
+        entry.start = <uint32_t> start
+        entry.size = <uint32_t> (out_size(&self.out) - start)
+        entry.settled = False
+        self.tail += 1
+        self.open.entries += 1
+        self.open.unsettled += 1
+        self.open.count += count
+        return entry
+
+    cdef int _add_simple(
+        self, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
+    ) except -1:
+        cdef Frame frame = self.open
+        cdef Entry *entry
+        if frame.last is not waiter:
+            frame.waiters.append(waiter)
+            frame.last = waiter
+        entry = self._add_entry(id, start, 1)
+        entry.waiter = <uint32_t> (len(frame.waiters) - 1)
+        entry.order = order
+        entry.shares = 0
+        return 0
+
+    cdef int _add_shared(self, uint64_t id, Py_ssize_t start, list shares) except -1:
+        cdef Frame frame = self.open
+        cdef Py_ssize_t count = 0
+        cdef Entry *entry
+        for share in shares:
+            count += (<SubEntrySpan> share).count
+        entry = self._add_entry(id, start, count)
+        entry.waiter = <uint32_t> len(frame.waiters)
+        entry.order = 0
+        entry.shares = <uint16_t> len(shares)
+        frame.waiters.extend(shares)
+        frame.last = None
+        return 0

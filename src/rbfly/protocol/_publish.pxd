@@ -1,0 +1,31 @@
+# Declarations for the engine.  No ABI promise between releases.
+
+from libc.stdint cimport uint8_t, uint64_t
+
+from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, PendingConfirms
+
+
+cdef class PublishWindow(FrameBuilder):
+    cdef readonly Py_ssize_t in_flight
+    cdef readonly Py_ssize_t max_unconfirmed
+    cdef readonly bint needs_redeclare
+    cdef public object on_settled
+    cdef uint64_t released          # if batched: number of the first frame not released
+    cdef uint64_t next_frame        # number of the first finished frame that was not sent
+    cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued
+    cdef uint64_t cursor            # where the next confirm is expected
+    cdef bint any_written
+    cdef uint64_t written           # highest id that ever left, up to the last replay
+
+    cdef int _note_written(self) noexcept
+    cdef int _repack(self, uint64_t first, list done) except -1
+    cdef int _note_size(self, Frame frame, Entry *entry) except -1
+    cdef int _mark_released(self) except -1
+    cdef Entry *_find(self, uint64_t id) noexcept
+    cdef int _settle(self, uint64_t id, int code, list done) except -1
+    cdef Py_ssize_t _settle_entry(
+        self, Frame frame, Entry *entry, int code, list done
+    ) except -1
+    cdef int _release(self) except -1
+    cdef list confirm(self, const uint8_t *p, Py_ssize_t count)
+    cdef list refuse(self, const uint8_t *p, Py_ssize_t count)

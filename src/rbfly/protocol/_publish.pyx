@@ -1,0 +1,395 @@
+"""What is queued and what is unconfirmed of a publisher.
+
+The bytes of a frame are kept until every id in it is settled, so that what is unsettled can be sent
+again.
+
+This room answers questions: it holds no future, calls no transport and knows no loop.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport uint8_t, uint64_t
+
+from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
+from rbfly.protocol._entry cimport SubEntry
+from rbfly.protocol._frames cimport (
+    PREFIX,
+    Entry,
+    Frame,
+    FrameBuilder,
+    PendingConfirms,
+    SubEntrySpan,
+    offset,
+    waiter_of,
+)
+
+from rbfly.error import ArgumentError
+
+
+cdef enum:
+    FRAME_TOO_LARGE = 0x0E
+    PUBLISHER_DOES_NOT_EXIST = 0x12
+
+
+cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
+    # How many messages a sub-entry has.
+    cdef Py_ssize_t i, count = 0
+    for i in range(entry.waiter, entry.waiter + entry.shares):
+        count += (<SubEntrySpan> frame.waiters[i]).count
+    return count
+
+
+cdef int give_up(object item, bint unsent, list done) except -1:
+    # A waiter is asked for its first message that is not settled.
+    cdef PendingConfirms waiter = waiter_of(item)
+    if waiter.remaining:
+        waiter.remaining = 0
+        waiter.unsent = unsent
+        done.append(waiter)
+    return 0
+
+
+@cython.final
+cdef class PublishWindow(FrameBuilder):
+    """Frames of one publisher: open, waiting to be sent, and in flight.
+
+    :param publisher_id: id of the publisher on its connection, 0 to 255.
+    :param frame_max: limit of a frame's size field in bytes; 0 for none.
+    :param max_unconfirmed: how many messages may be in flight.
+    :param next_id: publishing id of the next message.
+    :param filter_extract: gives a message's filter value (str or None); None for Publish v1.
+    :param amqp: encode as AMQP 1.0; if false, messages are bytes and sent as they are.
+    :param batched: messages wait for `release`, and may come in any order of their ids until then.
+    :param sub_entry: collects the messages of a sub-entry; None for none.
+    :ivar in_flight: how many messages are sent and not settled (int).
+    :ivar needs_redeclare: the broker does not know the publisher; `replay` is to follow (bool).
+    """
+
+    def __init__(
+        self,
+        uint8_t publisher_id,
+        Py_ssize_t frame_max,
+        Py_ssize_t max_unconfirmed,
+        uint64_t next_id,
+        filter_extract=None,
+        bint amqp=True,
+        bint batched=False,
+        SubEntry sub_entry=None,
+    ):
+        if max_unconfirmed < 1:
+            raise ArgumentError('max_unconfirmed must be at least 1')
+        if sub_entry is not None and sub_entry.limit > max_unconfirmed:
+            raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
+        # Several frames fill the window, so that one is on its way while another is confirmed.
+        FrameBuilder.__init__(
+            self,
+            publisher_id,
+            frame_max,
+            max(1, max_unconfirmed // 10),
+            next_id,
+            filter_extract,
+            amqp,
+            batched,
+            sub_entry,
+        )
+        self.max_unconfirmed = max_unconfirmed
+
+    @property
+    def unsettled(self):
+        """How many messages are queued or in flight (int)."""
+        return self.in_flight + self.queued
+
+    def take(self):
+        """The next frame to write (bytes); None if nothing waits or the window is full."""
+        cdef Frame frame
+        self._check_idle()
+        if self.batched:
+            if self.next_frame == self.released:
+                return None
+        elif self.next_frame == self.frames_base + <uint64_t> len(self.frames):
+            # the open frame, and in it the open sub-entry; all that is queued
+            if self.queued == 0:
+                return None
+            if self.in_flight and self.in_flight + self.queued > self.max_unconfirmed:
+                return None
+            self._close_open()
+        frame = <Frame> self.frames[self.next_frame - self.frames_base]
+        if self.in_flight and self.in_flight + frame.count > self.max_unconfirmed:
+            return None
+        self.next_frame += 1
+        self.in_flight += frame.count
+        self.queued -= frame.count
+        self.sent += <uint64_t> frame.entries
+        return frame.data
+
+    def release(self):
+        """Let `take` give what was appended so far, ascending by id."""
+        self._check_idle()
+        self._close_open()
+        if self.unsorted:
+            self._repack(self.released_end, None)
+        self.batch_ids = None
+        self._mark_released()
+        if self.has_last:
+            self.last_released = self.last_id
+            self.has_released = True
+
+    def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
+        """Queue everything unsettled again, in order, for a publisher declared anew.
+
+        Messages that fit no frame any more are refused with code 0x0e (frame too large).
+
+        :returns: waiters that this has settled (list).
+        """
+        cdef list done = []
+        self._check_idle()
+        self.publisher_id = publisher_id
+        self._set_frame_max(frame_max)
+        self.needs_redeclare = False
+        self._note_written()
+        self._repack(self.head, done)
+        return done
+
+    def fail_pending(self):
+        """Forget everything unsettled; gives the waiters that had messages in it (list)."""
+        cdef list done = []
+        cdef list waiters
+        cdef Entry *entry
+        cdef uint64_t i
+        cdef Py_ssize_t n
+        self._check_idle()
+        if self.open is not None:
+            self.frames.append(self.open)
+            self.open = None
+            out_discard(&self.out)
+        self._note_written()
+        for i in range(self.head, self.tail):
+            entry = &self.ring[i & self.mask]
+            if not entry.settled:
+                waiters = (<Frame> self.frames[offset(entry.frame, self.frames_base)]).waiters
+                for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+                    give_up(waiters[n], not self.any_written or entry.id > self.written, done)
+        if self.sub_entry is not None:
+            for share in self.sub_entry_spans:
+                give_up(share, True, done)
+            self.sub_entry_spans = []
+            self.sub_entry._drop(out_size(&self.sub_entry.out))
+        self.frames_base += <uint64_t> len(self.frames)
+        self.next_frame = self.released = self.frames_base
+        self.frames = []
+        self.head = self.sent = self.cursor = self.released_end = self.tail
+        self.batch_ids = None
+        self.in_flight = self.queued = 0
+        self.unsorted = False
+        return done
+
+    # -- sending again
+
+    cdef int _note_written(self) noexcept:
+        # Ids ascend in the order in which they leave.
+        if self.sent > self.head:
+            self.any_written = True
+            self.written = self.ring[(self.sent - 1) & self.mask].id
+        return 0
+
+    cdef int _repack(self, uint64_t first, list done) except -1:
+        # Unsettled entries from `first` on move into new frames, ascending by id.
+        cdef list old = self.frames
+        cdef uint64_t old_base = self.frames_base
+        cdef Py_ssize_t kept
+        cdef uint64_t i, n = 0, released = 0
+        cdef Py_ssize_t count
+        cdef Entry *moved
+        cdef Entry *entry
+        cdef Frame source
+        cdef list order
+        self._close_open()
+        if first == self.tail:
+            return 0
+        moved = <Entry *> PyMem_Malloc((self.tail - first) * sizeof(Entry))
+        if moved is NULL:
+            raise MemoryError
+        try:
+            for i in range(first, self.tail):
+                entry = &self.ring[i & self.mask]
+                if not entry.settled:
+                    moved[n] = entry[0]
+                    n += 1
+                    if i < self.released_end:
+                        released += 1
+            order = list(range(n))
+            if self.unsorted:
+                order.sort(key=[moved[i].id for i in range(n)].__getitem__)
+            kept = offset(self.ring[first & self.mask].frame, old_base)
+            self.frames = old[:kept]
+            self.tail = first
+            self.sent = min(self.sent, first)
+            self.cursor = min(self.cursor, first)
+            self.next_frame = min(self.next_frame, old_base + <uint64_t> kept)
+            if first == self.head:
+                self.queued += self.in_flight
+                self.in_flight = 0
+            self.unsorted = False
+            for n, i in enumerate(order):
+                if n == released:
+                    self._mark_released()
+                entry = &moved[i]
+                source = <Frame> old[offset(entry.frame, old_base)]
+                # A sub-entry as a whole: it has one id, and those behind it were given already.
+                if PREFIX - 4 + <Py_ssize_t> entry.size > self.frame_max:
+                    self.queued -= self._settle_entry(source, entry, FRAME_TOO_LARGE, done)
+                    self._note_size(source, entry)
+                    continue
+                count = 1
+                if entry.shares:
+                    count = messages_of(source, entry)
+                self._make_room(entry.size, count)
+                put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
+                if entry.shares:
+                    self._add_shared(
+                        entry.id,
+                        out_size(&self.out) - entry.size,
+                        source.waiters[entry.waiter:entry.waiter + entry.shares],
+                    )
+                else:
+                    self._add_simple(
+                        entry.id,
+                        out_size(&self.out) - entry.size,
+                        <PendingConfirms> source.waiters[entry.waiter],
+                        entry.order,
+                    )
+            if len(order) == <Py_ssize_t> released:
+                self._mark_released()
+        finally:
+            PyMem_Free(moved)
+        return 0
+
+    cdef int _note_size(self, Frame frame, Entry *entry) except -1:
+        # Those who waited for it are told why.
+        cdef Py_ssize_t count = messages_of(frame, entry) if entry.shares else 1
+        cdef Py_ssize_t i
+        cdef PendingConfirms waiter
+        for i in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+            item = frame.waiters[i]
+            waiter = waiter_of(item)
+            if waiter.too_large is None:
+                limit = max(self.frame_max - (PREFIX - 4), 0)
+                waiter.too_large = (entry.id, entry.size, limit, count)
+        return 0
+
+    cdef int _mark_released(self) except -1:
+        # What a batched publisher released and what it did not never share a frame.
+        if self.batched:
+            if self.open is not None and self.open.count:
+                self._finish_frame()
+            self.released = self.frames_base + <uint64_t> len(self.frames)
+            self.released_end = self.tail
+        return 0
+
+    # -- settling
+
+    cdef Entry *_find(self, uint64_t id) noexcept:
+        cdef uint64_t low = self.head, high = self.tail, middle
+        cdef Entry *entry
+        if self.cursor < self.tail:
+            entry = &self.ring[self.cursor & self.mask]
+            if entry.id == id:
+                self.cursor += 1
+                return entry
+        if self.unsorted:
+            for middle in range(self.head, self.tail):
+                entry = &self.ring[middle & self.mask]
+                if entry.id == id:
+                    return entry
+            return NULL
+        while low < high:
+            middle = low + (high - low) // 2
+            entry = &self.ring[middle & self.mask]
+            if entry.id < id:
+                low = middle + 1
+            elif entry.id > id:
+                high = middle
+            else:
+                self.cursor = middle + 1
+                return entry
+        return NULL
+
+    cdef int _settle(self, uint64_t id, int code, list done) except -1:
+        cdef Entry *entry = self._find(id)
+        cdef Py_ssize_t number
+        cdef Frame frame
+        # Unknown or settled: a late or a second confirm, e.g. of a deduplicated message.
+        if entry is NULL or entry.settled:
+            return 0
+        number = offset(entry.frame, self.frames_base)
+        if number >= <Py_ssize_t> (self.next_frame - self.frames_base):
+            return 0
+        entry.settled = True
+        frame = <Frame> self.frames[number]
+        self.in_flight -= self._settle_entry(frame, entry, code, done)
+        frame.unsettled -= 1
+        if frame.unsettled == 0:
+            frame.data = None
+            frame.waiters = None
+        return 0
+
+    cdef Py_ssize_t _settle_entry(
+        self, Frame frame, Entry *entry, int code, list done
+    ) except -1:
+        # How many messages it had.
+        cdef PendingConfirms waiter
+        cdef SubEntrySpan share
+        cdef Py_ssize_t i, count = 0
+        if entry.shares == 0:
+            waiter = <PendingConfirms> frame.waiters[entry.waiter]
+            if code:
+                waiter._refuse(entry.id, code, entry.order)
+            if waiter._settle(1):
+                done.append(waiter)
+            return 1
+        for i in range(entry.waiter, entry.waiter + entry.shares):
+            share = <SubEntrySpan> frame.waiters[i]
+            waiter = share.waiter
+            count += share.count
+            if code:
+                waiter._refuse(entry.id, code, share.order)
+            if waiter._settle(share.count):
+                done.append(waiter)
+        return count
+
+    cdef int _release(self) except -1:
+        cdef Py_ssize_t n = 0
+        while self.head < self.sent and self.ring[self.head & self.mask].settled:
+            self.head += 1
+        while n < <Py_ssize_t> (self.next_frame - self.frames_base):
+            if (<Frame> self.frames[n]).unsettled:
+                break
+            n += 1
+        if n:
+            del self.frames[:n]
+            self.frames_base += <uint64_t> n
+        if self.cursor < self.head:
+            self.cursor = self.head
+        return 0
+
+    cdef list confirm(self, const uint8_t *p, Py_ssize_t count):
+        cdef list done = []
+        cdef Py_ssize_t i
+        for i in range(count):
+            self._settle(load_u64(p + 8 * i), 0, done)
+        self._release()
+        return done
+
+    cdef list refuse(self, const uint8_t *p, Py_ssize_t count):
+        cdef list done = []
+        cdef Py_ssize_t i
+        cdef int code
+        for i in range(count):
+            code = load_u16(p + 10 * i + 8)
+            if code == PUBLISHER_DOES_NOT_EXIST:
+                self.needs_redeclare = True        # what it refuses is sent again by the next one
+            else:
+                self._settle(load_u64(p + 10 * i), code, done)
+        self._release()
+        return done

@@ -1,0 +1,114 @@
+"""Where in a stream a subscription starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from ..error import ArgumentOverflowError, ArgumentTypeError
+from .const import OffsetCode
+
+__all__ = ['Offset', 'OffsetType']
+
+
+class OffsetType(IntEnum):
+    """Kinds of an offset; all but `REFERENCE` are those of the stream protocol."""
+
+    FIRST = OffsetCode.FIRST
+    LAST = OffsetCode.LAST
+    NEXT = OffsetCode.NEXT
+    OFFSET = OffsetCode.OFFSET
+    TIMESTAMP = OffsetCode.TIMESTAMP
+    REFERENCE = 0xFFFF
+
+
+VALUES: dict[OffsetType, tuple[type, ...]] = {
+    OffsetType.OFFSET: (int,),
+    OffsetType.TIMESTAMP: (int, float),
+    OffsetType.REFERENCE: (str,),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Offset:
+    """Where in a stream a subscription starts.
+
+    Use the constants and the static methods:
+
+    * `Offset.FIRST`: the first message of the stream;
+    * `Offset.LAST`: the first message of the last chunk;
+    * `Offset.NEXT`: messages published from now on;
+    * :meth:`Offset.offset`: an absolute offset;
+    * :meth:`Offset.timestamp`: a point in time;
+    * :meth:`Offset.reference`: behind the offset stored under a reference.
+    """
+
+    type: OffsetType
+    value: int | float | str | None = None
+    default: Offset | None = None  # of a reference
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, OffsetType):
+            raise ArgumentTypeError(f'type must be OffsetType, not {type(self.type).__name__}')
+        if self.default is not None and (
+            self.type != OffsetType.REFERENCE
+            or not isinstance(self.default, Offset)
+            or self.default.type == OffsetType.REFERENCE
+        ):
+            raise ArgumentTypeError('only a reference has a default, which is no reference')
+        kinds = VALUES.get(self.type, ())
+        if not isinstance(self.value, kinds or type(None)) or isinstance(self.value, bool):
+            names = ' or '.join(kind.__name__ for kind in kinds) or 'None'
+            found = type(self.value).__name__
+            raise ArgumentTypeError(f'{self.type.name} offset takes {names}, not {found}')
+        if isinstance(self.value, int | float):
+            low, high, unit = (0, 2**64, 1)
+            if self.type == OffsetType.TIMESTAMP:
+                low, high, unit = (-(2**63), 2**63, 1000)
+            if not low <= self.value * unit < high:
+                raise ArgumentOverflowError(
+                    f'{self.type.name.lower()} is out of range: {self.value}'
+                )
+
+    FIRST: ClassVar[Offset]
+    LAST: ClassVar[Offset]
+    NEXT: ClassVar[Offset]
+
+    @staticmethod
+    def offset(offset: int) -> Offset:
+        """Start exactly at a message.
+
+        :param offset: absolute offset, 0 to 2**64 - 1.
+        :raises OverflowError: out of range.
+        """
+        return Offset(OffsetType.OFFSET, offset)
+
+    @staticmethod
+    def timestamp(timestamp: float) -> Offset:
+        """Start at the first chunk written at that time or later.
+
+        :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
+        :raises OverflowError: out of range: the protocol has 64-bit milliseconds.
+        """
+        return Offset(OffsetType.TIMESTAMP, timestamp)
+
+    @staticmethod
+    def reference(reference: str, default: Offset | None = None) -> Offset:
+        """Start behind the offset stored with `write_offset`, or by automatic tracking.
+
+        :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :param default: where to start if none is stored; None for the first message.
+        """
+        return Offset(OffsetType.REFERENCE, reference, default)
+
+    def __repr__(self) -> str:
+        value = '' if self.value is None else f'({self.value})'
+        if self.default is not None:
+            value = f'({self.value}, {self.default!r})'
+        return f'Offset.{self.type.name}{value}'
+
+
+Offset.FIRST = Offset(OffsetType.FIRST)
+Offset.LAST = Offset(OffsetType.LAST)
+Offset.NEXT = Offset(OffsetType.NEXT)

@@ -1,0 +1,185 @@
+"""Publishers that send what was batched, when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from ..checks import check_integer
+from ..error import ConfirmTimeout, RoomTimeout
+from ..types import AMQPBody
+from ._sending import BatchCore, ConfirmGroup
+from .publisher import BasePublisher
+from .types import MessageCtx, PublisherInfo
+from .waiting import WindowSemaphore, deadline, in_time, raise_first
+
+__all__ = [
+    'PublisherBatch',
+    'PublisherBatchFast',
+    'PublisherBatchLimit',
+    'PublisherBatchMem',
+    'PublisherBinBatch',
+]
+
+MAX_LEN = 2**63 - 1
+USER = 4  # frames from a constructor up to `async with client.publisher(...)`
+
+
+class PublisherBatchFast(BatchCore, BasePublisher):
+    """Encodes messages with `batch`, sends them with `flush`."""
+
+    _batched = True
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, info, client, message_id)
+        self._batches: list[ConfirmGroup] = []  # sent; no flush has told their outcome yet
+        self._waiter = ConfirmGroup(self._loop)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what is queued; returns when the broker has confirmed all of it.
+
+        :param timeout: seconds to wait for the confirms; None or 0 for no limit.
+        :raises PublishError: the broker did not store messages; `errors` lists them.
+        :raises ConfirmTimeout: not every confirm came in time.
+        :raises ValueError: the timeout is negative.
+        :raises StreamConnectionError: the connection was lost before the confirms.
+        """
+        until = None if timeout is None else deadline(timeout)
+        self._check()
+        self._release()
+        # Those of a flush that was given up, or runs beside this one, are waited for as well.
+        batches = self._batches.copy()
+        for batch in batches:
+            if batch.settled:
+                continue
+            if until is None:
+                await batch.wait()
+            elif not await in_time(batch.wait(), until):
+                raise ConfirmTimeout(f'not all confirms within {timeout} s')
+        self._tell(batches)
+
+    def _tell(self, batches: list[ConfirmGroup]) -> None:
+        """Raise what went wrong with them, once."""
+        self._batches = [batch for batch in self._batches if batch not in batches]
+        errors = [batch.error for batch in batches if batch.error is not None]
+        if errors:
+            raise_first(errors)
+
+    async def close(self) -> None:
+        """Send what is batched and wait until it is confirmed, within the client's `close_timeout`.
+
+        :raises PublishError: the broker did not store a message, and no flush has told.
+        :raises ConfirmTimeout: not every confirm came in time.
+        :raises StreamConnectionError: the connection was lost before every confirm.
+        """
+        batches = [] if self._closed else [*self._batches, self._waiter]
+        await super().close()
+        self._tell(batches)
+
+    def _release(self) -> None:
+        waiter = self._waiter
+        if waiter.count:
+            self._batches.append(waiter)
+            self._waiter = ConfirmGroup(self._loop)
+            self._window.release()
+            if waiter.seal():  # none fits a frame of a new connection
+                self._settle(waiter, None)
+        self._write()
+
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        super()._abandon(error, unsent)
+        if self._waiter.settled:  # told by the next flush; what is batched from now on is not lost
+            self._batches.append(self._waiter)
+            self._waiter = ConfirmGroup(self._loop)
+
+
+class PublisherBatchLimit(PublisherBatchFast):
+    """The same for tasks that batch while others flush: `batch` waits while too much is queued."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, info, client, message_id)
+        self._queue = WindowSemaphore(self._fits)
+
+    def _fits(self, max_len: int) -> bool:
+        return self._waiter.remaining + self._queue.reserved < max_len
+
+    async def batch(  # type: ignore[override]
+        self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
+    ) -> None:
+        """Encode a message and queue it; nothing leaves before `flush` or `close`.
+
+        Waits while `max_len` messages are queued; whoever calls `flush` makes room.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param max_len: how many messages may be queued, at least 1.
+        :param timeout: seconds to wait for room; None or 0 for no limit.
+        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
+        :raises ValueError: its explicit publish id is in the batch, or not above the last sent; or
+            the timeout is negative.
+        :raises PublisherError: the publisher is closed.
+        :raises MessageTooLarge: the message fits no frame.
+        :raises RoomTimeout: no room in time; the message was not queued.
+        :raises StreamConnectionError: the connection was lost.
+        """
+        until = None if timeout is None else deadline(timeout)
+        check_integer('max_len', max_len, 1, MAX_LEN)
+        self._check()
+        queue = self._queue
+        is_full = bool(queue.waiting) or not self._fits(max_len)
+        if is_full and not await queue.wait(max_len, 1, until):
+            raise RoomTimeout(f'{max_len} messages were queued for {timeout} s')
+        try:
+            self._check()
+            self._window.append(message, self._waiter)
+        except BaseException:
+            queue.grant()  # the room that this message does not need
+            raise
+
+    def _release(self) -> None:
+        super()._release()
+        self._queue.grant()
+
+    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
+        super()._abandon(error, unsent)
+        self._queue.fail(unsent or error)
+
+    def _part(
+        self, error: Exception, unsent: Exception | None = None
+    ) -> asyncio.Future[Any] | None:
+        self._queue.close()
+        return super()._part(error, unsent)
+
+
+class PublisherBinBatch(PublisherBatchFast):
+    """:class:`PublisherBatchFast` of raw bytes, which is not `amqp` whatever is asked for."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
+
+
+class PublisherBatch(PublisherBatchFast):
+    """Deprecated name of :class:`PublisherBatchFast`."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        warnings.warn('use PublisherBatchFast', DeprecationWarning, stacklevel=USER)
+        super().__init__(publisher_id, info, client, message_id)
+
+
+class PublisherBatchMem(PublisherBatchLimit):
+    """Deprecated name of :class:`PublisherBatchLimit`."""
+
+    def __init__(
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+    ) -> None:
+        warnings.warn('use PublisherBatchLimit', DeprecationWarning, stacklevel=USER)
+        super().__init__(publisher_id, info, client, message_id)

@@ -1,0 +1,67 @@
+"""A cursor driven by hand."""
+
+from typing import Any, Literal
+
+from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
+from rbfly.protocol._batch import MessageBatch
+from rbfly.protocol._chunk import Chunk
+from rbfly.protocol._cursor import KINDS, MessageCursor
+from rbfly.streams.types import MessageFilter
+
+
+class Cursor(MessageCursor):
+    """A cursor driven by hand; notes the chunks that were consumed, and progress."""
+
+    def __init__(
+        self,
+        amqp: bool = False,
+        filter: MessageFilter | None = None,
+        on_decode_error: Literal['raise', 'skip', 'raw'] = 'raise',
+    ) -> None:
+        super().__init__(amqp, filter, on_decode_error)
+        self.consumed: list[int] = []
+        self.progress: list[int | None] = []
+
+    def on_progress(self) -> None:
+        self.progress.append(self.finished)
+
+    def on_chunk_consumed(self, chunk: Chunk) -> None:
+        self.consumed.append(chunk.offset)
+
+    def push(self, data: bytes) -> None:
+        self.queue.push(Chunk.parse(data))
+
+    async def wait(self, kind: int, limit: int) -> Any:
+        if not self.advance(kind, limit):
+            raise StopAsyncIteration
+        return self.take(kind)
+
+
+def contexts(cursor: Cursor) -> list[MessageCtx]:
+    """The same as contexts."""
+    found = []
+    while cursor.advance(KINDS['context']):
+        found.append(cursor.take(KINDS['context']))
+    return found
+
+
+def batches(cursor: Cursor, limit: int = 1000) -> list[MessageBatch]:
+    """The same in batches."""
+    found = []
+    while cursor.advance(KINDS['batch'], limit):
+        found.append(cursor.take(KINDS['batch']))
+    return found
+
+
+def drain(cursor: Cursor) -> list[tuple[int, Any]]:
+    """Offset and message of everything that has arrived."""
+    found = []
+    while cursor.advance():
+        value = cursor.take()
+        found.append((cursor.last.context().stream_offset, value))
+    return found
+
+
+def amqp(body: Any) -> bytes:
+    data: bytes = encode_amqp_bytes(stream_message_ctx(body))
+    return data

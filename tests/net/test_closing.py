@@ -1,0 +1,316 @@
+"""What closing waits for, and for how long: the broker may be frozen."""
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net import closing
+from rbfly.net.cluster import Role
+from rbfly.protocol import commands
+from rbfly.streams.error import ConfirmTimeout, PublishError, StreamConnectionError
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import SILENT, FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+from tests.fake_stream import FakeStream
+
+LIMIT = 0.05  # seconds of a limit that is to be reached
+HANG = 5.0  # seconds within which what is to end has ended
+
+
+def freeze(fake: FakeBroker) -> None:
+    """Answer nothing any more."""
+    fake.handlers.update(dict.fromkeys(range(0x20), SILENT))
+
+
+class Held:
+    """Keeps requests, to answer them later."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Peer, Frame]] = []
+
+    def __call__(self, peer: Peer, request: Frame) -> None:
+        self.requests.append((peer, request))
+
+    def answer(self) -> None:
+        while self.requests:
+            peer, request = self.requests.pop()
+            peer.broker.default(peer, request)
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """Of everything that is closed, when it is given up."""
+    found: list[float | None] = []
+    timeout_at = asyncio.timeout_at
+
+    def recording(when: float | None) -> asyncio.Timeout:
+        found.append(when)
+        return timeout_at(when)
+
+    replaced = SimpleNamespace(**vars(asyncio) | {'timeout_at': recording})
+    monkeypatch.setattr(closing, 'asyncio', replaced)  # that of connecting is another one
+    return found
+
+
+# -- one limit
+
+
+async def test_one_limit_for_all_that_is_closed(deadlines: list[float | None]) -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        with pytest.raises(ConfirmTimeout, match=r'1 messages .* within close_timeout, 0\.05 s'):  # noqa: PT012
+            async with (
+                rbs.streams_client(fake.uri, close_timeout=LIMIT) as client,
+                client.publisher('test') as publisher,
+                client.publisher('test'),
+                client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+            ):
+                assert await anext(messages) == b'x'
+                freeze(fake)
+                await publisher.submit('y')
+        assert len(deadlines) == 4
+        assert len(set(deadlines)) == 1
+
+
+async def test_limit_begins_anew_once_the_broker_answers(deadlines: list[float | None]) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri, close_timeout=LIMIT) as client,
+    ):
+        with pytest.raises(ConfirmTimeout):
+            async with client.publisher('test') as publisher:
+                await publisher.submit('x')
+        del fake.handlers[wire.PUBLISH]
+        async with client.publisher('test') as publisher:
+            await publisher.submit('x')
+    assert deadlines[0] != deadlines[1]  # of the publishers
+
+
+async def test_slow_broker_gets_its_orderly_close() -> None:
+    def late(peer: Peer, request: Frame) -> None:
+        asyncio.get_running_loop().call_later(LIMIT, peer.broker.default, peer, request)
+
+    keys = (wire.PUBLISH, wire.DELETE_PUBLISHER, wire.CLOSE)
+    async with (
+        FakeBroker(on=dict.fromkeys(keys, late)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        confirmations = [await publisher.submit(i) for i in range(1000)]
+    assert all(item.done() and item.failure is None for item in confirmations)
+    assert fake.connections[1].commands()[-2:] == [wire.DELETE_PUBLISHER, wire.CLOSE]
+
+
+async def test_cancelled_program_waits_for_nothing() -> None:
+    stream = FakeStream()
+    stream.append(b'x', b'y')
+
+    async def run(fake: FakeBroker, ready: asyncio.Event) -> None:
+        tracking = rbs.OffsetTracking('me', interval=0)
+        async with (
+            rbs.streams_client(fake.uri, close_timeout=None, request_timeout=None) as client,
+            client.publisher('test') as publisher,
+            client.subscribe(
+                'test', offset=rbs.Offset.FIRST, amqp=False, auto_offset=tracking
+            ) as messages,
+        ):
+            assert [await anext(messages), await anext(messages)] == [b'x', b'y']
+            freeze(fake)
+            ready.set()
+            await publisher.send('z')
+
+    async with FakeBroker(on=stream.handlers()) as fake:
+        ready = asyncio.Event()
+        task = asyncio.create_task(run(fake, ready))
+        await ready.wait()
+        task.cancel()
+        await asyncio.wait_for(asyncio.wait([task]), HANG)
+        assert task.cancelled()
+    goodbye = [wire.STORE_OFFSET, wire.UNSUBSCRIBE, wire.CLOSE]
+    assert fake.connection.commands()[-3:] == goodbye
+
+
+@pytest.mark.parametrize('what', ['publisher', 'subscription', 'client'])
+async def test_cancelled_close_ends_at_once(what: str) -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        client = rbs.streams_client(fake.uri, close_timeout=None, request_timeout=None)
+        context = client.publisher('test')
+        publisher = await context.__aenter__()
+        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        await anext(messages)
+        freeze(fake)
+        close = {
+            'publisher': publisher.close,
+            'subscription': messages.aclose,
+            'client': client.disconnect,
+        }
+        tasks = [asyncio.create_task(close[what]()) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait_for(asyncio.wait(tasks), HANG)
+        assert [task.cancelled() for task in tasks] == [True, False]
+        await client._cluster.close(wait=False)
+
+
+# -- twice
+
+
+async def in_order(
+    first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]
+) -> list[str]:
+    """Who of two ends first, and with what."""
+    ended: list[str] = []
+
+    async def note(name: str, closing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await closing
+        except Exception as ex:
+            name = f'{name} {type(ex).__name__}'
+        ended.append(name)
+
+    await asyncio.gather(note('first', first), note('second', second))
+    return ended
+
+
+async def test_second_close_of_a_publisher_waits_for_the_first() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri, close_timeout=LIMIT) as client,
+        client.publisher('test') as publisher,
+    ):
+        await publisher.submit('x')
+        ended = await in_order(publisher.close(), publisher.close())
+        assert ended == ['first ConfirmTimeout', 'second']
+
+
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_second_close_tells_no_error_again(cls: type[Any]) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.refuse(0x0E)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=cls) as publisher,
+    ):
+        if cls is rbs.Publisher:
+            await publisher.submit('x')
+        else:
+            publisher.batch('x')
+        ended = await in_order(publisher.close(), publisher.close())
+        assert ended == [f'first {PublishError.__name__}', 'second']
+
+
+async def test_second_close_of_a_subscription_waits_for_the_first() -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    held = Held()
+    async with (
+        FakeBroker(on=stream.handlers() | {wire.UNSUBSCRIBE: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        await anext(messages)
+        closing = asyncio.create_task(in_order(messages.aclose(), messages.aclose()))
+        await until(lambda: bool(held.requests), 'it unsubscribes')
+        held.answer()
+        assert await closing == ['first', 'second']
+
+
+async def test_second_disconnect_waits_for_the_first() -> None:
+    held = Held()
+    async with FakeBroker(on={wire.CLOSE: held}) as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        closing = asyncio.create_task(in_order(client.disconnect(), client.disconnect()))
+        await until(lambda: bool(held.requests), 'it disconnects')
+        held.answer()
+        assert await closing == ['first', 'second']
+
+
+# -- behind a Close
+
+
+async def test_nothing_is_written_behind_a_close() -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    held = Held()
+    async with FakeBroker(on=stream.handlers() | {wire.CLOSE: held}) as fake:
+        client = rbs.streams_client(fake.uri)
+        async with client.publisher('test') as publisher:
+            messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+            await anext(messages)
+            connections = [
+                *client._cluster._connections[Role.CONSUME],
+                *client._cluster._connections[Role.PUBLISH],
+            ]
+            closing = asyncio.create_task(client.disconnect())
+            await until(lambda: len(held.requests) == 2, 'it disconnects')
+            sending = asyncio.create_task(publisher.send('y'))
+            for connection in connections:
+                connection.resume_writing()
+                connection.write(wire.frame(wire.HEARTBEAT, b''))
+                with pytest.raises(StreamConnectionError, match='the client was disconnected'):
+                    connection.send_request(commands.Delete('test'))
+            await asyncio.sleep(0)
+            held.answer()
+            await closing
+            with pytest.raises(StreamConnectionError, match='the client was disconnected'):
+                await sending
+    assert [peer.commands()[-1] for peer in fake.connections] == [wire.CLOSE, wire.CLOSE]
+
+
+async def test_use_that_begins_while_the_client_disconnects() -> None:
+    held = Held()
+    async with FakeBroker(on={wire.CLOSE: held}) as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        closing = asyncio.create_task(client.disconnect())
+        await until(lambda: bool(held.requests), 'it disconnects')
+        with pytest.raises(StreamConnectionError, match='the client was disconnected'):
+            await client.get_protocol()
+        held.answer()
+        await closing
+        assert len(fake.connections) == 1
+        del fake.handlers[wire.CLOSE]
+        await client.get_protocol()
+
+
+async def test_confirm_before_the_answer_to_a_close_counts() -> None:
+    held = Held()
+    async with FakeBroker(on={wire.PUBLISH: held, wire.CLOSE: held}) as fake:
+        client = rbs.streams_client(fake.uri)
+        async with client.publisher('test') as publisher:
+            confirmation = await publisher.submit('x')
+            closing = asyncio.create_task(client.disconnect())
+            await until(lambda: len(held.requests) == 3, 'it disconnects')
+            held.requests.reverse()
+            held.answer()
+            await closing
+            await confirmation
+
+
+@pytest.mark.own_clock
+async def test_limit_begins_anew_once_a_broker_was_reached() -> None:
+    """What was given up in one outage does not count in the next."""
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        for mended in (False, True):
+            fake.handlers[wire.PUBLISH] = SILENT
+            context = client.publisher('test')
+            publisher = await context.__aenter__()
+            await publisher.submit('x')
+            fake.handlers[Step.PEER_PROPERTIES] = wire.RESETTING
+            for peer in fake.connections:
+                peer.transport.abort()
+            await asyncio.sleep(1)
+            if mended:
+                asyncio.get_running_loop().call_later(2, fake.handlers.clear)
+                await publisher.close()
+            else:
+                with pytest.raises(ConfirmTimeout):
+                    await publisher.close()
+                fake.handlers.clear()
+                await asyncio.sleep(3600)

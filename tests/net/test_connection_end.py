@@ -1,0 +1,86 @@
+"""How a connection ends, and what ends with it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker
+
+HANG = 5.0  # seconds within which what is to end has ended
+
+
+def raising(*args: object) -> None:
+    raise ZeroDivisionError('mine')
+
+
+@pytest.fixture
+async def told() -> list[type[BaseException]]:
+    """Classes of the errors that the loop's exception handler is told of."""
+    found: list[type[BaseException]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: found.append(type(context['exception'])))
+    return found
+
+
+# -- callbacks that raise
+
+
+async def test_callback_that_raises_hides_the_loss_from_no_other(told: list[Any]) -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        connection = publisher._connection
+        assert connection is not None
+        connection.on_lost = {'mine': raising, **connection.on_lost}
+        fake.connections[-1].transport.abort()
+        await until(lambda: publisher._connection is not connection, 'it is lost')
+        await asyncio.wait_for(publisher.send('x'), HANG)
+        await asyncio.wait_for(connection.close(), HANG)
+    assert told == [ZeroDivisionError]
+
+
+async def test_interrupt_in_a_callback_leaves_the_connection_closed() -> None:
+    def interrupted(error: Exception) -> None:
+        raise KeyboardInterrupt
+
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        connection.on_lost['mine'] = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            connection.connection_lost(None)
+        await asyncio.wait_for(connection.close(), HANG)
+
+
+async def test_callback_that_raises_hides_a_moved_stream_from_no_other(told: list[Any]) -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        moved: list[str] = []
+        connection.on_metadata_update = {'mine': raising, 'other': moved.append}
+        fake.connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
+        await until(lambda: moved == ['test'], 'the other one is told')
+        assert connection.is_open
+    assert told == [ZeroDivisionError]
+
+
+async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[Any]) -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        resumed: list[bool] = []
+        connection.on_resume = {'mine': raising, 'other': lambda: resumed.append(True)}
+        connection.resume_writing()
+        assert resumed == [True]
+    assert told == [ZeroDivisionError]
+
+
+async def test_callback_that_raises_keeps_no_connection_open(told: list[Any]) -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        client._cluster.on_close = {'mine': raising}
+    assert not connection.is_open
+    assert told == [ZeroDivisionError]

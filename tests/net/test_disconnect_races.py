@@ -1,0 +1,60 @@
+"""What runs while the client disconnects, and what a failing callback leaves undone."""
+
+import asyncio
+import logging
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net import retry
+from rbfly.streams.error import StreamConnectionError
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Step
+from tests.net.test_closing import HANG, Held
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
+
+
+async def test_none_of_those_that_connect_brings_a_closed_client_back() -> None:
+    held = Held()
+    async with FakeBroker(at={Step.OPEN: held}) as fake:
+        client = rbs.streams_client(fake.uri)
+        tasks = [asyncio.create_task(client.get_protocol()) for _ in range(5)]
+        await until(lambda: bool(held.requests), 'the first one connects')
+        await client.disconnect()
+        del fake.handlers[Step.OPEN]
+        held.answer()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            assert {type(item) for item in outcomes} == {StreamConnectionError}
+            assert all('the client was disconnected' in str(item) for item in outcomes)
+            assert len(fake.connections) == 1
+        finally:
+            await client.disconnect()
+
+
+async def test_logging_that_fails_keeps_no_publisher_from_going_on() -> None:
+    def fail(record: logging.LogRecord) -> bool:
+        raise ZeroDivisionError('mine')
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    logger = logging.getLogger('rbfly.streams.publisher')
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, close_timeout=0.05) as client,
+        client.publisher('test') as publisher,
+    ):
+        logger.addFilter(fail)
+        try:
+            lost = publisher._connection
+            assert lost is not None
+            fake.connections[-1].transport.abort()
+            await until(lambda: not lost.is_open, 'it is lost')
+            await asyncio.wait_for(publisher.send('x'), HANG)
+        finally:
+            logger.removeFilter(fail)
+    assert wire.PUBLISH in fake.connections[-1].commands()

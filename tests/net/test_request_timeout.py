@@ -1,0 +1,180 @@
+"""Every request ends: what happens when the broker does not answer one."""
+
+import asyncio
+import time
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net.connection import Connection
+from rbfly.protocol import commands
+from rbfly.streams.error import FrameError, RequestTimeout, StreamConnectionError
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import SILENT, FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+from tests.fake_stream import FakeStream
+from tests.streams.test_publish_recovery import default, once
+
+LIMIT = 0.05  # seconds; long for a loopback, short for a test
+LONG = 5.0
+
+
+async def test_no_answer_ends_the_connection() -> None:
+    async with (
+        FakeBroker(on={wire.STREAM_STATS: SILENT}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+    ):
+        with pytest.raises(RequestTimeout, match=r"StreamStats of stream 'test' within 0\.05 s"):
+            await client.stream_stats('test')
+        assert not client.connected
+        assert await client.stream_exists('test')
+        assert len(fake.connections) == 2
+
+
+async def test_limit_of_one_request() -> None:
+    async with (
+        FakeBroker(on={wire.CREATE: SILENT}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=None) as client,
+    ):
+        connection = await client.get_protocol()
+        with pytest.raises(RequestTimeout, match=r'Create .* within 0\.05 s') as caught:
+            await connection.request(commands.Create('test', {}), LIMIT)
+        assert isinstance(caught.value, StreamConnectionError)
+        assert isinstance(caught.value, TimeoutError)
+
+
+async def test_no_heartbeats_but_a_limit() -> None:
+    async with (
+        FakeBroker(on={wire.QUERY_OFFSET: SILENT}, tune=(1048576, 0)) as fake,
+        rbs.streams_client(fake.uri, heartbeat=0, request_timeout=LIMIT) as client,
+    ):
+        connection = await client.get_protocol()
+        assert connection.heartbeat == 0
+        with pytest.raises(RequestTimeout):
+            await client.read_offset('test', 'me')
+
+
+async def test_subscription_goes_on_elsewhere() -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        fake.handlers[wire.SUBSCRIBE] = once(SILENT, stream.subscribe)
+        async with (
+            rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+            client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+        ):
+            assert await asyncio.wait_for(anext(messages), LONG) == b'x'
+        assert len(fake.connections) == 2
+
+
+async def declare(connection: Connection) -> None:
+    await connection.request(commands.DeclarePublisher(7, '', 'test'))
+
+
+async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
+    unanswered: list[tuple[Peer, Frame]] = []
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(SILENT, default)}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+        client.publisher('test') as publisher,
+    ):
+        connection = publisher._connection
+        assert connection is not None
+        confirmation = await publisher.submit('x')
+        fake.handlers[wire.DECLARE_PUBLISHER] = lambda *item: unanswered.append(item)
+        with pytest.raises(RequestTimeout):
+            await declare(connection)
+        peer, request = unanswered[0]
+        peer.answer(request)  # late: dropped
+        peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
+        await confirmation
+        assert publisher._connection is connection
+        assert not connection._requests
+
+
+async def test_publishing_connection_without_unconfirmed_messages_ends() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+        client.publisher('test') as publisher,
+    ):
+        connection = publisher._connection
+        assert connection is not None
+        await publisher.send('x')
+        fake.handlers[wire.DECLARE_PUBLISHER] = once(SILENT, default)
+        with pytest.raises(RequestTimeout):
+            await declare(connection)
+        assert not connection.is_open
+        await publisher.send('y')
+
+
+async def test_cancelled_request_leaves_nothing_behind() -> None:
+    async with (
+        FakeBroker(on={wire.STREAM_STATS: SILENT, wire.CREATE: SILENT}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+    ):
+        connection = await client.get_protocol()
+        asking = asyncio.create_task(client.stream_stats('test'))
+        await until(lambda: wire.STREAM_STATS in fake.connection.commands(), 'it is asked')
+        asking.cancel()
+        await asyncio.wait([asking])
+        # the first to be missed, were it not forgotten
+        with pytest.raises(RequestTimeout, match='Create'):
+            await connection.request(commands.Create('test', {}), 2 * LIMIT)
+        assert not connection._requests
+
+
+async def test_loop_that_was_blocked_reads_the_answer() -> None:
+    def block(connection: Peer, request: Frame) -> None:
+        connection.answer(request)
+        time.sleep(2 * LIMIT)
+
+    async with (
+        FakeBroker(on={wire.CREATE: block}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+    ):
+        connection = await client.get_protocol()
+        await connection.request(commands.Create('test', {}))
+        assert connection.is_open
+
+
+async def test_handshake_is_bounded_by_connecting_alone() -> None:
+    def late(connection: Peer, request: Frame) -> None:
+        asyncio.get_running_loop().call_later(4 * LIMIT, default, connection, request)
+
+    async with (
+        FakeBroker(at={Step.OPEN: late}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
+    ):
+        await client.get_protocol()
+        assert len(fake.connections) == 1
+
+
+async def test_what_was_no_stream_protocol_stays_so() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        fake.connection.send(b'HTTP/1.1 400 Bad Request\r\n\r\n')
+        await until(lambda: not connection.is_open, 'it has ended')
+        with pytest.raises(FrameError, match='does not speak') as caught:
+            await connection.request(commands.Delete('test'))
+        assert caught.value.__cause__ is connection.error
+
+
+@pytest.mark.own_clock
+async def test_broker_that_is_busy_is_not_taken_for_dead() -> None:
+    """It answers one after the other; each answer shows that it is at work."""
+    busy = 0.0
+
+    def slow(peer: Peer, request: Frame) -> None:
+        nonlocal busy
+        busy = max(busy, asyncio.get_running_loop().time()) + 0.5
+        asyncio.get_running_loop().call_at(busy, fake.default, peer, request)
+
+    async with (
+        FakeBroker(on={wire.METADATA: slow}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=2) as client,
+    ):
+        found = await asyncio.gather(*(client.stream_exists(str(i)) for i in range(20)))
+        assert all(found)
+        assert len(fake.connections) == 1

@@ -1,0 +1,22 @@
+"""Short versions of the proofs, while the leader of the stream changes: each must hold."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.proofs import Sites, holds, sites
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope='module')
+def three_nodes() -> Iterator[Sites]:
+    yield from sites(3)
+
+
+async def test_publish_leader(three_nodes: Sites) -> None:
+    await holds(three_nodes, 'publish-leader', messages=6_000, cuts=2)
+
+
+async def test_consume_leader(three_nodes: Sites) -> None:
+    await holds(three_nodes, 'consume-leader', messages=6_000, cuts=2)

@@ -1,0 +1,342 @@
+"""Compressed sub-entry batches: every codec, sizes that lie, and what comes behind a damage."""
+
+import gc
+import gzip
+import struct
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cramjam
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rbfly.protocol._chunk import Chunk
+from rbfly.protocol.compression import BATCH_MAX, CHUNK_MAX
+from rbfly.streams.error import ChunkError, CompressionError
+from tests.cursors import Cursor, amqp, batches, contexts, drain
+from tests.stream_wire import chunk, data_batch, message, sub_batch
+
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+CODES = {'gzip': GZIP, 'snappy': SNAPPY, 'lz4': LZ4, 'zstd': ZSTD}
+COMPRESS: dict[int, Callable[[bytes], bytes]] = {
+    GZIP: lambda data: gzip.compress(data),
+    SNAPPY: lambda data: bytes(cramjam.snappy.compress(data)),
+    LZ4: lambda data: bytes(cramjam.lz4.compress(data)),
+    ZSTD: lambda data: bytes(cramjam.zstd.compress(data)),
+}
+
+
+def packed(
+    messages: Sequence[bytes],
+    code: int,
+    *,
+    records: int | None = None,
+    plain: int | None = None,
+    stored: bytes | None = None,
+) -> bytes:
+    """A chunk's entry of several messages, compressed; the keywords lie."""
+    data = b''.join(map(message, messages))
+    stored = COMPRESS[code](data) if stored is None else stored
+    return data_batch(
+        stored,
+        len(messages) if records is None else records,
+        len(data) if plain is None else plain,
+        len(stored),
+        code,
+    )
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def snappy_frame(data: bytes) -> bytes:
+    """The framing format with one chunk that is not compressed."""
+    crc = crc32c(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    size = (len(data) + 4).to_bytes(3, 'little')
+    return b'\xff\x06\x00\x00sNaPpY\x01' + size + struct.pack('<I', masked) + data
+
+
+def lz4_frame(data: bytes) -> bytes:
+    """Blocks of 64 KiB at most, independent, without checksums; one that is not compressed."""
+    block = struct.pack('<I', 0x80000000 | len(data)) + data
+    return bytes.fromhex('04224d18 6040 82') + block + bytes(4)
+
+
+def zstd_frame(data: bytes) -> bytes:
+    """One segment with a size of one byte, and one raw block, the last."""
+    head = bytes.fromhex('28b52ffd 20') + bytes([len(data)])
+    return head + (len(data) << 3 | 1).to_bytes(3, 'little') + data
+
+
+# What the formats' own specifications say; written without the libraries.
+BY_HAND: dict[int, Callable[[bytes], bytes]] = {
+    SNAPPY: snappy_frame,
+    LZ4: lz4_frame,
+    ZSTD: zstd_frame,
+}
+
+
+# -- every codec
+
+
+@pytest.mark.parametrize('code', CODES.values(), ids=CODES)
+def test_every_codec(code: int) -> None:
+    messages = [b'', b'a', b'b' * 100_000, bytes(range(256))]
+    entries = [message(b'first'), packed(messages, code), message(b'last')]
+    data = chunk(entries, 6, offset=10)
+    assert Chunk.parse(data).messages() == [b'first', *messages, b'last']
+    cursor = Cursor()
+    cursor.push(data)
+    assert drain(cursor) == list(zip(range(10, 16), [b'first', *messages, b'last'], strict=True))
+
+
+@pytest.mark.parametrize('code', BY_HAND)
+def test_frames_by_hand(code: int) -> None:
+    data = message(b'by') + message(b'hand')
+    entry = packed([b'by', b'hand'], code, stored=BY_HAND[code](data))
+    assert Chunk.parse(chunk([entry], 2)).messages() == [b'by', b'hand']
+
+
+def test_raw_snappy_block() -> None:
+    """Some writers leave the framing out."""
+    stored = bytes(cramjam.snappy.compress_raw(message(b'raw' * 100)))
+    entry = packed([b'raw' * 100], SNAPPY, stored=stored)
+    assert Chunk.parse(chunk([entry], 1)).messages() == [b'raw' * 100]
+
+
+def test_all_codecs_in_one_chunk() -> None:
+    """12: sub-entries of each codec, and single messages between them."""
+    entries, expected = [], []
+    for code in (GZIP, SNAPPY, LZ4, ZSTD, 0):
+        bodies = [amqp([code, i]) for i in range(3)]
+        entries += [message(amqp(code)), packed(bodies, code) if code else sub_batch(bodies)]
+        expected += [code, *([code, i] for i in range(3))]
+    data = chunk(entries, 20, offset=100)
+    for kind in (drain, contexts, batches):
+        cursor = Cursor(amqp=True)
+        cursor.push(data)
+        found: Any = kind(cursor)
+        if kind is drain:
+            assert found == list(zip(range(100, 120), expected, strict=True))
+        elif kind is contexts:
+            assert [ctx.body for ctx in found] == expected
+            assert [ctx.stream_offset for ctx in found] == list(range(100, 120))
+        else:
+            (batch,) = found
+            assert list(batch) == expected
+            assert list(batch.offsets) == list(range(100, 120))
+            assert [ctx.body for ctx in batch.contexts()] == expected
+        assert cursor.consumed == [100]
+
+
+def test_messages_outlive_their_batch() -> None:
+    cursor = Cursor(amqp=True)
+    bodies = [[bytes([65 + i]) * 1000, bytes([97 + i]) * 1000] for i in range(4)]
+    entries = [packed([amqp(body) for body in pair], GZIP) for pair in bodies]
+    cursor.push(chunk(entries, 8))
+    found = contexts(cursor)
+    cursor.rewind()
+    gc.collect()
+    assert [bytes(ctx.body_view()) for ctx in found] == [body for pair in bodies for body in pair]
+
+
+@pytest.mark.parametrize('start', range(9, 18))
+def test_start_inside_a_compressed_batch(start: int) -> None:
+    cursor = Cursor()
+    cursor.rewind(start)
+    words = [b'%d' % i for i in range(10, 16)]
+    cursor.push(chunk([packed(words[:3], GZIP), packed(words[3:], GZIP)], 6, offset=10))
+    cursor.push(chunk([message(b'20')], 1, offset=20))
+    expected = [(int(word), word) for word in (*words, b'20') if int(word) >= start]
+    assert drain(cursor) == expected
+
+
+def test_batch_below_the_start_is_not_read() -> None:
+    cursor = Cursor()
+    cursor.rewind(12)
+    damaged = packed([b'a', b'b'], GZIP, stored=b'no gzip')
+    cursor.push(chunk([damaged, packed([b'c'], GZIP)], 3, offset=10))
+    assert drain(cursor) == [(12, b'c')]
+
+
+def test_batch_of_no_messages_is_not_read() -> None:
+    """14: a batch of zero records, in whatever codec."""
+    entries = [packed([], code, stored=b'junk', plain=4, records=0) for code in range(1, 8)]
+    assert Chunk.parse(chunk([*entries, message(b'a'), *entries], 1)).messages() == [b'a']
+
+
+# -- what a batch says of itself
+
+
+def outcome(entry: bytes, records: int = 1) -> list[Any]:
+    """What comes of a batch between two messages; an error tells where."""
+    cursor = Cursor()
+    data = [message(b'before'), entry, message(b'behind')]
+    cursor.push(chunk(data, records + 2, offset=100))
+    cursor.push(chunk([message(b'next')], 1, offset=200))
+    found: list[Any] = []
+    while True:
+        try:
+            if not cursor.advance():
+                break
+            found.append((cursor.take(), cursor.last.context().stream_offset))
+        except ChunkError as ex:
+            found.append(str(ex))
+    assert found[0] == (b'before', 100)
+    assert found[-2:] == [(b'behind', 101 + records), (b'next', 200)]
+    assert cursor.consumed == [100, 200]
+    return found[1:-2]
+
+
+@pytest.mark.parametrize('code', CODES.values(), ids=CODES)
+def test_damaged_batch_is_told_and_the_rest_is_read(code: int) -> None:
+    (found,) = outcome(packed([b'a', b'b'], code, stored=b'damaged'), 2)
+    assert 'at offset 101' in found
+
+
+@pytest.mark.parametrize('code', CODES.values(), ids=CODES)
+@pytest.mark.parametrize('lie', [-1, 1, 1000])
+def test_size_that_lies(code: int, lie: int) -> None:
+    """13: more or less bytes than the batch says."""
+    (found,) = outcome(packed([b'x' * 2000], code, plain=2004 + lie))
+    assert 'at offset 101' in found
+
+
+@pytest.mark.parametrize('code', CODES.values(), ids=CODES)
+def test_bytes_behind_the_compressed_ones(code: int) -> None:
+    data = message(b'x' * 100)
+    (found,) = outcome(packed([b'x' * 100], code, stored=COMPRESS[code](data) + b'more'))
+    assert 'at offset 101' in found
+
+
+@pytest.mark.parametrize('code', [5, 6, 7])
+def test_unknown_codec(code: int) -> None:
+    (found,) = outcome(packed([b'a'], code, stored=b'junk'))
+    assert f'unknown compression {code}' in found
+
+
+def test_more_messages_than_bytes() -> None:
+    """13: a number of records that the data cannot hold is refused before it is unpacked."""
+    (found,) = outcome(packed([b''] * 10, GZIP, plain=39, stored=b''), 10)
+    assert '10 messages has 39 bytes' in found
+
+
+def test_messages_that_do_not_fill_their_batch() -> None:
+    found = outcome(packed([b'a', b'b', b'c'], GZIP, records=2), 2)
+    assert found[:2] == [(b'a', 101), (b'b', 102)]
+    assert 'more than its messages' in found[2]
+
+
+def test_message_longer_than_its_batch() -> None:
+    data = message(b'a') + struct.pack('>I', 100) + b'short'
+    found = outcome(packed([], GZIP, records=3, plain=len(data), stored=gzip.compress(data)), 3)
+    assert found[0] == (b'a', 101)
+    assert 'longer than its sub-entry batch' in found[1]
+    assert 'at offset 102' in found[1]
+
+
+# -- bombs
+
+
+@pytest.mark.parametrize('code', CODES.values(), ids=CODES)
+def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
+    """13: a high ratio is no way to use up memory."""
+    stored = COMPRESS[code](bytes(50_000_000))
+    assert len(stored) < 5_000_000
+    entry = packed([], code, records=1, plain=1000, stored=stored)
+    data = chunk([entry], 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChunkError):
+            Chunk.parse(data).messages()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(data) + 1_000_000
+
+
+def test_high_ratio_is_fine_below_the_limit() -> None:
+    size = BATCH_MAX - 4
+    entry = packed([bytes(size)], ZSTD)
+    assert len(entry) < 100_000
+    (found,) = Chunk.parse(chunk([entry], 1)).messages()
+    assert len(found) == size
+
+
+def test_limit_of_a_batch() -> None:
+    (found,) = outcome(packed([b'a'], GZIP, plain=BATCH_MAX + 1))
+    assert f'larger than {BATCH_MAX}' in found
+
+
+def test_limit_of_a_chunk() -> None:
+    """Sizes that are said count, before anything is unpacked."""
+    count = CHUNK_MAX // BATCH_MAX
+    lie = packed([b'a'], GZIP, plain=BATCH_MAX, stored=b'junk')
+    cursor = Cursor()
+    cursor.push(chunk([*[lie] * count, packed([b'a'], GZIP)], count + 1))
+    errors = []
+    while True:
+        try:
+            assert not cursor.advance() or cursor.take()
+            break
+        except ChunkError as ex:
+            errors.append(str(ex))
+    assert len(errors) == count + 1
+    assert 'is no gzip' in errors[-2]
+    assert f'larger than {CHUNK_MAX} bytes' in errors[-1]
+
+
+# -- the library
+
+
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, 'cramjam', None)
+    for code, name in ((SNAPPY, 'snappy'), (LZ4, 'lz4'), (ZSTD, 'zstd')):
+        cursor = Cursor()
+        cursor.push(chunk([packed([b'a'], code), packed([b'b'], GZIP)], 2))
+        with pytest.raises(CompressionError, match=f'{name}.*extra `compression`'):
+            drain(cursor)
+        assert drain(cursor) == [(1, b'b')]
+
+
+@given(
+    code=st.sampled_from([GZIP, SNAPPY, LZ4, ZSTD]),
+    head=st.sampled_from([b'', b'\xff\x06\x00\x00sNaPpY', b'\x04\x22\x4d\x18', b'\x28\xb5\x2f\xfd'])
+    | st.just(b'\x1f\x8b\x08'),
+    data=st.binary(max_size=60),
+    plain=st.integers(0, 300),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_end_in_messages_or_a_chunk_error(
+    code: int, head: bytes, data: bytes, plain: int
+) -> None:
+    entry = data_batch(head + data, 1, plain, len(head + data), code)
+    try:
+        found = Chunk.parse(chunk([entry], 1)).messages()
+    except ChunkError:
+        return
+    assert sum(map(len, found)) == plain - 4
+
+
+@given(code=st.sampled_from([GZIP, SNAPPY, LZ4, ZSTD]), cut=st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_cut_data_is_refused(code: int, cut: int) -> None:
+    data = b''.join(message(zlib.compress(bytes([i])) * 3) for i in range(10))
+    stored = COMPRESS[code](data)
+    entry = packed([], code, records=10, plain=len(data), stored=stored[:cut])
+    if cut >= len(stored):
+        assert len(Chunk.parse(chunk([entry], 10)).messages()) == 10
+    else:
+        with pytest.raises(ChunkError):
+            Chunk.parse(chunk([entry], 10)).messages()

@@ -1,0 +1,555 @@
+"""The engine: recorded sessions and broken bytes, fed whole, byte by byte and in random cuts."""
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rbfly.error import RbFlyError
+from rbfly.protocol import commands
+from rbfly.protocol._chunk import Chunk, ChunkQueue
+from rbfly.protocol._engine import Engine
+from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._publish import PublishWindow
+from rbfly.streams.error import ChunkError, FrameError
+from tests.stream_wire import (
+    chunk,
+    confirm,
+    deliver,
+    frame,
+    message,
+    plain_chunk,
+    refuse,
+    session,
+    split_frames,
+)
+
+BLOCK = 2**18
+SESSIONS = [
+    'life-v2.bin',
+    'v1-deleted.bin',
+    'burst.bin.gz',
+    'heartbeats.bin',
+    'wrong-password.bin',
+    'broker-closes.bin',
+]
+
+
+class Recorder(Engine):
+    """Notes everything that comes out."""
+
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.frames: list[tuple[int, int, bytes]] = []
+        self.failures: list[Exception] = []
+        self.settled: list[PendingConfirms] = []
+
+    def on_frame(self, key: int, version: int, body: bytes) -> None:
+        self.frames.append((key, version, body))
+
+    def on_failure(self, error: Exception) -> None:
+        self.failures.append(error)
+
+    def publisher(self, publisher_id: int, count: int = 0) -> PublishWindow:
+        """A window with that many messages in flight, each with a waiter of its own."""
+        window = PublishWindow(publisher_id, 0, 10**6, 0, None, False)
+        window.on_settled = self.settled.extend
+        self.set_publisher(publisher_id, window)
+        for i in range(count):
+            window.append(b'', PendingConfirms(i, True))
+        while window.take() is not None:
+            pass
+        return window
+
+    def subscription(self, subscription_id: int) -> ChunkQueue:
+        queue = ChunkQueue()
+        self.set_subscription(subscription_id, queue)
+        return queue
+
+
+def whole(data: bytes) -> Iterator[bytes]:
+    yield data
+
+
+def bytewise(data: bytes) -> Iterator[bytes]:
+    for i in range(len(data)):
+        yield data[i : i + 1]
+
+
+def random_cuts(seed: int) -> Callable[[bytes], Iterator[bytes]]:
+    def cut(data: bytes) -> Iterator[bytes]:
+        source = random.Random(seed)
+        at = 0
+        while at < len(data):
+            size = source.choice([1, 2, 3, 7, 100, 5000, 70_000])
+            yield data[at : at + size]
+            at += size
+
+    return cut
+
+
+CUTS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    'whole': whole,
+    'bytewise': bytewise,
+    **{f'random {seed}': random_cuts(seed) for seed in range(5)},
+}
+
+
+@pytest.fixture(params=list(CUTS.values()), ids=list(CUTS))
+def cut(request: pytest.FixtureRequest) -> Callable[[bytes], Iterator[bytes]]:
+    found: Callable[[bytes], Iterator[bytes]] = request.param
+    return found
+
+
+def content(chunk: Chunk) -> tuple[Any, ...]:
+    chunk.verify()
+    return (chunk.offset, chunk.records, chunk.committed_chunk_id, chunk.messages())
+
+
+# -- recorded sessions
+
+
+@pytest.mark.parametrize('name', SESSIONS)
+def test_frames_of_a_session(name: str, cut: Callable[[bytes], Iterator[bytes]]) -> None:
+    data = session(name)
+    engine = Recorder()
+    for part in cut(data):
+        engine.feed(part)
+    assert engine.failures == []
+    assert engine.received == len(data)
+    nobody = {0x0003, 0x0004, 0x0008}
+    assert engine.frames == [item for item in split_frames(data) if item[0] not in nobody]
+
+
+def test_messages_of_the_whole_life(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+    engine = Recorder()
+    window = engine.publisher(0, 22)
+    queue = engine.subscription(0)
+    for part in cut(session('life-v2.bin')):
+        engine.feed(part)
+    # the last was refused because the publisher was deleted: it waits for the next one
+    assert [waiter.future for waiter in engine.settled] == list(range(21))
+    assert [waiter.errors for waiter in engine.settled if waiter.errors] == []
+    assert (window.needs_redeclare, window.unsettled) == (True, 1)
+    first, second = map(content, queue.chunks)
+    texts = [b'message %d' % i for i in range(20)]
+    assert first == (0, 20, 0, [b'\0\x53\x75\xa0%c' % len(text) + text for text in texts])
+    offset, records, committed, messages = second
+    assert (offset, records, committed) == (21, 5, 21)  # the stored offset took 20
+    assert [data[5:] for data in messages] == [b'sub %d' % i for i in range(5)]
+
+
+def test_deliveries_of_two_subscriptions(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+    engine = Recorder()
+    engine.publisher(5, 5)
+    queues = [engine.subscription(255), engine.subscription(1)]
+    for part in cut(session('v1-deleted.bin')):
+        engine.feed(part)
+    for queue in queues:
+        found = [content(item) for item in queue.chunks]
+        assert [item[:3] for item in found] == [(0, 20, None), (21, 5, None), (26, 2, None)]
+        assert found[-1][3] == [b'\0\x53\x75\xa0\x07named %d' % i for i in (3, 4)]
+    assert [waiter.future for waiter in engine.settled] == [3, 4]
+
+
+def test_burst(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+    engine = Recorder()
+    window = engine.publisher(1, 3016)
+    queue = engine.subscription(1)
+    for part in cut(session('burst.bin.gz')):
+        engine.feed(part)
+    assert window.unsettled == 0
+    assert [waiter.future for waiter in engine.settled] == list(range(3016))
+    messages = [item for found in queue.chunks for item in content(found)[3]]
+    assert messages == [b''] * 3000 + [bytes([i]) * 40_000 for i in range(16)]
+
+
+COMMANDS: dict[int, commands.Command[Any]] = {
+    0x8011: commands.PeerProperties({}),
+    0x8012: commands.SaslHandshake(),
+    0x8015: commands.Open('/'),
+    0x801B: commands.ExchangeCommandVersions({}),
+    0x800F: commands.Metadata(()),
+    0x8005: commands.QueryPublisherSequence('', ''),
+    0x800B: commands.QueryOffset('', ''),
+}
+
+
+def responses(name: str) -> dict[int, list[Any]]:
+    """What the commands read in a session: code and content by key."""
+    found: dict[int, list[Any]] = {}
+    for key, _, body in split_frames(session(name)):
+        if key & 0x8000 and key != 0x8009:
+            reader = commands.Reader(body[4:])
+            code = 1 if key == 0x800F else reader.u16()
+            command = COMMANDS.get(key, commands.Delete(''))
+            found.setdefault(key, []).append((code, command.parse(reader)))
+            assert reader.at_end or key == 0x801C
+    return found
+
+
+def test_responses_of_the_whole_life() -> None:
+    found = responses('life-v2.bin')
+    properties = found[0x8011][0][1]
+    assert (properties['product'], properties['version']) == ('RabbitMQ', '4.0.5')
+    assert sorted(found[0x8012][0][1]) == ['AMQPLAIN', 'ANONYMOUS', 'PLAIN']
+    assert found[0x8013] == [(1, None)]
+    opened = {'advertised_host': '127.0.0.1', 'advertised_port': '5552'}
+    assert found[0x8015] == [(1, opened)]
+    versions = found[0x801B][0][1]
+    assert len(versions) == 19
+    assert versions[2] == (1, 2)
+    assert found[0x800E] == [(2, None)]
+    node = commands.Broker('127.0.0.1', 5552)
+    assert found[0x800F] == [
+        (
+            1,
+            {
+                'recorded-séssion': commands.StreamMetadata(1, node, ()),
+                'no-such-stream': commands.StreamMetadata(2, None, ()),
+            },
+        )
+    ]
+    assert found[0x8005] == [(1, 0)]
+    assert found[0x800B] == [(0x13, 0), (1, 12)]
+    assert found[0x8016] == [(1, None)]
+
+
+def test_responses_of_the_other_sessions() -> None:
+    assert responses('wrong-password.bin')[0x8013] == [(8, None)]
+    deleted = responses('v1-deleted.bin')
+    assert deleted[0x8007] == [(1, None), (1, None), (2, None)]
+    assert deleted[0x8005] == [(1, 4)]
+
+
+def test_frames_that_the_broker_sends_unasked() -> None:
+    (update,) = (body for key, _, body in split_frames(session('v1-deleted.bin')) if key == 0x10)
+    assert commands.MetadataUpdate.parse(update) == commands.MetadataUpdate(6, 'recorded-séssion')
+    (close,) = (body for key, _, body in split_frames(session('broker-closes.bin')) if key == 0x16)
+    found = commands.ServerClose.parse(close)
+    assert (found.correlation_id, found.code) == (1, 0x0D)
+    assert 'unknown frame' in found.reason
+    for name in SESSIONS:
+        for key, _, body in split_frames(session(name)):
+            if key == 0x14:
+                assert commands.Tune.parse(body) == commands.Tune(2**20, 60)
+    beats = [item for item in split_frames(session('heartbeats.bin')) if item[0] == 0x17]
+    assert beats == [(0x17, 1, b'')] * 2
+    assert frame(0x17) == commands.HEARTBEAT
+
+
+# -- sizes
+
+
+@pytest.mark.parametrize(
+    'size', [4, 5, BLOCK - 5, BLOCK - 4, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK + 7, 5_000_000]
+)
+@pytest.mark.parametrize('before', [b'', frame(0x17), frame(0x17) * 20_000])
+def test_frames_around_the_size_of_the_block(size: int, before: bytes) -> None:
+    body = random.Random(size).randbytes(size - 4)
+    data = before + frame(0x7001, body, 9) + frame(0x17)
+    engine = Recorder()
+    source = random.Random(size)
+    at = 0
+    while at < len(data):
+        part = source.randrange(1, 400_000)
+        engine.feed(data[at : at + part])
+        at += part
+    beats = len(before) // 8
+    assert Counter(item[0] for item in engine.frames) == Counter({0x17: beats + 1, 0x7001: 1})
+    assert engine.frames[beats] == (0x7001, 9, body)
+    assert engine.failures == []
+
+
+@pytest.mark.parametrize('part', [1000, 65_536, BLOCK, 10**7])
+@pytest.mark.parametrize('committed', [None, 2**64 - 1])
+def test_deliver_of_several_megabytes(part: int, committed: int | None) -> None:
+    messages = [random.Random(i).randbytes(1_000_003) for i in range(5)]
+    data = deliver(7, plain_chunk(messages, 100), committed) + deliver(7, plain_chunk([b'a'], 105))
+    engine = Recorder()
+    queue = engine.subscription(7)
+    for at in range(0, len(data), part):
+        engine.feed(data[at : at + part])
+    assert list(map(content, queue.chunks)) == [
+        (100, 5, committed, messages),
+        (105, 1, None, [b'a']),
+    ]
+
+
+@pytest.mark.parametrize('size', range(4))
+def test_frame_without_key_and_version(size: int) -> None:
+    engine = Recorder()
+    engine.feed(frame(0x17) + struct.pack('>I', size) + bytes(100))
+    assert engine.frames == [(0x17, 1, b'')]
+    assert [type(error) for error in engine.failures] == [FrameError]
+    assert engine.stopped
+
+
+def test_frame_at_its_cap() -> None:
+    engine = Recorder(1000)
+    engine.feed(frame(0x7001, bytes(996)))
+    assert len(engine.frames) == 1
+    engine.feed(struct.pack('>I', 1001))
+    assert [str(error) for error in engine.failures] == ['frame of 1001 bytes is longer than 1000']
+
+
+def test_default_cap() -> None:
+    engine = Recorder()
+    engine.feed(struct.pack('>I', 256 * 2**20 + 1))
+    assert [type(error) for error in engine.failures] == [FrameError]
+
+
+@pytest.mark.parametrize(
+    'greeting',
+    [b'AMQP\0\0\x09\x01', b'HTTP/1.1 400 Bad Request\r\n', b'\x15\x03\x01\0\x02\x02\x50'],
+)
+def test_peers_of_other_protocols(greeting: bytes) -> None:
+    engine = Recorder()
+    for part in bytewise(greeting):
+        engine.feed(part)
+    assert [type(error) for error in engine.failures] == [FrameError]
+    assert engine.frames == []
+
+
+# -- confirms
+
+
+@pytest.mark.parametrize(('make', 'width'), [(confirm, 8), (refuse, 10)])
+def test_cut_confirm(make: Callable[[int, Any], bytes], width: int) -> None:
+    ids = [0, 1] if width == 8 else [(0, 0x11), (1, 0x11)]
+    _, _, body = split_frames(make(0, ids))[0]
+    key = 3 if width == 8 else 4
+    for size in range(len(body)):
+        engine = Recorder()
+        window = engine.publisher(0, 2)
+        engine.feed(frame(key, body[:size]))
+        assert [type(error) for error in engine.failures] == [FrameError]
+        assert window.unsettled == 2
+        assert engine.settled == []
+
+
+def test_confirm_that_says_more_ids_than_fit_a_frame() -> None:
+    engine = Recorder()
+    engine.publisher(0, 1)
+    engine.feed(frame(3, struct.pack('>BIQ', 0, 2**32 - 1, 0)))
+    assert [type(error) for error in engine.failures] == [FrameError]
+
+
+@pytest.mark.parametrize('count', [0, 1])
+def test_confirm_with_bytes_behind_it(count: int) -> None:
+    engine = Recorder()
+    window = engine.publisher(0, 2)
+    engine.feed(frame(3, struct.pack('>BIQQ', 0, count, 0, 1)))
+    assert window.unsettled == 2 - count
+    assert engine.failures == []
+
+
+def test_confirm_for_nobody() -> None:
+    engine = Recorder()
+    engine.publisher(4, 1)
+    engine.set_publisher(4, None)
+    engine.feed(confirm(4, [0]) + refuse(9, [(0, 0x12)]) + deliver(3, b'junk') + frame(0x17))
+    assert engine.frames == [(0x17, 1, b'')]
+    assert engine.failures == []
+
+
+def test_confirms_reach_their_own_publisher() -> None:
+    engine = Recorder()
+    windows = {i: engine.publisher(i, 3) for i in (0, 1, 255)}
+    engine.feed(confirm(255, [0, 1]) + confirm(0, [2]))
+    assert {i: window.unsettled for i, window in windows.items()} == {0: 2, 1: 3, 255: 1}
+
+
+def test_settled_is_called_once_a_frame() -> None:
+    engine = Recorder()
+    calls: list[list[PendingConfirms]] = []
+    window = engine.publisher(0, 100)
+    window.on_settled = calls.append
+    engine.feed(confirm(0, range(60)) + confirm(0, []) + confirm(0, range(60, 100)))
+    assert [len(done) for done in calls] == [60, 0, 40]
+
+
+@pytest.mark.parametrize('version', [0, 2, 3])
+def test_confirm_of_another_version(version: int) -> None:
+    engine = Recorder()
+    window = engine.publisher(0, 1)
+    body = struct.pack('>BIQ', 0, 1, 0)
+    engine.feed(frame(3, body, version))
+    assert engine.frames == [(3, version, body)]
+    assert window.unsettled == 1
+
+
+# -- deliveries
+
+
+@pytest.mark.parametrize('committed', [None, 5])
+def test_cut_deliver(committed: int | None) -> None:
+    _, version, body = split_frames(deliver(0, plain_chunk([b'abc']), committed))[0]
+    for size in range(len(body)):
+        engine = Recorder()
+        queue = engine.subscription(0)
+        engine.feed(frame(8, body[:size], version))
+        assert len(engine.failures) == 1
+        assert isinstance(engine.failures[0], FrameError | ChunkError)
+        assert not queue.chunks
+
+
+def test_deliver_of_an_unknown_version() -> None:
+    engine = Recorder()
+    engine.subscription(0)
+    engine.feed(frame(8, b'\0junk', 3))
+    assert engine.frames == [(8, 3, b'\0junk')]
+
+
+def test_chunks_outlive_the_block() -> None:
+    engine = Recorder()
+    queue = engine.subscription(0)
+    data = b''.join(deliver(0, plain_chunk([b'%d' % i * 50], i)) for i in range(10_000))
+    engine.feed(data)
+    engine.feed(frame(0x7001, b'\xff' * 200_000))
+    found = [content(item) for item in queue.chunks]
+    assert [item[3] for item in found] == [[b'%d' % i * 50] for i in range(10_000)]
+
+
+# -- callbacks
+
+
+@pytest.mark.parametrize('key', [0, 0x0002, 0x0005, 0x7FFF, 0x8009, 0xFFFF])
+def test_unknown_keys_are_frames(key: int) -> None:
+    engine = Recorder()
+    engine.feed(frame(key, b'abc', 0xFFFF) + frame(key, b'', 0))
+    assert engine.frames == [(key, 0xFFFF, b'abc'), (key, 0, b'')]
+
+
+def test_many_frames_in_one_segment() -> None:
+    engine = Recorder()
+    window = engine.publisher(0, 5000)
+    queue = engine.subscription(0)
+    parts = []
+    for i in range(5000):
+        parts += [confirm(0, [i]), frame(0x17), deliver(0, plain_chunk([b'%d' % i], i))]
+    engine.feed(b''.join(parts))
+    assert window.unsettled == 0
+    assert len(engine.frames) == len(queue.chunks) == 5000
+
+
+class Failing(Recorder):
+    def on_frame(self, key: int, version: int, body: bytes) -> None:
+        super().on_frame(key, version, body)
+        if key == 0x7001:
+            raise KeyError('mine')
+
+
+def test_callback_that_raises_ends_the_engine() -> None:
+    engine = Failing()
+    engine.feed(frame(0x17) + frame(0x7001) + frame(0x17))
+    engine.feed(frame(0x17))
+    assert [item[0] for item in engine.frames] == [0x17, 0x7001]
+    assert [repr(error) for error in engine.failures] == ["KeyError('mine')"]
+    assert engine.stopped
+
+
+@pytest.mark.parametrize('where', ['on_settled', 'wake'])
+def test_callback_of_a_room_that_raises(where: str) -> None:
+    def fail(*args: object) -> None:
+        raise KeyError(where)
+
+    engine = Recorder()
+    engine.publisher(0, 1).on_settled = fail
+    engine.subscription(0).wake = fail
+    data = confirm(0, [0]) if where == 'on_settled' else deliver(0, plain_chunk([b'a']))
+    engine.feed(data + frame(0x17))
+    assert [repr(error) for error in engine.failures] == [f"KeyError('{where}')"]
+    assert engine.frames == []
+
+
+@pytest.mark.parametrize('size', [4, BLOCK - 8, 3 * BLOCK])
+def test_frames_after_stop_are_ignored(size: int) -> None:
+    engine = Recorder()
+    data = frame(0x7001, bytes(size))
+    engine.feed(data + data[: len(data) // 2])
+    assert len(engine.frames) == 1
+    engine.stop()
+    engine.feed(data[len(data) // 2 :] + data * 3)
+    assert len(engine.frames) == 1
+    assert engine.failures == []
+    assert engine.received == len(data) * 5
+
+
+class Stopping(Recorder):
+    def on_frame(self, key: int, version: int, body: bytes) -> None:
+        super().on_frame(key, version, body)
+        self.stop()
+
+
+def test_stop_within_a_callback() -> None:
+    engine = Stopping()
+    engine.feed(frame(0x17) * 5)
+    assert len(engine.frames) == 1
+
+
+def test_callbacks_may_change_whom_frames_concern() -> None:
+    engine = Recorder()
+    window = engine.publisher(0, 2)
+    window.on_settled = lambda done: engine.set_publisher(0, None)
+    engine.feed(confirm(0, [0]) + confirm(0, [1]))
+    assert window.unsettled == 1
+
+
+@pytest.mark.parametrize('id', [-1, 256])
+def test_ids_out_of_range(id: int) -> None:
+    engine = Recorder()
+    with pytest.raises(OverflowError):
+        engine.set_publisher(id, None)
+    with pytest.raises(OverflowError):
+        engine.set_subscription(id, None)
+
+
+def test_buffer_is_never_empty_and_never_moves() -> None:
+    engine = Recorder()
+    data = frame(0x7001, bytes(3 * BLOCK)) + frame(0x17)
+    first = engine.get_buffer(-1)
+    at = 0
+    while at < len(data):
+        target = engine.get_buffer(-1)
+        assert len(target) > 0
+        n = min(len(target), 100_001, len(data) - at)
+        target[:n] = data[at : at + n]
+        at += n
+        engine.buffer_updated(n)
+    assert len(engine.frames) == 2
+    assert engine.get_buffer(-1).obj is first.obj
+
+
+@given(
+    parts=st.lists(st.binary(max_size=60), max_size=10),
+    key=st.sampled_from([3, 4, 8, 0x10]),
+    version=st.integers(0, 3),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_end_in_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
+    engine = Recorder()
+    engine.publisher(0, 3)
+    queue = engine.subscription(0)
+    engine.feed(b''.join(frame(key, b'\0' + part, version) for part in parts))
+    engine.feed(b''.join(parts))
+    assert len(engine.failures) <= 1
+    for error in engine.failures:
+        assert isinstance(error, RbFlyError)
+        assert engine.stopped
+    for found in queue.chunks:
+        assert found.records >= 0
+
+
+def test_one_damaged_entry_does_not_stop_the_engine() -> None:
+    engine = Recorder()
+    queue = engine.subscription(0)
+    engine.feed(deliver(0, chunk([message(b'a')], 1, crc=1)) + frame(0x17))
+    assert engine.failures == []
+    with pytest.raises(ChunkError):
+        queue.chunks[0].verify()

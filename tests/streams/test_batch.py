@@ -1,0 +1,205 @@
+"""Batch publishers: several tasks that batch and flush, raw bytes, and the names of RbFly 0.x."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.error import AMQPEncoderError
+from rbfly.streams import _client, stream_message_ctx
+from rbfly.streams.error import PublisherError, StreamDoesNotExist
+from rbfly.streams.publisher_batch import PublisherBatchLimit
+from tests.brokers import until
+from tests.streams.test_publish import stored
+
+
+async def settle() -> None:
+    """Let every task go on that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def batching(publisher: PublisherBatchLimit, body: Any, max_len: int) -> 'asyncio.Task[None]':
+    return asyncio.create_task(publisher.batch(body, max_len=max_len))
+
+
+@pytest.mark.parametrize('seed', range(3))
+async def test_tasks_that_batch_and_flush_side_by_side(
+    client: rbs.StreamsClient, stream: str, seed: int
+) -> None:
+    source = random.Random(seed)
+
+    async def produce(task: int) -> None:
+        for i in range(200):
+            await publisher.batch(b'%d %d' % (task, i), max_len=source.choice([1, 10, 50]))
+            if source.random() < 0.3:
+                await asyncio.sleep(0)
+
+    async def flush() -> None:
+        while True:
+            await publisher.flush()
+            await asyncio.sleep(0)
+
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit, amqp=False) as publisher:
+        flushing = [asyncio.create_task(flush()) for _ in range(2)]
+        await asyncio.gather(*(produce(task) for task in range(10)))
+        for task in flushing:
+            task.cancel()
+    found = [tuple(map(int, item.split())) for item in await stored(client, stream)]
+    for producer in range(10):  # nothing is lost, and the order of each task is kept
+        assert [i for t, i in found if t == producer] == list(range(200))
+
+
+async def test_limit_is_never_passed_and_a_flush_makes_room(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit, amqp=False) as publisher:
+        tasks = [batching(publisher, b'%d' % i, 4) for i in range(10)]
+        counts = []
+        while not all(task.done() for task in tasks):
+            await settle()
+            counts.append(sum(task.done() for task in tasks))
+            await publisher.flush()
+        assert counts == [4, 8]
+        assert publisher.message_id == 11
+    assert await stored(client, stream) == [b'%d' % i for i in range(10)]
+
+
+async def test_room_in_a_batch_that_is_not_used_goes_to_the_next(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as publisher:
+        await publisher.batch('first', max_len=1)
+        cancelled, wrong, last = (batching(publisher, m, 1) for m in ('x', object(), 'last'))
+        await settle()
+        cancelled.cancel()
+        flushing = asyncio.create_task(publisher.flush())
+        await until(last.done, 'it had its turn')
+        assert cancelled.cancelled()
+        assert isinstance(wrong.exception(), AMQPEncoderError)
+        await flushing
+    assert len(await stored(client, stream)) == 2
+
+
+async def test_who_waits_for_room_in_a_batch_that_is_closed(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit, amqp=False) as publisher:
+        await publisher.batch(b'queued', max_len=1)
+        waiting = batching(publisher, b'late', 1)
+        await settle()
+    with pytest.raises(PublisherError, match='closed'):
+        await waiting
+    assert await stored(client, stream) == [b'queued']
+
+
+async def test_who_waits_for_room_in_a_batch_when_the_stream_is_deleted(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    with pytest.raises(StreamDoesNotExist):  # noqa: PT012
+        async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as publisher:
+            await publisher.batch('queued', max_len=1)
+            waiting = batching(publisher, 'late', 1)
+            await settle()
+            await client.delete_stream(stream)
+            await waiting
+
+
+@pytest.mark.parametrize(
+    ('max_len', 'error'), [(0, ValueError), (-1, ValueError), ('9', TypeError)]
+)
+async def test_wrong_limits(
+    client: rbs.StreamsClient, stream: str, max_len: Any, error: type[Exception]
+) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as publisher:
+        with pytest.raises(error, match='max_len'):
+            await publisher.batch('x', max_len=max_len)
+        with pytest.raises(TypeError, match='max_len'):
+            await publisher.batch('x')  # type: ignore[call-arg]
+
+
+async def test_batch_that_is_not_in_the_order_of_its_ids(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit, name='n') as publisher:
+        for i in (5, 3, 9, 4):
+            await publisher.batch(stream_message_ctx(b'%d' % i, publish_id=i), max_len=10)
+        await publisher.flush()
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
+        assert [await anext(messages) for _ in range(4)] == [b'3', b'4', b'5', b'9']
+
+
+async def test_publishers_of_raw_bytes(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream, cls=rbs.PublisherBin) as publisher:
+        await publisher.send(b'one')
+        for message in ('text', 5, [b'a']):
+            with pytest.raises(TypeError, match='bytes'):
+                await publisher.send(message)
+    async with client.publisher(stream, cls=rbs.PublisherBinBatch) as batch:
+        batch.batch(b'two')
+        with pytest.raises(TypeError, match='bytes'):
+            batch.batch('text')
+        await batch.flush()
+    assert await stored(client, stream) == [b'one', b'two']
+
+
+async def test_names_of_rbfly_0(client: rbs.StreamsClient, stream: str) -> None:
+    with pytest.warns(DeprecationWarning, match='PublisherBatchFast') as warned:  # noqa: PT031
+        async with client.publisher(stream, cls=rbs.PublisherBatch, amqp=False) as fast:
+            fast.batch(b'one')
+            await fast.flush()
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match='PublisherBatchLimit') as warned:  # noqa: PT031
+        async with client.publisher(stream, cls=rbs.PublisherBatchMem, amqp=False) as limit:
+            await limit.batch(b'two', max_len=1)
+            await limit.flush()
+    assert warned[0].filename == __file__
+    assert isinstance(fast, rbs.PublisherBatchFast)
+    assert isinstance(limit, rbs.PublisherBatchLimit)
+    assert issubclass(rbs.PublisherBatchLimit, rbs.PublisherBatchFast)
+    assert rbs.Subscriber is rbs.Subscription
+    for name in _client.__all__:
+        assert getattr(_client, name) is getattr(rbs, name)
+    assert await stored(client, stream) == [b'one', b'two']
+
+
+def test_all_names_of_rbfly_0() -> None:
+    names = """connection StreamsClient streams_client Offset OffsetType MessageFilter
+        BloomFilterExtract Publisher PublisherBatchFast PublisherBatchLimit Subscriber
+        PublisherBatch PublisherBatchMem AMQPHeader AMQPScalar AMQPBody AMQPAppProperties
+        AMQPAnnotations Symbol MessageCtx stream_message_ctx get_message_ctx AuthMechanism"""
+    assert set(names.split()) <= set(rbs.__all__)
+    assert all(hasattr(rbs, name) for name in rbs.__all__)
+
+
+async def test_a_class_of_another_make(client: rbs.StreamsClient, stream: str) -> None:
+    calls: list[Any] = []
+
+    class Foreign:
+        def __init__(self, publisher_id: int, info: Any, client: Any, message_id: int) -> None:
+            calls.append((publisher_id, info.stream, info.name, info.filter_extract, message_id))
+            self.client = client
+
+        async def close(self) -> None:
+            calls.append('closed')
+
+    async with client.publisher(stream, name='n') as publisher:
+        await publisher.send('x')
+    async with client.publisher(stream, name='n', cls=Foreign) as foreign:
+        assert foreign.client is client
+    assert calls == [(calls[0][0], stream, 'n', None, 2), 'closed']
+    assert 0 <= calls[0][0] < 256
+
+
+async def test_a_subclass_of_ours(client: rbs.StreamsClient, stream: str) -> None:
+    class Twice(rbs.Publisher):
+        async def send(self, message: Any, timeout: float | None = None) -> None:
+            await super().send(message, timeout)
+            await super().send(message)
+
+    async with client.publisher(stream, cls=Twice, amqp=False) as publisher:
+        await publisher.send(b'x')
+        await publisher.send(b'y', timeout=10)
+    assert await stored(client, stream) == [b'x', b'x', b'y', b'y']

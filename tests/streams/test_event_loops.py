@@ -1,0 +1,208 @@
+"""A client belongs to one event loop at a time: not to that of another thread, or child."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams.error import EventLoopError
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker
+from tests.fake_stream import FakeStream
+
+HANG = 5.0  # seconds within which a thread has ended
+
+
+def in_thread(function: Callable[[], Awaitable[object]]) -> BaseException | None:
+    """What a coroutine raises in the loop of another thread, while this one stands still."""
+    found: list[BaseException] = []
+
+    async def run() -> None:
+        await function()
+
+    def main() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as ex:
+            found.append(ex)
+
+    thread = threading.Thread(target=main, daemon=True)
+    thread.start()
+    thread.join(HANG)
+    assert not thread.is_alive()
+    return found[0] if found else None
+
+
+async def test_client_in_another_thread() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        for call in (client.get_protocol, client.disconnect, client.__aenter__):
+            assert isinstance(in_thread(call), EventLoopError)
+        assert await client.get_protocol() is connection
+    assert len(fake.connections) == 1
+
+
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_publisher_in_another_thread(cls: type[Any]) -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=cls) as publisher,
+    ):
+        calls: list[Callable[[], Awaitable[object]]] = [publisher.close]
+        if cls is rbs.Publisher:
+            calls += [
+                lambda: publisher.send('x'),
+                lambda: publisher.send('x', timeout=HANG),
+                lambda: publisher.submit('x'),
+                lambda: publisher.send_many(['x']),
+            ]
+        else:
+            calls.append(publisher.flush)
+        for call in calls:
+            assert isinstance(in_thread(call), EventLoopError)
+        assert publisher._window.unsettled == 0
+    assert wire.PUBLISH not in fake.connections[1].commands()
+
+
+async def test_busy_publisher_in_another_thread() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        sending = [asyncio.create_task(publisher.send(i)) for i in range(3)]
+        await asyncio.sleep(0)
+        assert publisher._scheduled
+        assert isinstance(in_thread(lambda: publisher.send('x')), EventLoopError)
+        await asyncio.gather(*sending)
+        assert publisher.message_id == 4
+
+
+async def test_subscription_in_another_thread() -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+    ):
+        assert await anext(messages) == b'x'
+        calls = (messages.__anext__, messages.aclose)
+        assert isinstance(in_thread(messages.__anext__), EventLoopError)
+        stream.append(b'y')
+        stream.append(b'z')
+        await until(lambda: len(messages.queue.chunks) == 2, 'they have come')
+        assert await anext(messages) == b'y'
+        for call in calls:
+            assert isinstance(in_thread(call), EventLoopError)
+        assert await anext(messages) == b'z'
+        await until(lambda: stream.reader.granted == 2, 'credit for both is given back')
+
+
+def test_loops_in_turn() -> None:
+    client = rbs.streams_client('rabbitmq-stream://localhost:1/', connect_timeout=0.1)
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def use() -> None:
+        async with FakeBroker() as fake:
+            client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
+            await client.get_protocol()
+            with pytest.raises(EventLoopError):
+                raise in_thread(client.get_protocol) or AssertionError
+            await client.disconnect()
+
+    for loop in loops:
+        loop.run_until_complete(use())
+    for loop in loops:
+        loop.close()
+
+
+FORK = """
+import asyncio, os, sys
+import rbfly.streams as rbs
+from tests.fake import FakeBroker, PUBLISH
+
+def child(function):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        asyncio.run(function())
+        print('fine')
+    except BaseException as ex:
+        print(type(ex).__name__)
+    sys.stdout.flush()
+    os._exit(0)
+
+async def use(client):
+    async with client:
+        await client.get_protocol()
+
+async def main():
+    async with FakeBroker() as fake:
+        new = rbs.streams_client(fake.uri)
+        async with rbs.streams_client(fake.uri) as client, client.publisher('test') as publisher:
+            loop = asyncio.get_running_loop()
+            async def send():
+                await publisher.send('x')
+            for function in (send, lambda: use(client), lambda: use(new)):
+                await loop.run_in_executor(None, os.waitpid, child(function), 0)
+            await publisher.send('y')
+        await asyncio.gather(*(item.lost for item in fake.connections))
+        frames = [frame for item in fake.connections for frame in item.frames]
+        print([frame.publishing_ids for frame in frames if frame.key == PUBLISH])
+
+asyncio.run(main())
+"""
+
+
+def test_forked_child() -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, '-W', 'ignore::DeprecationWarning', '-c', FORK]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split('\n') == ['EventLoopError', 'EventLoopError', 'fine', '[[1]]', ''], (
+        done.stderr
+    )
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
+    broker_uri: str, stream: str
+) -> None:
+    """Nothing of it can be waited for, and nothing is: the client can be used again."""
+    client = rbs.streams_client(broker_uri)
+    left = client.publisher(stream)
+    opened: list[rbs.Publisher] = []
+
+    async def interrupted() -> None:
+        opened.append(await left.__aenter__())
+        async with client.publisher(stream) as publisher:
+            await publisher.send('x')
+            raise KeyboardInterrupt
+
+    async def close() -> None:
+        await opened[0].close()
+        await client.disconnect()
+
+    async def use() -> bool:
+        async with client:
+            return await client.stream_exists(stream)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
+    asyncio.run(asyncio.wait_for(close(), HANG))
+    assert asyncio.run(use())
+    gc.collect()  # the sockets of the first loop warn here, not in another test

@@ -1,0 +1,200 @@
+"""Random histories of a stream, against what must come of them.
+
+Chunks are written, and removed by retention; offsets are used up by chunks that are not delivered;
+connections are cut, the stream moves, replicas lag behind and catch up, and now and then the stream
+is deleted and created anew.  No message of the last stream is skipped, none is given twice, and
+none of a stream before it is left out between others.
+"""
+
+import asyncio
+import random
+import struct
+from itertools import repeat
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net import retry
+from rbfly.streams import feed
+from rbfly.streams.error import StreamDoesNotExist
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker
+from tests.fake_stream import FakeStream
+
+HANG = 60.0  # a guard only
+MOVED = wire.frame(wire.METADATA_UPDATE, struct.pack('>H', 0x06) + wire.string('test'))
+
+
+class History:
+    """A stream, and what a reader of it has got: messages as (incarnation, number), and errors."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = random.Random(seed)
+        self.stream = FakeStream()
+        self.held: list[tuple[int, bytes]] = []  # chunks that the replica has not got yet
+        self.lagging = False
+        self.incarnation = 0
+        self.written = 0
+        self.removed: set[tuple[int, int]] = set()
+        self.found: list[tuple[int, int] | None] = []
+
+    # -- what happens
+
+    def step(self) -> None:
+        steps = {self.append: 8, self.cut: 3, self.move: 3, self.skip: 2, self.remove: 1}
+        steps |= {self.create_anew: 2, self.lag: 1, self.catch_up: 1}
+        self.source.choices(list(steps), list(steps.values()))[0]()
+
+    def append(self) -> None:
+        for _ in range(self.source.randint(1, 6)):
+            stream, n = self.stream, self.source.choice([1, 1, 1, 2, 5, 20])
+            stream.timestamp += self.source.choice([0, 1, 5])
+            messages = [b'%d %d' % (self.incarnation, self.written + i) for i in range(n)]
+            self.written += n
+            if self.lagging:
+                data = wire.chunk(stream.end, messages, stream.timestamp)
+                self.held.append((stream.end, data))
+                stream.end += n
+            else:
+                stream.append(*messages)
+
+    def skip(self) -> None:
+        self.stream.skip(self.source.randint(1, 3))
+
+    def lose(self) -> None:
+        for reader in self.stream.readers:
+            reader.live = False
+
+    def cut(self) -> None:
+        self.lose()
+        for reader in self.stream.readers:
+            reader.peer.transport.abort()
+
+    def move(self) -> None:
+        self.lose()
+        peers = {reader.peer for reader in self.stream.readers}
+        for peer in peers:
+            if not peer.transport.is_closing():
+                peer.send(MOVED)
+
+    def lose_some_way(self) -> None:
+        self.source.choice([self.cut, self.move])()
+
+    def lag(self) -> None:
+        """The reader is moved to a replica that lacks the last chunks."""
+        self.lose_some_way()
+        self.lagging = True
+        keep = len(self.stream.chunks) - self.source.randint(0, 5)
+        if keep >= 0:
+            self.held[:0] = self.stream.chunks[keep:]
+            del self.stream.chunks[keep:]
+
+    def catch_up(self) -> None:
+        self.lagging = False
+        self.stream.chunks += self.held
+        self.held.clear()
+        for reader in self.stream.readers:
+            self.stream.send(reader)
+
+    def remove(self) -> None:
+        """What retention does; not under a reader."""
+        self.lose_some_way()
+        for _ in range(self.source.randint(0, max(len(self.stream.chunks) - 1, 0))):
+            _, data = self.stream.chunks.pop(0)
+            self.removed.update(numbers(data))
+
+    def create_anew(self) -> None:
+        self.lose_some_way()
+        self.held.clear()
+        self.stream.chunks.clear()
+        self.stream.end = self.written = 0
+        self.stream.timestamp += 10
+        self.incarnation += 1
+        for _ in range(self.source.randint(0, 4)):
+            self.append()
+
+    # -- who reads
+
+    async def read(self, messages: rbs.Subscription) -> None:
+        while True:
+            try:
+                body = await anext(messages)
+            except StreamDoesNotExist:
+                self.found.append(None)
+                continue
+            assert isinstance(body, bytes)
+            incarnation, number = map(int, body.split())
+            self.found.append((incarnation, number))
+            if self.source.random() < 0.1:
+                await asyncio.sleep(0)
+
+    # -- what must have come of it
+
+    def check(self, start: int) -> None:
+        got = [item for item in self.found if item is not None]
+        assert got == sorted(set(got)), 'given twice, or not in order'
+        for incarnation in {incarnation for incarnation, _ in got}:
+            numbers = [number for i, number in got if i == incarnation]
+            first = 0 if incarnation else start
+            last = numbers[-1] if incarnation < self.incarnation else self.written - 1
+            skipped = {(incarnation, i) for i in range(first, last + 1)} - set(got)
+            assert skipped <= self.removed
+        for before, item in zip(self.found, self.found[1:], strict=False):
+            if before and item and before[0] != item[0]:
+                # One whose first messages are gone as well looks like the old one, much later.
+                assert (item[0], 0) in self.removed, 'nobody was told'
+
+
+def numbers(data: bytes) -> list[tuple[int, int]]:
+    found, at = [], 48
+    while at < len(data):
+        (size,) = struct.unpack_from('>I', data, at)
+        incarnation, number = map(int, data[at + 4 : at + 4 + size].split())
+        found.append((incarnation, number))
+        at += 4 + size
+    return found
+
+
+async def run(seed: int) -> None:
+    history = History(seed)
+    stream, source = history.stream, history.source
+    offset = source.choice([rbs.Offset.FIRST, rbs.Offset.NEXT])
+    for _ in range(source.randint(0, 2)):
+        history.append()
+    start = history.written if offset is rbs.Offset.NEXT else 0
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe(
+            'test', offset=offset, amqp=False, initial_credit=source.choice([1, 2, 10])
+        ) as messages,
+    ):
+        reading = asyncio.ensure_future(history.read(messages))
+        known = (lambda: messages.position is not None) if start else (lambda: bool(stream.readers))
+        await until(known, 'subscribed')
+        for _ in range(source.randint(5, 30)):
+            history.step()
+            for _ in range(source.choice([0, 0, 1, 5, 50])):
+                await asyncio.sleep(0)
+        history.catch_up()
+        history.append()
+        last = (history.incarnation, history.written - 1)
+        await until(lambda: history.found[-1:] == [last] or reading.done(), 'all was read', HANG)
+        reading.cancel()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.result()
+    history.check(start)
+
+
+@pytest.mark.parametrize('block', range(10))
+async def test_random_histories(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, 'STABLE', 0.0)
+    monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
+    for seed in range(30 * block, 30 * block + 30):
+        try:
+            await run(seed)
+        except BaseException as ex:
+            ex.add_note(f'seed {seed}')
+            raise

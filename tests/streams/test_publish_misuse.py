@@ -1,0 +1,286 @@
+"""Publishing with errors, cancelling and closing at the wrong moment: all end, all are told."""
+
+import asyncio
+import struct
+from functools import partial
+from typing import Any, Self
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net import retry
+from rbfly.streams.error import (
+    ConfirmTimeout,
+    ConnectTimeout,
+    PublisherError,
+    PublishError,
+    RoomTimeout,
+    StreamConnectionError,
+    StreamDoesNotExist,
+)
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+from tests.streams.test_misuse import Held
+from tests.streams.test_publish_recovery import missing, moved
+from tests.streams.test_send_many import refusing
+
+HANG = 10.0  # a guard only
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
+
+
+async def test_room_that_a_refused_send_many_does_not_need_goes_to_the_next() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(1)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=1) as publisher,
+    ):
+        many = asyncio.create_task(publisher.send_many(['refused', 'never sent']))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(publisher.send('x'))
+        async with asyncio.timeout(HANG):
+            with pytest.raises(PublishError):
+                await many
+            await behind
+
+
+async def test_name_that_has_used_the_highest_publish_id(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    highest = rbs.stream_message_ctx('x', publish_id=2**64 - 1)
+    async with client.publisher(stream, name='n') as publisher:
+        await publisher.send(highest)
+        for call in (publisher.send, publisher.submit):
+            with pytest.raises(PublisherError, match='none above'):
+                await call('y')
+        with pytest.raises(PublisherError, match='none above'):
+            await publisher.send_many(['y'])
+        with pytest.raises(ValueError, match='not above'):
+            await publisher.send(highest)
+    for _ in range(2):
+        with pytest.raises(PublisherError, match=f'{2**64 - 1}'):
+            async with client.publisher(stream, name='n'):
+                pytest.fail('nothing that it sends would be stored')
+
+
+@pytest.mark.parametrize('begun', [False, True])
+async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
+    def cancel(error: Exception | None = None) -> None:
+        for task in asyncio.all_tasks() - {test, sending}:
+            task.cancel()
+
+    test = asyncio.current_task()
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        sending = asyncio.create_task(publisher.send('x'))
+        fake.handlers[Step.OPEN] = wire.SILENT
+        if begun:
+            await until(lambda: len(fake.connections) == 3, 'it reconnects')
+            cancel()
+        else:
+            assert publisher._connection is not None
+            publisher._connection.on_lost['test'] = cancel
+        with pytest.raises(StreamConnectionError, match='cancelled'):
+            await asyncio.wait_for(sending, HANG)
+        fake.handlers.clear()
+        await asyncio.wait_for(publisher.send('y'), HANG)  # the next use tries anew
+
+
+@pytest.mark.parametrize(
+    'key', [wire.METADATA, wire.DECLARE_PUBLISHER, wire.QUERY_PUBLISHER_SEQUENCE]
+)
+async def test_leaving_while_another_task_opens_a_publisher(key: int) -> None:
+    async def publish() -> None:
+        async with client.publisher('test', name='me'):
+            pytest.fail('the client was closed meanwhile')
+
+    async with FakeBroker(on={key: wire.SILENT}) as fake:
+        async with rbs.streams_client(fake.uri) as client:
+            task = asyncio.create_task(publish())
+            await until(
+                lambda: any(key in item.commands() for item in fake.connections), 'it is asked for'
+            )
+        fake.handlers.clear()
+        with pytest.raises(StreamConnectionError):
+            await task
+        assert not client.connected
+
+
+async def test_node_that_closes_each_connection_at_once() -> None:
+    def close(connection: Peer, request: Frame) -> None:
+        connection.answer(request, struct.pack('>I', 0))
+        body = struct.pack('>IH', 1, 1) + wire.string('go away')
+        connection.send(wire.frame(wire.CLOSE, body))
+
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
+    ):
+        await client.create_stream('test')
+        fake.handlers[Step.EXCHANGE_COMMAND_VERSIONS] = close
+        async with asyncio.timeout(HANG):
+            with pytest.raises(StreamConnectionError, match='go away'):
+                async with client.publisher('test'):
+                    pytest.fail('there is no connection')
+        assert len(fake.connections) < 20
+
+
+class Silent:
+    """An asynchronous iterator that gives a message and no other.
+
+    :ivar cancelled: how often whoever waits for the next one was cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.given = False
+        self.cancelled = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        if not self.given:
+            self.given = True
+            return 'x'
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        raise AssertionError
+
+
+@pytest.mark.parametrize('how', ['refused', 'deleted', 'closed', 'cancelled'])
+async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        source = Silent()
+        task = asyncio.create_task(publisher.send_many(source))
+        await until(lambda: bool(held.frames), 'the first one was sent')
+        expected: type[BaseException] = PublishError
+        if how == 'refused':
+            held.refuse()
+        else:
+            held.confirm(fake)
+            await until(lambda: publisher._window.unsettled == 0, 'and confirmed')
+            if how == 'deleted':
+                expected = StreamDoesNotExist
+                fake.handlers[wire.METADATA] = missing
+                moved(fake.connections[-1], Frame(0, 0, b''))
+            elif how == 'closed':
+                expected = PublisherError
+                await publisher.close()
+            else:
+                expected = asyncio.CancelledError
+                task.cancel()
+        with pytest.raises(expected):
+            await asyncio.wait_for(task, HANG)
+        assert source.cancelled == 1
+        assert not publisher._receiving
+
+
+@pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
+async def test_broker_that_does_not_read(ending: str) -> None:
+    """What is written to it is bounded, not by the window alone; whoever waits can give up."""
+    body = bytes(100_000)
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri, close_timeout=0.05) as client:
+        context = client.publisher('test', amqp=False)
+        publisher = await context.__aenter__()
+        peer = fake.connections[-1].transport
+        peer.pause_reading()
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(publisher.send_many(body for _ in range(300)))
+        ]
+        assert publisher._connection is not None
+        connection = publisher._connection
+        await until(lambda: connection.paused, 'it pauses')
+        tasks += [asyncio.create_task(publisher.send(body)) for _ in range(300)]
+        await until(lambda: len(publisher._room.waiting) == 301, 'all wait for room')
+        assert publisher._window.unsettled < 200
+        for call in (publisher.send, publisher.submit):
+            with pytest.raises(RoomTimeout):
+                await call(body, timeout=0.01)
+        tasks.pop(50).cancel()
+        if ending == 'closed':
+            with pytest.raises(ConfirmTimeout):
+                await context.__aexit__(None, None, None)
+            outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), HANG)
+            assert {type(item) for item in outcomes} == {PublisherError}
+            peer.abort()
+            return
+        if ending == 'lost':
+            peer.abort()
+        else:
+            peer.resume_reading()
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), HANG)
+        assert outcomes == [300] + [None] * 299
+        await context.__aexit__(None, None, None)
+
+
+async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        publisher.batch('a')
+        flushes = [asyncio.create_task(publisher.flush())]
+        await asyncio.sleep(0)
+        publisher.batch('b')
+        flushes += [asyncio.create_task(publisher.flush()) for _ in range(2)]
+        await until(lambda: len(held.frames) == 2, 'both batches were sent')
+        held.refuse()
+        errors = await asyncio.gather(*flushes, return_exceptions=True)
+        both = [(1, 0x11), (2, 0x11)]
+        assert [getattr(error, 'errors', None) for error in errors] == [both[:1], both, both]
+
+
+async def test_flush_in_time_that_ends_for_want_of_a_connection() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        fake.handlers[Step.OPEN] = wire.SILENT
+        publisher.batch('x')
+        with pytest.raises(ConnectTimeout):
+            await publisher.flush(timeout=HANG)
+
+
+async def test_flush_tells_of_messages_that_fit_no_frame_of_a_new_connection() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        for how in ('flush', 'flush', 'close'):
+            publisher.batch('a' * (fake.tune[0] - 100))
+            fake.tune = (fake.tune[0] // 2, 60)
+            opened = len(fake.connections)
+            fake.connections[-1].transport.abort()
+            await until(
+                partial(
+                    lambda n: len(fake.connections) > n and bool(publisher._connection), opened
+                ),
+                'it has connected again',
+            )
+            if how == 'flush':
+                with pytest.raises(PublishError, match='frame is too large'):
+                    await publisher.flush()
+                await publisher.flush()
+            else:
+                with pytest.raises(PublishError, match='frame is too large'):
+                    await publisher.close()

@@ -1,0 +1,520 @@
+"""Acceptance scenarios 31 to 46, of producers; each test begins with the number of its own."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from brokers import RabbitMQ
+from rbfly.streams import Compression, stream_message_ctx
+from rbfly.streams.error import (
+    ConfirmTimeout,
+    PublisherError,
+    PublishError,
+    RoomTimeout,
+    StreamDoesNotExist,
+)
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame
+from tests.fake import FakeConnection as Peer
+from tests.streams.test_publish import stored
+from tests.streams.test_publish_sub_entries import entries_of
+from tests.streams.test_send_many import refusing
+
+Held = list[tuple[Peer, Frame]]
+
+
+def numbers(*span: int) -> list[bytes]:
+    return [b'%d' % i for i in range(*span)]
+
+
+def publishing_ids(held: Held) -> int:
+    return sum(len(frame.publishing_ids) for _, frame in held)
+
+
+def holding(held: Held) -> dict[int, wire.Handler]:
+    """Publish frames are kept, not confirmed."""
+    return {wire.PUBLISH: lambda connection, request: held.append((connection, request))}
+
+
+# -- 31: every way of sending
+
+
+async def test_31_every_way_of_sending_is_confirmed_once(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    confirmed: Counter[int] = Counter()
+    async with client.publisher(stream, amqp=False) as publisher:
+        for i in range(10):
+            await publisher.send(b'%d' % i)
+        await asyncio.gather(*(publisher.send(b'%d' % i) for i in range(10, 100)))
+        submitted = [await publisher.submit(b'%d' % i) for i in range(100, 200)]
+        for confirmation in submitted:
+            confirmation.add_done_callback(lambda item: confirmed.update([item.publish_id]))
+        await asyncio.gather(*submitted)
+        assert await publisher.send_many(numbers(200, 300)) == 100
+    async with client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False) as batch:
+        for i in range(300, 400):
+            batch.batch(b'%d' % i)
+        await batch.flush()
+    await asyncio.sleep(0)  # callbacks
+    assert confirmed == dict.fromkeys(range(101, 201), 1)
+    assert await stored(client, stream) == numbers(400)
+
+
+# -- 32: the same message
+
+
+async def test_32_same_message_many_times(client: rbs.StreamsClient, stream: str) -> None:
+    body: dict[str, Any] = {'n': 0}
+    message = stream_message_ctx(body, app_properties={'k': 'v'})
+    async with client.publisher(stream) as publisher:
+        confirmations = []
+        for i in range(100):
+            body['n'] = i  # what was sent before stays as it was
+            confirmations.append(await publisher.submit(message))
+        assert await publisher.send_many([message] * 100) == 100
+        await asyncio.gather(*confirmations, *(publisher.send(message) for _ in range(100)))
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
+        found = [await anext(messages) for _ in range(300)]
+    assert found == [{'n': i} for i in range(100)] + [{'n': 99}] * 200
+
+
+# -- 33: many publishers, many tasks
+
+
+async def test_33_many_publishers_of_many_tasks(client: rbs.StreamsClient, stream: str) -> None:
+    async def send(publisher: rbs.Publisher, i: int, task: int) -> None:
+        for n in range(10):
+            await publisher.send(b'%d %d %d' % (i, task, n))
+
+    async def publish(i: int) -> None:
+        async with client.publisher(stream, amqp=False, max_unconfirmed=20) as publisher:
+            await asyncio.gather(*(send(publisher, i, task) for task in range(30)))
+
+    await asyncio.gather(*(publish(i) for i in range(20)))
+    found = [tuple(map(int, item.split())) for item in await stored(client, stream)]
+    assert sorted(found) == [(i, t, n) for i in range(20) for t in range(30) for n in range(10)]
+    for i in range(20):  # the order of each task is kept
+        for task in range(30):
+            assert [n for p, t, n in found if (p, t) == (i, task)] == list(range(10))
+
+
+# -- 34: stop while sending
+
+
+async def test_34_close_while_sending_settles_all(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
+        sends = [asyncio.create_task(publisher.send(b'%d' % i)) for i in range(1000)]
+        many = asyncio.create_task(publisher.send_many(numbers(1000, 100_000)))
+        confirmations = [await publisher.submit(b'%d' % -i) for i in range(1, 51)]
+    outcomes = await asyncio.gather(*sends, *confirmations, many, return_exceptions=True)
+    assert {type(item) for item in outcomes} <= {type(None), PublisherError}
+    assert isinstance(outcomes[-1], PublisherError)
+    found = {int(item) for item in await stored(client, stream)}
+    sent = [*range(1000), *(-i for i in range(1, 51))]
+    assert {i for i, outcome in zip(sent, outcomes, strict=False) if outcome is None} <= found
+
+
+async def test_34_close_without_confirms_settles_all() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri, close_timeout=0.05) as client,
+    ):
+        with pytest.raises(ConfirmTimeout):  # noqa: PT012
+            async with client.publisher('test', max_unconfirmed=10) as publisher:
+                confirmations = [await publisher.submit('x') for _ in range(10)]
+                tasks = [
+                    asyncio.create_task(publisher.send('y')),
+                    asyncio.create_task(publisher.submit('z')),
+                    asyncio.create_task(publisher.send_many(['a'] * 100)),
+                ]
+                await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*confirmations, *tasks, return_exceptions=True)
+        assert {type(item) for item in outcomes} == {PublisherError}
+
+
+# -- 35: send after close
+
+
+async def test_35_closed_publishers_raise(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream) as publisher:
+        await publisher.send('x')
+    for call in (publisher.send, publisher.submit):
+        with pytest.raises(PublisherError, match='closed'):
+            await call('x')
+    with pytest.raises(PublisherError, match='closed'):
+        await publisher.send_many(['x'])
+    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as fast:
+        pass
+    with pytest.raises(PublisherError, match='closed'):
+        fast.batch('x')
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as limit:
+        pass
+    with pytest.raises(PublisherError, match='closed'):
+        await limit.batch('x', max_len=1)
+    for batch in (fast, limit):
+        with pytest.raises(PublisherError, match='closed'):
+            await batch.flush()
+    for closed in (publisher, fast, limit):
+        await closed.close()
+    assert len(await stored(client, stream)) == 1
+
+
+# -- 36: no such stream
+
+
+async def test_36_unknown_stream_is_told_at_once(client: rbs.StreamsClient) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(StreamDoesNotExist, match='no-such-stream'):
+            async with client.publisher('no-such-stream'):
+                pytest.fail('there is none')
+
+
+async def test_36_stream_that_is_deleted_while_it_is_published_to(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async def send() -> None:
+        while True:
+            await publisher.send('x')
+
+    async with asyncio.timeout(60):
+        with pytest.raises(StreamDoesNotExist):  # noqa: PT012
+            async with client.publisher(stream, max_unconfirmed=50) as publisher:
+                tasks = [asyncio.create_task(send()) for _ in range(10)]
+                many = asyncio.create_task(publisher.send_many(iter(lambda: 'y', None)))
+                await publisher.send('z')
+                await client.delete_stream(stream)
+                outcomes = await asyncio.gather(*tasks, many, return_exceptions=True)
+                assert {type(item) for item in outcomes} == {StreamDoesNotExist}
+                await publisher.send('late')
+
+
+# -- 37: the broker's refusal
+
+
+async def test_37_code_reaches_the_caller_of_the_message() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(2, 4)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        outcomes = await asyncio.gather(
+            *(publisher.send(i) for i in range(5)), return_exceptions=True
+        )
+        assert [getattr(item, 'publish_id', None) for item in outcomes] == [None, 2, None, 4, None]
+        for outcome in (outcomes[1], outcomes[3]):
+            assert isinstance(outcome, PublishError)
+            assert outcome.code == 0x11
+
+
+# -- 38: a confirm that is early
+
+
+async def test_38_confirm_before_anybody_waits_for_it() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        confirmations = [await publisher.submit('x') for _ in range(5)]
+        await until(lambda: publisher._window.unsettled == 0, 'all are confirmed')
+        assert all(item.done() for item in confirmations)
+        for confirmation in confirmations:
+            await asyncio.wait_for(confirmation, 10)
+
+        async def slow() -> AsyncIterator[int]:
+            for i in range(20):
+                yield i
+                await until(lambda: publisher._window.unsettled == 0, 'it is confirmed')
+
+        assert await asyncio.wait_for(publisher.send_many(slow()), 10) == 20
+
+
+async def test_38_confirm_of_a_batch_before_its_flush_waits() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as batch,
+    ):
+        batch.batch('x')
+        flushing = asyncio.create_task(batch.flush())
+        await asyncio.sleep(0)
+        flushing.cancel()  # it has been sent; nobody waits
+        await until(lambda: batch._window.unsettled == 0, 'it is confirmed')
+        await asyncio.wait_for(batch.flush(), 10)
+
+
+# -- 39, 40: the bound of what is in flight
+
+
+async def test_39_bound_blocks_then_frees() -> None:
+    held: Held = []
+    async with (
+        FakeBroker(on=holding(held)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=5) as publisher,
+    ):
+        tasks = [asyncio.create_task(publisher.send(i)) for i in range(12)]
+        await until(lambda: publishing_ids(held) == 5, 'as many came as may')
+        assert publisher._window.in_flight == 5
+        assert len(publisher._room.waiting) == 7
+        while not all(task.done() for task in tasks):
+            await until(lambda: bool(held) or all(task.done() for task in tasks), 'room was used')
+            assert publisher._window.in_flight <= 5
+            for connection, frame in held:
+                fake.default(connection, frame)
+            held.clear()
+        await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize('timeout', [None, 0])
+async def test_39_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> None:
+    held: Held = []
+    async with (
+        FakeBroker(on=holding(held)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=1) as publisher,
+    ):
+        first = asyncio.create_task(publisher.send('first'))
+        await until(lambda: bool(held), 'the window is full')
+        for call in (publisher.send, publisher.submit):
+            with pytest.raises(RoomTimeout, match='no room'):  # it was not sent
+                await call('x', timeout=0.02)
+        with pytest.raises(ConfirmTimeout, match='0 of 0'):
+            await publisher.send_many(['x'], timeout=0.02)
+        patient = [
+            asyncio.create_task(publisher.send('y', timeout=timeout)),
+            asyncio.create_task(publisher.send_many(['z'], timeout=timeout)),
+        ]
+        await until(lambda: len(publisher._room.waiting) == 2, 'both wait')
+        fake.handlers.clear()
+        fake.default(*held[0])
+        await asyncio.gather(first, *patient)
+    assert publisher.message_id == 4  # what waited too long got no id
+
+
+@pytest.mark.parametrize('bound', [1, 9, 10])
+async def test_40_tiny_bound_waits_for_confirms_only(
+    client: rbs.StreamsClient, stream: str, bound: int
+) -> None:
+    # were there a timer, however short, this would take minutes
+    async with (
+        asyncio.timeout(60),
+        client.publisher(stream, amqp=False, max_unconfirmed=bound) as publisher,
+    ):
+        assert await publisher.send_many(numbers(2000)) == 2000
+        await asyncio.gather(*(publisher.send(b'%d' % i) for i in range(2000, 4000)))
+    assert await stored(client, stream) == numbers(4000)
+
+
+# -- 41: confirms that are late
+
+
+async def test_41_late_confirms_are_ignored() -> None:
+    held: Held = []
+    async with (
+        FakeBroker(on=holding(held)) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as batch,
+    ):
+        with pytest.raises(ConfirmTimeout, match='no confirm') as caught:
+            await publisher.send('x', timeout=0.02)
+        assert not isinstance(caught.value, RoomTimeout)  # it was
+        with pytest.raises(ConfirmTimeout, match='0 of 3'):
+            await publisher.send_many(['x'] * 3, timeout=0.02)
+        batch.batch('x')
+        with pytest.raises(ConfirmTimeout):
+            await batch.flush(timeout=0.02)
+        late = list(held)
+        held.clear()
+        batch.batch('y')
+        tasks = [asyncio.create_task(call) for call in (publisher.send('y'), batch.flush())]
+        await until(lambda: len(held) == 2, 'they were sent')
+        for _ in range(2):  # and late twice over
+            for item in late:
+                fake.default(*item)
+        await until(lambda: publisher._window.unsettled == 1, 'the late confirms were seen')
+        assert not any(task.done() for task in tasks)
+        for item in held:
+            fake.default(*item)
+        await asyncio.gather(*tasks)
+
+
+# -- 42 to 44: names
+
+
+async def test_42_named_publisher(client: rbs.StreamsClient, stream: str) -> None:
+    def message(publish_id: int) -> Any:
+        return stream_message_ctx(b'%d' % publish_id, publish_id=publish_id)
+
+    async with client.publisher(stream, name='n', amqp=False) as publisher:
+        for i in (1, 2, 5, 100):  # gaps are allowed
+            await publisher.send(message(i))
+        assert publisher.message_id == 101
+    async with client.publisher(stream, name='n', amqp=False) as publisher:
+        assert publisher.message_id == 101  # it goes on behind the last
+        # whoever begins anew from its first message sends nothing twice
+        assert await publisher.send_many([message(i) for i in (1, 2, 5, 100, 101, 103)]) == 6
+        await publisher.send(b'104')
+    async with client.publisher(stream, name='other', amqp=False) as publisher:
+        assert publisher.message_id == 1
+        await publisher.send(message(5))
+    found = await stored(client, stream)
+    assert found == [b'1', b'2', b'5', b'100', b'101', b'103', b'104', b'5']
+
+
+async def test_42_batch_of_a_named_publisher(client: rbs.StreamsClient, stream: str) -> None:
+    for _ in range(2):
+        async with client.publisher(
+            stream, name='n', amqp=False, cls=rbs.PublisherBatchFast
+        ) as batch:
+            for i in (7, 3, 5):
+                batch.batch(stream_message_ctx(b'%d' % i, publish_id=i))
+            await batch.flush()
+    assert await stored(client, stream) == [b'3', b'5', b'7']
+
+
+@pytest.mark.parametrize('first', [0, 1])
+async def test_43_first_message_after_a_restart(
+    client: rbs.StreamsClient, stream: str, first: int
+) -> None:
+    async with client.publisher(stream, name='n', amqp=False) as publisher:
+        await publisher.send(stream_message_ctx(b'a', publish_id=first))
+    for body in (b'b', b'c'):
+        await client.disconnect()
+        async with client.publisher(stream, name='n', amqp=False) as publisher:
+            await publisher.send(body)
+    assert await stored(client, stream) == [b'a', b'b', b'c']
+
+
+@pytest.mark.parametrize(
+    'how',
+    [
+        {'filter_extract': lambda context: 'zażółć'},
+        {'filter_extract': lambda context: None},
+        {'sub_entry_size': 4},
+        {'sub_entry_size': 4, 'compression': 'gzip'},
+    ],
+    ids=['filter', 'no filter value', 'sub-entries', 'gzip'],
+)
+async def test_44_deduplication_with_filter_values_and_with_sub_entries(
+    broker: RabbitMQ, client: rbs.StreamsClient, stream: str, how: dict[str, Any]
+) -> None:
+    def messages(*ids: int) -> list[Any]:
+        return [stream_message_ctx(str(i), publish_id=i) for i in ids]
+
+    for ids in ((1, 2, 3), (2, 3, 4), (1, 5, 9)):
+        async with client.publisher(stream, name='n', **how) as publisher:
+            assert await publisher.send_many(messages(*ids)) == 3
+            last = publisher.message_id
+    async with client.publisher(stream, name='n', **how) as publisher:
+        assert publisher.message_id == last == 10
+        async with (
+            rbs.streams_client(broker.uri) as other,
+            other.publisher(stream, name='n', **how) as again,
+        ):
+            for one in (publisher, again):  # the same ids once more
+                assert await one.send_many(['a' * 100] * 10) == 10
+        last = publisher.message_id
+    async with client.publisher(stream, name='n', **how) as publisher:
+        assert publisher.message_id == last
+        await publisher.send('end')
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as stored_messages:
+        found = [await anext(stored_messages) for _ in range(17)]
+    assert found == ['1', '2', '3', '4', '5', '9', *['a' * 100] * 10, 'end']
+    if 'filter_extract' not in how:
+        entries = await entries_of(broker, stream, 17)
+        code = Compression(how.get('compression', 'none')).code
+        assert [n for n, messages in entries if len(messages) > 1] == [code] * 3
+
+
+# -- 45: alarms
+
+
+@pytest_asyncio.fixture
+async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[RabbitMQ]:
+    """A broker of this run's own, whose alarms are off at the end."""
+    broker = private_broker()
+    yield broker
+    for setting in (('set_disk_free_limit', '50MB'), ('set_vm_memory_high_watermark', '0.6')):
+        await asyncio.to_thread(broker.ctl, *setting)
+
+
+async def test_45_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
+    async def send_until_blocked() -> int:
+        # the broker still takes what its socket was about to read
+        for i in range(10):
+            try:
+                await publisher.send(i, timeout=1)
+            except ConfirmTimeout:
+                return i
+        pytest.fail('nothing is blocked')
+
+    async with rbs.streams_client(alarmed.uri) as client:
+        await client.create_stream('alarms')
+        try:
+            async with client.publisher('alarms') as publisher:
+                await publisher.send('before')
+                await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '100000GB')
+                blocked = await send_until_blocked()
+                # consuming goes on
+                async with client.subscribe('alarms', offset=rbs.Offset.FIRST) as messages:
+                    for expected in ('before', *range(blocked)):
+                        assert await asyncio.wait_for(anext(messages), 10) == expected
+                    sending = asyncio.create_task(publisher.send('behind'))
+                    await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '50MB')
+                    await asyncio.wait_for(sending, 30)
+                    for expected in (blocked, 'behind'):
+                        assert await asyncio.wait_for(anext(messages), 10) == expected
+        finally:
+            await client.delete_stream('alarms')
+
+
+async def test_45_memory_alarm_blocks_nothing(alarmed: RabbitMQ) -> None:
+    async with rbs.streams_client(alarmed.uri) as client:
+        await client.create_stream('alarms')
+        try:
+            async with client.publisher('alarms') as publisher:
+                await asyncio.to_thread(alarmed.ctl, 'set_vm_memory_high_watermark', '0.0001')
+                await asyncio.wait_for(publisher.send('during'), 10)
+                async with client.subscribe('alarms', offset=rbs.Offset.FIRST) as messages:
+                    assert await asyncio.wait_for(anext(messages), 10) == 'during'
+        finally:
+            await client.delete_stream('alarms')
+
+
+# -- 46: more publishers than a connection has ids for
+
+
+async def test_46_publisher_beyond_256_opens_another_connection() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        publishers = [client.publisher('test') for _ in range(257)]
+        opened = [await publisher.__aenter__() for publisher in publishers[:256]]
+        publishing = len(fake.connections)
+        opened.append(await publishers[256].__aenter__())
+        assert len(fake.connections) == publishing + 1
+        assert sorted(item._id for item in opened[:256]) == list(range(256))
+        await asyncio.gather(*(publisher.send('x') for publisher in opened))
+        for publisher in publishers:
+            await publisher.__aexit__(None, None, None)
+
+
+async def test_46_ids_are_used_again(client: rbs.StreamsClient, stream: str) -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as other:
+        for _ in range(300):
+            async with other.publisher('test'):
+                pass
+        assert len(fake.connections) == 2
+    async with client.publisher(stream, amqp=False) as first:
+        for i in range(300):
+            async with client.publisher(stream, amqp=False) as publisher:
+                await publisher.send(b'%d' % i)
+        await first.send(b'300')
+    assert await stored(client, stream) == numbers(301)

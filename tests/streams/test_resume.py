@@ -1,0 +1,763 @@
+"""Subscriptions over lost connections and moved streams: each message once, and in order.
+
+Mostly against the fake broker, which loses connections when it is told to.
+"""
+
+import asyncio
+import gc
+import struct
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from unittest.mock import Mock
+
+import pytest
+
+import rbfly.streams as rbs
+from brokers import RabbitMQ
+from rbfly.net import retry
+from rbfly.streams.error import (
+    AuthenticationError,
+    FrameError,
+    MessageTimeout,
+    ProtocolError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+)
+from tests import fake as wire
+from tests import fake_stream
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+from tests.fake_stream import FakeStream, Reader
+
+HANG = 20.0  # a guard only
+NOT_AVAILABLE = 0x06
+FREE_IDS = 256
+
+
+def subscribe(client: rbs.StreamsClient, **arguments: object) -> rbs.Subscription:
+    arguments = {'offset': rbs.Offset.FIRST, 'timeout': HANG, 'amqp': False} | arguments
+    return client.subscribe('test', **arguments)  # type: ignore[arg-type]
+
+
+async def take(messages: rbs.Subscription, n: int) -> list[object]:
+    return [await anext(messages) for _ in range(n)]
+
+
+def metadata_update(stream: str = 'test') -> bytes:
+    return wire.frame(wire.METADATA_UPDATE, struct.pack('>H', NOT_AVAILABLE) + wire.string(stream))
+
+
+def refusing(fake: FakeBroker) -> Callable[[Peer, Frame], None]:
+    """All connections but the first."""
+
+    def handler(connection: Peer, request: Frame) -> None:
+        if len(fake.connections) == 1:
+            fake.default(connection, request)
+        else:
+            connection.transport.abort()
+
+    return handler
+
+
+async def subscribed(stream: FakeStream, n: int = 1) -> Reader:
+    await until(lambda: len(stream.readers) >= n, f'{n} times subscribed')
+    return stream.reader
+
+
+# -- where it goes on
+
+
+async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    backoff = Mock(side_effect=lambda: repeat(0.001))
+    monkeypatch.setattr(retry, 'backoff', backoff)
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        for i in range(5):
+            stream.append(b'%d' % i)
+            assert await take(messages, 1) == [b'%d' % i]
+            stream.reader.peer.transport.abort()
+        assert backoff.call_count >= 5
+
+
+@pytest.mark.parametrize('read', [1, 2, 3, 4, 5])
+async def test_goes_on_behind_the_last_message(read: int) -> None:
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    stream.append(b'3', b'4', b'5')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client) as messages:
+            found = await take(messages, read)
+            fake.connection.transport.abort()
+            found += await take(messages, 6 - read)
+            # What had arrived is given before anything is asked for again.
+            assert len(stream.readers) == 1
+            stream.append(b'6')
+            assert await anext(messages) == b'6'
+        assert found == [b'0', b'1', b'2', b'3', b'4', b'5']
+        # The chunk that was read last is asked for again: it tells the stream from another.
+        assert [reader.spec for reader in stream.readers] == [
+            (fake_stream.FIRST, 0),
+            (fake_stream.OFFSET, 3),
+        ]
+
+
+async def test_goes_on_inside_a_chunk() -> None:
+    """The rest of a chunk that had not arrived, and offsets that are not consecutive."""
+    stream = FakeStream()
+    stream.append(b'0', b'1')
+    stream.skip(3)
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client, offset=rbs.Offset.offset(1)) as messages:
+            assert await take(messages, 1) == [b'1']
+            reader = stream.reader
+            reader.live = False
+            stream.append(b'5', b'6', b'7')
+            reader.peer.transport.abort()
+            assert await take(messages, 3) == [b'5', b'6', b'7']
+            assert rbs.get_message_ctx().stream_offset == 7
+            assert messages.position == 8
+        assert [reader.spec[1] for reader in stream.readers] == [1, 0]
+
+
+async def test_many_losses_anywhere() -> None:
+    """Each message once and in order, whenever connections are cut."""
+    stream = FakeStream()
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client) as messages:
+            found: list[object] = []
+            for i in range(60):
+                stream.append(*(b'%d' % j for j in range(3 * i, 3 * i + 3)))
+                if i % 10 == 9:
+                    fake.connections[-1].transport.abort()
+                if i % 7 == 6:
+                    found += await take(messages, 5)
+            found += await take(messages, 180 - len(found))
+        assert found == [b'%d' % i for i in range(180)]
+
+
+async def test_filter_and_credit_are_kept() -> None:
+    """67: a filter survives a reconnect."""
+    stream = FakeStream()
+    stream.append(b'a0', b'b1')
+    wanted = rbs.MessageFilter(lambda ctx: str(ctx.body)[2:3], {'a', 'ż'})
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client, filter=wanted) as messages:
+            assert await anext(messages) == b'a0'
+            fake.connection.transport.abort()
+            stream.append(b'b2', b'a3', b'b4')
+            assert await anext(messages) == b'a3'
+        first, second = stream.readers
+        assert second.properties == first.properties == {'filter.0': 'a', 'filter.1': 'ż'}
+        assert second.limit == first.limit
+        assert second.spec == (fake_stream.OFFSET, 0)
+
+
+async def test_credit_of_a_lost_connection_is_not_given_to_the_next() -> None:
+    stream = FakeStream()
+    for i in range(4):
+        stream.append(b'%d' % i)
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        await anext(messages)
+        await until(lambda: len(messages.queue.chunks) == 3, 'all have arrived')
+        fake.connection.transport.abort()
+        await take(messages, 3)
+        stream.append(b'4')
+        await anext(messages)
+        await until(lambda: bool(stream.reader.granted), 'the chunk that came again is consumed')
+        assert stream.reader.granted == 1
+
+
+@pytest.mark.parametrize('chunks', [0, 1, 3])
+async def test_next_that_has_seen_nothing_misses_nothing(chunks: int) -> None:
+    stream = FakeStream()
+    for i in range(chunks):
+        stream.append(b'old%d' % i, b'old')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client, offset=rbs.Offset.NEXT) as messages:
+            waiting = asyncio.ensure_future(anext(messages))
+            reader = await subscribed(stream)
+            asked = fake.connection.commands()
+            assert asked.index(wire.STREAM_STATS) < asked.index(wire.SUBSCRIBE)
+            reader.live = False
+            reader.peer.transport.abort()
+            stream.append(b'new0', b'new1')
+            stream.append(b'new2')
+            assert await waiting == b'new0'
+            assert await take(messages, 2) == [b'new1', b'new2']
+        assert stream.readers[0].spec == (fake_stream.LAST if chunks else fake_stream.FIRST, 0)
+        expected = (fake_stream.OFFSET, 2 * chunks - 2) if chunks else (fake_stream.FIRST, 0)
+        assert stream.readers[1].spec == expected
+
+
+async def test_next_that_has_dropped_a_chunk_goes_on_behind_it() -> None:
+    stream = FakeStream()
+    stream.append(b'old', b'old')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client, offset=rbs.Offset.NEXT) as messages:
+            waiting = asyncio.ensure_future(anext(messages))
+            (await subscribed(stream)).peer.transport.abort()
+            await until(lambda: len(stream.readers) == 2 and stream.reader.sent == 1, 'delivered')
+            await until(lambda: messages.position is not None, 'and dropped')
+            stream.reader.peer.transport.abort()
+            stream.append(b'new')
+            assert await waiting == b'new'
+        assert stream.reader.spec == (fake_stream.OFFSET, 0)
+
+
+@pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.NEXT, rbs.Offset.LAST])
+async def test_old_broker_is_not_asked_for_what_it_does_not_know(offset: rbs.Offset) -> None:
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers(), version='3.10.8') as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=offset) as messages,
+    ):
+        for i in range(3):
+            waiting = asyncio.ensure_future(anext(messages))
+            await subscribed(stream, i + 1)
+            stream.append(b'%d' % i)
+            assert await waiting == b'%d' % i
+            stream.reader.peer.transport.abort()
+        asked = [key for peer in fake.connections for key in peer.commands()]
+        assert wire.STREAM_STATS not in asked
+
+
+async def test_last_of_an_empty_stream_misses_nothing() -> None:
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=rbs.Offset.LAST) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        reader = await subscribed(stream)
+        reader.live = False
+        reader.peer.transport.abort()
+        stream.append(b'0')
+        stream.append(b'1')
+        assert await waiting == b'0'
+
+
+async def test_cancelled_first_wait_does_not_move_the_start() -> None:
+    """What is published between two waits of a subscription at `NEXT` is not lost."""
+    stream = FakeStream()
+    held: list[tuple[Peer, Frame]] = []
+    handlers = stream.handlers() | {wire.STREAM_STATS: lambda c, f: held.append((c, f))}
+    async with (
+        FakeBroker(on=handlers) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=rbs.Offset.NEXT) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: bool(held), 'asked for')
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        stream.stats(*held[0])
+        await subscribed(stream)
+        stream.append(b'0')
+        assert await anext(messages) == b'0'
+        assert len(stream.readers) == 1
+
+
+async def test_timeout_shorter_than_connecting() -> None:
+    """The wait ends, the subscribing goes on."""
+    stream = FakeStream()
+    stream.append(b'0')
+    held: list[tuple[Peer, Frame]] = []
+    async with FakeBroker(
+        at={Step.OPEN: lambda c, f: held.append((c, f))}, on=stream.handlers()
+    ) as fake:
+        async with (
+            rbs.streams_client(fake.uri) as client,
+            client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.05) as messages,
+        ):
+            for _ in range(3):
+                with pytest.raises(MessageTimeout):
+                    await anext(messages)
+            assert len(held) == 1
+            fake.default(*held[0])
+            await subscribed(stream)
+            await until(lambda: bool(messages.queue.chunks), 'delivered')
+            assert await anext(messages) == b'0'
+        assert len(fake.connections) == 1
+
+
+async def test_reference_is_asked_for_once() -> None:
+    """Where it started stays, though another program stores a later offset meanwhile."""
+    stored = 1
+    stream = FakeStream()
+
+    def query(connection: Peer, request: Frame) -> None:
+        connection.answer(request, struct.pack('>Q', stored))
+
+    handlers = stream.handlers() | {wire.QUERY_OFFSET: query}
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client, offset=rbs.Offset.reference('r')) as messages:
+            waiting = asyncio.ensure_future(anext(messages))
+            reader = await subscribed(stream)
+            reader.live = False
+            reader.peer.transport.abort()
+            stored = 3
+            stream.append(b'0', b'1', b'2', b'3', b'4')
+            assert await waiting == b'2'
+        assert [reader.spec for reader in stream.readers] == [(fake_stream.OFFSET, 1)] * 2
+
+
+# -- moved streams
+
+
+async def test_metadata_update_subscribes_again() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        async with subscribe(client) as messages:
+            assert await anext(messages) == b'0'
+            reader = stream.reader
+            reader.live = False
+            reader.peer.send(metadata_update('another stream'))
+            reader.peer.send(metadata_update())
+            stream.append(b'1')
+            assert await anext(messages) == b'1'
+            assert stream.reader.spec == (fake_stream.OFFSET, 0)
+            connection = await client.get_protocol()
+            assert len(connection.subscription_ids) == FREE_IDS - 1
+        assert len(fake.connections) == 1
+        assert len(connection.subscription_ids) == FREE_IDS
+
+
+async def test_metadata_update_while_subscribing() -> None:
+    """It may be of the subscription that was just made: that one is made again."""
+    stream = FakeStream()
+
+    def moved(reader: Reader) -> int:
+        if len(stream.readers) == 1:
+            reader.peer.send(metadata_update())
+        return wire.OK
+
+    stream.on_subscribe = moved
+    stream.append(b'0')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await anext(messages) == b'0'
+        stream.append(b'1')
+        assert await anext(messages) == b'1'
+        await until(lambda: sum(item.live for item in stream.readers) == 1, 'one is left')
+
+
+async def test_not_available_is_tried_again() -> None:
+    """85: a stream that is not available is waited for."""
+    stream = FakeStream()
+    stream.append(b'0')
+    stream.on_subscribe = lambda reader: NOT_AVAILABLE if len(stream.readers) < 4 else wire.OK
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await anext(messages) == b'0'
+        assert len(stream.readers) == 4
+        connection = await client.get_protocol()
+        assert len(connection.subscription_ids) == FREE_IDS - 1
+
+
+async def test_not_available_for_longer_than_the_limit() -> None:
+    stream = FakeStream()
+    stream.on_subscribe = lambda reader: NOT_AVAILABLE
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=0.3) as client,
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            await anext(subscribe(client))
+        assert caught.value.code == NOT_AVAILABLE
+
+
+async def test_deleted_stream_ends_it() -> None:
+    """85: a stream that was deleted is not waited for; what had arrived is given first."""
+    stream = FakeStream()
+    stream.append(b'0')
+    stream.append(b'1')
+    deleted = False
+
+    def metadata(connection: Peer, request: Frame) -> None:
+        if not deleted:
+            fake.default(connection, request)
+            return
+        name = wire.string('test')
+        body = struct.pack('>II', 0, 1) + name + struct.pack('>HHI', 0x02, 0xFFFF, 0)
+        connection.send(wire.frame(0x8000 | wire.METADATA, request.body[:4] + body))
+
+    handlers = stream.handlers() | {wire.METADATA: metadata}
+    async with (
+        FakeBroker(on=handlers) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await anext(messages) == b'0'
+        await until(lambda: len(messages.queue.chunks) == 1, 'all has arrived')
+        deleted = True
+        fake.connection.send(metadata_update())
+        connection = await client.get_protocol()
+        await until(lambda: len(connection.subscription_ids) == FREE_IDS, 'it is gone')
+        assert await anext(messages) == b'1'
+        for _ in range(2):
+            with pytest.raises(StreamDoesNotExist, match='test'):
+                await anext(messages)
+
+
+# -- streams that were deleted and created anew
+
+
+@pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
+async def test_stream_created_anew_while_disconnected(kind: str) -> None:
+    """Its messages are not taken for those that were seen: that is told, and it is read."""
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    stream.append(b'3')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await take(messages, 4) == [b'0', b'1', b'2', b'3']
+        stream.reader.live = False
+        fake.connection.transport.abort()
+        stream.create_anew()
+        iterator = aiter(messages if kind == 'bodies' else getattr(messages, kind)())
+        waiting = asyncio.ensure_future(anext(iterator))
+        await subscribed(stream, 2)
+        assert stream.reader.spec == (fake_stream.FIRST, 0)  # there is nothing
+        stream.append(b'new0')
+        with pytest.raises(StreamDoesNotExist, match="'test' was deleted and created anew"):
+            await waiting
+        stream.append(b'new1')
+        assert await take(messages, 2) == [b'new0', b'new1']
+        assert rbs.get_message_ctx().stream_offset == 1
+        assert stream.reader.spec == (fake_stream.FIRST, 0)
+        assert sum(reader.live for reader in stream.readers) == 1
+
+
+@pytest.mark.parametrize('new', [0, 1])
+async def test_stream_created_anew_before_the_first_message_at_next(new: int) -> None:
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=rbs.Offset.NEXT) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        (await subscribed(stream)).peer.send(metadata_update())
+        stream.reader.live = False
+        stream.append(b'3')
+        stream.create_anew()
+        for _ in range(new):
+            stream.append(b'new0', b'new1')
+        await subscribed(stream, 2)
+        for _ in range(1 - new):
+            stream.append(b'new0', b'new1')
+        with pytest.raises(StreamDoesNotExist, match='created anew'):
+            await waiting
+        assert await take(messages, 2) == [b'new0', b'new1']
+
+
+async def test_replica_that_lags_behind_is_the_same_stream() -> None:
+    """It gives again what was seen; that is dropped, whatever its clock said."""
+    stream = FakeStream()
+    stream.append(b'0')
+    stream.timestamp += 5
+    stream.append(b'1')
+    stream.timestamp -= 3
+    stream.append(b'2')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        assert await take(messages, 3) == [b'0', b'1', b'2']
+        del stream.chunks[2]
+        stream.end = 2
+        stream.reader.live = False
+        fake.connection.transport.abort()
+        waiting = asyncio.ensure_future(anext(messages))
+        await subscribed(stream, 2)
+        assert stream.reader.spec == (fake_stream.OFFSET, 1)
+        stream.append(b'2')
+        stream.append(b'3')
+        assert await waiting == b'3'
+        assert stream.reader.sent == 3
+
+
+async def test_start_behind_the_end_over_a_lost_connection() -> None:
+    """What is below the start was never asked for; it is no sign of another stream."""
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, offset=rbs.Offset.offset(3)) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        for i in range(4):
+            await subscribed(stream, i + 1)
+            stream.timestamp += 1
+            stream.append(b'%d' % i)
+            if i < 3:
+                await until(lambda: bool(stream.reader.granted), 'dropped')
+                stream.reader.peer.transport.abort()
+        assert await waiting == b'3'
+
+
+async def test_offset_of_a_deleted_stream_is_not_stored_for_the_next() -> None:
+    stream = FakeStream()
+    stream.append(b'0', b'1', b'2')
+    tracking = rbs.OffsetTracking('reader', every=1, interval=0)
+    async with FakeBroker(on=stream.handlers()) as fake:
+        async with (
+            rbs.streams_client(fake.uri) as client,
+            subscribe(client, auto_offset=tracking) as messages,
+        ):
+            await take(messages, 3)
+            stream.reader.live = False
+            fake.connection.transport.abort()
+            stream.create_anew()
+            waiting = asyncio.ensure_future(anext(messages))
+            await subscribed(stream, 2)
+            stream.append(b'new0')
+            with pytest.raises(StreamDoesNotExist):
+                await waiting
+        commands = stream.reader.peer.commands()
+        assert wire.UNSUBSCRIBE in commands
+        assert wire.STORE_OFFSET not in commands
+
+
+# -- errors that no retry can mend, and limits
+
+
+async def test_password_that_holds_no_longer_is_told_at_once() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+
+    def authenticate(connection: Peer, request: Frame) -> None:
+        if len(fake.connections) == 1:
+            fake.default(connection, request)
+        else:
+            connection.answer(request, code=0x08)
+
+    async with (
+        FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}, on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        messages = subscribe(client)
+        await anext(messages)
+        fake.connection.transport.abort()
+        with pytest.raises(AuthenticationError):
+            await anext(messages)
+
+
+async def test_permission_that_holds_no_longer_is_told_at_once() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    stream.on_subscribe = lambda reader: wire.OK if len(stream.readers) == 1 else 0x10
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        messages = subscribe(client)
+        await anext(messages)
+        fake.connection.transport.abort()
+        with pytest.raises(ProtocolError) as caught:
+            await anext(messages)
+        assert caught.value.code == 0x10
+        stream.on_subscribe = lambda reader: wire.OK
+        stream.append(b'1')
+        assert await anext(messages) == b'1'
+        await messages.aclose()
+
+
+async def test_bytes_that_are_no_frames_are_told() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        messages = subscribe(client)
+        await anext(messages)
+        fake.connection.send(b'HTTP/1.1 400 Bad Request\r\n\r\n')
+        with pytest.raises(FrameError):
+            await anext(messages)
+        stream.append(b'1')
+        assert await anext(messages) == b'1'
+        await messages.aclose()
+
+
+async def test_reconnect_timeout() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=0.3) as client,
+    ):
+        fake.handlers[Step.OPEN] = refusing(fake)
+        messages = subscribe(client)
+        await anext(messages)
+        fake.connection.transport.abort()
+        with pytest.raises(StreamConnectionError, match=r'gave up after 0\.3 s'):
+            await anext(messages)
+        assert len(fake.connections) > 2
+        del fake.handlers[Step.OPEN]
+        stream.append(b'1')
+        assert await anext(messages) == b'1'
+        await messages.aclose()
+
+
+async def test_broker_that_loses_every_subscription_is_not_pestered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One lost right behind its Subscribe is made again with growing delays."""
+    delays: list[float] = []
+    backoff = retry.backoff
+
+    def recorded() -> Iterator[float]:
+        for delay in backoff():
+            delays.append(delay)
+            yield 0
+
+    monkeypatch.setattr(retry, 'backoff', recorded)
+    stream = FakeStream()
+
+    def lose(reader: Reader) -> int:
+        if len(stream.readers) < 8:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: loop.call_soon(reader.peer.transport.close))
+        return wire.OK
+
+    stream.on_subscribe = lose
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client) as messages,
+    ):
+        waiting = asyncio.ensure_future(anext(messages))
+        await subscribed(stream, 8)
+        stream.append(b'0')
+        assert await waiting == b'0'
+    assert len(delays) == 7
+    assert delays[-1] > 10 * delays[0]
+
+
+# -- ending while it is lost
+
+
+@pytest.mark.parametrize(
+    ('end', 'error', 'text'),
+    [('aclose', StopAsyncIteration, None), ('disconnect', StreamConnectionError, 'disconnected')],
+)
+async def test_ending_while_reconnecting(
+    end: str, error: type[Exception], text: str | None
+) -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        fake.handlers[Step.OPEN] = refusing(fake)
+        async with rbs.streams_client(fake.uri) as client:
+            messages = subscribe(client)
+            await anext(messages)
+            waiting = asyncio.ensure_future(anext(messages))
+            fake.connection.transport.abort()
+            await until(lambda: len(fake.connections) > 2, 'it tries')
+            await (messages.aclose() if end == 'aclose' else client.disconnect())
+            with pytest.raises(error, match=text):
+                await waiting
+
+
+async def test_last_reference_goes_while_reconnecting() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        fake.handlers[Step.OPEN] = refusing(fake)
+        async with rbs.streams_client(fake.uri) as client:
+            messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.05)
+            await anext(messages)
+            fake.connection.transport.abort()
+            with pytest.raises(MessageTimeout):
+                await anext(messages)
+            assert len(asyncio.all_tasks()) > 1
+            del messages
+            gc.collect()
+            await until(lambda: len(asyncio.all_tasks()) == 1, 'nothing tries any longer')
+
+
+async def test_disconnecting_the_client_ends_the_wait() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        client = rbs.streams_client(fake.uri)
+        messages = subscribe(client)
+        await anext(messages)
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0)
+        await client.disconnect()
+        with pytest.raises(StreamConnectionError, match='disconnected'):
+            await waiting
+        stream.append(b'1')
+        # Asked for more, the client connects again.
+        assert await anext(messages) == b'1'
+        await client.disconnect()
+
+
+async def test_connection_lost_while_closing() -> None:
+    stream = FakeStream()
+    stream.append(b'0')
+    handlers = stream.handlers() | {wire.UNSUBSCRIBE: wire.RESETTING}
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        messages = subscribe(client)
+        await anext(messages)
+        async with asyncio.timeout(HANG):
+            await messages.aclose()
+
+
+# -- a real broker
+
+
+async def test_broker_is_restarted(private_broker: Callable[[], RabbitMQ]) -> None:
+    """83: what was published before and after is seen once, in order."""
+    broker = await asyncio.to_thread(private_broker)
+    name = 'test-restart'
+    async with rbs.streams_client(broker.uri) as client:
+        await client.create_stream(name)
+        async with client.publisher(name, cls=rbs.PublisherBatchFast) as publisher:
+            for i in range(5000):
+                publisher.batch(i)
+            await publisher.flush()
+        async with (
+            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as behind,
+            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as ahead,
+        ):
+            found = [await anext(behind) for _ in range(100)]
+            waiting = asyncio.ensure_future(anext(ahead))
+            connection = await client.get_protocol()
+            await until(lambda: len(connection.subscription_ids) == FREE_IDS - 2, 'subscribed')
+            await client.delete_stream('no-such-stream')
+            # In order: 4.0.5 forgets the leader of a new stream when it is killed.
+            await asyncio.to_thread(broker.restart_node, 0)
+            async with (
+                rbs.streams_client(broker.uri) as other,
+                other.publisher(name, cls=rbs.PublisherBatchFast) as publisher,
+            ):
+                for i in range(5000, 6000):
+                    publisher.batch(i)
+                await publisher.flush()
+            found += [await anext(behind) for _ in range(5900)]
+            assert found == list(range(6000))
+            assert [await waiting, *[await anext(ahead) for _ in range(999)]] == list(
+                range(5000, 6000)
+            )
+        await client.delete_stream(name)

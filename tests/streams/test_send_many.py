@@ -1,0 +1,432 @@
+"""`send_many` and `submit`: pipelined publishing, and what is left when it ends early."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.error import AMQPEncoderError
+from rbfly.streams import stream_message_ctx
+from rbfly.streams.error import (
+    ConfirmTimeout,
+    PublisherError,
+    PublishError,
+    RoomTimeout,
+    StreamConnectionError,
+)
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame
+from tests.fake import FakeConnection as Peer
+from tests.streams.test_publish import stored
+
+
+async def count(client: rbs.StreamsClient, stream: str) -> int:
+    return len(await stored(client, stream))
+
+
+def numbers(count: int) -> Iterator[bytes]:
+    return (b'%d' % i for i in range(count))
+
+
+async def later(count: int) -> AsyncIterator[bytes]:
+    """The same from an asynchronous iterator, which waits now and then."""
+    for i in range(count):
+        if i % 100 == 0:
+            await asyncio.sleep(0)
+        yield b'%d' % i
+
+
+def refusing(*bad: int) -> wire.Handler:
+    """A handler of Publish that refuses these ids, or all, and confirms the others."""
+
+    def handle(connection: Peer, request: Frame) -> None:
+        ids = request.publishing_ids
+        refused = [i for i in ids if i in bad or not bad]
+        head = request.body[:1]
+        for key, part, code in (
+            (wire.PUBLISH_CONFIRM, [i for i in ids if i not in refused], b''),
+            (wire.PUBLISH_ERROR, refused, b'\x00\x11'),
+        ):
+            body = b''.join(i.to_bytes(8, 'big') + code for i in part)
+            connection.send(wire.frame(key, head + len(part).to_bytes(4, 'big') + body))
+
+    return handle
+
+
+# -- send_many
+
+
+@pytest.mark.parametrize('kind', ['list', 'tuple', 'iterator', 'asynchronous'])
+@pytest.mark.parametrize('window', [1, 9, 64, 10_000])
+async def test_send_many_stores_all_in_order(
+    client: rbs.StreamsClient, stream: str, kind: str, window: int
+) -> None:
+    count = 25_000 if window > 9 else 300
+    make: dict[str, Callable[[], Any]] = {
+        'list': lambda: list(numbers(count)),
+        'tuple': lambda: tuple(numbers(count)),
+        'iterator': lambda: numbers(count),
+        'asynchronous': lambda: later(count),
+    }
+    async with client.publisher(stream, amqp=False, max_unconfirmed=window) as publisher:
+        assert await publisher.send_many(make[kind]()) == count
+        assert publisher.message_id == count + 1
+    assert await stored(client, stream) == list(numbers(count))
+
+
+async def test_send_many_of_nothing(client: rbs.StreamsClient, stream: str) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        for item in list[bytes]():
+            yield item
+
+    async with client.publisher(stream) as publisher:
+        assert await publisher.send_many([]) == 0
+        assert await publisher.send_many(iter(())) == 0
+        assert await publisher.send_many(nothing()) == 0
+
+
+async def test_send_many_from_many_tasks(client: rbs.StreamsClient, stream: str) -> None:
+    async def alone(task: int) -> None:
+        for i in range(100):
+            await publisher.send(b'%d %d' % (task, i))
+
+    async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
+        counts = await asyncio.gather(
+            *(publisher.send_many([b'%d %d' % (t, i) for i in range(2000)]) for t in range(5)),
+            *(alone(task) for task in range(5, 15)),
+        )
+    assert counts[:5] == [2000] * 5
+    found = [tuple(map(int, item.split())) for item in await stored(client, stream)]
+    for task in range(15):  # the order of each task is kept
+        assert [i for t, i in found if t == task] == list(range(2000 if task < 5 else 100))
+
+
+async def test_loop_has_its_turn_while_many_are_sent() -> None:
+    turns = 0
+    seen = []
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def source() -> Iterator[bytes]:
+        begin = turns
+        for item in numbers(20_000):  # less than makes the transport pause
+            sum(range(500))
+            yield item
+        seen.append(turns - begin)
+
+    async def never_waits() -> AsyncIterator[bytes]:
+        for item in source():
+            yield item
+
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=100_000) as publisher,
+    ):
+        task = asyncio.create_task(others())
+        await publisher.send_many(source())
+        await publisher.send_many(never_waits())
+        task.cancel()
+    assert len(seen) == 2
+    assert min(seen) > 2
+
+
+@pytest.mark.parametrize('window', [1, 10, 99])
+async def test_window_is_never_passed(window: int) -> None:
+    unconfirmed: list[int] = []
+    most = 0
+
+    def hold(connection: Peer, request: Frame) -> None:
+        nonlocal most
+        unconfirmed.append(len(request.publishing_ids))
+        most = max(most, sum(unconfirmed))
+        asyncio.get_running_loop().call_soon(release, connection, request)
+
+    def release(connection: Peer, request: Frame) -> None:
+        unconfirmed.remove(len(request.publishing_ids))
+        fake.default(connection, request)
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: hold}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=window) as publisher,
+    ):
+        assert await publisher.send_many(numbers(1000)) == 1000
+        assert await publisher.send_many(later(1000)) == 1000
+    assert most == window
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+async def test_message_without_amqp_form_ends_it_there(
+    client: rbs.StreamsClient, stream: str, asynchronous: bool
+) -> None:
+    taken = []
+
+    def source() -> Iterator[Any]:
+        for i in range(5000):
+            taken.append(i)
+            yield object() if i == 2345 else i
+
+    async def source_later() -> AsyncIterator[Any]:
+        for item in source():
+            yield item
+
+    async with client.publisher(stream, max_unconfirmed=100) as publisher:
+        with pytest.raises(AMQPEncoderError) as caught:
+            await publisher.send_many(source_later() if asynchronous else source())
+        assert caught.value.index == 2345
+        assert 'message 2345' in caught.value.__notes__[0]
+        assert taken == list(range(2346))
+        # those before it are confirmed when the error is raised
+        assert await count(client, stream) == 2345
+        await publisher.send('behind')
+    assert await count(client, stream) == 2346
+
+
+async def test_what_the_iterator_raises(client: rbs.StreamsClient, stream: str) -> None:
+    def source() -> Iterator[bytes]:
+        yield from numbers(1500)
+        raise KeyError('lost')
+
+    async def source_later() -> AsyncIterator[bytes]:
+        for item in source():
+            yield item
+
+    async with client.publisher(stream, amqp=False) as publisher:
+        for messages in (source(), source_later()):
+            with pytest.raises(KeyError) as caught:
+                await publisher.send_many(messages)
+            assert caught.value.index == 1500  # type: ignore[attr-defined]
+    assert await count(client, stream) == 3000
+
+
+async def test_message_that_fits_no_frame_ends_it_there(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async with client.publisher(stream, amqp=False) as publisher:
+        with pytest.raises(PublisherError, match='limit') as caught:
+            await publisher.send_many([b'a', bytes(2**21), b'b'])
+        assert caught.value.index == 1
+        assert await publisher.send_many([b'c']) == 1
+    assert await stored(client, stream) == [b'a', b'c']
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+async def test_refused_message_ends_it_and_is_named(asynchronous: bool) -> None:
+    def source() -> Iterator[bytes]:
+        for i, item in enumerate(numbers(100_000)):
+            last.append(i)
+            yield item
+
+    async def source_later() -> AsyncIterator[bytes]:
+        for item in source():
+            await asyncio.sleep(0)
+            yield item
+
+    last: deque[int] = deque(maxlen=1)
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(250, 333)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=100) as publisher,
+    ):
+        await publisher.send('other')  # has id 1
+        with pytest.raises(PublishError) as caught:
+            await publisher.send_many(source_later() if asynchronous else source())
+        error = caught.value
+        assert (error.code, error.publish_id, error.index) == (0x11, 250, 248)
+        assert error.errors[0] == (250, 0x11)
+        assert last[0] < 500  # it did not go on
+        assert await publisher.send_many(numbers(10)) == 10
+
+
+async def test_refused_message_before_one_that_cannot_be_encoded() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(3)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        with pytest.raises(PublishError) as caught:
+            await publisher.send_many(['a', 'b', 'c', 'd', object()])  # type: ignore[list-item]
+        assert caught.value.index == 2
+        cause = caught.value.__cause__
+        assert isinstance(cause, AMQPEncoderError)
+
+
+async def test_explicit_ids_of_a_list_are_checked_before_anything_is_sent(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    def messages(*ids: int | None) -> list[Any]:
+        return ['x' if i is None else stream_message_ctx('x', publish_id=i) for i in ids]
+
+    async with client.publisher(stream, name='n') as publisher:
+        for ids, index in [((5, 6, 6), 2), ((5, None, 6), 2), ((5, 7, None, 3), 3)]:
+            with pytest.raises(ValueError, match=f'publish id {ids[index]}') as caught:
+                await publisher.send_many(messages(*ids))
+            assert caught.value.index == index  # type: ignore[attr-defined]
+        assert await count(client, stream) == 0
+        assert await publisher.send_many(tuple(messages(5, None, 7, None, 20))) == 5
+        with pytest.raises(ValueError, match='publish id 20'):
+            await publisher.send_many(messages(20, 21))
+        # of an iterator, when it is their turn
+        with pytest.raises(ValueError, match='publish id 21') as caught:
+            await publisher.send_many(iter(messages(21, 21)))
+        assert caught.value.index == 1  # type: ignore[attr-defined]
+        assert publisher.message_id == 22
+    assert await count(client, stream) == 6
+
+
+async def test_one_message_is_not_many(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream) as publisher:
+        for message in ('abc', b'abc', bytearray(b'abc'), {'a': 1}, stream_message_ctx('a')):
+            with pytest.raises(TypeError, match='send_many'):
+                await publisher.send_many(message)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            await publisher.send_many(5)  # type: ignore[arg-type]
+
+
+async def test_send_many_cancelled(client: rbs.StreamsClient, stream: str) -> None:
+    def source() -> Iterator[bytes]:
+        for item in numbers(10**9):
+            taken.append(item)
+            yield item
+
+    taken: list[bytes] = []
+    async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
+        task = asyncio.create_task(publisher.send_many(source()))
+        await until(lambda: len(taken) > 1000, 'it is under way')
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        end = len(taken)
+        await publisher.send(b'behind')
+        assert len(taken) == end
+    # whatever was taken was sent
+    assert await stored(client, stream) == [*taken, b'behind']
+
+
+async def test_send_many_in_time() -> None:
+    held: list[tuple[Peer, Frame]] = []
+    async with (
+        FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=50) as publisher,
+    ):
+        for source in (numbers(100), later(100)):
+            with pytest.raises(ConfirmTimeout, match='0 of 50'):
+                await publisher.send_many(source, timeout=0.05)
+            for item in held:
+                fake.default(*item)
+            held.clear()
+            await until(lambda: publisher._window.unsettled == 0, 'late confirms have come')
+        with pytest.raises(TimeoutError, match='mine'):
+            await publisher.send_many(failing(TimeoutError('mine')), timeout=10)
+
+
+def failing(error: Exception) -> Iterator[bytes]:
+    yield from ()
+    raise error
+
+
+async def test_send_many_when_the_publisher_is_closed_meanwhile() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        async with client.publisher('test', max_unconfirmed=10) as publisher:
+            tasks = [asyncio.create_task(publisher.send_many(s)) for s in (numbers(99), later(99))]
+            await until(lambda: publisher._window.unsettled == 10, 'the window is full')
+            publisher._abort(PublisherError('closed by the test'))
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(outcome, PublisherError)
+        with pytest.raises(PublisherError, match='closed'):
+            await publisher.send_many([])
+
+
+# -- submit
+
+
+async def test_submit_gives_a_future_of_the_confirm(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream, amqp=False) as publisher:
+        confirmations = [await publisher.submit(item) for item in numbers(1000)]
+        assert [item.publish_id for item in confirmations] == list(range(1, 1001))
+        await asyncio.gather(*confirmations)
+        await confirmations[0]
+        assert await stored(client, stream) == list(numbers(1000))
+
+
+async def test_submit_waits_for_room_only() -> None:
+    held: list[tuple[Peer, Frame]] = []
+    async with (
+        FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=3) as publisher,
+    ):
+        first = [await publisher.submit('x') for _ in range(3)]
+        with pytest.raises(RoomTimeout):
+            await publisher.submit('late', timeout=0.05)
+        waiting = asyncio.create_task(publisher.submit('y'))
+        await until(lambda: sum(len(f.publishing_ids) for _, f in held) == 3, 'all were sent')
+        assert not waiting.done()
+        assert not any(item.done() for item in first)
+        for item in held:
+            fake.default(*item)
+        held.clear()
+        last = await waiting
+        assert last.publish_id == 4  # the one that was late has none
+        await until(lambda: bool(held), 'it was sent')
+        fake.default(*held.pop())
+        await last
+
+
+async def test_submitted_messages_that_were_refused() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(1, 2, 4, 5)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        with pytest.raises(PublishError) as caught:  # noqa: PT012
+            async with client.publisher('test') as publisher:
+                one, two, three, four, five = [await publisher.submit('x') for _ in range(5)]
+                with pytest.raises(PublishError) as awaited:
+                    await one
+                assert awaited.value.errors == [(1, 0x11)]
+                await three
+                assert isinstance(two.exception(), PublishError)
+                del four, five  # nobody will ask about these
+        assert caught.value.errors == [(4, 0x11), (5, 0x11)]
+
+
+async def test_submitted_messages_that_were_lost() -> None:
+    async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
+        client = rbs.streams_client(fake.uri, reconnect_timeout=0.2)
+        with pytest.raises(StreamConnectionError, match=r'0\.2 s'):  # noqa: PT012
+            async with client.publisher('test') as publisher:
+                for _ in range(3):
+                    await publisher.submit('x')
+                fake.handlers[wire.Step.OPEN] = wire.CLOSING
+        await client.disconnect()
+
+
+async def test_failures_that_nobody_asks_about_any_more_are_not_kept() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        for _ in range(10):
+            submitted = [await publisher.submit('x') for _ in range(500)]
+            outcomes = await asyncio.gather(*submitted, return_exceptions=True)
+            assert all(isinstance(item, PublishError) for item in outcomes)
+        assert len(publisher._failed) < 2000
+        for _ in range(10):
+            submitted = [await publisher.submit('x') for _ in range(500)]
+            assert all(item.cancel() for item in submitted)
+            await until(lambda: publisher._window.unsettled == 0, 'they were refused')
+        assert len(publisher._failed) < 2000

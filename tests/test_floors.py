@@ -1,0 +1,248 @@
+"""The rooms: every import and cimport of the package, held to a table; arrows point down only."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / 'src' / 'rbfly'
+WIRE = (PACKAGE / '_wire.pxd').read_text()
+
+# Leaves may be imported by all.
+LEAVES = {'rbfly.error', 'rbfly.checks', 'rbfly.protocol.const'}
+# A leaf may know the errors, and these the numbers.
+LEAF_IMPORTS = {
+    ('rbfly.error', 'rbfly.protocol.const'),
+    ('rbfly.checks', 'rbfly.error'),
+}
+# The floors, from the lowest, each with its rows; a module may import what stands lower.
+FLOORS = {
+    'rbfly': [['_wire', '_crc']],
+    'rbfly.amqp': [
+        ['_native'],
+        ['_types'],
+        ['rbfly.types'],  # names for the types
+        ['_scalars'],
+        ['_encode', '_decode'],
+        ['_sections'],
+        ['_layout'],
+        ['_message'],
+        ['_codec'],
+        [''],
+    ],
+    'rbfly.protocol': [
+        ['', 'compression', 'offset'],
+        ['commands', '_entry'],
+        ['_frames'],
+        ['_chunk', '_publish'],
+        ['_batch'],
+        ['_cursor'],
+        ['_engine'],
+    ],
+    'rbfly.net': [
+        ['', 'uri'],
+        ['connection', 'retry'],
+        ['closing'],
+        ['cluster'],
+    ],
+    'rbfly.streams': [
+        ['error', 'offset', 'types', '_sending'],
+        ['waiting', 'declaration', 'tracking'],
+        ['feed', 'publisher'],
+        ['publisher_batch', 'subscription'],
+        ['client'],
+        ['_client'],
+        [''],
+    ],
+}
+# The height each module stands at.
+HEIGHTS = {'rbfly': 0}  # the version only
+for floor, rows in FLOORS.items():
+    for row in rows:
+        names = [f'{floor}.{name}'.strip('.') if '.' not in name else name for name in row]
+        HEIGHTS |= dict.fromkeys(names, max(HEIGHTS.values()) + 1)
+SANS_IO = HEIGHTS['rbfly.net']  # below there is no socket, loop, task, clock or log
+IO_MODULES = {
+    'asyncio', 'concurrent', 'logging', 'multiprocessing', 'random', 'select', 'selectors',
+    'signal', 'socket', 'ssl', 'subprocess', 'threading', 'time', 'uvloop', 'warnings',
+}  # fmt: skip
+
+LINE = re.compile(r'^\s*(?:(?:from)\s+(?P<base>[\w.]+)\s+)?c?import\s+(?P<names>.+)$')
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root.parent).with_suffix('').parts
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+def resolve(base: str, module: str, is_package: bool) -> str:
+    """The absolute name of a base that may be relative."""
+    level = len(base) - len(base.lstrip('.'))
+    if not level:
+        return base
+    parents = module.split('.')
+    parents = parents[: len(parents) - level + is_package]
+    return '.'.join([*parents, *filter(None, [base[level:]])])
+
+
+def statements(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Base ('' for a plain import) and names of every import and cimport of a file."""
+    text = path.read_text()
+    if path.suffix in ('.py', '.pyi'):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                yield '.' * node.level + (node.module or ''), [item.name for item in node.names]
+            elif isinstance(node, ast.Import):
+                yield '', [item.name for item in node.names]
+        return
+    text = re.sub(r'#[^\n]*', '', text)
+    text = re.sub(r'("""|\'\'\')(?:.|\n)*?\1', '', text)
+    text = re.sub(r'\(([^()]*)\)', lambda found: found[0].replace('\n', ' '), text)
+    for line in text.replace('\\\n', ' ').splitlines():
+        if found := LINE.match(line):
+            names = [
+                item.split(' as ')[0].strip() for item in found['names'].strip('() ').split(',')
+            ]
+            yield found['base'] or '', [item for item in names if item]
+
+
+def imports(path: Path, root: Path, files: set[str]) -> set[str]:
+    """Every module that a file names."""
+    module = module_name(path, root)
+    found = set()
+    for base, names in statements(path):
+        if not base:
+            found.update(names)
+            continue
+        origin = resolve(base, module, path.stem == '__init__')
+        for name in names:
+            found.add(f'{origin}.{name}' if f'{origin}.{name}' in files else origin)
+    return found
+
+
+def sources(root: Path) -> list[Path]:
+    return sorted(
+        item for kind in ('py', 'pyi', 'pyx', 'pxd', 'pxi') for item in root.rglob(f'*.{kind}')
+    )
+
+
+def modules(root: Path) -> set[str]:
+    return {module_name(path, root) for path in sources(root)}
+
+
+def violations(root: Path) -> list[str]:
+    """Every import that the table does not allow, in words."""
+    files = modules(root)
+    found = []
+    for path in sources(root):
+        module = module_name(path, root)
+        if module not in HEIGHTS and module not in LEAVES:
+            found.append(f'{module} has no room')
+            continue
+        height = HEIGHTS.get(module, 0)
+        for name in sorted(imports(path, root, files)):
+            top = name.split('.')[0]
+            if top != 'rbfly':
+                if height < SANS_IO and top in IO_MODULES:
+                    found.append(f'{module} imports {name} below the sans-IO line')
+            elif name in LEAVES:
+                if module in LEAVES and (module, name) not in LEAF_IMPORTS:
+                    found.append(f'leaf {module} imports {name}')
+            elif module in LEAVES:
+                found.append(f'leaf {module} imports {name}')
+            elif name not in HEIGHTS:
+                found.append(f'{module} imports {name}, which has no room')
+            elif HEIGHTS[name] >= height:
+                found.append(f'{module} imports {name}, which stands above it')
+    return found
+
+
+def test_arrows_point_down() -> None:
+    assert violations(PACKAGE) == []
+
+
+def test_table_names_what_exists() -> None:
+    assert modules(PACKAGE) == set(HEIGHTS) | LEAVES
+
+
+def test_map_names_every_module() -> None:
+    named = set()
+    for line in (PACKAGE.parents[1] / 'CONTRIBUTING.md').read_text().split('```')[1].splitlines():
+        folder = ''
+        for item in re.finditer(r'(?:(\w+)/)?(\w+)\.(?:pyx?|pxd)\b', line):
+            folder = item[1] or folder  # the names behind it stand in the same one
+            named.add('.'.join(filter(None, ['rbfly', folder, item[2]])))
+    packages = set(FLOORS)
+    assert named == modules(PACKAGE) - packages
+
+
+def test_loads_and_stores_have_users() -> None:
+    declared = re.findall(r'(?m)^ {4}(?:\w+ )?\w+ \*?(\w+)[(:]', WIRE.split('"""')[2])
+    assert len(declared) > 15
+    texts = [path.read_text() for path in sources(PACKAGE) if path.name != '_wire.pxd']
+    assert [name for name in declared if not any(name in text for text in texts)] == []
+
+
+def test_every_cython_file_is_read() -> None:
+    # What the parser of cimports must find: lines in one piece, in parentheses, and renamed.
+    files = modules(PACKAGE)
+    publish = imports(PACKAGE / 'protocol' / '_publish.pyx', PACKAGE, files)
+    assert {
+        'rbfly._wire',
+        'rbfly.protocol._frames',
+        'rbfly.error',
+        'libc.stdint',
+    } <= publish
+    engine = imports(PACKAGE / 'protocol' / '_engine.pyx', PACKAGE, files)
+    assert {'rbfly.protocol._chunk', 'rbfly.protocol._publish', 'cpython.bytes'} <= engine
+    assert 'rbfly.protocol.commands' in imports(PACKAGE / 'net' / 'connection.py', PACKAGE, files)
+
+
+def copy_package(to: Path) -> Path:
+    for path in sources(PACKAGE):
+        target = to / 'rbfly' / path.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    return to / 'rbfly'
+
+
+PLANTED = {
+    'import asyncio': 'protocol/_engine.pyx',
+    'import time as clock': 'protocol/_publish.pyx',
+    'from ssl import SSLContext': 'protocol/commands.py',
+    'import os, logging': 'amqp/_codec.pyx',
+    'import asyncio.events': 'protocol/_chunk.pyx',
+    'from rbfly.protocol._engine cimport Engine': 'protocol/_chunk.pyx',
+    'from rbfly.protocol._chunk cimport (\n    Chunk,\n    parse_chunk\n)': 'protocol/_entry.pxd',
+    'from rbfly.protocol cimport _publish': 'protocol/_chunk.pyx',
+    'cimport rbfly.protocol._engine': 'amqp/_message.pxd',
+    'from ..net import connection': 'protocol/commands.py',
+    'from .streams import Publisher': 'types.py',
+    'from .protocol.commands import Tune': 'error.py',
+    'from .commands import frame': 'protocol/const.py',
+    'from .client import StreamsClient': 'streams/publisher.py',
+    'if True:\n    from ..streams.client import StreamsClient': 'net/connection.py',
+    'def later():\n    import socket': 'protocol/offset.py',
+    'from ._engine import Engine': 'protocol/_chunk.pyi',
+    'from ..streams.publisher import Publisher': 'net/cluster.py',
+    'from rbfly.nowhere import x': 'streams/client.py',
+}
+
+
+@pytest.mark.parametrize(('line', 'file'), PLANTED.items(), ids=PLANTED.values())
+def test_a_planted_arrow_is_found(line: str, file: str, tmp_path: Path) -> None:
+    root = copy_package(tmp_path)
+    before = violations(root)
+    path = root / file
+    path.write_text(f'{path.read_text()}\n{line}\n')
+    found = [item for item in violations(root) if item not in before]
+    assert len(found) == 1
+    assert module_name(path, root) in found[0]
+
+
+def test_a_module_without_a_room_is_found(tmp_path: Path) -> None:
+    root = copy_package(tmp_path)
+    (root / 'streams' / 'helpers.py').write_text('')
+    assert 'rbfly.streams.helpers has no room' in violations(root)
