@@ -45,6 +45,7 @@ MODULES = (
     'rbfly.protocol._publish',
     'rbfly.streams._sending',
     'rbfly.protocol._chunk',
+    'rbfly.protocol._identity',
     'rbfly.protocol._batch',
     'rbfly.protocol._cursor',
     'rbfly.protocol._engine',

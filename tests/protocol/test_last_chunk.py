@@ -32,8 +32,8 @@ def reader(first: int | None = 0, committed: int | None = 100) -> Reader:
     found.push(piece(7, 3, timestamp=2000))
     found.push(piece(10, 3))
     assert len(drain(found)) == 6
-    found.queue.rewind(END)
-    found.queue.last_chunk.seek(first, committed)
+    found.rewind(END)
+    found.last_chunk.seek(first, committed)
     return found
 
 
@@ -43,10 +43,10 @@ def offsets(cursor: Cursor) -> list[int]:
 
 def test_the_same_chunk_again() -> None:
     cursor = reader()
-    assert cursor.queue.last_chunk.doubt
+    assert cursor.last_chunk.doubt
     cursor.push(piece(10, 3))
     assert drain(cursor) == []
-    assert not cursor.queue.last_chunk.doubt
+    assert not cursor.last_chunk.doubt
     cursor.push(piece(13, 2, timestamp=1, epoch=1))  # a later leader, whose clock is wrong
     assert offsets(cursor) == [13, 14]
     assert cursor.consumed == [7, 10, 10, 13]
@@ -100,7 +100,7 @@ def test_replica_that_lags_behind() -> None:
     cursor.push(piece(5, 2, timestamp=500, epoch=1))
     cursor.push(piece(7, 3, timestamp=2000))
     assert drain(cursor) == []
-    assert cursor.queue.last_chunk.doubt
+    assert cursor.last_chunk.doubt
     assert cursor.position == END
     cursor.push(piece(10, 3))
     cursor.push(piece(13, 1))
@@ -141,7 +141,7 @@ def test_damaged_chunk_is_not_what_it_is_told_by() -> None:
     cursor.push(piece(13, 3, crc=0))
     with pytest.raises(ChunkError):
         drain(cursor)
-    assert cursor.queue.last_chunk.seek(0, 100) == 10
+    assert cursor.last_chunk.seek(0, 100) == 10
     assert cursor.position == 13
 
 
@@ -149,14 +149,14 @@ def test_damaged_chunk_is_not_what_it_is_told_by() -> None:
     ('committed', 'offset'), [(None, 10), (100, 10), (10, 10), (9, 9), (0, 0), (-1, -1)]
 )
 def test_where_to_seek(committed: int | None, offset: int) -> None:
-    assert reader().queue.last_chunk.seek(0, committed) == offset
+    assert reader().last_chunk.seek(0, committed) == offset
 
 
 def presumed(after: int = 10) -> Reader:
     """At `NEXT`: of the last chunk no more is known than its id, and that it is not newer."""
     cursor = Reader()
-    cursor.queue.rewind(0, after)
-    cursor.queue.last_chunk.presume(after, 5000)
+    cursor.rewind(0, after)
+    cursor.last_chunk.presume(after, 5000)
     return cursor
 
 
@@ -165,8 +165,8 @@ def test_the_last_chunk_at_next_is_dropped_and_known_from_then_on() -> None:
     cursor.push(piece(10, 3, timestamp=9000))  # the clocks differ: that tells nothing yet
     assert drain(cursor) == []
     assert cursor.position == END
-    cursor.queue.rewind(END, 10)
-    cursor.queue.last_chunk.seek(0, 100)
+    cursor.rewind(END, 10)
+    cursor.last_chunk.seek(0, 100)
     cursor.push(piece(10, 3, timestamp=9001))
     with pytest.raises(Replaced):
         drain(cursor)
@@ -176,7 +176,7 @@ def test_the_last_chunk_at_next_lies_before_what_is_not_delivered() -> None:
     cursor = presumed(12)
     cursor.push(piece(5, 3))
     assert drain(cursor) == []
-    assert cursor.queue.last_chunk.id == 5
+    assert cursor.last_chunk.id == 5
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_lost_before_the_last_chunk_at_next_came(
     offset: int, timestamp: int, replaced: bool
 ) -> None:
     cursor = presumed()
-    cursor.queue.last_chunk.seek(0, 100)
+    cursor.last_chunk.seek(0, 100)
     cursor.push(piece(offset, 3, timestamp=timestamp))
     if replaced:
         with pytest.raises(Replaced):
@@ -200,7 +200,7 @@ def test_lost_before_the_last_chunk_at_next_came(
 def test_what_a_filter_gives_first_at_next() -> None:
     """The broker left out the last chunk: what comes is behind it, in one stream or another."""
     cursor = presumed()
-    cursor.queue.last_chunk.seek(0, 100)
+    cursor.last_chunk.seek(0, 100)
     cursor.push(piece(20, 2, timestamp=9000))
     assert offsets(cursor) == [20, 21]
 
@@ -208,6 +208,6 @@ def test_what_a_filter_gives_first_at_next() -> None:
 def test_start_over_forgets() -> None:
     cursor = reader()
     cursor.start_over()
-    assert not cursor.queue.last_chunk.doubt
+    assert not cursor.last_chunk.doubt
     cursor.push(piece(0, 2))
     assert offsets(cursor) == [0, 1]

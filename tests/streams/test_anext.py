@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rbfly.protocol._cursor import KINDS, MessageIterator
+from rbfly.protocol._cursor import KINDS, MessageIterator, SubscriptionBase
 from rbfly.streams.error import SubscriptionError
 from tests.cursors import Cursor
 from tests.stream_wire import plain_chunk
@@ -31,7 +31,7 @@ class Reader(Cursor):
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
-    async def wait(self, kind: int, limit: int) -> Any:
+    async def wait(self, kind: int, limit: int, subscription: object) -> Any:
         if self.future is not None:
             raise SubscriptionError('is being iterated by another task')
         try:
@@ -79,7 +79,7 @@ async def test_task(make: Make, waits: bool) -> None:
 @pytest.mark.parametrize('kind', ['context', 'batch'])
 async def test_task_of_contexts_and_of_batches(make: Make, kind: str) -> None:
     reader = Reader()
-    iterator: Any = MessageIterator(reader, KINDS[kind], 10)
+    iterator: Any = MessageIterator(SubscriptionBase(reader), KINDS[kind], 10)
     tasks = [make(anext(iterator))]
     await turn()
     reader.put(b'a')
@@ -104,8 +104,8 @@ async def test_in_a_task_group() -> None:
 async def test_gathered_waited_for_and_shielded() -> None:
     reader = Reader()
     reader.put(b'a', b'b', b'c')
-    found: list[Any] = await asyncio.gather(anext(reader), anext(reader))
-    assert found == [b'a', b'b']
+    found = await asyncio.gather(anext(reader), anext(reader))
+    assert [*found] == [b'a', b'b']
     assert await asyncio.wait_for(anext(reader), 10) == b'c'
     shielded = asyncio.shield(anext(reader))
     await turn()
@@ -144,8 +144,8 @@ async def test_timed_out_loses_nothing() -> None:
 
 async def test_with_a_default(make: Make) -> None:
     class Ended(Reader):
-        async def wait(self, kind: int, limit: int) -> Any:
-            await super().wait(kind, limit)
+        async def wait(self, kind: int, limit: int, subscription: object) -> Any:
+            await super().wait(kind, limit, subscription)
             raise StopAsyncIteration
 
     async def read(reader: Reader) -> object:

@@ -744,7 +744,7 @@ async def test_release(client: rbs.StreamsClient, stream: str, how: str, kind: s
         del generator
     gc.collect()
     await until(lambda: len(connection.subscription_ids) == FREE_IDS, 'released')
-    assert not connection.on_lost
+    assert not connection.links
 
 
 # -- 63 to 65: filters

@@ -69,7 +69,7 @@ async def test_publisher_in_another_thread(cls: type[Any]) -> None:
             calls.append(publisher.flush)
         for call in calls:
             assert isinstance(in_thread(call), EventLoopError)
-        assert publisher._window.unsettled == 0
+        assert publisher._core.window.unsettled == 0
     assert wire.PUBLISH not in fake.connections[1].commands()
 
 
@@ -81,7 +81,7 @@ async def test_busy_publisher_in_another_thread() -> None:
     ):
         sending = [asyncio.create_task(publisher.send(i)) for i in range(3)]
         await asyncio.sleep(0)
-        assert publisher._scheduled
+        assert publisher._core.scheduled
         assert isinstance(in_thread(lambda: publisher.send('x')), EventLoopError)
         await asyncio.gather(*sending)
         assert publisher.message_id == 4
@@ -100,7 +100,7 @@ async def test_subscription_in_another_thread() -> None:
         assert isinstance(in_thread(messages.__anext__), EventLoopError)
         stream.append(b'y')
         stream.append(b'z')
-        await until(lambda: len(messages.queue.chunks) == 2, 'they have come')
+        await until(lambda: len(messages._driver.cursor.queue.chunks) == 2, 'they have come')
         assert await anext(messages) == b'y'
         for call in calls:
             assert isinstance(in_thread(call), EventLoopError)

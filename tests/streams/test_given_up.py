@@ -12,47 +12,36 @@ from rbfly.protocol._frames import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
-from tests.streams.test_sending import Cluster, Link, World, task_factory, turn
+from tests.streams.test_sending import Connection, World, driver, driver_of, task_factory, turn
 
 __all__ = ['task_factory']
 
 
-async def close_in_vain(publisher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.publisher.delete_publisher', lambda *_: done())
+async def close_in_vain(publisher: Any) -> None:
     with pytest.raises(TimeoutError):
         await publisher.close()
 
 
-def done() -> 'asyncio.Future[bytes]':
-    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    future.set_result(b'')
-    return future
-
-
-async def test_told_whether_the_message_was_sent(
-    task_factory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_told_whether_the_message_was_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(2)
     world.link.paused = True
     unsent = await world.senders(1)  # waits for room
     unsent.append(world.task(world.publisher.send_many([b'x'])))
     await turn()
-    await close_in_vain(world.publisher, monkeypatch)
+    await close_in_vain(world.publisher)
     for task in (*sent, *unsent):
         with pytest.raises(PublisherError, match='was closed before') as caught:
             await task
         assert ('before the message was sent' in str(caught.value)) is (task in unsent)
 
 
-async def test_what_was_queued_behind_a_lost_connection_was_not_sent(
-    task_factory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_queued_behind_a_lost_connection_was_not_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(1)
-    world.publisher._connection = None
+    world.publisher._core.connection = None
     unsent = await world.senders(2)
-    await close_in_vain(world.publisher, monkeypatch)
+    await close_in_vain(world.publisher)
     for task in (*sent, *unsent):
         with pytest.raises(PublisherError, match='was closed before') as caught:
             await task
@@ -87,15 +76,15 @@ def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
 
 
 async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
-    link = Link()
     publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
-    publisher._attach(Cluster(), link)  # type: ignore[arg-type]
-    publisher._connection = None
+    driver = driver_of(Connection())
+    publisher._attach(driver)
+    publisher._core.connection = None
     tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
     await turn()
     assert not [task for task in tasks if task.done()]
-    for waiter in publisher._window.replay(3, 100):
-        publisher._settle(waiter, None)
+    for waiter in publisher._core.window.replay(3, 100):
+        driver.settle(waiter)
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, PublishError)
         assert 'sub-entry of 3 messages' in str(outcome)
@@ -104,11 +93,11 @@ async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
 async def test_interrupted_while_those_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(asyncio.Task)
     tasks = await world.senders(3)
-    settle = world.publisher._settle
-    monkeypatch.setattr(world.publisher, '_settle', Mock(side_effect=KeyboardInterrupt))
+    settle = driver(world).settle
+    monkeypatch.setattr(driver(world), 'settle', Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         world.link.refuse(0, 1, 2)
-    monkeypatch.setattr(world.publisher, '_settle', settle)
+    monkeypatch.setattr(driver(world), 'settle', settle)
     await asyncio.wait(tasks[1:], timeout=10)
     assert [type(task.exception()) for task in tasks[1:]] == [PublishError] * 2
     tasks[0].cancel()

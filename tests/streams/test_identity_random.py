@@ -14,8 +14,7 @@ from itertools import repeat
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import retry
-from rbfly.streams import feed
+from rbfly.net import link, retry
 from rbfly.streams.error import StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
@@ -171,7 +170,11 @@ async def run(seed: int) -> None:
         ) as messages,
     ):
         reading = asyncio.ensure_future(history.read(messages))
-        known = (lambda: messages.position is not None) if start else (lambda: bool(stream.readers))
+        known = (
+            (lambda: messages._driver.cursor.position is not None)
+            if start
+            else (lambda: bool(stream.readers))
+        )
         await until(known, 'subscribed')
         for _ in range(source.randint(5, 30)):
             history.step()
@@ -190,7 +193,7 @@ async def run(seed: int) -> None:
 
 @pytest.mark.parametrize('block', range(10))
 async def test_random_histories(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, 'STABLE', 0.0)
+    monkeypatch.setattr(link, 'STABLE', 0.0)
     monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     for seed in range(30 * block, 30 * block + 30):
         try:

@@ -339,7 +339,7 @@ async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream:
         outcome = (await asyncio.gather(task, return_exceptions=True))[0]
         assert isinstance(outcome, StopAsyncIteration)
     await until(lambda: len(protocol.subscription_ids) == 256, 'every id is free')
-    assert not protocol.on_lost
+    assert not protocol.links
 
 
 async def test_filter_drops_what_the_broker_gives_too_much(

@@ -179,7 +179,7 @@ async def test_batch_that_was_lost_is_told_by_the_next_flush_alone() -> None:
         fake.handlers[Step.OPEN] = wire.CLOSING
         for peer in fake.connections:
             peer.transport.abort()
-        await until(lambda: publisher._error is not None, 'it has given up')
+        await until(lambda: publisher._core.error is not None, 'it has given up')
         fake.handlers.clear()
         publisher.batch('b')
         with pytest.raises(StreamConnectionError):

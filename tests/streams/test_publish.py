@@ -301,7 +301,7 @@ async def test_what_is_sent_in_a_turn_leaves_together_and_waits_for_no_confirm()
         assert not any(task.done() for task in tasks)
         connection = fake.connections[-1]
         confirmed = b''.join(i.to_bytes(8, 'big') for i in range(1, 351, 7))
-        head = struct.pack('>BI', publisher._id, len(confirmed) // 8)
+        head = struct.pack('>BI', publisher._core.window.publisher_id, len(confirmed) // 8)
         connection.send(wire.frame(wire.PUBLISH_CONFIRM, head + confirmed))
         await until(lambda: any(task.done() for task in tasks), 'some are confirmed')
         assert [i for i, task in enumerate(tasks) if task.done()] == list(range(0, 350, 7))

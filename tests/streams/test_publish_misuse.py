@@ -22,6 +22,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
+from tests.links import Told
 from tests.streams.test_misuse import Held
 from tests.streams.test_publish_recovery import missing, moved
 from tests.streams.test_send_many import refusing
@@ -86,8 +87,8 @@ async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
             await until(lambda: len(fake.connections) == 3, 'it reconnects')
             cancel()
         else:
-            assert publisher._connection is not None
-            publisher._connection.on_lost['test'] = cancel
+            assert publisher._core.connection is not None
+            publisher._core.connection.links[Told(lost=cancel)] = None
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asyncio.wait_for(sending, HANG)
         fake.handlers.clear()
@@ -174,7 +175,7 @@ async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) 
             held.refuse()
         else:
             held.confirm(fake)
-            await until(lambda: publisher._window.unsettled == 0, 'and confirmed')
+            await until(lambda: publisher._core.window.unsettled == 0, 'and confirmed')
             if how == 'deleted':
                 expected = StreamDoesNotExist
                 fake.handlers[wire.METADATA] = missing
@@ -188,7 +189,8 @@ async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) 
         with pytest.raises(expected):
             await asyncio.wait_for(task, HANG)
         assert source.cancelled == 1
-        assert not publisher._receiving
+        assert publisher._driver is not None
+        assert not publisher._driver.receiving
 
 
 @pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
@@ -203,12 +205,12 @@ async def test_broker_that_does_not_read(ending: str) -> None:
         tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(publisher.send_many(body for _ in range(300)))
         ]
-        assert publisher._connection is not None
-        connection = publisher._connection
+        assert publisher._core.connection is not None
+        connection = publisher._core.connection
         await until(lambda: connection.paused, 'it pauses')
         tasks += [asyncio.create_task(publisher.send(body)) for _ in range(300)]
-        await until(lambda: len(publisher._room.waiting) == 301, 'all wait for room')
-        assert publisher._window.unsettled < 200
+        await until(lambda: len(publisher._core.room.waiting) == 301, 'all wait for room')
+        assert publisher._core.window.unsettled < 200
         for call in (publisher.send, publisher.submit):
             with pytest.raises(RoomTimeout):
                 await call(body, timeout=0.01)
@@ -273,7 +275,7 @@ async def test_flush_tells_of_messages_that_fit_no_frame_of_a_new_connection() -
             fake.connections[-1].transport.abort()
             await until(
                 partial(
-                    lambda n: len(fake.connections) > n and bool(publisher._connection), opened
+                    lambda n: len(fake.connections) > n and bool(publisher._core.connection), opened
                 ),
                 'it has connected again',
             )

@@ -193,11 +193,11 @@ async def test_every_call_ends(seed: int) -> None:
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [outcome for outcome in outcomes if not is_fair(outcome)] == []
         assert not client._names
-        assert not client._cluster.on_close
+        assert not client._cluster.links
         for group in client._cluster._connections.values():
             for connection in filter(lambda item: item.is_open, group):
                 await until(
                     lambda ids=connection.publisher_ids: len(ids) == 256,  # type: ignore[misc]
                     'every publisher was removed',
                 )
-                assert not connection.on_lost
+                assert not connection.links

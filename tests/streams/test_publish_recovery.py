@@ -33,6 +33,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
+from tests.links import Told
 from tests.streams.test_publish import stored
 
 
@@ -347,15 +348,14 @@ async def test_close_in_the_turn_of_the_loss() -> None:
         client.publisher('test') as publisher,
     ):
         closing: list[asyncio.Task[None]] = []
-        connection = publisher._connection
+        connection = publisher._core.connection
         assert connection is not None
-        connection.on_lost['test'] = lambda error: closing.append(
-            asyncio.create_task(publisher.close())
-        )
+        told = Told(lost=lambda error: closing.append(asyncio.create_task(publisher.close())))
+        connection.links[told] = None
         fake.connections[1].transport.abort()
         await until(lambda: bool(closing), 'it is lost')
         await closing[0]
-        assert client._cluster.on_close == {}
+        assert client._cluster.links == {}
 
 
 async def test_close_of_an_idle_publisher_without_connection() -> None:

@@ -223,7 +223,7 @@ async def test_38_confirm_before_anybody_waits_for_it() -> None:
         client.publisher('test') as publisher,
     ):
         confirmations = [await publisher.submit('x') for _ in range(5)]
-        await until(lambda: publisher._window.unsettled == 0, 'all are confirmed')
+        await until(lambda: publisher._core.window.unsettled == 0, 'all are confirmed')
         assert all(item.done() for item in confirmations)
         for confirmation in confirmations:
             await asyncio.wait_for(confirmation, 10)
@@ -231,7 +231,7 @@ async def test_38_confirm_before_anybody_waits_for_it() -> None:
         async def slow() -> AsyncIterator[int]:
             for i in range(20):
                 yield i
-                await until(lambda: publisher._window.unsettled == 0, 'it is confirmed')
+                await until(lambda: publisher._core.window.unsettled == 0, 'it is confirmed')
 
         assert await asyncio.wait_for(publisher.send_many(slow()), 10) == 20
 
@@ -246,7 +246,7 @@ async def test_38_confirm_of_a_batch_before_its_flush_waits() -> None:
         flushing = asyncio.create_task(batch.flush())
         await asyncio.sleep(0)
         flushing.cancel()  # it has been sent; nobody waits
-        await until(lambda: batch._window.unsettled == 0, 'it is confirmed')
+        await until(lambda: batch._core.window.unsettled == 0, 'it is confirmed')
         await asyncio.wait_for(batch.flush(), 10)
 
 
@@ -262,11 +262,11 @@ async def test_39_bound_blocks_then_frees() -> None:
     ):
         tasks = [asyncio.create_task(publisher.send(i)) for i in range(12)]
         await until(lambda: publishing_ids(held) == 5, 'as many came as may')
-        assert publisher._window.in_flight == 5
-        assert len(publisher._room.waiting) == 7
+        assert publisher._core.window.in_flight == 5
+        assert len(publisher._core.room.waiting) == 7
         while not all(task.done() for task in tasks):
             await until(lambda: bool(held) or all(task.done() for task in tasks), 'room was used')
-            assert publisher._window.in_flight <= 5
+            assert publisher._core.window.in_flight <= 5
             for connection, frame in held:
                 fake.default(connection, frame)
             held.clear()
@@ -292,7 +292,7 @@ async def test_39_waiting_for_room_ends_in_time_or_never(timeout: float | None) 
             asyncio.create_task(publisher.send('y', timeout=timeout)),
             asyncio.create_task(publisher.send_many(['z'], timeout=timeout)),
         ]
-        await until(lambda: len(publisher._room.waiting) == 2, 'both wait')
+        await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait')
         fake.handlers.clear()
         fake.default(*held[0])
         await asyncio.gather(first, *patient)
@@ -340,7 +340,7 @@ async def test_41_late_confirms_are_ignored() -> None:
         for _ in range(2):  # and late twice over
             for item in late:
                 fake.default(*item)
-        await until(lambda: publisher._window.unsettled == 1, 'the late confirms were seen')
+        await until(lambda: publisher._core.window.unsettled == 1, 'the late confirms were seen')
         assert not any(task.done() for task in tasks)
         for item in held:
             fake.default(*item)
@@ -500,7 +500,7 @@ async def test_46_publisher_beyond_256_opens_another_connection() -> None:
         publishing = len(fake.connections)
         opened.append(await publishers[256].__aenter__())
         assert len(fake.connections) == publishing + 1
-        assert sorted(item._id for item in opened[:256]) == list(range(256))
+        assert sorted(item._core.window.publisher_id for item in opened[:256]) == list(range(256))
         await asyncio.gather(*(publisher.send('x') for publisher in opened))
         for publisher in publishers:
             await publisher.__aexit__(None, None, None)

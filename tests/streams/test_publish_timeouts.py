@@ -10,7 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams._sending import ConfirmFuture
 from rbfly.streams.error import ConfirmTimeout, RoomTimeout
-from tests.streams.test_sending import Link, World, attach, task_factory, turn
+from tests.streams.test_sending import Connection, World, attach, task_factory, turn
 
 __all__ = ['task_factory']
 
@@ -48,10 +48,10 @@ WITHOUT_ROOM = ['send without room', 'submit', 'batch']
 WORKS = ['send', 'send_many', 'send_many forever', 'send_many async', 'flush', *WITHOUT_ROOM]
 
 
-async def filled(name: str) -> tuple[Any, Link, Work]:
+async def filled(name: str) -> tuple[Any, Connection, Work]:
     """A publisher of which that work has to wait."""
     cls, run = work(name)
-    link = Link()
+    link = Connection()
     publisher = attach(cls, link)
     if name == 'batch':
         await publisher.batch(b'x', max_len=1)
@@ -91,17 +91,17 @@ async def test_given_up_waits_are_in_no_cycle(
         assert not [item for item in gc.get_objects() if isinstance(item, asyncio.Timeout)]
     finally:
         gc.enable()
-        publisher._abandon(ValueError('the end'))
+        publisher._driver._give_up(ValueError('the end'))
 
 
 @pytest.mark.parametrize('name', WITHOUT_ROOM)
 async def test_what_found_no_room_in_time_was_not_sent(name: str) -> None:
     publisher, _, run = await filled(name)
-    queued = publisher._window.queued
+    queued = publisher._core.window.queued
     with pytest.raises(RoomTimeout):
         await run(publisher, SOON)
-    assert (publisher._window.queued, publisher.message_id) == (queued, queued)
-    publisher._abandon(ValueError('the end'))
+    assert (publisher._core.window.queued, publisher.message_id) == (queued, queued)
+    publisher._driver._give_up(ValueError('the end'))
 
 
 async def test_batch_goes_on_when_there_is_room_in_time() -> None:
@@ -112,8 +112,8 @@ async def test_batch_goes_on_when_there_is_room_in_time() -> None:
     await waiting
     link.confirm(0)
     await flushing
-    assert publisher._window.queued == 1
-    publisher._abandon(ValueError('the end'))
+    assert publisher._core.window.queued == 1
+    publisher._driver._give_up(ValueError('the end'))
 
 
 async def test_confirmed_in_the_turn_in_which_the_time_is_over(task_factory: Any) -> None:
@@ -135,7 +135,7 @@ async def test_send_with_a_timeout_leaves_with_those_without(task_factory: Any) 
 @pytest.mark.parametrize('name', WORKS)
 async def test_timeout_that_is_none(name: str, value: Any) -> None:
     cls, run = work(name)
-    link = Link()
+    link = Connection()
     publisher = attach(cls, link)
     kind = ValueError if isinstance(value, int | float) and value is not True else TypeError
     with pytest.raises(kind, match='timeout must be'):

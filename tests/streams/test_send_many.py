@@ -325,7 +325,7 @@ async def test_send_many_in_time() -> None:
             for item in held:
                 fake.default(*item)
             held.clear()
-            await until(lambda: publisher._window.unsettled == 0, 'late confirms have come')
+            await until(lambda: publisher._core.window.unsettled == 0, 'late confirms have come')
         with pytest.raises(TimeoutError, match='mine'):
             await publisher.send_many(failing(TimeoutError('mine')), timeout=10)
 
@@ -342,7 +342,7 @@ async def test_send_many_when_the_publisher_is_closed_meanwhile() -> None:
     ):
         async with client.publisher('test', max_unconfirmed=10) as publisher:
             tasks = [asyncio.create_task(publisher.send_many(s)) for s in (numbers(99), later(99))]
-            await until(lambda: publisher._window.unsettled == 10, 'the window is full')
+            await until(lambda: publisher._core.window.unsettled == 10, 'the window is full')
             publisher._abort(PublisherError('closed by the test'))
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(outcome, PublisherError)
@@ -424,9 +424,9 @@ async def test_failures_that_nobody_asks_about_any_more_are_not_kept() -> None:
             submitted = [await publisher.submit('x') for _ in range(500)]
             outcomes = await asyncio.gather(*submitted, return_exceptions=True)
             assert all(isinstance(item, PublishError) for item in outcomes)
-        assert len(publisher._failed) < 2000
+        assert len(publisher._failures._items) < 2000
         for _ in range(10):
             submitted = [await publisher.submit('x') for _ in range(500)]
             assert all(item.cancel() for item in submitted)
-            await until(lambda: publisher._window.unsettled == 0, 'they were refused')
-        assert len(publisher._failed) < 2000
+            await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
+        assert len(publisher._failures._items) < 2000

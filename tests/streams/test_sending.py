@@ -13,25 +13,26 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.closing import Closing
+from rbfly.net.observer import Observer, State
 from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
+from rbfly.streams.publishing import PublisherDriver
 from rbfly.streams.types import PublisherInfo
 from tests.stream_wire import confirm, read_publish, refuse
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
 
 
-class Link(Engine):
+class Connection(Engine):
     """Has of a connection what a publisher needs."""
 
     frame_max = 1 << 20
+    is_open = False  # nothing is asked
 
     def __init__(self) -> None:
         super().__init__()
         self.paused = False
-        self.on_lost: dict[object, Any] = {}
-        self.on_resume: dict[object, Any] = {}
-        self.on_metadata_update: dict[object, Any] = {}
+        self.links: dict[object, None] = {}
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -55,18 +56,36 @@ class Link(Engine):
 
 
 class Cluster:
-    def __init__(self) -> None:
+    """Gives a link one connection, and no other."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self.generation = 0
-        self.on_close: dict[object, Any] = {}
+        self.links: dict[object, None] = {}
+        self.observer = Observer()
         self.closing = Closing(0.001, {})
 
     def check_loop(self) -> None:
         pass
 
+    def deadline(self) -> Any:
+        raise AssertionError
 
-def attach(cls: type[P], link: Link) -> P:
+
+def driver_of(connection: Connection) -> PublisherDriver:
+    """A driver whose link is open."""
+    cluster = Cluster(connection)
+    driver = PublisherDriver(cluster, 'stream', '')  # type: ignore[arg-type]
+    link: Any = driver.link
+    link.connection, link.id, link._loop = connection, 3, asyncio.get_running_loop()
+    link._state = State.OPEN
+    cluster.links[link] = None
+    return driver
+
+
+def attach(cls: type[P], connection: Connection) -> P:
     publisher = cls(3, PublisherInfo('stream'), object(), 0)
-    publisher._attach(Cluster(), link)  # type: ignore[arg-type]
+    publisher._attach(driver_of(connection))
     return publisher
 
 
@@ -89,7 +108,7 @@ class World:
     """A publisher whose broker is the test."""
 
     def __init__(self, task_factory: Any) -> None:
-        self.link = Link()
+        self.link = Connection()
         self.publisher = attach(rbs.Publisher, self.link)
         self.factory = task_factory
         self.loop = asyncio.get_running_loop()
@@ -102,6 +121,12 @@ class World:
         tasks = [self.task(self.publisher.send(b'%d' % i)) for i in range(count)]
         await turn()
         return tasks
+
+
+def driver(world: World) -> PublisherDriver:
+    found = world.publisher._driver
+    assert found is not None
+    return found
 
 
 async def turn() -> None:
@@ -209,7 +234,7 @@ async def test_one_error_of_many_tasks_stays_as_it_is(task_factory: Any, how: st
     await turn()
     error = ValueError('the end')
     error.__cause__ = cause = OSError('reset by peer')
-    publisher._end(error)
+    publisher._driver.on_failed(error)
     await asyncio.wait(tasks)
     assert all(task.exception() is error for task in tasks)
     assert error.__cause__ is cause
@@ -240,7 +265,7 @@ async def test_nothing_is_kept_of_a_task_that_failed(how: str) -> None:
         elif how == 'refused':
             world.link.refuse(*range(5))
         else:
-            world.publisher._abandon(ValueError('the end'))
+            driver(world)._give_up(ValueError('the end'))
         await asyncio.gather(*tasks, return_exceptions=True)
         tasks.clear()
         await turn()
@@ -251,7 +276,7 @@ async def test_nothing_is_kept_of_a_task_that_failed(how: str) -> None:
 
 async def test_error_while_it_is_written(task_factory: Any) -> None:
     world = World(task_factory)
-    world.link.write = lambda data: world.publisher._end(ValueError('gone'))  # type: ignore
+    world.link.write = lambda data: driver(world).on_failed(ValueError('gone'))  # type: ignore
     with pytest.raises(ValueError, match='gone'):
         await world.task(world.publisher.send(b'x'))
 
@@ -301,7 +326,7 @@ async def test_settled_before_its_task_can_be_called(task_factory: Any) -> None:
                 world.link.confirm(0)
                 yield from turn().__await__()
             else:
-                world.publisher._abandon(ValueError('the end'))
+                driver(world)._give_up(ValueError('the end'))
             yield waits
             return (yield from inner)
 
@@ -324,7 +349,7 @@ async def test_used_before_it_is_declared() -> None:
 
 
 async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
-    link = Link()
+    link = Connection()
     publisher = attach(rbs.PublisherBatchFast, link)
     publisher.batch(b'a')
     first = asyncio.create_task(publisher.flush())
@@ -350,9 +375,10 @@ async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
 
 async def test_error_of_going_on_is_told_each_time(task_factory: Any) -> None:
     world = World(task_factory)
-    world.publisher._end(StreamConnectionError('lost'))
+    driver(world).link.reset()
+    driver(world).on_failed(StreamConnectionError('lost'))
     refuse = Mock(side_effect=StreamConnectionError('not here'))
-    world.publisher._cluster.retry = refuse  # type: ignore[method-assign]
+    driver(world).link.cluster.deadline = refuse  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(StreamConnectionError, match='not here'):
             await world.publisher.send(b'x')

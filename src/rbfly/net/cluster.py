@@ -7,18 +7,21 @@ reading, and everything else on that connection with it.
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from math import inf
+from typing import Protocol
 
 from ..error import (
     ConnectTimeout,
     EventLoopError,
     FrameError,
     ProtocolError,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     TLSError,
@@ -26,25 +29,20 @@ from ..error import (
 )
 from ..protocol import commands
 from ..protocol.commands import Broker, StreamMetadata, Tune
-from ..protocol.const import ResponseCode
+from ..protocol.const import Key, ResponseCode
 from .closing import Closing
-from .connection import Connection, call_each, disconnected
-from .retry import Retry
+from .connection import Connection, Role, call_each, disconnected
+from .observer import Observer
+from .retry import Backoff, Deadline, Progress, can_retry
 from .uri import AuthMechanism, ConnectionInfo
 
 __all__ = ['Cluster', 'Role', 'Settings']
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is another way
+METADATA_HEAD = 64  # bytes of a request but the names, and some more
+FRAME_USUAL = 2**20
 UNUSED = 60.0  # seconds until a connection that nobody uses is closed
-
-
-class Role(Enum):
-    """What a connection is for."""
-
-    PUBLISH = 'publish'
-    CONSUME = 'consume'
-    MANAGE = 'manage'  # creating and deleting streams: may take long, and nothing waits behind it
 
 
 @dataclass(frozen=True)
@@ -75,17 +73,137 @@ class WrongNodeError(StreamConnectionError):
     """A load balancer has led to another node."""
 
 
+class Opened(Protocol):
+    """What a client has opened, and is told when it disconnects."""
+
+    def on_disconnect(self) -> None:
+        """It disconnects; what was opened before is not opened again by itself."""
+
+
+class Attempt:
+    """Connecting to a node in a role: one at a time, whose outcome all who wait for it share.
+
+    :ivar waiting: until when they do.
+    :ivar task: gives the connection; it has a free id, but perhaps not for all of them.
+    """
+
+    def __init__(self, cluster: Cluster, role: Role, node: Broker | None) -> None:
+        self._cluster = cluster
+        self._key = role, node
+        self.waiting: list[Deadline] = []
+        self.task = asyncio.get_running_loop().create_task(self._run())
+        self.task.add_done_callback(self._forget)
+
+    def _forget(self, _: object) -> None:
+        attempts = self._cluster._attempts
+        if attempts.get(self._key) is self:
+            del attempts[self._key]
+
+    async def join(self, deadline: Deadline) -> Connection | None:
+        """Wait for the connection, None if there is to be none; the last one to leave ends it.
+
+        :raises RbFlyError: no further try would help, or a load balancer led elsewhere.
+        """
+        if self.waiting:
+            deadline.progress = self.waiting[0].progress
+        self.waiting.append(deadline)
+        try:
+            await asyncio.wait([self.task])
+        finally:
+            self.waiting.remove(deadline)
+            deadline.progress = copy.copy(deadline.progress)
+            if not self.waiting:
+                self.task.cancel()
+        if self.task.cancelled():
+            return None
+        error = self.task.exception()
+        if error is not None:
+            raise twin(error) if isinstance(error, RbFlyError) else error
+        return self.task.result()
+
+    async def _run(self) -> Connection:
+        backoff = Backoff()
+        while True:
+            found = await self._cluster._connect(*self._key, self.waiting)
+            if isinstance(found, Connection):
+                return found
+            await backoff.wait(found, self.waiting)
+
+
+Asked = asyncio.Future[StreamMetadata | None]
+
+
+class Lookup:
+    """Metadata by one connection: what is asked in a turn of the event loop goes together."""
+
+    def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
+        self._connection = connection
+        self._on_send = on_send  # nothing is asked of it any more
+        self._asked: dict[str, tuple[int, list[Asked]]] = {}
+        self._task = asyncio.get_running_loop().create_task(self._send())
+
+    def ask(self, stream: str) -> Asked:
+        """Where a stream is; None if there is none of that name.
+
+        :raises ArgumentError: that is no name at all.
+        """
+        size = len(commands.string(stream))
+        future: Asked = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(stream, (size, []))[1].append(future)
+        return future
+
+    async def _send(self) -> None:
+        self._on_send()
+        while asked := self._take():
+            found: dict[str, StreamMetadata] = {}
+            error: RbFlyError | None = None
+            try:
+                found = await self._connection.request(commands.Metadata(tuple(asked)))
+            except RbFlyError as ex:
+                error = ex
+            for stream, futures in asked.items():
+                for future in futures:
+                    if future.done():
+                        continue
+                    if error is None:
+                        future.set_result(found.get(stream))
+                    else:
+                        future.set_exception(twin(error))
+                        future.exception()  # seen: nobody may be waiting any more
+
+    def _take(self) -> dict[str, list[Asked]]:
+        """As many as a frame holds."""
+        asked: dict[str, list[Asked]] = {}
+        left = (self._connection.frame_max or FRAME_USUAL) - METADATA_HEAD
+        for stream, (size, futures) in list(self._asked.items()):
+            left -= size
+            if left < 0 and asked:
+                break
+            asked[stream] = futures
+            del self._asked[stream]
+        return asked
+
+
+def twin(error: RbFlyError) -> RbFlyError:
+    """The same error for one who raises it: others do so, too, and each adds a traceback."""
+    found = copy.copy(error)
+    found.__cause__ = error.__cause__
+    return found
+
+
 class Cluster:
     """The connections of one client: one per node and role, more where its ids run out.
 
-    :ivar generation: how often it was closed; what belongs to an earlier one does not reconnect.
-    :ivar on_close: told when it is closed; for what is without connection at that time.
+    :ivar generation: how often it was closed.
+    :ivar links: those that are not idle.
+    :ivar observer: told of what happens to them.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
-        self._locks: dict[tuple[Role, Broker | None], asyncio.Lock] = {}
+        self._attempts: dict[tuple[Role, Broker | None], Attempt] = {}
+        self._lookups: dict[Connection, Lookup] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._unreachable: dict[Broker, float] = {}  # until when
         self._failed: dict[ConnectionInfo, float] = {}  # when
@@ -96,7 +214,8 @@ class Cluster:
         self.generation = 0
         self.closing = Closing(settings.close_timeout, self._connections)
         self._ended: asyncio.Event | None = None  # of the task that closes it
-        self.on_close: dict[object, Callable[[], None]] = {}
+        self.links: dict[Opened, None] = {}
+        self.observer = Observer()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __del__(self) -> None:
@@ -123,7 +242,7 @@ class Cluster:
         if loop.is_running() or self.connected:
             raise EventLoopError('the client belongs to another event loop, which is not closed')
 
-    def retry(self) -> Retry:
+    def deadline(self) -> Deadline:
         """How long to try, for a call or an outage that begins now.
 
         :raises EventLoopError: the client belongs to another event loop.
@@ -139,57 +258,51 @@ class Cluster:
 
         check()
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        return Retry(limit or None, ', '.join(map(str, settings.infos)), check)
+        return Deadline(limit or None, ', '.join(map(str, settings.infos)), check)
 
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
-        retry = self.retry()
-        async with retry:
-            return await self._locator(retry)
+        deadline = self.deadline()
+        async with deadline:
+            return await self._locator(deadline)
 
     async def manager(self) -> Connection:
         """A connection for requests that may take long."""
-        retry = self.retry()
-        async with retry:
-            return await self._get(Role.MANAGE, None, retry)
+        deadline = self.deadline()
+        async with deadline:
+            return await self._get(Role.MANAGE, None, deadline)
 
-    async def publishing(self, stream: str, retry: Retry) -> Connection:
-        """A connection with a free publisher id to the leader of a stream.
-
-        :raises StreamDoesNotExist: there is no such stream.
-        """
-        return await self._to_member(Role.PUBLISH, stream, retry)
-
-    async def consuming(self, stream: str, retry: Retry) -> Connection:
-        """A connection with a free subscription id to a replica of a stream, or its leader.
+    async def member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
+        """A connection with a free id: to publish to the leader of a stream, to consume to a
+        replica, or its leader.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        return await self._to_member(Role.CONSUME, stream, retry)
+        backoff = Backoff()
+        while True:
+            try:
+                found = await self._locate(stream, deadline)
+                assert found.leader is not None
+                node = found.leader
+                if role is Role.CONSUME and found.replicas:
+                    node = random.choice(
+                        [*filter(self._is_reachable, found.replicas)] or found.replicas
+                    )
+                return await self._get(role, node, deadline)
+            except RbFlyError as ex:
+                if not can_retry(ex, Key.METADATA, again=False):
+                    raise
+                error = ex
+            await backoff.wait(error, [deadline])  # and ask again: the wanted node may have gone
 
-    async def _locator(self, retry: Retry) -> Connection:
+    async def _locator(self, deadline: Deadline) -> Connection:
         if self._loop is asyncio.get_running_loop():
             for connection in self._open(Role.CONSUME):
                 return connection
             for connection in self._open(Role.MANAGE):
                 if connection.is_unused:
                     return connection
-        return await self._get(Role.CONSUME, None, retry)
-
-    async def _to_member(self, role: Role, stream: str, retry: Retry) -> Connection:
-        while True:
-            found = await self._locate(stream, retry)
-            assert found.leader is not None
-            node = found.leader
-            if role is Role.CONSUME and found.replicas:
-                node = random.choice(
-                    [*filter(self._is_reachable, found.replicas)] or found.replicas
-                )
-            try:
-                return await self._get(role, node, retry)
-            except WrongNodeError as ex:
-                error = ex
-            await retry.wait(error)  # and ask again: the wanted node may have gone
+        return await self._get(Role.CONSUME, None, deadline)
 
     async def close(self, *, wait: bool = True) -> None:
         """Close every connection; the cluster can be used again afterwards.
@@ -205,7 +318,9 @@ class Cluster:
         connections = [item for group in self._connections.values() for item in group]
         try:
             self.generation += 1
-            call_each(asyncio.get_running_loop(), self.on_close)
+            call_each(asyncio.get_running_loop(), [link.on_disconnect for link in list(self.links)])
+            for attempt in list(self._attempts.values()):
+                attempt.task.cancel()
             self._established = False
             if self._timer is not None:
                 self._timer.cancel()
@@ -230,26 +345,22 @@ class Cluster:
 
     # -- nodes
 
-    async def _locate(self, stream: str, retry: Retry) -> StreamMetadata:
-        while True:
-            locator = await self._locator(retry)
-            retry.on_step(f'asking where stream {stream!r} is')
-            try:
-                metadata = await locator.request(commands.Metadata((stream,)))
-            except StreamConnectionError as ex:
-                if not ex.retriable:
-                    raise
-                await retry.wait(ex)
-                continue
-            found = metadata.get(stream)
-            if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
-                raise StreamDoesNotExist(stream)
-            if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-                raise protocol_error(found.code, stream=stream)
-            if found.leader is not None:
-                return found
+    async def _locate(self, stream: str, deadline: Deadline) -> StreamMetadata:
+        locator = await self._locator(deadline)
+        deadline.on_step(f'asking where stream {stream!r} is')
+        lookup = self._lookups.get(locator)
+        if lookup is None:
+            lookup = Lookup(locator, lambda: self._lookups.pop(locator, None))
+            self._lookups[locator] = lookup
+        found = await lookup.ask(stream)
+        if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+            raise StreamDoesNotExist(stream)
+        if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+            raise protocol_error(found.code, stream=stream)
+        if found.leader is None:
             problem = f'stream {stream!r} has no leader'
-            await retry.wait(ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem))
+            raise ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem)
+        return found
 
     def _is_reachable(self, node: Broker) -> bool:
         return self._unreachable.get(node, 0.0) <= asyncio.get_running_loop().time()
@@ -262,64 +373,76 @@ class Cluster:
     def _find(self, role: Role, node: Broker | None) -> Connection | None:
         """An open connection with a free id: to a node, or to any for None."""
         for connection in self._open(role):
-            ids = connection.publisher_ids if role is Role.PUBLISH else connection.subscription_ids
-            if ids and (node is None or connection.leads_to(node)):
+            if connection.ids(role) and (node is None or connection.leads_to(node)):
                 return connection
         return None
 
-    async def _get(self, role: Role, node: Broker | None, retry: Retry) -> Connection:
+    async def _get(self, role: Role, node: Broker | None, deadline: Deadline) -> Connection:
         """A connection with a free id: to a node, if that can be reached; to any for None."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # the connections and locks of another one are of no use
+        if loop is not self._loop:  # the connections of another one are of no use
             self._loop = loop
             self._timer = None
-            self._locks.clear()
+            self._attempts.clear()
+            self._lookups.clear()
             self._unused.clear()
             self._sweepings.clear()
             for group in self._connections.values():
                 group.clear()
-        retry.on_step('waiting for another attempt')
-        async with self._locks.setdefault((role, node), asyncio.Lock()):
-            retry.check()
+        while True:
+            deadline.check()
             found = self._find(role, node)
             if found is None and node is not None and not self._is_reachable(node):
                 found = self._find(role, None)
-            return found or await self._connect(role, node, retry)
+            if found is not None:
+                return found
+            attempt = self._attempts.get((role, node))
+            if attempt is None or attempt.task.done():
+                attempt = self._attempts[role, node] = Attempt(self, role, node)
+            found = await attempt.join(deadline)
+            if found is not None and found.is_open and found.ids(role):
+                return found
 
     # -- connecting
 
-    async def _connect(self, role: Role, node: Broker | None, retry: Retry) -> Connection:
-        while True:
-            own, others = self._routes(node)
-            limit = ADDRESS_TIMEOUT
-            if retry.limit is not None:  # time is left for the other addresses, and for more tries
-                limit = min(limit, retry.limit / len(own + others))
-            retry.where = ', '.join(map(str, own + others))
-            for info in own:
-                connection = await self._dial(info, limit, retry)
-                if connection is None:
-                    continue
-                if node is None or connection.leads_to(node):
-                    return self._keep(role, connection)
-                if self.settings.load_balancer:
-                    reached = connection.advertised
-                    retry.error = WrongNodeError(f'{retry.where}: reached {reached}, not {node}')
-                    await connection.close()
-                    raise retry.error
-                # Another node has that address now: one connection to it will do.
-                if self._find(role, connection.advertised):
-                    await connection.close()
-                else:
-                    self._keep(role, connection)
-            if node is not None and not self.settings.load_balancer:
-                self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
-                if found := self._find(role, None):
-                    return found
-            for info in others:
-                if connection := await self._dial(info, limit, retry):
-                    return self._keep(role, connection)
-            assert retry.error is not None
-            await retry.wait(retry.error)
+    async def _connect(
+        self, role: Role, node: Broker | None, waiting: Sequence[Deadline]
+    ) -> Connection | StreamConnectionError:
+        """Try each address once; a connection with a free id, or why there is none.
+
+        :param waiting: who waits for it: there is time for all addresses, and for more tries.
+        :raises RbFlyError: no further try would help.
+        """
+        own, others = self._routes(node)
+        shortest = min((item.limit for item in waiting if item.limit is not None), default=inf)
+        limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
+        progress = waiting[0].progress
+        progress.where = ', '.join(map(str, own + others))
+        for info in own:
+            connection = await self._dial(info, limit, progress)
+            if connection is None:
+                continue
+            if node is None or connection.leads_to(node):
+                return self._keep(role, connection)
+            if self.settings.load_balancer:
+                reached = connection.advertised
+                await connection.close()
+                raise WrongNodeError(f'{progress.where}: reached {reached}, not {node}')
+            # Another node has that address now: one connection to it will do.
+            if self._find(role, connection.advertised):
+                await connection.close()
+            else:
+                self._keep(role, connection)
+        if node is not None and not self.settings.load_balancer:
+            self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
+            if found := self._find(role, None):
+                return found
+        for info in others:
+            if connection := await self._dial(info, limit, progress):
+                return self._keep(role, connection)
+        error = progress.error
+        assert isinstance(error, StreamConnectionError)
+        return error
 
     def _routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
         """Addresses to dial: those that are to lead to a node, and those of any other one.
@@ -341,7 +464,9 @@ class Cluster:
             self._sweep_later()
         return connection
 
-    async def _dial(self, info: ConnectionInfo, limit: float, retry: Retry) -> Connection | None:
+    async def _dial(
+        self, info: ConnectionInfo, limit: float, progress: Progress
+    ) -> Connection | None:
         """Connect to an address; None if that fails and another try may mend it."""
         settings = self.settings
         try:
@@ -351,12 +476,12 @@ class Cluster:
                     settings.auth_mechanism,
                     settings.connection_name,
                     settings.tune,
-                    retry.on_step,
+                    lambda step: setattr(progress, 'step', step),
                     settings.request_timeout,
                 )
         except TimeoutError:
-            retry.error = ConnectTimeout(
-                f'{info}: no answer within {limit:.3g} s, while {retry.step}'
+            progress.error = ConnectTimeout(
+                f'{info}: no answer within {limit:.3g} s, while {progress.step}'
             )
         except (ProtocolError, FrameError):
             raise  # no retry can mend these
@@ -366,14 +491,9 @@ class Cluster:
                 self._established and isinstance(ex.__cause__, ConnectionError)
             ):
                 raise
-            retry.error = ex
+            progress.error = ex
         else:
-            try:
-                retry.check()
-            except StreamConnectionError:
-                await connection.close()
-                raise
-            retry.error = None
+            progress.error = None
             self._established = True
             self.closing.renew()
             self._failed.pop(info, None)

@@ -10,8 +10,9 @@ import asyncio
 import functools
 import logging
 import ssl as ssl_module
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import rbfly
 
@@ -30,7 +31,7 @@ from ..protocol.commands import Broker, Command, ServerClose, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Connection', 'call_each', 'disconnected']
+__all__ = ['Connection', 'Role', 'call_each', 'disconnected']
 
 T = TypeVar('T')
 P = ParamSpec('P')
@@ -48,6 +49,27 @@ FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions,
 PROPERTIES = {'product': 'RbFly', 'platform': 'Python', 'copyright': 'Apache-2.0'}
 
 
+class Role(Enum):
+    """What a connection is for."""
+
+    PUBLISH = 'publish'
+    CONSUME = 'consume'
+    MANAGE = 'manage'  # creating and deleting streams: may take long, and nothing waits behind it
+
+
+class Attached(Protocol):
+    """What is told of what happens to a connection."""
+
+    def on_lost(self, error: StreamConnectionError) -> None:
+        """It has ended."""
+
+    def on_resume(self) -> None:
+        """It takes more again."""
+
+    def on_metadata_update(self, stream: str) -> None:
+        """The broker has removed its publishers and subscriptions of a stream."""
+
+
 class Connection(Engine, asyncio.BufferedProtocol):
     """An open connection; made by :meth:`Connection.open`.
 
@@ -56,6 +78,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar advertised: the node's advertised address, None if it does not tell.
     :ivar requests: how many requests were sent (int).
+    :ivar links: what is declared here, or about to be.
     :ivar error: why the connection ended; None while it is open.
     :ivar paused: the transport has enough to write for now.
     """
@@ -74,9 +97,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.paused = False
         self.publisher_ids = set(range(IDS))
         self.subscription_ids = set(range(IDS))
-        self.on_lost: dict[object, Callable[[StreamConnectionError], None]] = {}
-        self.on_resume: dict[object, Callable[[], None]] = {}
-        self.on_metadata_update: dict[object, Callable[[str], None]] = {}
+        self.links: dict[Attached, None] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[bytes]] = {}
@@ -190,6 +211,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
         """True if that node answered; if it does not tell, if it was dialled."""
         return node == (self.advertised or Broker(self.info.host, self.info.port))
 
+    def ids(self, role: Role) -> set[int]:
+        """Free ids: of publishers, or of subscriptions."""
+        return self.publisher_ids if role is Role.PUBLISH else self.subscription_ids
+
     @property
     def is_unused(self) -> bool:
         """True if it has no publisher, no subscription and no request that is not answered."""
@@ -249,7 +274,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             if not future.done() and not self._loop.is_closed():  # else nobody waits any more
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting any more
-        call_each(self._loop, self.on_lost, error)
+        call_each(self._loop, [link.on_lost for link in self.links], error)
 
     # -- asyncio protocol
 
@@ -284,7 +309,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.paused = self._leaving
         if not self.paused:
-            call_each(self._loop, self.on_resume)
+            call_each(self._loop, [link.on_resume for link in self.links])
 
     # -- frames
 
@@ -401,7 +426,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 self._transport.close()
         elif key == Key.METADATA_UPDATE:
             update = commands.MetadataUpdate.parse(body)
-            call_each(self._loop, self.on_metadata_update, update.stream)
+            call_each(self._loop, [link.on_metadata_update for link in self.links], update.stream)
         elif key == Key.CREDIT | RESPONSE:
             logger.debug('%s: credit for a subscription that has ended', self.info)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
@@ -445,12 +470,12 @@ def disconnected() -> StreamConnectionError:
 
 def call_each(
     loop: asyncio.AbstractEventLoop,
-    callbacks: Mapping[object, Callable[P, None]],
+    callbacks: Iterable[Callable[P, None]],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> None:
     """Call all of them, whatever one raises: the event loop's exception handler is told of it."""
-    for callback in list(callbacks.values()):
+    for callback in callbacks:
         try:
             callback(*args, **kwargs)
         except Exception as ex:

@@ -1,33 +1,40 @@
-"""What is worth another try, when, and for how long."""
+"""What is worth another try, when, and until when."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from enum import Enum
 from types import TracebackType
 
-from ..error import ConnectTimeout, ProtocolError, RbFlyError, StreamConnectionError
+from ..error import ConnectTimeout, RbFlyError, StreamConnectionError
 from ..protocol.const import Key, ResponseCode
 
-__all__ = ['STABLE', 'Retry', 'backoff', 'can_retry']
+__all__ = ['TABLE', 'Backoff', 'Deadline', 'Try', 'can_retry']
 
 logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
-STABLE = 5.0  # seconds; what is lost sooner, and without progress, is the same outage
 
-# Codes that are worth another try, by command; for what was declared before, some more.
-FIRST = {
-    Key.DECLARE_PUBLISHER: {ResponseCode.STREAM_NOT_AVAILABLE},
-    Key.SUBSCRIBE: {ResponseCode.STREAM_NOT_AVAILABLE},
-}
-AGAIN = {
+
+class Try(Enum):
+    """When a refused command is worth another try; those that are not in the table never are."""
+
+    ALWAYS = 'always'
+    AGAIN = 'again'  # where the same was declared before
+
+
+TABLE: dict[tuple[Key, int], Try] = {
+    (Key.METADATA, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
+    (Key.DECLARE_PUBLISHER, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
+    (Key.DECLARE_PUBLISHER, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
     # a disk alarm refuses publishers as a failed precondition
-    Key.DECLARE_PUBLISHER: {ResponseCode.INTERNAL_ERROR, ResponseCode.PRECONDITION_FAILED},
-    Key.SUBSCRIBE: {ResponseCode.INTERNAL_ERROR},
+    (Key.DECLARE_PUBLISHER, ResponseCode.PRECONDITION_FAILED): Try.AGAIN,
+    (Key.SUBSCRIBE, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
+    (Key.SUBSCRIBE, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
 }
 
 
@@ -36,9 +43,10 @@ def can_retry(error: RbFlyError, command: Key, again: bool) -> bool:
 
     :param again: what the command declares was declared before.
     """
-    if isinstance(error, ProtocolError):
-        return error.code in FIRST[command] or (again and error.code in AGAIN[command])
-    return error.retriable
+    if error.code is None:
+        return error.retriable
+    found = TABLE.get((command, error.code))
+    return found is Try.ALWAYS or (again and found is Try.AGAIN)
 
 
 def backoff() -> Iterator[float]:
@@ -49,64 +57,58 @@ def backoff() -> Iterator[float]:
         delay = min(2 * delay, BACKOFF_LAST)
 
 
-class Retry:
-    """One outage, or one call that needs a connection: its tries, its delays and its limit.
+class Progress:
+    """What is being tried: which addresses, which step, and what went wrong last."""
 
-    It is handed down through every layer, so that none has delays or a limit of its own.  Used as
-    `async with`, it ends what takes longer than the limit.
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.step = ''
+        self.error: RbFlyError | None = None
+
+
+class Deadline:
+    """Until when one call, or one outage, may take; handed down through every layer.
+
+    Used as `async with`, it ends what takes longer.
 
     :param limit: seconds for all of it, from now on; None for no limit.
     :param where: addresses that are tried.
     :param check: raises if there is to be no other try.
-    :ivar step: what is waited for.
-    :ivar error: why no connection could be made last; None if one was.
+    :ivar when: by the clock of the loop; None for never.
+    :ivar progress: what is waited for.
+    :ivar last_try: there is time for one more try only.
     """
 
     def __init__(self, limit: float | None, where: str, check: Callable[[], None]) -> None:
         self.limit = limit
-        self.where = where
         self.check = check
-        self.error: RbFlyError | None = None
-        self.step = ''
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._deadline = None if limit is None else self._began + limit
-        self._delays = backoff()
-        self._is_last = False
+        self.progress = Progress(where)
+        self.last_try = False
+        self.began = asyncio.get_running_loop().time()
+        self.when = None if limit is None else self.began + limit
         self._scope: asyncio.Timeout | None = None
-
-    async def wait(self, error: RbFlyError) -> None:
-        """Wait before the next try; raises the error if there is no time for one."""
-        self.check()
-        delay = next(self._delays)
-        now = self._loop.time()
-        if self._deadline is not None and now + delay >= self._deadline:
-            if self._is_last:
-                raise self._given_up(error) from error.__cause__
-            self._is_last = True  # with half of the time that is left
-            delay = max(0.0, self._deadline - now) / 2
-        since = f' (for {now - self._began:.0f} s)' if now - self._began >= 1 else ''
-        logger.warning('%s%s; trying again in %.1f s', error, since, delay)
-        await asyncio.sleep(delay)
-        self.check()
 
     def on_step(self, step: str) -> None:
         """Something else is waited for."""
-        self.step = step
+        self.progress.step = step
 
-    def _given_up(self, error: RbFlyError | None) -> RbFlyError:
+    def _given_up(self) -> RbFlyError:
+        progress = self.progress
+        error = progress.error
         if error is None or isinstance(error, ConnectTimeout):
             return ConnectTimeout(
-                f'{self.where}: no answer within {self.limit} s, while {self.step}'
+                f'{progress.where}: no answer within {self.limit} s, while {progress.step}'
             )
         text = f'gave up after {self.limit} s'
         if isinstance(error, StreamConnectionError):
-            return type(error)(f'{error} ({text})')
+            told = type(error)(f'{error} ({text})')
+            told.__cause__ = error.__cause__
+            return told
         error.add_note(text)
         return error
 
     async def __aenter__(self) -> None:
-        self._scope = asyncio.timeout_at(self._deadline)
+        self._scope = asyncio.timeout_at(self.when)
         await self._scope.__aenter__()
 
     async def __aexit__(
@@ -120,4 +122,32 @@ class Retry:
         try:
             await scope.__aexit__(kind, error, traceback)
         except TimeoutError:
-            raise self._given_up(self.error) from None
+            told = self._given_up()
+            raise told from told.__cause__
+
+
+class Backoff:
+    """The delays between the tries of one thing; they begin anew with each object."""
+
+    def __init__(self) -> None:
+        self._delays = backoff()
+
+    async def wait(self, error: RbFlyError, deadlines: Collection[Deadline]) -> None:
+        """Wait before the next try, of which there is at least one more before each deadline."""
+        delay = next(self._delays)
+        now = asyncio.get_running_loop().time()
+        for item in deadlines:
+            item.check()
+            item.progress.error = error
+        short = [item for item in deadlines if item.when is not None and now + delay >= item.when]
+        for item in short:
+            if not item.last_try:
+                item.last_try = True
+                assert item.when is not None
+                delay = min(delay, max(0.0, item.when - now) / 2)
+        lasted = now - min((item.began for item in deadlines), default=now)
+        since = f' (for {lasted:.0f} s)' if lasted >= 1 else ''
+        logger.warning('%s%s; trying again in %.1f s', error, since, delay)
+        await asyncio.sleep(delay)
+        for item in deadlines:
+            item.check()

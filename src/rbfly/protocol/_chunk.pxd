@@ -44,24 +44,8 @@ cdef class Chunk:
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 
 
-cdef class LastChunk:
-    cdef readonly int64_t id
-    cdef readonly bint doubt
-    cdef uint64_t end               # offset behind its last message
-    cdef int64_t timestamp
-    cdef uint64_t epoch             # UNKNOWN if it was not seen
-    cdef uint32_t crc
-    cdef int64_t max_timestamp             # timestamp of the newest that was read
-    cdef bint removed               # retention may have removed it since
-
-    cdef bint _is_replaced(self, Chunk chunk) noexcept
-    cdef bint _move(self, Chunk chunk, bint sound) noexcept
-
-
 cdef class ChunkQueue:
     cdef readonly object chunks     # deque
     cdef public object wake
-    cdef readonly uint64_t skip_before
-    cdef readonly int64_t skip_through_chunk
-    cdef readonly LastChunk last_chunk
+
     cdef int _push(self, Chunk chunk) except -1

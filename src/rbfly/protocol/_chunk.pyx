@@ -261,117 +261,17 @@ cdef class Chunk:
         return result
 
 
-cdef uint64_t UNKNOWN = 0xffffffffffffffff
-
-
-@cython.final
-cdef class LastChunk:
-    """The chunk that was read last: what a stream is told by from another one of its name.
-
-    A subscription that is made again asks for that chunk again.  If another one lies where it lay,
-    or the stream begins before it and lacks it, then the stream was deleted and created anew.  No
-    sign of that are:
-
-    * a first chunk behind it: retention has removed it;
-    * chunks before it: a replica that lags behind gives what was read.  One that is newer than all
-      that was read was not read.  (By the broker's clock: where that is wrong, the new stream is
-      told when it has come as far as the old one; nothing is lost by that.)
-
-    At `Offset.NEXT` only the id may be known, if the subscription was lost before the last chunk
-    came, or if a filter left it out.  Then a new stream that is already longer is not told, nor one
-    that was made within the time that clocks may differ by.  Nor is, ever, one whose own first
-    chunks are gone as far as that.
-
-    :ivar id: of the chunk (int); -1 for none.
-    :ivar doubt: it was asked for again, and neither it nor a chunk behind it was seen (bool).
-    """
-
-    def __cinit__(self):
-        self.forget()
-
-    def forget(self):
-        """Nothing was read yet."""
-        self.id = -1
-        self.epoch = UNKNOWN
-        self.doubt = False
-
-    def presume(self, int64_t id, int64_t max_timestamp):
-        """The last chunk at `Offset.NEXT`, written up to a time, milliseconds since the epoch."""
-        self.id = id
-        self.end = <uint64_t> id + 1
-        self.epoch = UNKNOWN
-        self.max_timestamp = max_timestamp
-
-    def seek(self, first, committed):
-        """Offset to subscribe at for the chunk to come again; -1 for the first of the stream.
-
-        :param first: id of the first chunk of the stream; None if the broker does not tell.
-        :param committed: the same for the last one, -1 for none.
-        """
-        self.doubt = True
-        self.removed = first is None or first < 0 or first > self.id
-        # Where it ends before, only its last chunk can tell; the broker would wait for the next.
-        return self.id if committed is None else min(committed, self.id)
-
-    cdef bint _is_replaced(self, Chunk chunk) noexcept:
-        """True if the chunk is not of the stream that was read."""
-        cdef uint64_t id = <uint64_t> self.id
-        cdef bint known = self.epoch != UNKNOWN
-        if not self.doubt:
-            return False
-        if chunk.offset > id:
-            return known and (chunk.offset < self.end or not self.removed)
-        if chunk.offset == id and known:
-            return (
-                chunk.timestamp != self.timestamp
-                or chunk.epoch != self.epoch
-                or chunk.crc != self.crc
-            )
-        return (
-            chunk.timestamp > self.max_timestamp
-            or chunk.epoch > self.epoch
-            or (chunk.offset < id and chunk.offset + chunk.records > id)
-        )
-
-    cdef bint _move(self, Chunk chunk, bint sound) noexcept:
-        """Read on; false if the chunk was read before, and the last one is still to come."""
-        if self.doubt and chunk.offset < <uint64_t> self.id:
-            self.removed = False
-            return False
-        self.doubt = False
-        if sound:
-            if self.epoch == UNKNOWN or chunk.timestamp > self.max_timestamp:
-                self.max_timestamp = chunk.timestamp
-            self.id = <int64_t> chunk.offset
-            self.end = chunk.offset + chunk.records
-            self.timestamp = chunk.timestamp
-            self.epoch = chunk.epoch
-            self.crc = chunk.crc
-        return True
-
-
 @cython.final
 cdef class ChunkQueue:
     """What the engine has received for one subscription.
 
     :ivar chunks: chunks not yet read (deque).
     :ivar wake: called without arguments when the first chunk comes into an empty queue.
-    :ivar skip_before: messages with an offset below are dropped by whoever reads (int).
-    :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
-    :ivar last_chunk: the chunk that was read last (LastChunk).
     """
 
     def __init__(self, wake=None):
         self.chunks = deque()
         self.wake = wake
-        self.skip_through_chunk = -1
-        self.last_chunk = LastChunk()
-
-    def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
-        """Forget what has come; of what comes from now on, some will be dropped."""
-        self.chunks.clear()
-        self.skip_before = skip_before
-        self.skip_through_chunk = skip_through_chunk
 
     def push(self, Chunk chunk not None):
         """Add a chunk, as the engine does."""

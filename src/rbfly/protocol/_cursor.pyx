@@ -3,7 +3,7 @@
     queue of chunks -> chunk at hand -> message wanted? -> body, context or batch
 
 A message that has arrived is given by an awaitable that is finished at once; only where none has
-does a subclass's coroutine wait for one.
+does a coroutine of the cursor's driver wait for one.
 """
 
 cimport cython
@@ -16,6 +16,7 @@ from rbfly.amqp._layout cimport DATA, data_head
 from rbfly.amqp._message cimport LAST_SET, MessageCtx
 from rbfly.protocol._batch cimport MessageBatch, list_give, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
+from rbfly.protocol._identity cimport LastChunk
 
 from weakref import ref
 
@@ -198,17 +199,29 @@ cdef MessageCtx read_message(
 
 
 cdef class MessageCursor:
-    """Base of a subscription: takes messages from a :class:`ChunkQueue`, one after the other.
+    """Takes messages from a :class:`ChunkQueue`, one after the other.
 
+    :param driver: has `on_chunk_consumed`, called when the last message of a chunk was given;
+        `on_progress`, called when messages up to the offset given to `notify_at` are done with;
+        `on_replaced`, called when a chunk is of another stream than those before, which raises; and
+        the coroutine `wait(kind, limit, subscription)`, which waits for something and takes it.
     :param amqp: decode messages; if false, they are given as bytes.
     :param filter: which messages to give; None for all.
     :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
+    :param current_task: gives the running task.
+    :ivar last_chunk: the chunk that was read last (LastChunk).
+    :ivar skip_before: messages with an offset below are dropped (int).
+    :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
     """
 
     cdef readonly ChunkQueue queue
     cdef readonly bint amqp
     cdef readonly LastMessage last
-    cdef public object current_task     # gives the running task
+    cdef readonly LastChunk last_chunk
+    cdef readonly uint64_t skip_before
+    cdef readonly int64_t skip_through_chunk
+    cdef public object driver
+    cdef object current_task
     cdef Chunk chunk
     cdef object filter
     cdef int policy
@@ -222,26 +235,40 @@ cdef class MessageCursor:
     cdef uint64_t first             # its offset
     cdef uint64_t working           # messages below are done with
     cdef uint64_t notify_offset
-    cdef public int chunks_since_yield          # chunks left since the event loop had its turn
-    cdef public int yield_after      # it gets one after so many
+    cdef public int chunks_since_yield  # chunks left since the event loop had its turn
+    cdef public int yield_after     # it gets one after so many
 
-    def __init__(self, bint amqp=True, filter=None, str on_decode_error='raise'):
+    def __init__(
+        self, driver, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None
+    ):
+        self.driver = driver
         self.queue = ChunkQueue()
+        self.last_chunk = LastChunk()
+        self.skip_through_chunk = -1
         self.amqp = amqp
         self.filter = filter
         self.policy = POLICIES[on_decode_error]
         self.looked_at = filter is not None or (amqp and self.policy == SKIP)
         self.direct = not self.looked_at
         self.last = new_last_message(amqp)
+        self.current_task = current_task
         self.notify_offset = NEVER
         self.yield_after = 0x7fffffff
-        if type(self).__anext__ is MessageCursor.__anext__:
-            rbfly_inherit_anext(type(self), MessageCursor)
 
-    def rewind(self, uint64_t start=0):
-        """Forget what is at hand; messages below offset `start` will be dropped."""
-        self.queue.rewind(start)
+    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
+        """Forget the chunks that have come; of those to come, some will be dropped."""
+        cdef object position = self.position
+        self.queue.chunks.clear()
         self.chunk = None
+        if position is not None:
+            self.seen = True
+            self.behind = position
+        self.skip_before = skip_before
+        self.skip_through_chunk = skip_through_chunk
+
+    def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
+        """The same, and what is ready to be given."""
+        self.resume(skip_before, skip_through_chunk)
         self.held = None
         self._fail_with(None)
 
@@ -250,21 +277,8 @@ cdef class MessageCursor:
         self.rewind()
         self.seen = self.any = False
         self.behind = 0
-        self.queue.last_chunk.forget()
+        self.last_chunk.forget()
         self.notify_offset = NEVER
-
-    def on_chunk_consumed(self, Chunk chunk):
-        """Called when the last message of a chunk was given; a subclass grants credit."""
-
-    def on_progress(self):
-        """Called when messages up to the offset given to `notify_at` are done with."""
-
-    def on_replaced(self):
-        """Called when a chunk is of another stream than those before; a subclass raises."""
-
-    def wait(self, int kind, Py_ssize_t limit):
-        """Coroutine of a subclass: wait for something of a kind, and take it."""
-        raise NotImplementedError
 
     # -- progress
 
@@ -273,8 +287,8 @@ cdef class MessageCursor:
         """Offset behind the last message that was given or dropped; None before the first."""
         cdef Chunk chunk = self.chunk
         if chunk is not None:
-            return max(chunk.next_offset, self.queue.skip_before)
-        return max(self.behind, self.queue.skip_before) if self.seen else None
+            return max(chunk.next_offset, self.skip_before)
+        return max(self.behind, self.skip_before) if self.seen else None
 
     @property
     def unfinished(self):
@@ -306,7 +320,7 @@ cdef class MessageCursor:
         self.working = offset
         if offset >= self.notify_offset:
             self.notify_offset = NEVER
-            self.on_progress()
+            self.driver.on_progress()
         return 0
 
     # -- chunks
@@ -334,19 +348,19 @@ cdef class MessageCursor:
             except BaseException:
                 self._leave(chunk, False)
                 raise
-            if self.queue.last_chunk._is_replaced(chunk):
+            if self.last_chunk._is_replaced(chunk):
                 self._refuse()
             self._skip(chunk)
 
     cdef int _refuse(self) except -1:
         self.chunk = None
-        self.on_replaced()
+        self.driver.on_replaced()
         return 0
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Leave out what was not asked for; what is damaged on the way is told at the end."""
-        cdef uint64_t start = self.queue.skip_before
-        cdef int64_t through = self.queue.skip_through_chunk
+        cdef uint64_t start = self.skip_before
+        cdef int64_t through = self.skip_through_chunk
         if through >= 0 and chunk.offset <= <uint64_t> through:
             start = NEVER
         failure = None
@@ -361,11 +375,11 @@ cdef class MessageCursor:
 
     cdef int _leave(self, Chunk chunk, bint sound=True) except -1:
         self.chunk = None
-        if self.queue.last_chunk._move(chunk, sound):
+        if self.last_chunk._move(chunk, sound):
             self.seen = True
             self.behind = chunk.next_offset
         self.chunks_since_yield += 1
-        self.on_chunk_consumed(chunk)
+        self.driver.on_chunk_consumed(chunk)
         return 0
 
     # -- messages
@@ -635,6 +649,17 @@ cdef class MessageCursor:
         """
         return self._take(kind)
 
+
+cdef class SubscriptionBase:
+    """Base of a subscription: gives the bodies of its messages."""
+
+    cdef MessageCursor _messages
+
+    def __init__(self, MessageCursor cursor not None):
+        self._messages = cursor
+        if type(self).__anext__ is SubscriptionBase.__anext__:
+            rbfly_inherit_anext(type(self), SubscriptionBase)
+
     def __aiter__(self):
         return self
 
@@ -646,12 +671,12 @@ cdef class MessageCursor:
 cdef class MessageIterator:
     """Iterates over the contexts or the batches of a subscription, and keeps it."""
 
-    cdef MessageCursor cursor
+    cdef SubscriptionBase subscription
     cdef int kind
     cdef Py_ssize_t limit
 
-    def __init__(self, MessageCursor cursor not None, int kind, Py_ssize_t limit=0):
-        self.cursor = cursor
+    def __init__(self, SubscriptionBase subscription not None, int kind, Py_ssize_t limit=0):
+        self.subscription = subscription
         self.kind = kind
         self.limit = limit
 
@@ -659,7 +684,7 @@ cdef class MessageIterator:
         return self
 
     def __anext__(self):
-        return new_ready(self.cursor, self.kind, self.limit)
+        return new_ready(self.subscription, self.kind, self.limit)
 
 
 @cython.final
@@ -668,12 +693,14 @@ cdef class MessageIterator:
 cdef class Ready:
     # What `__anext__` gives, to be awaited or to become a task: finished at once if something has
     # arrived, else a coroutine waits.  Being awaited it hands that over, and is in no cycle.
-    cdef object source              # the cursor; or the coroutine that waits
+    cdef object source              # the subscription; or the coroutine that waits
     cdef int kind
     cdef Py_ssize_t limit
 
     def __await__(self):
-        if self.kind < SPENT and (<MessageCursor> self.source)._has(self.kind, self.limit):
+        if self.kind < SPENT and (
+            (<SubscriptionBase> self.source)._messages._has(self.kind, self.limit)
+        ):
             return self
         return begun(self).__await__()
 
@@ -694,9 +721,9 @@ cdef class Ready:
             begun(self).close()
 
 
-cdef Ready new_ready(MessageCursor cursor, int kind, Py_ssize_t limit):
+cdef Ready new_ready(SubscriptionBase subscription, int kind, Py_ssize_t limit):
     cdef Ready ready = Ready.__new__(Ready)
-    ready.source = cursor
+    ready.source = subscription
     ready.kind = kind
     ready.limit = limit
     return ready
@@ -706,12 +733,12 @@ cdef object give(object ready):
     # what it gives for the first time, itself if nothing has arrived
     cdef int kind = (<Ready> ready).kind
     if kind < SPENT and (
-        (<MessageCursor> (<Ready> ready).source)._has(kind, (<Ready> ready).limit)
+        (<SubscriptionBase> (<Ready> ready).source)._messages._has(kind, (<Ready> ready).limit)
     ):
         (<Ready> ready).kind = SPENT
-        if kind == BODY and (<MessageCursor> (<Ready> ready).source).direct:
-            return (<MessageCursor> (<Ready> ready).source)._take_body()
-        return (<MessageCursor> (<Ready> ready).source)._take(kind)
+        if kind == BODY and (<SubscriptionBase> (<Ready> ready).source)._messages.direct:
+            return (<SubscriptionBase> (<Ready> ready).source)._messages._take_body()
+        return (<SubscriptionBase> (<Ready> ready).source)._messages._take(kind)
     return ready
 
 
@@ -721,7 +748,10 @@ cdef object begun(object item):
     if ready.kind == SPENT:
         raise RuntimeError('cannot reuse already awaited __anext__()')
     if ready.kind != WAITING:
-        ready.source = (<MessageCursor> ready.source).wait(ready.kind, ready.limit)
+        # it keeps the subscription while it waits
+        ready.source = (<SubscriptionBase> ready.source)._messages.driver.wait(
+            ready.kind, ready.limit, ready.source
+        )
         ready.kind = WAITING
     return ready.source
 

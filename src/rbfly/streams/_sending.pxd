@@ -31,21 +31,32 @@ cdef class SemaphoreState:
 
 
 cdef class PublisherCore:
-    cdef public PublishWindow _window
-    cdef public object _error
-    cdef public bint _closed
-    cdef public bint _scheduled
-    cdef public object _loop
-    cdef public object _connection
-    cdef public SemaphoreState _room
-    cdef public object _confirmed   # a future that is done
-    cdef unsigned long _thread      # that the loop runs in
-    cdef list _woken                # who is woken in this turn of the loop
+    cdef readonly PublishWindow window
+    cdef readonly object loop
+    cdef readonly SemaphoreState room
+    cdef public object driver
+    cdef public object connection
+    cdef public object error
+    cdef public bint closed
+    cdef readonly bint scheduled
+    cdef object confirmed           # a future that is done
+    cdef unsigned long thread       # that the loop runs in
+    cdef list woken                 # who is woken in this turn of the loop
 
+    cdef ConfirmFuture _begin(self, object message)
     cdef int _check_loop(self) except -1
     cdef ConfirmFuture _put(self, object message)
+    cdef int _schedule(self) except -1
+    cdef int _write(self) except -1
     cdef int _confirm(self, ConfirmFuture wait) except -1
 
 
-cdef class BatchCore(PublisherCore):
-    cdef public ConfirmGroup _waiter       # of the batch that is being filled
+cdef class PublisherBase:
+    cdef public PublisherCore _core
+
+
+cdef class BatchBase(PublisherBase):
+    cdef public ConfirmGroup _batch     # the one that is being filled
+    cdef public list _batches           # sent; no flush has told their outcome yet
+
+    cdef int _part(self) except -1

@@ -149,88 +149,117 @@ cdef class SemaphoreState:
     """
 
 
+@cython.final
 cdef class PublisherCore:
-    """State of a publisher that is looked at for every message."""
+    """What a publisher does for each message and for each confirm: its window, and who waits.
 
-    def __cinit__(self, *args, **kwargs):
-        self._woken = []
-        self._thread = PyThread_get_thread_ident()
+    :param driver: has `check`, which raises unless messages are taken; `settle`, which tells a
+        waiter other than a confirm; and `after_settled`.
+    :param loop: the event loop that it belongs to.
+    :param window: messages that are not settled.
+    :param semaphore: class of who waits for room in it, given `has_room`.
+    :ivar connection: where frames are written; None while there is none.
+    :ivar closed: no message is taken any more.
+    :ivar error: why none is taken now.
+    """
 
-    @cython.binding(False)
-    def _begin(self, message):
-        """Put a message into the window if there is room; gives what to await, or None."""
-        cdef PublishWindow window = self._window
-        cdef SemaphoreState room = self._room
-        if self._closed or self._error is not None:
-            self._check()
+    def __init__(self, driver, loop, PublishWindow window not None, semaphore):
+        self.driver = driver
+        self.loop = loop
+        self.window = window
+        self.room = semaphore(self.has_room)
+        self.confirmed = loop.create_future()
+        self.confirmed.set_result(None)
+        self.woken = []
+        self.thread = PyThread_get_thread_ident()
+        window.on_settled = self.on_settled
+
+    def has_room(self, Py_ssize_t count):
+        """True if so many messages fit into the window, and the connection takes more."""
+        cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.room.reserved
+        return used + count <= self.window.max_unconfirmed and not self.is_paused()
+
+    def is_paused(self):
+        """True if the connection takes no more for now."""
+        # without a connection the window is all that there is to fill
+        return self.connection is not None and self.connection.paused
+
+    cdef ConfirmFuture _begin(self, object message):
+        # What to await; None if there is no room.
+        cdef PublishWindow window = self.window
+        cdef SemaphoreState room = self.room
+        if self.closed or self.error is not None:
+            self.driver.check()
         # Once in a turn of the loop is enough: in its thread there is no other until it ends.
-        if not self._scheduled or PyThread_get_thread_ident() != self._thread:
+        if not self.scheduled or PyThread_get_thread_ident() != self.thread:
             self._check_loop()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
             or room.reserved
             or room.waiting
-            or self._connection is not None and self._connection.paused
+            or self.connection is not None and self.connection.paused
         ):
             return None
         return self._put(message)
 
-    @cython.final
     cdef int _check_loop(self) except -1:
-        if _get_running_loop() is not self._loop:
-            self._check()
-        self._thread = PyThread_get_thread_ident()
+        if _get_running_loop() is not self.loop:
+            self.driver.check()
+        self.thread = PyThread_get_thread_ident()
         return 0
 
-    @cython.binding(False)
-    def _put_wait(self, message):
-        """Put a message into the window; gives what to await."""
-        return self._put(message)
-
-    @cython.final
     cdef ConfirmFuture _put(self, object message):
         cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
-        wait._loop = self._loop
+        wait._loop = self.loop
         wait.sealed = True
-        self._window._append(message, wait)
-        if not self._scheduled:
+        self.window._append(message, wait)
+        if not self.scheduled:
             self._schedule()
         return wait
 
-    @cython.binding(False)
-    def _schedule(self):
-        # Idle: at once.  Otherwise what is sent in this turn of the loop leaves together.
-        cdef PublishWindow window = self._window
+    def schedule(self):
+        """Write soon.  Idle: at once; else what is sent in this turn leaves together."""
+        self._schedule()
+
+    cdef int _schedule(self) except -1:
+        cdef PublishWindow window = self.window
         if window.in_flight == 0 or window.queued >= window.frame_entries:
             self._write()
-        elif not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._write)
+        elif not self.scheduled:
+            self.scheduled = True
+            self.loop.call_soon(self.write)
+        return 0
 
     @cython.binding(False)
-    def _write(self):
-        cdef PublishWindow window = self._window
-        cdef object connection = self._connection
+    def write(self):
+        """Write what the window lets out."""
+        self._write()
+
+    cdef int _write(self) except -1:
+        cdef PublishWindow window = self.window
+        cdef object connection = self.connection
         cdef object data
-        self._scheduled = False
+        self.scheduled = False
         while connection is not None and not connection.paused:
             data = window.take()
             if data is None:
                 break
             connection.write(data)
-        if self._room.waiting:
-            self._room.grant()
+        if self.room.waiting:
+            self.room.grant()
+        return 0
 
     @cython.binding(False)
-    def _on_settled(self, list done not None):
-        cdef list woken = self._woken
+    def on_settled(self, list done not None):
+        """Wake those who wait for nothing more."""
+        cdef list woken = self.woken
         cdef bint begun = bool(woken)
         cdef Py_ssize_t n = 0
         try:
             for waiter in done:
                 n += 1
                 if (<PendingConfirms> waiter).errors is not None:
-                    self._settle(waiter, None)
+                    self.driver.settle(waiter)
                 elif type(waiter) is ConfirmFuture:
                     self._confirm(<ConfirmFuture> waiter)
                 elif type(waiter) is ConfirmGroup:
@@ -238,51 +267,64 @@ cdef class PublisherCore:
                     for wait in (<ConfirmGroup> waiter).waits:
                         self._confirm(<ConfirmFuture> wait)
                 else:
-                    self._settle(waiter, None)
+                    self.driver.settle(waiter)
         finally:
             if n < len(done):       # e.g. KeyboardInterrupt
-                self._loop.call_soon(self._on_settled, done[n:])
+                self.loop.call_soon(self.on_settled, done[n:])
             if woken and not begun:
-                self._loop.call_soon(self._wake)
-        if not self._scheduled:
+                self.loop.call_soon(self._wake)
+        if not self.scheduled:
             if len(woken) > 1:
                 # They run next, in this turn: what they send leaves together.
-                self._scheduled = True
+                self.scheduled = True
             elif len(done) > 1:
-                self._scheduled = True
-                self._loop.call_soon(self._write)
-            elif self._window.queued:
+                self.scheduled = True
+                self.loop.call_soon(self.write)
+            elif self.window.queued:
                 self._write()
-        self._after_settled()
+        self.driver.after_settled()
 
-    @cython.final
     cdef int _confirm(self, ConfirmFuture wait) except -1:
         if not wait.settled:
             wait.settled = True
-            self._woken.append(wait)
+            self.woken.append(wait)
         return 0
 
     @cython.binding(False)
     def _wake(self):
-        cdef list woken = self._woken
+        cdef list woken = self.woken
         cdef Py_ssize_t n = 0
-        self._woken = []
+        self.woken = []
         if len(woken) > 1:
-            self._scheduled = True
+            self.scheduled = True
         try:
             for wait in woken:
                 n += 1
-                (<ConfirmFuture> wait)._wake(self._confirmed)
+                (<ConfirmFuture> wait)._wake(self.confirmed)
         finally:
             if n < len(woken):
-                self._woken = woken[n:] + self._woken
-                self._loop.call_soon(self._wake)
+                self.woken = woken[n:] + self.woken
+                self.loop.call_soon(self._wake)
             if len(woken) > 1:
                 self._write()
 
 
-cdef class BatchCore(PublisherCore):
-    """What a batch publisher does for each message."""
+cdef class PublisherBase:
+    """A publisher's methods that run for each message."""
+
+    @cython.binding(False)
+    def _begin(self, message):
+        """Put a message into the window if there is room; gives what to await, or None."""
+        return self._core._begin(message)
+
+    @cython.binding(False)
+    def _put(self, message):
+        """Put a message into the window, in room that was waited for; gives what to await."""
+        return self._core._put(message)
+
+
+cdef class BatchBase(PublisherBase):
+    """The same of publishers that send later."""
 
     @cython.binding(False)
     def batch(self, message):
@@ -297,6 +339,24 @@ cdef class BatchCore(PublisherCore):
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
         """
-        if self._closed or self._error is not None:
-            self._check()
-        self._window._append(message, self._waiter)
+        cdef PublisherCore core = self._core
+        if core.closed or core.error is not None:
+            core.driver.check()
+        if self._batch.settled:         # given up: what is batched from now on is not lost
+            self._part()
+        core.window._append(message, self._batch)
+
+    cdef int _part(self) except -1:
+        """Begin another batch; the next flush tells what became of this one."""
+        self._batches.append(self._batch)
+        self._batch = ConfirmGroup(self._core.loop)
+        return 0
+
+    @cython.binding(False)
+    def _seal(self):
+        """Nothing more comes into the batch; gives it, or None if it is empty."""
+        cdef ConfirmGroup batch = self._batch
+        if not batch.count:
+            return None
+        self._part()
+        return batch

@@ -32,9 +32,10 @@ from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression, compressor
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
-from .declaration import declare, delete_publisher
-from .feed import stored_offset
+from .consuming import SubscriptionDriver
+from .offsets import stored_offset
 from .publisher import BasePublisher, Publisher
+from .publishing import PublisherDriver
 from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
@@ -412,38 +413,33 @@ class StreamsClient:
                 raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
             self._names.add(key)
         try:
-            retry = self._cluster.retry()
-            async with retry:
-                connection, publisher_id, last_id = await declare(self._cluster, info, retry)
+            driver = PublisherDriver(self._cluster, stream, info.name)
+            await driver.link.open()
             try:
-                if last_id == ID_MAX:
+                if driver.last_id == ID_MAX:
                     raise PublisherError(
                         f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX};'
                         ' there is none above it'
                     )
-                publisher = cls(publisher_id, info, self, last_id + 1)
+                publisher = cls(driver.link.id, info, self, driver.last_id + 1)
                 if isinstance(publisher, BasePublisher):
-                    publisher._attach(self._cluster, connection)
-            except BaseException:
-                delete_publisher(connection, publisher_id)
-                raise
-            try:
-                yield publisher
-            except BaseException as error:
-                # What went wrong inside is what the caller is told; a cancelled task does not wait.
-                if isinstance(publisher, BasePublisher) and not isinstance(error, Exception):
-                    publisher._abort(PublisherError(f'{publisher!r} was closed by {error!r}'))
+                    publisher._attach(driver)
+                try:
+                    yield publisher
+                except BaseException as error:
+                    # What went wrong inside is told; a cancelled task does not wait.
+                    if isinstance(publisher, BasePublisher) and not isinstance(error, Exception):
+                        publisher._abort(PublisherError(f'{publisher!r} was closed by {error!r}'))
+                    else:
+                        try:
+                            await publisher.close()
+                        except RbFlyError as ex:
+                            error.add_note(f'closing the publisher failed, too: {ex!r}')
+                    raise
                 else:
-                    try:
-                        await publisher.close()
-                    except RbFlyError as ex:
-                        error.add_note(f'closing the publisher failed, too: {ex!r}')
-                raise
-            else:
-                await publisher.close()
+                    await publisher.close()
             finally:
-                if not isinstance(publisher, BasePublisher):
-                    delete_publisher(connection, publisher_id)
+                driver.link.close()
         finally:
             self._names.discard(key)
 
@@ -489,17 +485,18 @@ class StreamsClient:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
             check_filter(filter)
-        return Subscription(
+        driver = SubscriptionDriver(
             self._cluster,
             stream,
             offset,
             filter,
-            timeout,
+            timeout or None,
             amqp,
             on_decode_error,
             initial_credit,
             auto_offset,
         )
+        return Subscription(driver, offset)
 
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
         """Store an offset under a reference, for :meth:`Offset.reference`.

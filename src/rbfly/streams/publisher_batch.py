@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from dataclasses import replace
-from typing import Any
 
 from ..checks import check_integer
 from ..error import ConfirmTimeout, RoomTimeout
 from ..types import AMQPBody
-from ._sending import BatchCore, ConfirmGroup
+from ._sending import BatchBase, ConfirmGroup
 from .publisher import BasePublisher
+from .publishing import PublisherDriver
 from .types import MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time, raise_first
 
@@ -27,7 +26,7 @@ MAX_LEN = 2**63 - 1
 USER = 4  # frames from a constructor up to `async with client.publisher(...)`
 
 
-class PublisherBatchFast(BatchCore, BasePublisher):
+class PublisherBatchFast(BatchBase, BasePublisher):
     """Encodes messages with `batch`, sends them with `flush`."""
 
     _batched = True
@@ -36,8 +35,8 @@ class PublisherBatchFast(BatchCore, BasePublisher):
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
         super().__init__(publisher_id, info, client, message_id)
-        self._batches: list[ConfirmGroup] = []  # sent; no flush has told their outcome yet
-        self._waiter = ConfirmGroup(self._loop)
+        self._batches = []
+        self._batch = ConfirmGroup(self._core.loop)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued; returns when the broker has confirmed all of it.
@@ -49,7 +48,7 @@ class PublisherBatchFast(BatchCore, BasePublisher):
         :raises StreamConnectionError: the connection was lost before the confirms.
         """
         until = None if timeout is None else deadline(timeout)
-        self._check()
+        self._declared().check()
         self._release()
         # Those of a flush that was given up, or runs beside this one, are waited for as well.
         batches = self._batches.copy()
@@ -76,25 +75,17 @@ class PublisherBatchFast(BatchCore, BasePublisher):
         :raises ConfirmTimeout: not every confirm came in time.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
-        batches = [] if self._closed else [*self._batches, self._waiter]
+        batches = [] if self._core.closed else [*self._batches, self._batch]
         await super().close()
         self._tell(batches)
 
     def _release(self) -> None:
-        waiter = self._waiter
-        if waiter.count:
-            self._batches.append(waiter)
-            self._waiter = ConfirmGroup(self._loop)
-            self._window.release()
-            if waiter.seal():  # none fits a frame of a new connection
-                self._settle(waiter, None)
-        self._write()
-
-    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
-        super()._abandon(error, unsent)
-        if self._waiter.settled:  # told by the next flush; what is batched from now on is not lost
-            self._batches.append(self._waiter)
-            self._waiter = ConfirmGroup(self._loop)
+        batch = self._seal()
+        if batch is not None:
+            self._core.window.release()
+            if batch.seal():  # none fits a frame of a new connection
+                self._declared().settle(batch)
+        self._core.write()
 
 
 class PublisherBatchLimit(PublisherBatchFast):
@@ -106,8 +97,12 @@ class PublisherBatchLimit(PublisherBatchFast):
         super().__init__(publisher_id, info, client, message_id)
         self._queue = WindowSemaphore(self._fits)
 
+    def _attach(self, driver: PublisherDriver) -> None:
+        super()._attach(driver)
+        driver.queues.append(self._queue)
+
     def _fits(self, max_len: int) -> bool:
-        return self._waiter.remaining + self._queue.reserved < max_len
+        return self._batch.remaining + self._queue.reserved < max_len
 
     async def batch(  # type: ignore[override]
         self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
@@ -129,14 +124,15 @@ class PublisherBatchLimit(PublisherBatchFast):
         """
         until = None if timeout is None else deadline(timeout)
         check_integer('max_len', max_len, 1, MAX_LEN)
-        self._check()
+        check = self._declared().check
+        check()
         queue = self._queue
         is_full = bool(queue.waiting) or not self._fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
             raise RoomTimeout(f'{max_len} messages were queued for {timeout} s')
         try:
-            self._check()
-            self._window.append(message, self._waiter)
+            check()
+            super().batch(message)
         except BaseException:
             queue.grant()  # the room that this message does not need
             raise
@@ -144,16 +140,6 @@ class PublisherBatchLimit(PublisherBatchFast):
     def _release(self) -> None:
         super()._release()
         self._queue.grant()
-
-    def _abandon(self, error: Exception, unsent: Exception | None = None) -> None:
-        super()._abandon(error, unsent)
-        self._queue.fail(unsent or error)
-
-    def _part(
-        self, error: Exception, unsent: Exception | None = None
-    ) -> asyncio.Future[Any] | None:
-        self._queue.close()
-        return super()._part(error, unsent)
 
 
 class PublisherBinBatch(PublisherBatchFast):

@@ -1,56 +1,25 @@
-"""Subscriptions."""
+"""Subscriptions, as users know them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
-from ..error import (
-    ArgumentError,
-    ArgumentTypeError,
-    MessageTimeout,
-    StreamDoesNotExist,
-    SubscriptionError,
-)
+from ..error import ArgumentError, ArgumentTypeError
 from ..net.closing import can_wait
 from ..protocol._batch import MessageBatch
-from ..protocol._chunk import Chunk
-from ..protocol._cursor import KINDS, MessageCursor, MessageIterator
+from ..protocol._cursor import KINDS, MessageIterator, SubscriptionBase
 from ..protocol.offset import Offset
-from .feed import Feed
-from .tracking import OffsetTracking, Tracker
-from .types import MessageCtx, MessageFilter, OnDecodeError
-from .waiting import deadline, in_time
-
-if TYPE_CHECKING:
-    from ..net.cluster import Cluster
+from .consuming import SubscriptionDriver
+from .types import MessageCtx
 
 __all__ = ['Subscription']
 
 MAX_MESSAGES = 2**31 - 1  # of a batch
 
 
-class Wakeup:
-    """Wakes the task that waits for a message; holds no reference to its subscription."""
-
-    __slots__ = ('future',)
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] | None = None
-
-    def __call__(self) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
-
-    async def wait(self, until: float | None) -> bool:
-        """Wait until it is called; false if that was not before `until`."""
-        self.future = asyncio.get_running_loop().create_future()
-        return await in_time(self.future, until)
-
-
-class Subscription(MessageCursor):
+class Subscription(SubscriptionBase):
     """Messages of a stream, by `async for`; made by :meth:`StreamsClient.subscribe`.
 
     It gives bodies; `messages` gives contexts, and `batches` many bodies at once.
@@ -74,38 +43,11 @@ class Subscription(MessageCursor):
     The iteration can go on after each of them but the first.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        stream: str,
-        offset: Offset,
-        filter: MessageFilter | None,
-        timeout: float | None,
-        amqp: bool,
-        on_decode_error: OnDecodeError,
-        initial_credit: int,
-        auto_offset: OffsetTracking | None,
-    ) -> None:
-        super().__init__(amqp, filter, on_decode_error)
-        self.stream = stream
+    def __init__(self, driver: SubscriptionDriver, offset: Offset) -> None:
+        super().__init__(driver.cursor)
+        self.stream = driver.stream
         self._offset = offset
-        self._timeout = timeout or None
-        self._closed = False
-        self._ended = asyncio.Event()  # closing it
-        self._waiting = False
-        self._cluster = cluster
-        self._wakeup = Wakeup()
-        self.queue.wake = self._wakeup
-        self.yield_after = initial_credit // 2 + 1  # the broker goes on with more than half
-        properties = {} if filter is None else filter.properties()
-        self._feed = Feed(
-            cluster, stream, offset, properties, initial_credit, self.queue, self._wakeup
-        )
-        self._tracker: Tracker | None = None
-        if auto_offset is not None:
-            self._tracker = Tracker(auto_offset, stream, self, self._feed.write)
-            self._feed.tracker = self._tracker
-        self.current_task = asyncio.current_task
+        self._driver = driver
 
     def __repr__(self) -> str:
         return f'<Subscription stream={self.stream!r} offset={self._offset!r}>'
@@ -119,43 +61,19 @@ class Subscription(MessageCursor):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._close(wait=can_wait(kind))
+        await self._driver.close(wait=can_wait(kind))
 
     async def aclose(self) -> None:
         """End the subscription; whoever iterates it gets the end of the iteration.
 
         The broker is waited for within the client's `close_timeout`.
         """
-        await self._close(wait=True)
-
-    async def _close(self, *, wait: bool) -> None:
-        if self._closed:
-            if wait:
-                await self._ended.wait()
-            return
-        self._cluster.check_loop()
-        self._closed = True
-        self._wakeup()
-        self.rewind()
-        try:
-            if self._tracker is not None:
-                await self._tracker.close(self._cluster, wait=wait)
-            answer = self._feed.close()
-            if wait:
-                await self._cluster.closing.wait(answer)
-        finally:
-            self._feed.tracker = None
-            self._feed.close()
-            self._ended.set()
+        await self._driver.close(wait=True)
 
     def __del__(self) -> None:
-        feed = getattr(self, '_feed', None)
-        if feed is None or self._closed:
-            return
-        data = None if feed.tracker is None else feed.tracker.pending(self)
-        feed.run_in_loop(lambda: feed.release(data))
-
-    # -- iteration
+        driver = getattr(self, '_driver', None)
+        if driver is not None:
+            driver.release()
 
     def messages(self) -> AsyncIterator[MessageCtx]:
         """Iterate over messages with all that belongs to them, not their bodies alone.
@@ -178,69 +96,3 @@ class Subscription(MessageCursor):
         if max_messages is not None and not 1 <= max_messages <= MAX_MESSAGES:
             raise ArgumentError(f'max_messages must be in 1 to 2**31 - 1, not {max_messages}')
         return MessageIterator(self, KINDS['batch'], max_messages or MAX_MESSAGES)
-
-    def on_replaced(self) -> None:
-        self._start_over()
-        raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
-
-    def _start_over(self) -> None:
-        """The stream is gone; if there is one of that name again, nothing of it was seen."""
-        self._feed.start_over()
-        self.start_over()
-        if self._tracker is not None:
-            self._tracker.on_lost()  # went with the stream
-
-    def on_progress(self) -> None:
-        if self._tracker is not None:
-            self._tracker.store()
-
-    def on_chunk_consumed(self, chunk: Chunk) -> None:
-        self._feed.grant()
-
-    async def wait(self, kind: int, limit: int) -> Any:
-        if self._waiting:
-            raise SubscriptionError(f'{self!r} is being iterated by another task')
-        self._cluster.check_loop()
-        self._waiting = True
-        try:
-            if self.chunks_since_yield >= self.yield_after:
-                # The broker gets credit back, and other tasks their turn, before all is consumed.
-                await asyncio.sleep(0)
-                self.chunks_since_yield = 0
-            if not self.advance(kind, limit):
-                await self._wait_ready(kind, limit)
-        finally:
-            self._waiting = False
-        if self._closed:
-            raise StopAsyncIteration
-        return self.take(kind)
-
-    async def _wait_ready(self, kind: int, limit: int) -> None:
-        until = None if self._timeout is None else deadline(self._timeout)
-        while not self._closed:
-            self.mark_consumed()
-            woken = await self._wait_chunk(until)
-            if self.advance(kind, limit):
-                break
-            if not woken:
-                raise MessageTimeout(f'{self!r}: no message within {self._timeout} s')
-
-    async def _wait_chunk(self, until: float | None) -> bool:
-        """Wait until something has happened; false if nothing has before `until`."""
-        feed = self._feed
-        if feed.error is not None:
-            if isinstance(feed.error, StreamDoesNotExist):
-                self._start_over()
-            try:
-                raise feed.error
-            finally:
-                feed.error = None
-        if feed.timer is None:
-            feed.listen()
-        if feed.is_idle:
-            if self._tracker is not None:
-                self._tracker.start()
-            feed.start(self.position)
-        woken = await self._wakeup.wait(until)
-        self.chunks_since_yield = 0
-        return woken

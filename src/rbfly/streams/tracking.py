@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,12 +12,12 @@ from ..checks import check_integer, check_timeout, check_type
 from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
+from .offsets import chunk_ids
 
 if TYPE_CHECKING:
     from ..net.cluster import Cluster
-    from ..net.connection import Connection
 
-__all__ = ['OffsetTracking', 'Tracker', 'chunk_ids']
+__all__ = ['OffsetTracking', 'Tracker']
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class OffsetTracking:
 
 
 class Tracker:
-    """Stores the progress of a cursor; holds no reference to it.
+    """Stores the progress of a cursor.
 
     :param write: writes a frame on the cursor's connection; false if it has none.
     """
@@ -66,7 +65,7 @@ class Tracker:
         self.tracking = tracking
         self.stream = stream
         self._write = write
-        self._cursor = weakref.ref(cursor)
+        self._cursor = cursor
         self._stored: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,16 +83,13 @@ class Tracker:
         self._timer = loop.call_later(self.tracking.interval, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._cursor() is not None:
-            self.store()
-            self._arm(loop)
+        self.store()
+        self._arm(loop)
 
     def store(self) -> None:
         """Store what is finished by now, if the subscription has a connection."""
-        cursor = self._cursor()
-        if cursor is None:
-            return
-        data = self.pending(cursor)
+        cursor = self._cursor
+        data = self.pending()
         lost = data is not None and not self._write(data)
         if not lost:
             self._stored = cursor.finished
@@ -104,13 +100,12 @@ class Tracker:
     def on_lost(self) -> None:
         """The connection was lost, and with it what was written last, perhaps."""
         self._stored = None
-        cursor = self._cursor()
-        if self.tracking.every and cursor is not None:
-            cursor.notify_at(-1)
+        if self.tracking.every:
+            self._cursor.notify_at(-1)
 
-    def pending(self, cursor: MessageCursor) -> bytes | None:
+    def pending(self) -> bytes | None:
         """The frame that stores what is finished and is not stored yet."""
-        finished = cursor.finished
+        finished = self._cursor.finished
         if finished is None or finished == self._stored:
             return None
         return commands.store_offset(self.tracking.reference, self.stream, finished)
@@ -128,9 +123,8 @@ class Tracker:
         """
         self.stop()
         self.store()
-        cursor = self._cursor()
-        data = None if cursor is None else self.pending(cursor)
-        if cursor is None or data is None:
+        data = self.pending()
+        if data is None:
             return
         try:
             if not wait:
@@ -138,7 +132,7 @@ class Tracker:
             async with cluster.closing.limit():
                 connection = await cluster.locator()
                 _, committed = await chunk_ids(connection, self.stream)
-                if committed is not None and committed < cursor.queue.last_chunk.id:
+                if committed is not None and committed < self._cursor.last_chunk.id:
                     raise StreamDoesNotExist(self.stream, 'was created anew: it ends before that')
                 connection.write(data)
         except (RbFlyError, TimeoutError) as ex:
@@ -148,11 +142,3 @@ class Tracker:
                 self.stream,
                 ex,
             )
-
-
-async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
-    """Ids of a stream's first and last committed chunk, -1 for none; None if it is not told."""
-    if not connection.knows_optional:
-        return None, None
-    stats = await connection.request(commands.StreamStats(stream))
-    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')

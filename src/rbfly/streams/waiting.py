@@ -14,6 +14,7 @@ from ._sending import ConfirmFuture, SemaphoreState
 
 __all__ = [
     'Confirmation',
+    'Failures',
     'WindowSemaphore',
     'deadline',
     'in_time',
@@ -21,6 +22,9 @@ __all__ = [
     'publish_error',
     'raise_first',
 ]
+
+
+FAILED = 1000  # failures kept before those that were seen are sorted out
 
 
 def deadline(timeout: float) -> float | None:
@@ -132,6 +136,10 @@ class Confirmation(asyncio.Future[None]):
     seen = False
     failure: Exception | None = None
 
+    def __init__(self, failures: Failures, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._failures = failures
+
     def __await__(self) -> Generator[Any, None, None]:
         self.seen = True
         return super().__await__()
@@ -150,6 +158,26 @@ class Confirmation(asyncio.Future[None]):
         super().set_exception(error)
         super().exception()  # the publisher tells of it at the end, asyncio need not
         self.failure = error
+        self._failures.add(self)
+
+
+class Failures:
+    """Messages of `submit` that were not confirmed, and perhaps nobody has asked about them."""
+
+    def __init__(self) -> None:
+        self._items: list[Confirmation] = []
+        self._max = FAILED
+
+    def add(self, item: Confirmation) -> None:
+        self._items.append(item)
+        if len(self._items) >= self._max:
+            self._items = [item for item in self._items if not item.seen]
+            self._max = max(FAILED, 2 * len(self._items))
+
+    def tell(self) -> None:
+        """Raise what nobody has asked about, once."""
+        items, self._items = self._items, []
+        raise_first([item.failure for item in items if item.failure and not item.seen])
 
 
 def publish_error(waiter: PendingConfirms) -> PublishError:

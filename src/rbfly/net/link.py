@@ -1,0 +1,372 @@
+"""What is declared on the broker, and is declared again when its connection goes.
+
+    IDLE --want--> OPENING --declared--> OPEN       OPENING, OPEN --lost, moved, unknown--> LOST
+    LOST --want, after backing off--> OPENING       final error, or deadline over: --> IDLE
+    any --close--> CLOSED                           a link whose event loop is closed is IDLE
+
+A publisher wants always, a subscription while a task waits for messages and it has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..error import RbFlyError, StreamConnectionError
+from ..protocol.const import Key
+from .connection import disconnected
+from .observer import Observer, State
+from .retry import Backoff, Deadline, can_retry
+
+if TYPE_CHECKING:
+    from ..protocol.commands import Command
+    from .cluster import Cluster
+    from .connection import Connection, Role
+
+__all__ = ['STABLE', 'Driver', 'Link']
+
+logger = logging.getLogger(__name__)
+
+STABLE = 5.0  # seconds; what is lost sooner, and without progress, is the same outage
+
+
+class Driver(Protocol):
+    """What differs between a publisher and a subscription.
+
+    :ivar role: which connections it needs.
+    :ivar command: key of the command that declares it.
+    :ivar stays: it goes on until its connection ends, where the client disconnects.
+    """
+
+    role: Role
+    stream: str
+    command: Key
+    stays: bool
+
+    async def prepare(self, connection: Connection, id: int) -> Command[Any]:
+        """The request that declares it under an id; it leaves at once."""
+
+    def attach(self, connection: Connection, id: int) -> None:
+        """Frames with that id are its own from now on; the request was not sent yet."""
+
+    def detach(self, connection: Connection, id: int) -> None:
+        """They are not any more."""
+
+    async def complete(self, connection: Connection) -> None:
+        """The request was answered: ask what else there is to know."""
+
+    def undeclare(self, id: int) -> Command[Any]:
+        """The request that removes it."""
+
+    def on_open(self, connection: Connection, id: int) -> None:
+        """It is open."""
+
+    def on_lost(self, error: RbFlyError) -> None:
+        """It was open, or opening, and is not: `want` declares it again."""
+
+    def on_failed(self, error: Exception) -> None:
+        """It could not be opened: `want` begins anew."""
+
+    def on_resume(self) -> None:
+        """The connection takes more again."""
+
+    def on_disconnect(self) -> None:
+        """The client is about to disconnect: the last chance to write."""
+
+
+class Ended:
+    """In place of the driver of a link that is closed."""
+
+    role: Any = None
+    stream = ''
+    command: Any = None
+    stays = False
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f'{self}: {name} of a link that is closed')
+
+
+class Link:
+    """A publisher or a subscription on the broker.
+
+    :ivar connection: where it is declared, or being declared; else None.
+    :ivar id: its id there.
+    :ivar declared: it was open before.
+    """
+
+    def __init__(self, cluster: Cluster, driver: Driver, observer: Observer | None = None) -> None:
+        self.cluster = cluster
+        self.connection: Connection | None = None
+        self.id = -1
+        self.declared = False
+        self._driver: Driver = driver
+        self._observer = observer or cluster.observer
+        self._state = State.IDLE
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deadline: Deadline | None = None  # of the outage
+        self._backoff = Backoff()
+        self._opened = 0.0  # when
+        self._lost: StreamConnectionError | None = None
+        self._lost_at = 0.0
+        self._moved = False
+
+    def __repr__(self) -> str:
+        return f'<Link {self.state.value} of {self._driver!r}>'
+
+    @property
+    def state(self) -> State:
+        """State; that of a link whose event loop was closed is IDLE."""
+        if self._loop is not None and self._loop.is_closed() and self._state is not State.CLOSED:
+            return State.IDLE
+        return self._state
+
+    @property
+    def is_open(self) -> bool:
+        """True if it is open."""
+        return self.state is State.OPEN
+
+    @property
+    def is_opening(self) -> bool:
+        """True if it is about to be open."""
+        return self.state is State.OPENING
+
+    def _enter(self, state: State, error: Exception | None = None) -> None:
+        before, self._state = self._state, state
+        logger.debug('%r: %s -> %s', self._driver, before.value, state.value)
+        self._observer.on_transition(self, before, state, error)
+
+    # -- opening
+
+    def want(self) -> None:
+        """Open it in background, if it is neither open nor about to be.
+
+        :raises EventLoopError: the client belongs to another event loop.
+        :raises StreamConnectionError: the client is being disconnected.
+        """
+        if self.state in (State.OPENING, State.OPEN, State.CLOSED):
+            return
+        deadline = self._begin()
+        assert self._loop is not None
+        # never an eager one
+        self._task = asyncio.Task(self._run(deadline), loop=self._loop)
+        self._task.add_done_callback(self._on_done)
+
+    async def open(self) -> None:
+        """Open it, for the first time.
+
+        :raises RbFlyError: it cannot be opened.
+        """
+        deadline = self._begin()
+        try:
+            await self._open(deadline)
+        except BaseException:
+            if self._state is State.OPENING:
+                self._enter(State.IDLE)
+                self._forget()
+            raise
+        self._deadline = None  # of this call, which is no outage
+        self._finish()
+        if self._state is State.IDLE:
+            raise disconnected()
+
+    def _begin(self) -> Deadline:
+        loop = asyncio.get_running_loop()
+        if self._state is not State.LOST or loop is not self._loop:
+            self._deadline = self._lost = None
+        elif loop.time() > self._lost_at + STABLE:
+            self._deadline = None  # it is wanted from now on
+        if self._deadline is None:
+            self._deadline = self.cluster.deadline()
+            self._backoff = Backoff()
+        if self._loop is not loop:
+            self.connection = None  # went with its loop
+            self._loop = loop
+        self.cluster.links[self] = None
+        self._enter(State.OPENING)
+        return self._deadline
+
+    async def _run(self, deadline: Deadline) -> None:
+        try:
+            await self._open(deadline)
+        except Exception as ex:
+            if self._task is asyncio.current_task():
+                self._fail(ex)
+        else:
+            task, self._task = self._task, None
+            if task is not None:
+                task.remove_done_callback(self._on_done)  # it keeps the client for one more turn
+            self._finish()
+
+    async def _open(self, deadline: Deadline) -> None:
+        driver = self._driver
+        async with deadline:
+            lost, self._lost = self._lost, None
+            if lost is not None:
+                await self._backoff.wait(lost, [deadline])
+                deadline.progress.error = None  # that was another connection
+            while True:
+                connection = await self.cluster.member(driver.role, driver.stream, deadline)
+                try:
+                    await self._declare(connection, deadline)
+                except RbFlyError as ex:
+                    if not can_retry(ex, driver.command, self.declared):
+                        raise
+                    error = ex
+                else:
+                    return
+                await self._backoff.wait(error, [deadline])
+
+    async def _declare(self, connection: Connection, deadline: Deadline) -> None:
+        driver = self._driver
+        deadline.on_step(f'declaring {driver!r}')
+        ids = connection.ids(driver.role)
+        found = ids.pop()
+        try:
+            request = await driver.prepare(connection, found)
+        except BaseException:
+            ids.add(found)
+            raise
+        self.connection, self.id, self._moved = connection, found, False
+        driver.attach(connection, found)
+        connection.links[self] = None
+        try:
+            await connection.request(request)
+            await driver.complete(connection)
+            if connection.error is not None:  # lost in the turn of the answer
+                raise connection.error.with_traceback(None)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _finish(self) -> None:
+        connection = self.connection
+        if connection is None or self._state is not State.OPENING:
+            return  # closed in the same turn
+        assert self._loop is not None
+        self._opened = self._loop.time()
+        self.declared = True
+        self._enter(State.OPEN)
+        self._driver.on_open(connection, self.id)
+        if self._moved and self.is_open:
+            self.lose(self._has_moved())
+
+    def _fail(self, error: Exception) -> None:
+        self._task = None
+        self._forget()
+        self._enter(State.IDLE, error)
+        self._driver.on_failed(error)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if task is self._task:  # cancelled by somebody else, with every task of the loop
+            self._leave()
+            self._fail(StreamConnectionError(f'{self._driver!r}: reconnecting was cancelled'))
+
+    def _forget(self) -> None:
+        self._deadline = None
+        self.cluster.links.pop(self, None)
+
+    # -- what happens to it
+
+    def progress(self) -> None:
+        """It does what it is for: if it is lost from now on, that is another outage."""
+        self._deadline = None
+
+    def reset(self) -> None:
+        """Give up this declaration, and all that was lost before: it begins anew when wanted."""
+        if self._state in (State.OPENING, State.OPEN, State.LOST):
+            self._cancel()
+            self._leave()
+            self._forget()
+            self._enter(State.IDLE)
+
+    def lose(self, error: StreamConnectionError) -> None:
+        """Give up this declaration: the broker has removed it, or it is of no use."""
+        if self._state is State.OPEN:
+            self._leave()
+            self._on_gone(error)
+
+    def on_lost(self, error: StreamConnectionError) -> None:
+        """The connection has ended."""
+        opening = self._state is State.OPENING
+        self._leave()
+        if opening:
+            self._driver.on_lost(error)  # whoever opens it is told by its request
+        else:
+            self._on_gone(error)
+
+    def _on_gone(self, error: StreamConnectionError) -> None:
+        assert self._loop is not None
+        if self not in self.cluster.links:
+            self._fail(disconnected())
+            return
+        self._lost, self._lost_at = error, self._loop.time()
+        if self._lost_at > self._opened + STABLE:
+            self._deadline = None
+        self._enter(State.LOST, error)
+        self._driver.on_lost(error)
+
+    def on_metadata_update(self, stream: str) -> None:
+        """The broker has removed its publishers and subscriptions of a stream."""
+        if stream == self._driver.stream:
+            self._moved = True
+            self.lose(self._has_moved())
+
+    def _has_moved(self) -> StreamConnectionError:
+        return StreamConnectionError(f'stream {self._driver.stream!r} has left the node')
+
+    def on_resume(self) -> None:
+        """The connection takes more again."""
+        self._driver.on_resume()
+
+    def on_disconnect(self) -> None:
+        """The client disconnects; what was opened before is not opened again by itself."""
+        self.cluster.links.pop(self, None)
+        self._driver.on_disconnect()
+        if self._state is not State.OPEN or not self._driver.stays:
+            self._cancel()
+            self._leave()
+            self._fail(disconnected())
+
+    # -- leaving
+
+    def close(self) -> asyncio.Future[Any] | None:
+        """End it; the future, if there is one, is done when nothing of it is left."""
+        if self._state is State.CLOSED:
+            return None
+        task = self._cancel()
+        self._forget()
+        answer = self._leave()
+        self._enter(State.CLOSED)
+        self._driver = Ended(repr(self._driver))  # no cycles: it goes with the last reference
+        return answer or task
+
+    def _cancel(self) -> asyncio.Task[None] | None:
+        """Go on with opening no longer; the task that did, until it has ended."""
+        task, self._task = self._task, None
+        if task is None or task.done():
+            return None
+        task.cancel()
+        return task
+
+    def _leave(self) -> asyncio.Future[bytes] | None:
+        """Use the connection no more; the answer by which the broker has removed it."""
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return None
+        driver, used = self._driver, self.id
+        connection.links.pop(self, None)
+        driver.detach(connection, used)
+        if not connection.is_open:
+            return None
+        answer = connection.send_request(driver.undeclare(used))
+        ids = connection.ids(driver.role)
+        answer.add_done_callback(lambda _: ids.add(used))  # a lease: it outlives the link
+        return answer

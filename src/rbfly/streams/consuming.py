@@ -1,0 +1,357 @@
+"""A subscription on the broker: made, made again where it was, and what waits for its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..error import (
+    EventLoopError,
+    MessageTimeout,
+    RbFlyError,
+    StreamDoesNotExist,
+    SubscriptionError,
+)
+from ..net.cluster import Cluster, Role
+from ..net.link import Link
+from ..protocol import commands
+from ..protocol._chunk import Chunk
+from ..protocol._cursor import MessageCursor
+from ..protocol._identity import Start
+from ..protocol.const import Key
+from ..protocol.offset import Offset, OffsetType
+from .offsets import chunk_ids, stored_offset
+from .silence import Silence
+from .tracking import OffsetTracking, Tracker
+from .types import MessageFilter, OnDecodeError
+from .waiting import deadline, in_time
+
+if TYPE_CHECKING:
+    from ..net.connection import Connection
+
+__all__ = ['SubscriptionDriver']
+
+logger = logging.getLogger(__name__)
+
+
+class Wakeup:
+    """Wakes the task that waits for a message."""
+
+    __slots__ = ('future',)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] | None = None
+
+    def __call__(self) -> None:
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    async def wait(self, until: float | None) -> bool:
+        """Wait until it is called; false if that was not before `until`."""
+        self.future = asyncio.get_running_loop().create_future()
+        return await in_time(self.future, until)
+
+
+class SubscriptionDriver:
+    """Drives the link of a subscription; refers to its cursor, not to what users hold.
+
+    The link is wanted where everything was given and a task waits for more; so whoever stops
+    waiting neither stops the opening nor moves where the subscription goes on.
+
+    :param offset: where to start at first.
+    :param credit: how many chunks the broker may send before one is consumed.
+    :param timeout: seconds to wait for each message; None for no limit.
+    :ivar cursor: over what has come.
+    :ivar closed: nothing is given any more.
+    """
+
+    role = Role.CONSUME
+    command = Key.SUBSCRIBE
+    stays = False
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stream: str,
+        offset: Offset,
+        filter: MessageFilter | None,
+        timeout: float | None,
+        amqp: bool,
+        on_decode_error: OnDecodeError,
+        credit: int,
+        auto_offset: OffsetTracking | None,
+    ) -> None:
+        self.stream = stream
+        self.closed = False
+        self.cursor = MessageCursor(self, amqp, filter, on_decode_error, asyncio.current_task)
+        self.cursor.yield_after = credit // 2 + 1  # the broker goes on with more than half
+        self.link = Link(cluster, self)
+        self._cluster = cluster
+        self._start = Start(offset)
+        self._properties = {} if filter is None else filter.properties()
+        self._credit = credit
+        self._timeout = timeout
+        self._error: Exception | None = None  # to be raised where a task waits
+        self._position: int | None = None  # where it was opened last
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()  # closing it
+        self._waiting = False
+        self._wakeup = Wakeup()
+        self.cursor.queue.wake = self._wakeup
+        self._silence = Silence(stream, self.cursor, self._wakeup)
+        self._tracker: Tracker | None = None
+        if auto_offset is not None:
+            self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
+
+    def __repr__(self) -> str:
+        return f'subscription of stream {self.stream!r}'
+
+    # -- the link
+
+    async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
+        start, cursor = self._start, self.cursor
+        if cursor.position is None and start.reference is not None:
+            start.resolve(await stored_offset(connection, self.stream, start.reference))
+        first = committed = None
+        if start.needs_chunks(cursor):
+            first, committed = await chunk_ids(connection, self.stream)
+        # from here on without waiting: what was given meanwhile counts
+        self._position = cursor.position
+        offset = start.subscribe_at(cursor, first, committed, time.time())
+        return commands.Subscribe(id, self.stream, offset, self._credit, self._properties)
+
+    def attach(self, connection: Connection, id: int) -> None:
+        connection.set_subscription(id, self.cursor.queue)
+
+    def detach(self, connection: Connection, id: int) -> None:
+        connection.set_subscription(id, None)
+        self._silence.stop()
+
+    async def complete(self, connection: Connection) -> None:
+        pass
+
+    def undeclare(self, id: int) -> commands.Command[Any]:
+        return commands.Unsubscribe(id)
+
+    def on_open(self, connection: Connection, id: int) -> None:
+        self._wakeup()  # who waits begins to listen
+
+    def on_lost(self, error: RbFlyError) -> None:
+        if self._tracker is not None:
+            self._tracker.on_lost()
+        if not self.link.is_opening:
+            if not error.retriable:
+                self._error = error
+            logger.warning('%r: %s', self, error)
+            self._wakeup()
+
+    def on_failed(self, error: Exception) -> None:
+        self._error = error
+        self._wakeup()
+
+    def on_resume(self) -> None:
+        pass
+
+    def on_disconnect(self) -> None:
+        if self._tracker is not None:
+            self._tracker.store()
+
+    # -- the cursor
+
+    def on_chunk_consumed(self, chunk: Chunk) -> None:
+        """Let the broker send one more chunk.
+
+        :raises EventLoopError: this is not the event loop that it was opened in.
+        """
+        connection = self.link.connection
+        if connection is not None:
+            loop = self._loop
+            if (
+                loop is not asyncio._get_running_loop()
+                and loop is not None
+                and not loop.is_closed()
+            ):
+                loop.call_soon_threadsafe(self.on_chunk_consumed, chunk)
+                raise EventLoopError('the subscription belongs to another event loop')
+            connection.write(commands.credit(self.link.id, 1))
+
+    def on_progress(self) -> None:
+        """Messages are done with that are to be stored."""
+        if self._tracker is not None:
+            self._tracker.store()
+
+    def on_replaced(self) -> None:
+        """The stream is another one."""
+        self._start_over()
+        raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
+
+    def _start_over(self) -> None:
+        """The stream is gone; if there is one of that name again, nothing of it was seen."""
+        self._start.start_over(self.link.declared)
+        self.link.reset()
+        self.cursor.start_over()
+        self._silence.start_over()
+        if self._tracker is not None:
+            self._tracker.on_lost()  # went with the stream
+
+    def write(self, frame: bytes) -> bool:
+        """Store an offset by a frame; false if it has no connection, or another stream perhaps."""
+        connection = self.link.connection
+        if connection is None or not connection.is_open or self.cursor.last_chunk.doubt:
+            return False
+        connection.write(frame)
+        return True
+
+    # -- who waits
+
+    async def wait(self, kind: int, limit: int, subscription: object) -> Any:
+        """Wait for something of a kind, and take it.
+
+        :param subscription: is kept until then.
+        """
+        cursor = self.cursor
+        if self._waiting:
+            raise SubscriptionError(f'{subscription!r} is being iterated by another task')
+        self._cluster.check_loop()
+        self._waiting = True
+        try:
+            if cursor.chunks_since_yield >= cursor.yield_after:
+                # The broker gets credit back, and other tasks their turn, before all is consumed.
+                await asyncio.sleep(0)
+                cursor.chunks_since_yield = 0
+            if not cursor.advance(kind, limit):
+                await self._wait_ready(kind, limit, subscription)
+        finally:
+            self._waiting = False
+        if self.closed:
+            raise StopAsyncIteration
+        return cursor.take(kind)
+
+    async def _wait_ready(self, kind: int, limit: int, subscription: object) -> None:
+        until = None if self._timeout is None else deadline(self._timeout)
+        while not self.closed:
+            self.cursor.mark_consumed()
+            woken = await self._wait_chunk(until)
+            if self.cursor.advance(kind, limit):
+                break
+            if not woken:
+                raise MessageTimeout(f'{subscription!r}: no message within {self._timeout} s')
+
+    async def _wait_chunk(self, until: float | None) -> bool:
+        """Wait until something has happened; false if nothing has before `until`."""
+        if self._error is not None:
+            if isinstance(self._error, StreamDoesNotExist):
+                self._start_over()
+            try:
+                raise self._error
+            finally:
+                self._error = None
+        self._listen()
+        self._want()
+        woken = await self._wakeup.wait(until)
+        self.cursor.chunks_since_yield = 0
+        return woken
+
+    def _want(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._tracker is not None:
+            self._tracker.start()
+        if self.cursor.position != self._position:
+            self.link.progress()
+        self.link.want()
+
+    def _listen(self) -> None:
+        connection = self.link.connection
+        if (
+            self._silence.timer is not None
+            or connection is None
+            or not self.link.is_open
+            or self._properties  # what is filtered may well be silent
+            or not connection.knows_optional
+        ):
+            return
+        by_time = self._start.offset.type == OffsetType.TIMESTAMP
+        if not self._silence.listen(connection, may_begin_later=by_time):
+            self.link.reset()
+
+    # -- ending
+
+    async def close(self, *, wait: bool) -> None:
+        """End it.
+
+        :param wait: for the broker's answers.
+        """
+        if self.closed:
+            if wait:
+                await self._ended.wait()
+            return
+        self._cluster.check_loop()
+        self.closed = True
+        self._wakeup()
+        self.cursor.rewind()
+        try:
+            if self._tracker is not None:
+                await self._tracker.close(self._cluster, wait=wait)
+            answer = self.link.close()
+            if wait:
+                await self._cluster.closing.wait(answer)
+        finally:
+            self._end()
+            self._ended.set()
+
+    def _end(self) -> None:
+        self.link.close()
+        self.cursor.driver = Closed()  # no cycles: it goes with the last reference
+        self.cursor.queue.wake = None
+
+    def release(self) -> None:
+        """Nobody can iterate any more; what is done with is stored, without waiting.
+
+        From any thread, and while any event loop runs or none.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        data = None if self._tracker is None else self._tracker.pending()
+        self._run_in_loop(lambda: self._release(data))
+
+    def _release(self, data: bytes | None) -> None:
+        if self._tracker is not None:
+            self._tracker.stop()
+        if data is not None:
+            self.write(data)
+        self._end()
+
+    def _run_in_loop(self, function: Callable[[], object]) -> None:
+        """Call a function in the event loop that it was opened in: now, if this is its thread."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            self._end()
+            return
+        try:
+            inside = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            inside = False
+        if inside:
+            function()
+        else:
+            loop.call_soon_threadsafe(function)
+
+
+class Closed:
+    """In place of the driver of a subscription that is closed."""
+
+    def on_chunk_consumed(self, chunk: Chunk) -> None:
+        """Nothing is to be done."""
+
+    def on_progress(self) -> None:
+        """Nothing is to be done."""
+
+    on_replaced = on_progress
+
+    async def wait(self, kind: int, limit: int, subscription: object) -> Any:
+        """The iteration has ended."""
+        raise StopAsyncIteration

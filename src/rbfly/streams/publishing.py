@@ -1,0 +1,293 @@
+"""A publisher on the broker: declared, declared again with all that is unsettled, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..error import (
+    ConfirmTimeout,
+    EventLoopError,
+    PublisherError,
+    RbFlyError,
+    StreamConnectionError,
+)
+from ..net.closing import answered
+from ..net.cluster import Cluster, Role
+from ..net.connection import disconnected
+from ..net.link import Link
+from ..protocol import commands
+from ..protocol.const import Key
+from .waiting import WindowSemaphore, publish_error
+
+if TYPE_CHECKING:
+    from ..net.connection import Connection
+    from ._sending import ConfirmGroup, PublisherCore
+
+__all__ = ['PublisherDriver', 'Unusable']
+
+logger = logging.getLogger(__name__)
+
+
+class Unusable:
+    """In place of the driver of a publisher that is not declared, or was closed."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def check(self) -> None:
+        """Raise: it takes no messages."""
+        raise PublisherError(self._text)
+
+    def settle(self, waiter: Any) -> None:
+        """Nobody waits."""
+
+    def after_settled(self) -> None:
+        """Nothing is to be done."""
+
+
+class PublisherDriver:
+    """Drives the link of a publisher; refers to its core, not to what users hold.
+
+    :param name: for deduplication, empty for none.
+    :ivar last_id: the last publishing id of that name; 0 for none.
+    :ivar receiving: who waits for a message of an asynchronous iterator, and what ends the wait.
+    :ivar queues: of what else tasks wait for room; told when all is given up.
+    """
+
+    role = Role.PUBLISH
+    command = Key.DECLARE_PUBLISHER
+    stays = True
+
+    def __init__(self, cluster: Cluster, stream: str, name: str) -> None:
+        self.stream = stream
+        self.name = name
+        self.last_id = 0
+        self.link = Link(cluster, self)
+        self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
+        self.queues: list[WindowSemaphore] = []
+        self._cluster = cluster
+        self._core: PublisherCore | None = None
+        self._label = f'publisher of stream {stream!r}'
+        self._generation = cluster.generation
+        self._ended = asyncio.Event()  # closing it
+        self._idle: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return self._label
+
+    @property
+    def core(self) -> PublisherCore:
+        """Messages and confirms."""
+        assert self._core is not None
+        return self._core
+
+    def drive(self, core: PublisherCore, label: str) -> None:
+        """Publish what a core takes from now on, by the link that is open."""
+        self._core, self._label = core, label
+        core.driver = self
+        core.error = None
+        self.queues.append(core.room)
+        if self.link.connection is not None:
+            self.attach(self.link.connection, self.link.id)
+            self.on_open(self.link.connection, self.link.id)
+
+    # -- the link
+
+    async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
+        return commands.DeclarePublisher(id, self.name, self.stream)
+
+    def attach(self, connection: Connection, id: int) -> None:
+        if self._core is not None:
+            connection.set_publisher(id, self._core.window)
+
+    def detach(self, connection: Connection, id: int) -> None:
+        connection.set_publisher(id, None)
+        if self._core is not None:
+            self._core.connection = None
+
+    async def complete(self, connection: Connection) -> None:
+        if self.name and self._core is None:
+            request = commands.QueryPublisherSequence(self.name, self.stream)
+            self.last_id = await connection.request(request)
+
+    def undeclare(self, id: int) -> commands.Command[Any]:
+        return commands.DeletePublisher(id)
+
+    def on_open(self, connection: Connection, id: int) -> None:
+        core = self._core
+        if core is None:
+            return
+        done = core.window.replay(id, connection.frame_max)
+        core.connection = connection
+        for waiter in done:  # too large for this connection
+            self.settle(waiter)
+        core.write()
+        if core.window.unsettled == 0:
+            self._wake_idle()
+
+    def on_lost(self, error: RbFlyError) -> None:
+        core = self._core
+        if core is not None and core.closed and not core.window.unsettled:
+            self._wake_idle()
+        elif not self.link.is_opening:
+            logger.warning('%r: %s; declaring it again', self, error)
+            self.link.want()
+
+    def on_failed(self, error: Exception) -> None:
+        """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
+        if self._core is not None:
+            self._core.error = error
+            self._give_up(error)
+
+    def on_resume(self) -> None:
+        if self._core is not None:
+            self._core.write()
+
+    def on_disconnect(self) -> None:
+        pass
+
+    # -- messages
+
+    def check(self) -> None:
+        """Check that a message can be taken; who publishes again after an outage tries anew."""
+        core = self.core
+        if core.loop is not asyncio._get_running_loop():
+            raise EventLoopError(f'{self!r} belongs to another event loop')
+        if core.closed:
+            raise PublisherError(f'{self!r} is closed')
+        if core.error is None:
+            return
+        if self._cluster.generation != self._generation:
+            raise disconnected()
+        self.link.want()
+        core.error = None
+
+    async def wait_room(self, count: int = 1, until: float | None = None) -> bool:
+        """Wait, after those who wait already, until so many messages fit; false if not in time."""
+        core = self.core
+        if not core.room.waiting and core.has_room(count):
+            return True
+        if not await core.room.wait(count, count, until):
+            return False
+        try:
+            self.check()
+        except BaseException:
+            core.room.grant()
+            raise
+        return True
+
+    def settle(self, waiter: Any, error: Exception | None = None) -> None:
+        """Tell whoever waits for messages that they are confirmed, refused or given up."""
+        if waiter.errors:
+            error = publish_error(waiter)
+        waiting = waiter.future or waiter
+        if waiting.done():
+            return
+        if error is None:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(error)
+
+    def after_settled(self) -> None:
+        """A confirm has come."""
+        core = self.core
+        if self.receiving:
+            for waiter, stop in self.receiving.items():
+                if waiter.errors:
+                    self._end_wait(stop)
+        if core.window.needs_redeclare:
+            self.link.lose(StreamConnectionError('the broker does not know it any more'))
+        else:
+            self.link.progress()
+        if core.room.waiting:
+            core.room.grant()
+        if self._idle is not None and core.window.unsettled == 0:
+            self._wake_idle()
+
+    def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
+        """Raise an error in all who wait; another one in those whose messages never left."""
+        for waiter in self.core.window.fail_pending():
+            self.settle(waiter, unsent or error if waiter.unsent else error)
+        for queue in self.queues:
+            queue.fail(unsent or error)
+        self._wake_idle()
+        for waiter, stop in self.receiving.items():
+            if not waiter.settled:
+                waiter.set_exception(error)
+            self._end_wait(stop)
+
+    def _end_wait(self, stop: asyncio.Timeout) -> None:
+        if not stop.expired():
+            stop.reschedule(self.core.loop.time())
+
+    # -- closing
+
+    def _wake_idle(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def close(self, release: Callable[[], None]) -> None:
+        """Write what `release` gives to the window, and wait until all of it is confirmed.
+
+        :raises ConfirmTimeout: not every confirm came in time.
+        """
+        core = self.core
+        if core.closed:
+            await self._ended.wait()
+            return
+        self._cluster.check_loop()
+        core.closed = True
+        if core.loop.is_closed():  # and with it all who waited
+            self._ended.set()
+            return
+        closing = self._cluster.closing
+        try:
+            async with closing.limit():
+                if core.error is None:
+                    release()
+                    while core.window.unsettled and core.error is None:
+                        self._idle = core.loop.create_future()
+                        await self._idle
+                answer = self._part(*self._closed_errors())
+                if answer is not None:
+                    await answered(answer)
+        except (TimeoutError, StreamConnectionError):
+            if core.window.unsettled:
+                raise ConfirmTimeout(
+                    f'{self!r}: {core.window.unsettled} messages were not confirmed'
+                    f' within close_timeout, {closing.timeout} s; they may still be stored'
+                ) from None
+        finally:
+            self._part(*self._closed_errors())
+            self._ended.set()
+
+    def _closed_errors(self) -> tuple[PublisherError, PublisherError]:
+        return (
+            PublisherError(f'{self!r} was closed before the confirm'),
+            PublisherError(f'{self!r} was closed before the message was sent'),
+        )
+
+    def abort(self, error: Exception, release: Callable[[], None]) -> None:
+        """Close without waiting: what is queued leaves, and its confirms are given up."""
+        core = self.core
+        if not core.closed:
+            core.closed = True
+            if core.error is None:
+                release()
+            self._part(error)
+            self._ended.set()
+
+    def _part(
+        self, error: Exception, unsent: Exception | None = None
+    ) -> asyncio.Future[Any] | None:
+        """Give up what is unconfirmed, and the link; what is to be waited for yet."""
+        core = self.core
+        self._give_up(error, unsent)
+        core.window.on_settled = None  # no cycles: it goes with the last reference to it
+        core.driver = Unusable(f'{self!r} is closed')
+        for queue in self.queues:
+            queue.close()
+        return self.link.close()

@@ -1,0 +1,25 @@
+"""What a connection, or a cluster, tells of."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def nothing(*args: object) -> None:
+    pass
+
+
+class Told:
+    """In place of a link."""
+
+    def __init__(
+        self,
+        *,
+        lost: Callable[..., Any] = nothing,
+        resume: Callable[..., Any] = nothing,
+        metadata_update: Callable[..., Any] = nothing,
+        disconnect: Callable[..., Any] = nothing,
+    ) -> None:
+        self.on_lost = lost
+        self.on_resume = resume
+        self.on_metadata_update = metadata_update
+        self.on_disconnect = disconnect
