@@ -15,9 +15,10 @@ import signal
 import sys
 from typing import Any
 
-from . import BrokerError, Progress, inside, kafka, rabbitmq
+from . import BrokerError, Kafka, Progress, RabbitMQ, inside, kafka, rabbitmq
+from .broker import Broker
 
-KINDS = {'rabbitmq': rabbitmq, 'kafka': kafka}
+KINDS: dict[str, type[Broker]] = {broker.kind: broker for broker in (RabbitMQ, Kafka)}
 
 DESCRIPTION = """\
 Real brokers on loopback: RabbitMQ 4.0 and Kafka 3.8, by a container engine where one answers,

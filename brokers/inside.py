@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import install as installation
-from . import rabbitmq, room
+from . import room
+from .rabbitmq import RabbitMQ
 from .state import BrokerError, Progress, locked, run_shown
 
 CHECKOUT = '/checkout'
@@ -151,7 +152,7 @@ def run(
         )
     root = installation.rabbitmq_root(progress)
     environ = dict(os.environ)
-    if 'RBFLY_URI' not in environ and (broker := rabbitmq.running()):
+    if 'RBFLY_URI' not in environ and (broker := RabbitMQ.running()):
         environ |= broker.variables()
     checkout = Path(__file__).resolve().parents[1]
     mounts = [*default_binds(environ, checkout), *map(parse_bind, binds)]

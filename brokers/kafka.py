@@ -8,10 +8,10 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from . import install, room
+from .broker import Broker
 from .probe import kafka_answers, parse_kafka
 from .state import (
     BrokerError,
@@ -19,13 +19,11 @@ from .state import (
     free_ports,
     locked,
     read_state,
-    remove,
     run_folder,
     sweep,
     write_state,
 )
 
-SHARED = 'kafka'
 IMAGE = f'apache/kafka:{install.KAFKA_VERSION}'
 IMAGE_JARS = '/opt/kafka/libs'
 HOST = '127.0.0.1'
@@ -72,10 +70,11 @@ def properties(port: int, controller_port: int, data: str) -> str:
     )
 
 
-class Kafka:
+class Kafka(Broker):
     """A running Kafka: `address` is HOST:PORT."""
 
     kind = 'kafka'
+    variable = 'RBFLY_KAFKA'
 
     def __init__(
         self,
@@ -88,20 +87,12 @@ class Kafka:
         jars: str = IMAGE_JARS,
         progress: Progress | None = None,
     ) -> None:
+        super().__init__(room, progress)
         self.host = host
         self.port = port
         self._controller_port = controller_port
-        self._room = room
         self._java = java
         self._jars = jars
-        self._progress = progress or Progress(quiet=True)
-        self._private = False
-        self._complete = False  # whether its start came to its end
-
-    @property
-    def external(self) -> bool:
-        """Whether it is a broker that others started, named by RBFLY_KAFKA."""
-        return self._room is None
 
     @property
     def address(self) -> str:
@@ -109,8 +100,7 @@ class Kafka:
         return f'{host}:{self.port}'
 
     def variables(self) -> dict[str, str]:
-        """The address as an environment variable."""
-        return {'RBFLY_KAFKA': self.address}
+        return {self.variable: self.address}
 
     def alive(self) -> bool:
         """Whether it runs and answers."""
@@ -152,25 +142,13 @@ class Kafka:
             self._complete = True
             write_state(folder, self.save())
         except BaseException:
-            self.stop()
+            self._end()
             raise
 
     def stop(self) -> None:
         """Kill it and remove its data."""
-        self._in_room.kill()
-        remove(self._in_room.folder)
-
-    def __enter__(self) -> Kafka:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+        with self._progress.step('stopping Kafka'):
+            self._end()
 
     def save(self) -> dict[str, Any]:
         """What `load` needs to find it again."""
@@ -182,20 +160,22 @@ class Kafka:
         }
 
     @classmethod
-    def load(cls, folder: Path, progress: Progress | None = None) -> Kafka | None:
-        """The instance of this folder, if its state says that there is one."""
+    def named(cls, environ: Mapping[str, str] | None = None) -> Self | None:
+        """The broker that RBFLY_KAFKA names, if it does."""
+        address = (os.environ if environ is None else environ).get(cls.variable)
+        if not address:
+            return None
+        host, port = parse_kafka(address)
+        return cls(port, host=host)
+
+    @classmethod
+    def load(cls, folder: Path, progress: Progress | None = None) -> Self | None:
         state = read_state(folder)
         if state is None:
             return None
         broker = cls(state['port'], room=room.load(folder, state), progress=progress)
         broker._complete = bool(state['complete'])
         return broker
-
-    @property
-    def _in_room(self) -> room.Room:
-        if self._room is None:
-            raise BrokerError(f'{self.address} is not a broker that was started here')
-        return self._room
 
     @property
     def _base(self) -> str:
@@ -223,7 +203,7 @@ class Kafka:
 def _make(instance: str, progress: Progress) -> Kafka:
     port, controller_port = free_ports(2)
     folder = run_folder(instance)
-    unique = instance if instance != SHARED else f'{SHARED}-{secrets.token_hex(4)}'
+    unique = instance if instance != Kafka.kind else f'{instance}-{secrets.token_hex(4)}'
     if engine := room.engine():
         progress.say(f'using {engine}, image {IMAGE}')
         return Kafka(
@@ -245,77 +225,19 @@ def _make(instance: str, progress: Progress) -> Kafka:
     )
 
 
-def external(environ: Mapping[str, str] | None = None) -> Kafka | None:
-    """The broker that RBFLY_KAFKA names, if it does."""
-    env = os.environ if environ is None else environ
-    address = env.get('RBFLY_KAFKA')
-    if not address:
-        return None
-    host, port = parse_kafka(address)
-    return Kafka(port, host=host)
-
-
-def running(progress: Progress | None = None) -> Kafka | None:
-    """The shared broker that was started here, if it runs."""
-    broker = Kafka.load(run_folder(SHARED), progress)
-    if broker is None or not broker._complete or not broker._in_room.alive():
-        return None
-    return broker
-
-
 def up(*, progress: Progress | None = None) -> Kafka:
     """The broker of RBFLY_KAFKA, or the shared one, which is started if it does not run."""
     progress = progress or Progress()
-    if broker := external():
+    if broker := Kafka.named():
         if not broker.alive():
-            raise BrokerError(f'RBFLY_KAFKA={broker.address}: no Kafka answers')
-        progress.say('using RBFLY_KAFKA')
+            raise BrokerError(f'{broker.variable}={broker.address}: no Kafka answers')
+        progress.say(f'using {broker.variable}')
         return broker
-    with locked(SHARED, progress):
-        if broker := running(progress):
+    with locked(Kafka.kind, progress):
+        if broker := Kafka.running(progress):
             progress.say('Kafka runs already')
             return broker
-        if stale := Kafka.load(run_folder(SHARED)):
-            stale.stop()
-        remove(run_folder(SHARED))
-        broker = _make(SHARED, progress)
+        Kafka._clear()
+        broker = _make(Kafka.kind, progress)
         broker.start()
         return broker
-
-
-def down(progress: Progress | None = None) -> bool:
-    """Stop the shared broker; `False` if there was none. One of RBFLY_KAFKA is never touched."""
-    progress = progress or Progress()
-    folder = run_folder(SHARED)
-    if not folder.exists():
-        return False
-    with locked(SHARED, progress):
-        broker = Kafka.load(folder, progress)
-        if broker is None:
-            remove(folder)
-            return False
-        ran = broker._in_room.alive()
-        with progress.step('stopping Kafka'):
-            broker.stop()
-        return ran
-
-
-def status() -> dict[str, Any]:
-    """What runs, as plain values."""
-    if broker := external():
-        return {
-            'kind': SHARED,
-            'running': broker.alive(),
-            'how': 'RBFLY_KAFKA',
-            'variables': broker.variables(),
-        }
-    shared = running()
-    if shared is None:
-        return {'kind': SHARED, 'running': False}
-    return {
-        'kind': SHARED,
-        'running': shared.alive(),
-        'how': shared._in_room.kind,
-        'logs': str(shared._in_room.folder),
-        'variables': shared.variables(),
-    }

@@ -16,10 +16,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from . import install, room
+from .broker import Broker
 from .node import CERTIFICATES, HOST, Node, configuration, make_nodes
 from .probe import Address, parse_uri, peer_properties
 from .state import (
@@ -35,7 +35,6 @@ from .state import (
     write_state,
 )
 
-SHARED = 'rabbitmq'
 IMAGE = 'rabbitmq:4.0'
 START_TIMEOUT = 120.0
 USER = 'rabbitmq'
@@ -44,7 +43,7 @@ LOOPBACK = '-kernel inet_dist_use_interface {127,0,0,1}'
 STARTED = b'Server startup complete'
 
 
-class RabbitMQ:
+class RabbitMQ(Broker):
     """
     A running RabbitMQ.
 
@@ -52,6 +51,7 @@ class RabbitMQ:
     """
 
     kind = 'rabbitmq'
+    variable = 'RBFLY_URI'
 
     def __init__(
         self,
@@ -66,25 +66,17 @@ class RabbitMQ:
         address: Address | None = None,
         uris: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(room, progress)
         self.nodes = nodes
         self.plugins = tuple(plugins)
-        self._room = room
         self._epmd_port = epmd_port
         self._extra = tuple(extra)
         self._cookie = cookie
-        self._progress = progress or Progress(quiet=True)
         self._address = address
         self._uris = dict(uris or {})
-        self._private = False
-        self._complete = False  # whether its start came to its end
         self._log_offsets: dict[int, int] = {}  # where the log of the latest start begins
 
     # --- addresses ---
-
-    @property
-    def external(self) -> bool:
-        """Whether it is a broker that others started, named by RBFLY_URI."""
-        return self._room is None
 
     @property
     def uri(self) -> str:
@@ -120,7 +112,6 @@ class RabbitMQ:
         return self.srv / 'tls' / 'client.pem', self.srv / 'tls' / 'client.key'
 
     def variables(self) -> dict[str, str]:
-        """The addresses as environment variables."""
         found = {
             'RBFLY_URI': self.uri,
             'RBFLY_TLS_URI': self.tls_uri,
@@ -202,8 +193,7 @@ class RabbitMQ:
             running = [n for n in self.nodes if self.alive(n.index)]
             with self._progress.step(f'stopping {len(running)} node(s)'):
                 self._shut_down(running, timeout)
-        current.kill()
-        remove(current.folder)
+        self._end()
 
     # --- making one ---
 
@@ -292,21 +282,8 @@ class RabbitMQ:
             self._complete = True
             write_state(current.folder, self.save())
         except BaseException:
-            current.kill()
-            remove(current.folder)
+            self._end()
             raise
-
-    def __enter__(self) -> RabbitMQ:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop(orderly=False)
 
     # --- state ---
 
@@ -324,8 +301,20 @@ class RabbitMQ:
         }
 
     @classmethod
-    def load(cls, folder: Path, progress: Progress | None = None) -> RabbitMQ | None:
-        """The instance of this folder, if its state says that there is one."""
+    def named(cls, environ: Mapping[str, str] | None = None) -> Self | None:
+        """The broker that RBFLY_URI names, if it does."""
+        env = os.environ if environ is None else environ
+        uri = env.get(cls.variable)
+        if not uri:
+            return None
+        address = parse_uri(uri)
+        names = (cls.variable, 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI')
+        node = Node(0, '', address.port, host=address.host)
+        uris = {name: env[name] for name in names if env.get(name)}
+        return cls([node], address=address, uris=uris)
+
+    @classmethod
+    def load(cls, folder: Path, progress: Progress | None = None) -> Self | None:
         state = read_state(folder)
         if state is None:
             return None
@@ -341,13 +330,14 @@ class RabbitMQ:
         broker._complete = bool(state['complete'])
         return broker
 
-    # --- parts ---
+    def _details(self) -> dict[str, Any]:
+        nodes = [
+            {**dataclasses.asdict(node), 'running': self.alive(node.index)} for node in self.nodes
+        ]
+        running = all(node['running'] for node in nodes)
+        return {'running': running, 'nodes': nodes, 'logs': str(self.srv)}
 
-    @property
-    def _in_room(self) -> room.Room:
-        if self._room is None:
-            raise BrokerError(f'{self.uri} is not a broker that was started here')
-        return self._room
+    # --- parts ---
 
     @property
     def _home(self) -> str | None:
@@ -514,7 +504,7 @@ def _make(
     epmd_port, *ports = free_ports(1 + 5 * nodes)
     members = make_nodes(nodes, ports, advertised_ports, advertised_hosts, advertised_tls_ports)
     folder = run_folder(instance)
-    unique = instance if instance != SHARED else f'{SHARED}-{secrets.token_hex(4)}'
+    unique = instance if instance != RabbitMQ.kind else f'{instance}-{secrets.token_hex(4)}'
     engine = room.engine()
     made: room.Room
     if engine:
@@ -536,28 +526,6 @@ def _make(
 # --- the shared one ----------------------------------------------------------------------------
 
 
-def external(environ: Mapping[str, str] | None = None) -> RabbitMQ | None:
-    """The broker that RBFLY_URI names, if it does."""
-    env = os.environ if environ is None else environ
-    uri = env.get('RBFLY_URI')
-    if not uri:
-        return None
-    address = parse_uri(uri)
-    names = ('RBFLY_URI', 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI')
-    node = Node(0, '', address.port, host=address.host)
-    return RabbitMQ(
-        [node], address=address, uris={name: env[name] for name in names if env.get(name)}
-    )
-
-
-def running(progress: Progress | None = None) -> RabbitMQ | None:
-    """The shared broker that was started here, if it runs."""
-    broker = RabbitMQ.load(run_folder(SHARED), progress)
-    if broker is None or not broker._complete or not broker._in_room.alive():
-        return None
-    return broker
-
-
 def up(
     nodes: int | None = None,
     *,
@@ -567,15 +535,15 @@ def up(
 ) -> RabbitMQ:
     """The broker of RBFLY_URI, or the shared one, which is started if it does not run."""
     progress = progress or Progress()
-    if broker := external():
+    if broker := RabbitMQ.named():
         try:
             found = peer_properties(broker._address or Address('', 0))
         except OSError as error:
             raise BrokerError(f'RBFLY_URI={broker.uri}: no stream port answers: {error}') from None
         progress.say(f'using RBFLY_URI: {found.get("product")} {found.get("version")}')
         return broker
-    with locked(SHARED, progress):
-        if broker := running(progress):
+    with locked(RabbitMQ.kind, progress):
+        if broker := RabbitMQ.running(progress):
             if nodes not in (None, len(broker.nodes)):
                 raise BrokerError(
                     f'RabbitMQ runs already, with {len(broker.nodes)} node(s): '
@@ -597,54 +565,10 @@ def up(
                 )
             progress.say('RabbitMQ runs already')
             return broker
-        if stale := RabbitMQ.load(run_folder(SHARED)):
-            stale.stop(orderly=False)
-        remove(run_folder(SHARED))
-        broker = _make(SHARED, nodes or 1, None, None, None, plugins, config, progress)
+        RabbitMQ._clear()
+        broker = _make(RabbitMQ.kind, nodes or 1, None, None, None, plugins, config, progress)
         broker.start()
         return broker
-
-
-def down(progress: Progress | None = None) -> bool:
-    """Stop the shared broker; `False` if there was none. One of RBFLY_URI is never touched."""
-    progress = progress or Progress()
-    folder = run_folder(SHARED)
-    if not folder.exists():
-        return False
-    with locked(SHARED, progress):
-        broker = RabbitMQ.load(folder, progress)
-        if broker is None:
-            remove(folder)
-            return False
-        ran = broker._in_room.alive()
-        broker.stop()
-        return ran
-
-
-def status() -> dict[str, Any]:
-    """What runs, as plain values."""
-    if broker := external():
-        answers = broker.alive()
-        return {
-            'kind': SHARED,
-            'running': answers,
-            'how': 'RBFLY_URI',
-            'variables': broker.variables(),
-        }
-    shared = running()
-    if shared is None:
-        return {'kind': SHARED, 'running': False}
-    nodes = [
-        {**dataclasses.asdict(node), 'running': shared.alive(node.index)} for node in shared.nodes
-    ]
-    return {
-        'kind': SHARED,
-        'running': all(node['running'] for node in nodes),
-        'how': shared._in_room.kind,
-        'nodes': nodes,
-        'logs': str(shared.srv),
-        'variables': shared.variables(),
-    }
 
 
 def cluster_members(broker: RabbitMQ) -> list[str]:

@@ -21,7 +21,6 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from brokers import BrokerError, RabbitMQ
-from brokers import rabbitmq as recipe
 
 CONNECT_TIMEOUT = 20.0
 # Commands of rabbitmqctl that concern more than a user, a virtual host or a stream.
@@ -55,7 +54,7 @@ def private_broker() -> Iterator[Callable[[], RabbitMQ]]:
 def broker(joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
     """A running RabbitMQ, whoever started it."""
     try:
-        found = recipe.external() or recipe.running() or joined_broker()
+        found = RabbitMQ.named() or RabbitMQ.running() or joined_broker()
     except (BrokerError, OSError) as ex:
         pytest.fail(f'no RabbitMQ for the tests, set RBFLY_URI or see `python -m brokers`: {ex}')
     if not found.alive():

@@ -581,7 +581,7 @@ def test_running_broker_is_taken(
     assert 'RabbitMQ 4.0.5' in said.err
     assert not (state.cache_folder() / 'run').exists()
     with pytest.raises(brokers.BrokerError, match='not a broker that was started here'):
-        rabbitmq.RabbitMQ.ctl(rabbitmq.external() or pytest.fail('none'), 'status')
+        rabbitmq.RabbitMQ.ctl(rabbitmq.RabbitMQ.named() or pytest.fail('none'), 'status')
 
 
 @pytest.mark.parametrize(

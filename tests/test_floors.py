@@ -21,7 +21,7 @@ LEAF_IMPORTS = {
 FLOORS = {
     'rbfly': [['_wire', '_crc']],
     'rbfly.amqp': [
-        ['_native'],
+        ['_native', '_constructors'],
         ['_types'],
         ['rbfly.types'],  # names for the types
         ['_scalars'],

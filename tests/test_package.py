@@ -15,18 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTENSIONS = [
-    'rbfly/amqp/_codec',
-    'rbfly/amqp/_message',
-    'rbfly/streams/_batch',
-    'rbfly/streams/_chunk',
-    'rbfly/streams/_cursor',
-    'rbfly/streams/_engine',
-    'rbfly/streams/_entry',
-    'rbfly/streams/_frames',
-    'rbfly/streams/_publish',
-    'rbfly/streams/_sending',
-]
+SOURCES = ROOT / 'src'
+EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
 PROGRAM = """
 import rbfly, rbfly.streams, rbfly.types, rbfly.error
 from rbfly.amqp import decode_amqp, encode_amqp, stream_message_ctx

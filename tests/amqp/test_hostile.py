@@ -1,4 +1,4 @@
-"""5: bytes and values that are made to do harm: a clean error, in bounded time and memory."""
+"""Bytes and values that are made to do harm: a clean error, in bounded time and memory."""
 
 import ctypes
 import struct
@@ -516,3 +516,33 @@ def test_empty_view_of_two_dimensions() -> None:
     view = memoryview((ctypes.c_uint8 * 0 * 3)()).toreadonly()
     with pytest.raises(AMQPDecoderError):
         decode_amqp(view)
+
+
+# -- a count that is wrong, in a size that is right: refused, where RabbitMQ goes by the size
+
+FOUR_ITEMS = bytes.fromhex('5401' + '5402' + '5403' + '5404')
+
+
+@pytest.mark.parametrize('kind', ['list', 'map', 'array'])
+@pytest.mark.parametrize('count', [0, 1, 2, 3, 4, 5, 6, 8, 255])
+@pytest.mark.parametrize('wide', [False, True])
+def test_count_that_is_wrong_in_a_size_that_is_right(kind: str, count: int, wide: bool) -> None:
+    code = {'list': 0xC0, 'map': 0xC1, 'array': 0xE0}[kind]
+    items = b'\x54' + bytes([1, 2, 3, 4]) if kind == 'array' else FOUR_ITEMS
+    if wide:
+        data = struct.pack('>BII', code + 0x10, len(items) + 4, count) + items
+    else:
+        data = bytes([code, len(items) + 1, count]) + items
+    array = AMQPArray(Int, [1, 2, 3, 4])
+    expected = {'list': [1, 2, 3, 4], 'map': {1: 2, 3: 4}, 'array': array}[kind]
+    # what is behind it could be taken for items of it
+    around = b'\xc0' + bytes([len(data) + 3, 3]) + data + b'\x40\x40'
+    if count == 4:
+        assert decode_value(data) == expected
+        assert decode_value(around) == [expected, None, None]
+        return
+    for value in (data, around):
+        with pytest.raises(AMQPDecoderError) as info:
+            decode_value(value)
+        assert info.value.position is not None
+        assert len(VALUE) <= info.value.position <= len(VALUE + data) + 3

@@ -196,7 +196,7 @@ def read(data: bytes) -> None:
             check_position(ex, data)
 
 
-# -- 6: random bytes
+# -- random bytes
 
 
 CODES = bytes.fromhex(

@@ -255,7 +255,7 @@ def test_message_that_proton_reads() -> None:
     assert message.annotations == {proton.symbol('x-a'): 1}
 
 
-# -- 8: sequence body; Proton keeps the last of several sections
+# -- sequence body; Proton keeps the last of several sections
 
 
 def test_sequence_body() -> None:

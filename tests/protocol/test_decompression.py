@@ -116,7 +116,7 @@ def test_raw_snappy_block() -> None:
 
 
 def test_all_codecs_in_one_chunk() -> None:
-    """12: sub-entries of each codec, and single messages between them."""
+    """Sub-entries of each codec, and single messages between them."""
     entries, expected = [], []
     for code in (GZIP, SNAPPY, LZ4, ZSTD, 0):
         bodies = [amqp([code, i]) for i in range(3)]
@@ -171,7 +171,7 @@ def test_batch_below_the_start_is_not_read() -> None:
 
 
 def test_batch_of_no_messages_is_not_read() -> None:
-    """14: a batch of zero records, in whatever codec."""
+    """A batch of zero records, in whatever codec."""
     entries = [packed([], code, stored=b'junk', plain=4, records=0) for code in range(1, 8)]
     assert Chunk.parse(chunk([*entries, message(b'a'), *entries], 1)).messages() == [b'a']
 
@@ -208,7 +208,7 @@ def test_damaged_batch_is_told_and_the_rest_is_read(code: int) -> None:
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
 @pytest.mark.parametrize('lie', [-1, 1, 1000])
 def test_size_that_lies(code: int, lie: int) -> None:
-    """13: more or less bytes than the batch says."""
+    """More or less bytes than the batch says."""
     (found,) = outcome(packed([b'x' * 2000], code, plain=2004 + lie))
     assert 'at offset 101' in found
 
@@ -227,7 +227,7 @@ def test_unknown_codec(code: int) -> None:
 
 
 def test_more_messages_than_bytes() -> None:
-    """13: a number of records that the data cannot hold is refused before it is unpacked."""
+    """A number of records that the data cannot hold is refused before it is unpacked."""
     (found,) = outcome(packed([b''] * 10, GZIP, plain=39, stored=b''), 10)
     assert '10 messages has 39 bytes' in found
 
@@ -251,7 +251,7 @@ def test_message_longer_than_its_batch() -> None:
 
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
 def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
-    """13: a high ratio is no way to use up memory."""
+    """A high ratio is no way to use up memory."""
     stored = COMPRESS[code](bytes(50_000_000))
     assert len(stored) < 5_000_000
     entry = packed([], code, records=1, plain=1000, stored=stored)

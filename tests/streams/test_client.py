@@ -371,7 +371,7 @@ async def test_streams_are_those_of_the_uri_list(broker: RabbitMQ) -> None:
         assert CREATE in fake.connection.commands()
 
 
-# -- scenario 90: long use
+# -- long use
 
 
 def resident() -> int:
@@ -380,7 +380,7 @@ def resident() -> int:
     return int(pages) * resource.getpagesize()
 
 
-async def test_90_connecting_asking_and_publishing_leave_nothing_behind() -> None:
+async def test_connecting_asking_and_publishing_leave_nothing_behind() -> None:
     """1,000 connections and publishers, 10,000 questions: flat memory, objects, tasks, sockets."""
 
     async def connect(fake: FakeBroker) -> None:

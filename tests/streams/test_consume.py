@@ -1,15 +1,8 @@
-"""Consuming, by the numbers of the acceptance scenarios.
+"""Consuming: what other protocols and clients have written, offsets, credit, filters, ending.
 
-    10 to 18    codecs and chunks     below; 13 and 14 in tests/protocol/test_decompression.py
-    47 to 51    offsets, credits      below, and in test_subscribe.py
-    53, 55, 62  suspending, ending    below
-    56 to 61    stored offsets        test_tracking.py
-    63 to 65    filters               below
-    67          filter, reconnecting  test_resume.py
-    68          size of filters       below
-
-All have a meaning here.  Of 11, MQTT and STOMP reach a stream through an exchange, and what arrives
-is what RabbitMQ makes of them; of 15, the policy is one: a damaged chunk is raised and left behind.
+More of offsets is in test_subscribe.py, of stored ones in test_tracking.py, of compressed chunks in
+tests/protocol/test_decompression.py.  MQTT and STOMP reach a stream through an exchange, and what
+arrives is what RabbitMQ makes of them.
 """
 
 import asyncio
@@ -96,7 +89,7 @@ def write_entries(broker: RabbitMQ, stream: str, entries: Sequence[bytes]) -> No
         connection.close()
 
 
-# -- 10: AMQP 0.9.1, in both directions
+# -- AMQP 0.9.1, in both directions
 
 COUNT = 1000
 
@@ -249,7 +242,7 @@ async def test_stream_to_amqp091(
         assert properties.headers['yes'] is True
 
 
-# -- 11: MQTT and STOMP
+# -- MQTT and STOMP
 
 
 @pytest.fixture(scope='module')
@@ -319,7 +312,7 @@ async def test_other_protocols_to_stream(plugged: tuple[RabbitMQ, int, int], pro
         await client.delete_stream(stream)
 
 
-# -- 12: sub-entries of every codec
+# -- sub-entries of every codec
 
 
 async def test_every_codec_in_one_chunk(
@@ -368,7 +361,7 @@ async def test_sub_entries_of_rstream(
                     assert rbs.get_message_ctx().stream_offset == 100 * i + j
 
 
-# -- 15: a chunk whose CRC is wrong
+# -- a chunk whose CRC is wrong
 
 
 @pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
@@ -395,7 +388,7 @@ async def test_damaged_chunk_is_told_and_left_behind(kind: str) -> None:
         assert len(stream.readers) == 1
 
 
-# -- 16: offsets
+# -- offsets
 
 
 async def test_offsets_in_filtered_chunks(client: rbs.StreamsClient, stream: str) -> None:
@@ -442,7 +435,7 @@ async def test_offsets_over_gaps(broker: RabbitMQ, client: rbs.StreamsClient, st
             assert await take(messages, 15 - i) == expected[i:]
 
 
-# -- 17: a start within a chunk, and within a sub-entry
+# -- a start within a chunk, and within a sub-entry
 
 
 @pytest.mark.parametrize('code', [0, 1, 2, 3, 4])
@@ -458,7 +451,7 @@ async def test_start_within_a_sub_entry(
             assert rbs.get_message_ctx().stream_offset == 49
 
 
-# -- 18: both versions of Deliver
+# -- both versions of Deliver
 
 
 @pytest.mark.parametrize('version', [1, 2])
@@ -481,7 +474,7 @@ async def test_version_of_deliver(version: int) -> None:
         assert rbs.get_message_ctx().stream_offset == 6
 
 
-# -- 47: where it starts; see test_subscribe.py as well
+# -- where it starts; see test_subscribe.py as well
 
 
 @pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.LAST, rbs.Offset.NEXT])
@@ -509,7 +502,7 @@ async def test_start_behind_the_end_waits(client: rbs.StreamsClient, stream: str
         assert await waiting == 7
 
 
-# -- 48: the tail, and the credit that leads there
+# -- the tail, and the credit that leads there
 
 
 @pytest.mark.parametrize('credit', [1, 2, 3, 10, 100])
@@ -551,7 +544,7 @@ def test_credit_out_of_range(credit: Any) -> None:
         client.subscribe('test', initial_credit=credit)
 
 
-# -- 49, 50: several subscriptions on one connection
+# -- several subscriptions on one connection
 
 
 async def test_closing_one_of_several(client: rbs.StreamsClient, stream: str) -> None:
@@ -570,7 +563,7 @@ async def test_closing_one_of_several(client: rbs.StreamsClient, stream: str) ->
 
 
 async def test_nothing_comes_behind_the_end() -> None:
-    """50: what was on its way when a subscription ended reaches neither it nor the next one."""
+    """What was on its way when a subscription ended reaches neither it nor the next one."""
     stream = FakeStream()
     stream.append(b'0')
     held: list[tuple[Peer, Frame]] = []
@@ -599,7 +592,7 @@ async def test_nothing_comes_behind_the_end() -> None:
 
 
 async def test_an_id_that_was_used_before() -> None:
-    """50: all ids come round, and each is given to one subscription at a time."""
+    """All ids come round, and each is given to one subscription at a time."""
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -610,7 +603,7 @@ async def test_an_id_that_was_used_before() -> None:
         assert len(fake.connections) == 1
 
 
-# -- 51, 53: a slow or suspended consumer
+# -- a slow or suspended consumer
 
 
 async def test_slow_consumer() -> None:
@@ -644,7 +637,7 @@ async def test_slow_consumer() -> None:
 
 
 async def test_suspended_and_resumed(client: rbs.StreamsClient, stream: str) -> None:
-    """53: `break` suspends a subscription that is held; it goes on where it was."""
+    """`break` suspends a subscription that is held; it goes on where it was."""
     found: list[Any] = []
     async with first(client, stream) as messages:
         for start in range(0, 100, 10):
@@ -684,7 +677,7 @@ async def test_quick_consumer_leaves_time_for_others() -> None:
         assert turns >= 1000 / 10
 
 
-# -- 55: credit for a subscription that the broker does not know
+# -- credit for a subscription that the broker does not know
 
 
 async def test_credit_for_nobody(client: rbs.StreamsClient, stream: str) -> None:
@@ -696,7 +689,7 @@ async def test_credit_for_nobody(client: rbs.StreamsClient, stream: str) -> None
     assert await client.get_protocol() is connection
 
 
-# -- 62: what releases a subscription
+# -- what releases a subscription
 
 
 @pytest.mark.parametrize('how', ['break', 'cancel', 'timeout', 'error', 'aclose', 'generator'])
@@ -747,7 +740,7 @@ async def test_release(client: rbs.StreamsClient, stream: str, how: str, kind: s
     assert not connection.links
 
 
-# -- 63 to 65: filters
+# -- filters
 
 
 def kind_of(ctx: MessageCtx) -> str | None:
@@ -790,7 +783,7 @@ async def test_filter(
     expected: list[str | None],
     kind: str,
 ) -> None:
-    """63, 65: the values are matched byte by byte, and messages without one as they are told."""
+    """The values are matched byte by byte, and messages without one as they are told."""
     await publish_kinds(client, stream, ['a', 'b', None, 'ż', '', 'a'])
     wanted = rbs.MessageFilter(kind_of, values, unfiltered)
     n = 3 * len(expected)
@@ -810,7 +803,7 @@ async def test_filter(
 
 
 async def test_false_positives_cost_credit() -> None:
-    """64: chunks of which nothing is wanted are consumed like any other."""
+    """Chunks of which nothing is wanted are consumed like any other."""
     stream = FakeStream()
     wanted = rbs.MessageFilter(lambda ctx: str(ctx.body), {str(b'yes')})
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -827,7 +820,7 @@ async def test_false_positives_cost_credit() -> None:
 
 
 async def test_values_of_a_filter_as_they_are_sent() -> None:
-    """65: byte by byte, and those for messages without one."""
+    """Byte by byte, and those for messages without one."""
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -842,7 +835,7 @@ async def test_values_of_a_filter_as_they_are_sent() -> None:
             assert stream.reader.properties == expected
 
 
-# -- 68: size of the filters of a stream
+# -- size of the filters of a stream
 
 
 @pytest.mark.parametrize('size', [16, 17, 255])

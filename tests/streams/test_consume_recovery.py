@@ -1,8 +1,7 @@
-"""Acceptance scenarios 82 to 90, as far as they consume; each test names its own.
+"""Subscriptions that lose their connection or their node: where they go on.
 
-83      broker restart                  test_resume.py, and the proof consume-restart
-84      leader moved                    below, and the proof consume-leader
-85      not available, does not exist   test_resume.py
+What they have read by then, and streams that are gone, is in test_resume.py; restarts and moved
+leaders in their full length are proofs: `python -m perf prove consume-restart`, `consume-leader`.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ def subscriptions(node: FakeBroker) -> int:
     return sum(peer.commands().count(wire.SUBSCRIBE) for peer in node.connections)
 
 
-async def test_82_connections_are_lost_separately() -> None:
+async def test_connections_are_lost_separately() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -73,7 +72,7 @@ async def test_82_connections_are_lost_separately() -> None:
         assert len(fake.connections) == 4
 
 
-async def test_84_replicas_are_read_and_the_leader_when_there_is_none() -> None:
+async def test_replicas_are_read_and_the_leader_when_there_is_none() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -101,7 +100,7 @@ async def test_84_replicas_are_read_and_the_leader_when_there_is_none() -> None:
         assert subscriptions(replica) == 2
 
 
-async def test_86_next_address_when_the_first_is_gone() -> None:
+async def test_next_address_when_the_first_is_gone() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -118,7 +117,7 @@ async def test_86_next_address_when_the_first_is_gone() -> None:
         assert (subscriptions(first), subscriptions(second)) == (1, 1)
 
 
-async def test_87_load_balancer_is_asked_until_it_leads_to_the_replica() -> None:
+async def test_load_balancer_is_asked_until_it_leads_to_the_replica() -> None:
     stream = FakeStream()
     stream.append(b'0')
     opened = 0
@@ -145,7 +144,7 @@ async def test_87_load_balancer_is_asked_until_it_leads_to_the_replica() -> None
 @pytest.mark.parametrize(
     'key', [wire.METADATA, wire.STREAM_STATS, wire.SUBSCRIBE, Step.OPEN, Step.TUNE]
 )
-async def test_88_lost_again_while_it_reconnects(key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_again_while_it_reconnects(key: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, 'STABLE', 0.0)
     stream = FakeStream()
     stream.append(b'0', b'1')
@@ -165,7 +164,7 @@ async def test_88_lost_again_while_it_reconnects(key: int, monkeypatch: pytest.M
         assert len(fake.connections) == 3
 
 
-async def test_89_connection_that_is_silent() -> None:
+async def test_connection_that_is_silent_is_given_up() -> None:
     """Nothing comes, not even heartbeats: it is given up, and nothing is missed."""
     stream = FakeStream()
     stream.append(b'0')
@@ -181,7 +180,7 @@ async def test_89_connection_that_is_silent() -> None:
         assert len(stream.readers) == 2
 
 
-async def test_90_many_connects_and_requests() -> None:
+async def test_memory_stays_over_many_connects_and_requests() -> None:
     """Memory stays where it is; that no task and no socket is left, every test checks."""
     stream = FakeStream()
     stream.append(b'0')

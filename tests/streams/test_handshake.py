@@ -30,7 +30,7 @@ from tests.links import Told
 HANG = 20.0  # a guard only
 
 
-# -- 19: authentication
+# -- authentication
 
 
 async def test_unsupported_sasl_mechanism_of_the_client() -> None:
@@ -79,7 +79,7 @@ async def test_authentication_refused(code: int) -> None:
         assert len(fake.connections) == 1
 
 
-# -- 20: names that are not ASCII, URIs that are percent-encoded
+# -- names that are not ASCII, URIs that are percent-encoded
 
 
 @contextmanager
@@ -202,7 +202,7 @@ async def test_connection_name_is_told() -> None:
         assert wire.string('product') + wire.string('RbFly') in body
 
 
-# -- 21: tune
+# -- tune
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ async def test_heartbeats_with_a_real_broker(broker: RabbitMQ) -> None:
         await client.delete_stream('no-such-stream')
 
 
-# -- 23: frames and TCP segments
+# -- frames and TCP segments
 
 
 async def test_frames_split_across_segments() -> None:
@@ -404,7 +404,7 @@ async def test_deliver_larger_than_frame_max(broker: RabbitMQ, stream: str) -> N
     assert found == messages
 
 
-# -- 24, 25, 26: the limit of our own frames
+# -- the limit of our own frames
 
 FRAME_MAX = 512
 ROOM = FRAME_MAX - 21  # of the message of a Publish v1 frame
@@ -499,7 +499,7 @@ async def test_filter_path_rejects_what_fits_no_frame() -> None:
     assert len(publishes(fake)[0].body) + 4 == FRAME_MAX
 
 
-# -- 27: the broker's Close
+# -- the broker's Close
 
 
 def close_frame(code: int, reason: str, correlation_id: int = 1) -> bytes:
@@ -568,7 +568,7 @@ async def test_publisher_and_subscription_go_on_behind_a_close() -> None:
         reading.cancel()
 
 
-# -- 28: unknown commands and versions
+# -- unknown commands and versions
 
 
 async def test_unknown_command_and_version_skipped_and_logged_once(
@@ -610,7 +610,7 @@ async def test_answer_that_nobody_waits_for_is_skipped() -> None:
         assert len(fake.connections) == 1
 
 
-# -- 29: command versions
+# -- command versions
 
 
 async def test_command_versions_are_exchanged() -> None:
@@ -641,20 +641,6 @@ async def test_newer_brokers_exchange_versions(version: str) -> None:
     async with FakeBroker(version=version) as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
         assert fake.connection.commands()[-1] == Step.EXCHANGE_COMMAND_VERSIONS
-
-
-async def test_deliver_version_2() -> None:
-    def subscribe(connection: Peer, request: Frame) -> None:
-        connection.answer(request)
-        body = struct.pack('>BQ', request.body[4], 3) + wire.chunk(0, [b'a', b'b'])
-        connection.send(wire.frame(wire.DELIVER, body, version=2))
-
-    async with (
-        FakeBroker(on={wire.SUBSCRIBE: subscribe}) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.subscribe('test', amqp=False) as subscription,
-    ):
-        assert [await anext(subscription) for _ in 'ab'] == [b'a', b'b']
 
 
 # -- damaged frames after the handshake

@@ -5,9 +5,7 @@ On a real broker, and on the scripted one what that shows seldom; what decides i
 """
 
 import asyncio
-import contextlib
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,8 +15,8 @@ import rbfly.streams as rbs
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.reading import filled, reading
 
 HANG = 20.0  # a guard only
 
@@ -144,35 +142,11 @@ async def test_stream_that_ends_with_stored_offsets(client: rbs.StreamsClient, s
 # -- what a real broker shows seldom
 
 
-@contextlib.asynccontextmanager
-async def reading(
-    stream: FakeStream, version: str = '4.0.5', **arguments: Any
-) -> AsyncIterator[rbs.Subscription]:
-    options: dict[str, Any] = {
-        'offset': rbs.Offset.FIRST,
-        'amqp': False,
-        'timeout': HANG,
-    } | arguments
-    async with (
-        FakeBroker(on=stream.handlers(), version=version) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.subscribe('test', **options) as messages,
-    ):
-        yield messages
-
-
 def moved(stream: FakeStream) -> None:
     """Its reader is gone: the stream was moved, or deleted."""
     stream.reader.live = False
     body = struct.pack('>H', 0x06) + wire.string('test')
     stream.reader.peer.send(wire.frame(wire.METADATA_UPDATE, body))
-
-
-def filled(*sizes: int) -> FakeStream:
-    stream = FakeStream()
-    for size in sizes:
-        stream.append(*(b'%d' % (stream.end + i) for i in range(size)))
-    return stream
 
 
 async def test_new_stream_has_no_chunk_where_the_last_one_lay() -> None:

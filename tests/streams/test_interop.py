@@ -155,7 +155,7 @@ async def test_byte_strings(
     assert await READ[reader](own_broker, own_stream, len(bodies)) == bodies
 
 
-# -- 8, 9: bodies of several sections, of none, and other than byte strings
+# -- bodies of several sections, of none, and other than byte strings
 
 
 async def test_bodies_read_by_amqp_091(own_broker: RabbitMQ, own_stream: str) -> None:

@@ -13,7 +13,6 @@ from rbfly.error import RbFlyError
 from rbfly.streams.error import (
     ConfirmTimeout,
     MessageTimeout,
-    PublisherError,
     PublishError,
     StreamConnectionError,
 )
@@ -342,30 +341,6 @@ async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream:
     assert not protocol.links
 
 
-async def test_filter_drops_what_the_broker_gives_too_much(
-    client: rbs.StreamsClient, stream: str
-) -> None:
-    def extract(ctx: rbs.MessageCtx) -> str:
-        return str(ctx.body)[0]
-
-    async with client.publisher(
-        stream, cls=rbs.PublisherBatchFast, filter_extract=extract
-    ) as publisher:
-        for i in range(100):
-            publisher.batch('abc'[i % 3] + str(i))
-        publisher.batch('a end')
-    found = []
-    async for body in client.subscribe(
-        stream, offset=rbs.Offset.FIRST, filter=rbs.MessageFilter(extract, {'a', 'c'})
-    ):
-        found.append(body)
-        if body == 'a end':
-            break
-    assert found == [x for x in ('abc'[i % 3] + str(i) for i in range(100)) if x[0] != 'b'] + [
-        'a end'
-    ]
-
-
 @pytest.mark.parametrize(
     'argument',
     [
@@ -487,10 +462,3 @@ def test_subscription_in_one_loop_after_the_other(broker_uri: str, stream: str) 
     asyncio.run(read(10))
     asyncio.run(last())
     gc.collect()
-
-
-async def test_send_on_a_closed_publisher(client: rbs.StreamsClient, stream: str) -> None:
-    async with client.publisher(stream) as publisher:
-        pass
-    with pytest.raises(PublisherError):
-        await publisher.send('x')

@@ -204,19 +204,19 @@ async def test_send_many_is_told_of_the_outage_it_ran_into() -> None:
 # -- what is worth another try
 
 
+# Codes, and whether they are tried again at the first use, and after a loss.
+CODES = [
+    (0x02, False, False),
+    (0x05, False, False),
+    (0x06, True, True),
+    (0x0E, False, False),
+    (0x0F, False, True),
+    (0x10, False, False),
+]
+
+
 @own_clock
-@pytest.mark.parametrize(
-    ('code', 'first', 'again'),
-    [
-        (0x02, False, False),
-        (0x05, False, False),
-        (0x06, True, True),
-        (0x0E, False, False),
-        (0x0F, False, True),
-        (0x10, False, False),
-        (0x11, False, True),
-    ],
-)
+@pytest.mark.parametrize(('code', 'first', 'again'), [*CODES, (0x11, False, True)])
 async def test_codes_of_declaring(code: int, first: bool, again: bool) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
@@ -236,18 +236,7 @@ async def test_codes_of_declaring(code: int, first: bool, again: bool) -> None:
 
 
 @own_clock
-@pytest.mark.parametrize(
-    ('code', 'first', 'again'),
-    [
-        (0x02, False, False),
-        (0x05, False, False),
-        (0x06, True, True),
-        (0x0E, False, False),
-        (0x0F, False, True),
-        (0x10, False, False),
-        (0x11, False, False),
-    ],
-)
+@pytest.mark.parametrize(('code', 'first', 'again'), [*CODES, (0x11, False, False)])
 async def test_codes_of_subscribing(code: int, first: bool, again: bool) -> None:
     stream = FakeStream()
     stream.append(b'0')

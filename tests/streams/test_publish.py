@@ -12,7 +12,6 @@ from brokers import RabbitMQ
 from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.streams import stream_message_ctx
 from rbfly.streams.error import (
-    ConfirmTimeout,
     PublisherError,
     PublishError,
     StreamConnectionError,
@@ -142,18 +141,28 @@ async def test_message_without_amqp_form_is_refused_alone(
     assert len(await stored(client, stream)) == 2
 
 
-async def test_closed_publisher_raises(client: rbs.StreamsClient, stream: str) -> None:
+async def test_closed_publishers_raise(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream) as publisher:
-        pass
-    with pytest.raises(PublisherError, match='closed'):
         await publisher.send('x')
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as batch:
+    for call in (publisher.send, publisher.submit):
+        with pytest.raises(PublisherError, match='closed'):
+            await call('x')
+    with pytest.raises(PublisherError, match='closed'):
+        await publisher.send_many(['x'])
+    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as fast:
         pass
     with pytest.raises(PublisherError, match='closed'):
-        batch.batch('x')
+        fast.batch('x')
+    async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as limit:
+        pass
     with pytest.raises(PublisherError, match='closed'):
-        await batch.flush()
-    await batch.close()
+        await limit.batch('x', max_len=1)
+    for batch in (fast, limit):
+        with pytest.raises(PublisherError, match='closed'):
+            await batch.flush()
+    for closed in (publisher, fast, limit):
+        await closed.close()
+    assert len(await stored(client, stream)) == 1
 
 
 async def test_publisher_name_used_twice_raises(client: rbs.StreamsClient, stream: str) -> None:
@@ -236,12 +245,31 @@ async def test_more_publishers_than_ids_of_a_connection(
     assert sorted(int(item) for item in found) == list(range(300))
 
 
+async def test_publisher_beyond_256_opens_another_connection() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        publishers = [client.publisher('test') for _ in range(257)]
+        opened = [await publisher.__aenter__() for publisher in publishers[:256]]
+        publishing = len(fake.connections)
+        opened.append(await publishers[256].__aenter__())
+        assert len(fake.connections) == publishing + 1
+        assert sorted(item._core.window.publisher_id for item in opened[:256]) == list(range(256))
+        await asyncio.gather(*(publisher.send('x') for publisher in opened))
+        for publisher in publishers:
+            await publisher.__aexit__(None, None, None)
+
+
 async def test_publisher_ids_are_used_again(client: rbs.StreamsClient, stream: str) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as other:
         for _ in range(300):
             async with other.publisher('test'):
                 pass
         assert len(fake.connections) == 2
+    async with client.publisher(stream, amqp=False) as first:
+        for i in range(300):
+            async with client.publisher(stream, amqp=False) as publisher:
+                await publisher.send(b'%d' % i)
+        await first.send(b'300')
+    assert await stored(client, stream) == [b'%d' % i for i in range(301)]
 
 
 async def test_refused_message_tells_its_id_and_code() -> None:
@@ -259,22 +287,6 @@ async def test_refused_message_tells_its_id_and_code() -> None:
             with pytest.raises(PublishError) as caught:
                 await batch.flush()
             assert caught.value.errors == [(1, 0x11), (2, 0x11), (3, 0x11)]
-
-
-async def test_confirm_timeout_and_late_confirm() -> None:
-    held: list[tuple[Peer, Frame]] = []
-    async with (
-        FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test') as publisher,
-    ):
-        with pytest.raises(ConfirmTimeout):
-            await publisher.send('x', timeout=0.05)
-        sending = asyncio.create_task(publisher.send('y'))
-        await until(lambda: len(held) == 2, 'both were sent')
-        for item in held:
-            fake.default(*item)
-        await sending
 
 
 async def test_what_is_sent_in_a_turn_leaves_together_and_waits_for_no_confirm() -> None:

@@ -1,13 +1,7 @@
 """Publishers that lose their connection, their declaration, their leader or their stream.
 
-Acceptance scenarios 82 to 90, as far as they publish; each test names its own.
-
-    83          its full length, also of a cluster: `python -m perf prove publish-restart`,
-                `publish-leader`; short in test_proofs_*.py
-    89          packet loss and 1 KB/s are TCP's: what of them reaches a client is latency, below,
-                and a broker that does not read, in test_publish_misuse.py; a slow close is in
-                test_handshake.py
-    90          test_client.py
+Restarts in their full length, also of a cluster, are proofs: `python -m perf prove
+publish-restart`, `publish-leader`.
 """
 
 import asyncio
@@ -83,10 +77,10 @@ def published(fake: FakeBroker) -> list[list[int]]:
     ]
 
 
-# -- 82: connections of publishers and of other requests are lost separately
+# -- connections of publishers and of other requests are lost separately
 
 
-async def test_82_lost_connections_do_not_concern_each_other() -> None:
+async def test_lost_connections_do_not_concern_each_other() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -107,12 +101,12 @@ async def test_82_lost_connections_do_not_concern_each_other() -> None:
         assert fake.connections[2].commands().count(wire.CREATE) == 2
 
 
-# -- 83, 84: what is unsettled is sent again, elsewhere or on a new connection
+# -- what is unsettled is sent again, elsewhere or on a new connection
 
 
 @pytest.mark.parametrize('how', [wire.RESETTING, wire.CLOSING, refuse(0x12), moved])
 @pytest.mark.parametrize('name', [None, 'me'])
-async def test_84_unsettled_messages_are_sent_again(how: Handler, name: str | None) -> None:
+async def test_unsettled_messages_are_sent_again(how: Handler, name: str | None) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(how, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -190,7 +184,7 @@ async def test_delays_begin_anew_when_there_was_progress(monkeypatch: pytest.Mon
         assert backoff.call_count >= 3
 
 
-async def test_84_metadata_update_is_one_outage() -> None:
+async def test_metadata_update_is_one_outage() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(moved, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -211,11 +205,11 @@ async def test_84_metadata_update_is_one_outage() -> None:
         assert len(declared) == 5  # the other stream has not moved
 
 
-# -- 85: "not available" is tried again, "does not exist" is final
+# -- "not available" is tried again, "does not exist" is final
 
 
 @pytest.mark.parametrize('code', [0x06, 0x11])
-async def test_85_declaring_again_is_tried_until_it_works(code: int) -> None:
+async def test_declaring_again_is_tried_until_it_works(code: int) -> None:
     tries = 0
 
     def declare(connection: Peer, request: Frame) -> None:
@@ -238,7 +232,7 @@ async def test_85_declaring_again_is_tried_until_it_works(code: int) -> None:
         assert tries == 5
 
 
-async def test_85_stream_that_is_not_available_yet() -> None:
+async def test_stream_that_is_not_available_yet_is_waited_for() -> None:
     async with (
         FakeBroker(on={wire.DECLARE_PUBLISHER: once(refuse(0x06), default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -247,7 +241,7 @@ async def test_85_stream_that_is_not_available_yet() -> None:
         await publisher.send('x')
 
 
-async def test_85_deleted_stream_ends_the_publisher() -> None:
+async def test_deleted_stream_ends_the_publisher() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: moved}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -259,14 +253,23 @@ async def test_85_deleted_stream_ends_the_publisher() -> None:
                 await publisher.send('x')
 
 
-async def test_85_deleted_stream_of_the_broker(client: rbs.StreamsClient, stream_name: str) -> None:
-    await client.create_stream(stream_name)
-    async with client.publisher(stream_name) as publisher:
-        await publisher.send('x')
-        await client.delete_stream(stream_name)
+async def test_stream_that_is_deleted_while_it_is_published_to(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    async def send() -> None:
+        while True:
+            await publisher.send('x')
+
+    async with asyncio.timeout(60):
         with pytest.raises(StreamDoesNotExist):  # noqa: PT012
-            while True:
-                await publisher.send('y')
+            async with client.publisher(stream, max_unconfirmed=50) as publisher:
+                tasks = [asyncio.create_task(send()) for _ in range(10)]
+                many = asyncio.create_task(publisher.send_many(iter(lambda: 'y', None)))
+                await publisher.send('z')
+                await client.delete_stream(stream)
+                outcomes = await asyncio.gather(*tasks, many, return_exceptions=True)
+                assert {type(item) for item in outcomes} == {StreamDoesNotExist}
+                await publisher.send('late')
 
 
 async def test_wrong_password_at_the_reconnect_is_told_at_once() -> None:
@@ -294,7 +297,7 @@ async def test_reconnect_timeout() -> None:
 
 
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_88_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
+async def test_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
         client = rbs.streams_client(fake.uri)
         async with client.publisher('test') as publisher:
@@ -307,7 +310,7 @@ async def test_88_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None
         assert not client.connected
 
 
-async def test_88_close_while_reconnecting() -> None:
+async def test_close_while_reconnecting() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri, close_timeout=0.2) as client,
@@ -323,7 +326,7 @@ async def test_88_close_while_reconnecting() -> None:
         await publisher.close()
 
 
-async def test_88_cancelled_while_closing_while_reconnecting() -> None:
+async def test_cancelled_while_closing_while_reconnecting() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -371,11 +374,11 @@ async def test_close_of_an_idle_publisher_without_connection() -> None:
         await until(lambda: not client.connected, 'the client has seen it')
 
 
-# -- 88: recovery during recovery, close during recovery
+# -- recovery during recovery, close during recovery
 
 
 @pytest.mark.parametrize('key', [wire.DECLARE_PUBLISHER, wire.METADATA, Step.OPEN])
-async def test_88_lost_again_while_it_reconnects(key: int) -> None:
+async def test_lost_again_while_it_reconnects(key: int) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -386,10 +389,10 @@ async def test_88_lost_again_while_it_reconnects(key: int) -> None:
         assert published(fake) == [[1], [1]]
 
 
-# -- 89: a half-open socket
+# -- a half-open socket
 
 
-async def test_89_connection_that_is_silent() -> None:
+async def test_connection_that_is_silent_is_given_up() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.SILENT, default)}, tune=(1048576, 1)) as fake,
         rbs.streams_client(fake.uri, heartbeat=1) as client,
@@ -399,7 +402,7 @@ async def test_89_connection_that_is_silent() -> None:
         assert published(fake) == [[1], [1]]
 
 
-async def test_89_latency() -> None:
+async def test_latency_loses_and_doubles_nothing() -> None:
     delay = 0.2
 
     def write(peer: Peer, data: bytes) -> None:
@@ -452,10 +455,10 @@ async def test_senders_beyond_the_window_wait_through_a_reconnect() -> None:
         assert sorted(set(ids)) == list(range(1, 21))
 
 
-# -- 86, 87: several addresses, and a load balancer
+# -- several addresses, and a load balancer
 
 
-async def test_86_next_address_when_the_first_is_gone() -> None:
+async def test_next_address_when_the_first_is_gone() -> None:
     async with (
         FakeBroker() as second,
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as first,
@@ -468,7 +471,7 @@ async def test_86_next_address_when_the_first_is_gone() -> None:
         assert published(second) == [[1]]
 
 
-async def test_86_leader_that_has_no_replica_yet_is_dialled_at_its_address() -> None:
+async def test_leader_that_has_no_replica_yet_is_dialled_at_its_address() -> None:
     # as right behind an election: the only node that is told of is not the one that was asked
     async with FakeBroker() as leader:
 
@@ -485,7 +488,7 @@ async def test_86_leader_that_has_no_replica_yet_is_dialled_at_its_address() -> 
             assert published(first) == []
 
 
-async def test_87_load_balancer_that_never_leads_there() -> None:
+async def test_load_balancer_that_never_leads_to_the_leader() -> None:
     def elsewhere(connection: Peer, request: Frame) -> None:
         body = wire.string_map({'advertised_host': 'elsewhere', 'advertised_port': '5552'})
         connection.answer(request, body)
@@ -501,7 +504,7 @@ async def test_87_load_balancer_that_never_leads_there() -> None:
                 pass
 
 
-async def test_87_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
+async def test_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
     opened = 0
 
     def other_node(connection: Peer, request: Frame) -> None:
@@ -521,7 +524,7 @@ async def test_87_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
         assert opened == 5
 
 
-async def test_83_restart_of_the_broker(
+async def test_restart_of_the_broker_loses_and_doubles_nothing(
     private_broker: Callable[[], RabbitMQ], private_stream: str
 ) -> None:
     broker = private_broker()

@@ -141,7 +141,7 @@ async def test_many_losses_anywhere() -> None:
 
 
 async def test_filter_and_credit_are_kept() -> None:
-    """67: a filter survives a reconnect."""
+    """A filter survives a reconnect."""
     stream = FakeStream()
     stream.append(b'a0', b'b1')
     wanted = rbs.MessageFilter(lambda ctx: str(ctx.body)[2:3], {'a', 'ż'})
@@ -357,7 +357,7 @@ async def test_metadata_update_while_subscribing() -> None:
 
 
 async def test_not_available_is_tried_again() -> None:
-    """85: a stream that is not available is waited for."""
+    """A stream that is not available is waited for."""
     stream = FakeStream()
     stream.append(b'0')
     stream.on_subscribe = lambda reader: NOT_AVAILABLE if len(stream.readers) < 4 else wire.OK
@@ -385,7 +385,7 @@ async def test_not_available_for_longer_than_the_limit() -> None:
 
 
 async def test_deleted_stream_ends_it() -> None:
-    """85: a stream that was deleted is not waited for; what had arrived is given first."""
+    """A stream that was deleted is not waited for; what had arrived is given first."""
     stream = FakeStream()
     stream.append(b'0')
     stream.append(b'1')
@@ -728,7 +728,7 @@ async def test_connection_lost_while_closing() -> None:
 
 
 async def test_broker_is_restarted(private_broker: Callable[[], RabbitMQ]) -> None:
-    """83: what was published before and after is seen once, in order."""
+    """What was published before and after is seen once, in order."""
     broker = await asyncio.to_thread(private_broker)
     name = 'test-restart'
     async with rbs.streams_client(broker.uri) as client:

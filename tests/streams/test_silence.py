@@ -1,11 +1,9 @@
 """A subscription that hears nothing asks the broker whether it has lost its reader."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,8 +16,8 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
+from tests.reading import filled, reading
 
-HANG = 20.0  # a guard only
 NEVER = 1000.0  # seconds
 
 
@@ -31,23 +29,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, 'STABLE', 0.0)
 
 
-@contextlib.asynccontextmanager
-async def reading(
-    stream: FakeStream, version: str = '4.0.5', **arguments: Any
-) -> AsyncIterator[rbs.Subscription]:
-    options: dict[str, Any] = {
-        'offset': rbs.Offset.FIRST,
-        'amqp': False,
-        'timeout': HANG,
-    } | arguments
-    async with (
-        FakeBroker(on=stream.handlers(), version=version) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.subscribe('test', **options) as messages,
-    ):
-        yield messages
-
-
 def asked(stream: FakeStream) -> int:
     return stream.reader.peer.commands().count(wire.STREAM_STATS)
 
@@ -55,13 +36,6 @@ def asked(stream: FakeStream) -> int:
 async def ended(task: 'asyncio.Future[Any]') -> None:
     task.cancel()
     await asyncio.wait([task])
-
-
-def filled(n: int) -> FakeStream:
-    stream = FakeStream()
-    for i in range(n):
-        stream.append(b'%d' % i)
-    return stream
 
 
 @pytest.mark.parametrize(
@@ -77,7 +51,7 @@ async def test_reader_that_the_broker_has_lost(
     offset: rbs.Offset, found: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    stream = filled(2)
+    stream = filled(1, 1)
     async with reading(stream, offset=offset) as messages:
         assert [await anext(messages) for _ in found] == found
         for i in range(2, 5):
@@ -93,7 +67,7 @@ async def test_reader_that_the_broker_has_lost(
 
 
 async def test_reader_that_was_lost_before_its_first_chunk() -> None:
-    stream = filled(2)
+    stream = filled(1, 1)
 
     def lose(reader: Any) -> int:
         reader.live = len(stream.readers) > 1
@@ -105,7 +79,7 @@ async def test_reader_that_was_lost_before_its_first_chunk() -> None:
 
 
 async def test_stream_created_anew_that_nobody_has_told_of() -> None:
-    stream = filled(4)
+    stream = filled(1, 1, 1, 1)
     async with reading(stream) as messages:
         for _ in range(4):
             await anext(messages)
@@ -129,7 +103,7 @@ async def test_stream_created_anew_that_nobody_has_told_of() -> None:
     ],
 )
 async def test_idle_stream_is_not_subscribed_anew(offset: rbs.Offset) -> None:
-    stream = filled(3)
+    stream = filled(1, 1, 1)
     async with reading(stream, offset=offset) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(lambda: bool(stream.readers) and asked(stream) > 5, 'asked for long')
@@ -154,7 +128,7 @@ async def test_empty_stream_is_not_subscribed_anew() -> None:
 
 async def test_once_for_each_chunk() -> None:
     """A stored offset takes one, too, and is not delivered: the stream may be in order."""
-    stream = filled(2)
+    stream = filled(1, 1)
     async with reading(stream) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(lambda: bool(stream.readers) and stream.reader.sent == 2, 'delivered')
@@ -169,10 +143,10 @@ async def test_once_for_each_chunk() -> None:
 async def test_what_is_on_its_way_is_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO)
     """The broker tells of a chunk before it delivers it."""
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(silence, 'GRACE', NEVER)
-    stream = filled(2)
+    stream = filled(1, 1)
     async with reading(stream) as messages:
         for _ in range(2):
             await anext(messages)

@@ -276,23 +276,6 @@ async def test_more_subscriptions_than_ids_of_a_connection(
         await asyncio.gather(*(item.aclose() for item in subscriptions))
 
 
-async def test_filter(client: rbs.StreamsClient, stream: str) -> None:
-    def extract(context: MessageCtx) -> str | None:
-        return str(context.app_properties['kind'])
-
-    for kind in ('wartość', 'other'):
-        async with client.publisher(stream, filter_extract=extract) as publisher:
-            for i in range(5):
-                context = rbs.stream_message_ctx(i, app_properties={'kind': kind})
-                await publisher.send(context)
-    found = rbs.MessageFilter(extract, {'wartość'})
-    async with client.subscribe(
-        stream, offset=rbs.Offset.FIRST, filter=found, timeout=20
-    ) as messages:
-        assert [await anext(messages) for _ in range(5)] == list(range(5))
-        assert rbs.get_message_ctx().app_properties == {'kind': 'wartość'}
-
-
 async def test_undecodable_message_is_told_and_skipped(
     client: rbs.StreamsClient, stream: str
 ) -> None:

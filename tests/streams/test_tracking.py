@@ -1,7 +1,4 @@
-"""Offsets that are stored: by hand, now and then, and where a program starts again.
-
-Scenarios 56 to 61 of the acceptance list.
-"""
+"""Offsets that are stored: by hand, now and then, and where a program starts again."""
 
 import asyncio
 import gc
@@ -59,7 +56,7 @@ def filled(n: int, chunk: int = 5) -> FakeStream:
     return stream
 
 
-# -- 56: automatic tracking: by number, by time, when it is closed, offset 0, not backwards
+# -- automatic tracking: by number, by time, when it is closed, offset 0, not backwards
 
 
 async def test_by_number() -> None:
@@ -129,7 +126,7 @@ async def test_by_time_while_waiting() -> None:
 
 
 async def test_by_time_under_steady_traffic() -> None:
-    """57: it comes though the program never waits for long."""
+    """It comes though the program never waits for long."""
     stream = filled(5)
     async with FakeBroker(on=stream.handlers()) as fake:
         async with (
@@ -315,7 +312,7 @@ async def test_on_a_broker(client: rbs.StreamsClient, stream: str) -> None:
     assert seen == list(range(len(seen)))
 
 
-# -- 58: closing before any message keeps what is stored
+# -- closing before any message keeps what is stored
 
 
 @pytest.mark.parametrize('read', [0, 1])
@@ -333,7 +330,7 @@ async def test_closing_before_a_message_is_done_with(
     assert await client.read_offset(stream, 'reader') == 1
 
 
-# -- 59: storing by hand
+# -- storing by hand
 
 
 async def test_stored_offset_may_go_back(client: rbs.StreamsClient, stream: str) -> None:
@@ -358,7 +355,7 @@ async def test_offset_is_stored_on_the_next_connection() -> None:
         assert stored(fake) == [1, 2]
 
 
-# -- 60: a store of one's own
+# -- a store of one's own
 
 
 async def test_store_of_ones_own(client: rbs.StreamsClient, stream: str) -> None:
@@ -381,7 +378,7 @@ async def test_store_of_ones_own(client: rbs.StreamsClient, stream: str) -> None
     assert seen == list(range(100))
 
 
-# -- 61: where to start if nothing is stored
+# -- where to start if nothing is stored
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from rbfly._wire cimport (
     OutBuffer, out_discard, out_finish, out_fixed, out_open, out_reserve, out_size, put_bytes,
     put_u8, put_u32,
 )
-from rbfly.amqp._decode cimport Cursor, cursor_open
+from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_STRING, encode_map, encode_sequence, encode_value,
 )
@@ -26,10 +27,9 @@ from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
-from rbfly.amqp._types cimport clip, plain_dict
+from rbfly.amqp._types cimport DECIMALS, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
-from rbfly.amqp._types import Decimal32, Decimal64, Decimal128
 from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError, AMQPError,
     MessageTypeError, RbFlyBufferError,
@@ -47,10 +47,10 @@ cdef extern from *:
 
 # --- encoding ---
 
-cdef inline int put_descriptor(OutBuffer *out, uint8_t section) except -1:
+cdef inline int put_section_head(OutBuffer *out, uint8_t section) except -1:
     out_reserve(out, 3)
-    put_u8(out, 0x00)
-    put_u8(out, 0x53)
+    put_u8(out, codes.DESCRIBED)
+    put_u8(out, codes.SMALLULONG)
     put_u8(out, section)
     return 0
 
@@ -58,22 +58,19 @@ cdef inline int put_descriptor(OutBuffer *out, uint8_t section) except -1:
 cdef inline int put_data(OutBuffer *out, object body) except -1:
     cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
     out_reserve(out, n + (5 if n <= 255 else 8))
-    put_u8(out, 0x00)
-    put_u8(out, 0x53)
+    put_u8(out, codes.DESCRIBED)
+    put_u8(out, codes.SMALLULONG)
     put_u8(out, DATA)
     if n <= 255:
-        put_u8(out, 0xa0)
+        put_u8(out, codes.VBIN8)
         put_u8(out, <uint8_t> n)
     else:
         if n > 0xffffffff:
             raise AMQPEncoderOverflowError(f'{n} bytes are more than a data section can hold')
-        put_u8(out, 0xb0)
+        put_u8(out, codes.VBIN32)
         put_u32(out, <uint32_t> n)
     put_bytes(out, PyBytes_AS_STRING(body), n)
     return 0
-
-
-cdef tuple DECIMALS = (Decimal32, Decimal64, Decimal128)
 
 
 cdef int put_special_body(OutBuffer *out, object body) except -1:
@@ -87,13 +84,13 @@ cdef int put_special_body(OutBuffer *out, object body) except -1:
         for part in body.sections:
             if type(part) is not list:
                 raise AMQPEncoderTypeError(f'a sequence is list, not {type(part).__name__}')
-            put_descriptor(out, SEQUENCE)
+            put_section_head(out, SEQUENCE)
             encode_sequence(out, part, 0)
     elif isinstance(body, (bytes, bytearray, memoryview)) and not isinstance(body, DECIMALS):
-        put_descriptor(out, DATA)
+        put_section_head(out, DATA)
         encode_binary(out, body)
     else:
-        put_descriptor(out, VALUE)
+        put_section_head(out, VALUE)
         encode_value(out, body, 0)
     return 0
 
@@ -102,7 +99,7 @@ cdef int put_body(OutBuffer *out, object body) except -1:
     if type(body) is bytes:
         return put_data(out, body)
     if type(body) is dict or type(body) is str or type(body) is list or type(body) is int:
-        put_descriptor(out, VALUE)
+        put_section_head(out, VALUE)
         return encode_value(out, body, 0)
     return put_special_body(out, body)
 
@@ -115,7 +112,7 @@ cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except
     pairs = value if type(value) is dict else plain_dict(value)
     if not pairs:
         return 0
-    put_descriptor(out, section)
+    put_section_head(out, section)
     return encode_map(out, pairs, 0, keys)
 
 
@@ -130,7 +127,7 @@ cdef int put_sections(OutBuffer *out, MessageCtx ctx, Sections sections) except 
     cdef AMQPProperties properties = present(ctx, sections, I_PROPERTIES)
     cdef Py_ssize_t count = 0 if header is None else header_length(header)
     if count > 0:
-        put_descriptor(out, HEADER)
+        put_section_head(out, HEADER)
         encode_header(out, header, count)
     put_map(
         out, DELIVERY_ANNOTATIONS, present(ctx, sections, I_DELIVERY_ANNOTATIONS), KEYS_ANNOTATION
@@ -138,7 +135,7 @@ cdef int put_sections(OutBuffer *out, MessageCtx ctx, Sections sections) except 
     put_map(out, ANNOTATIONS, present(ctx, sections, I_ANNOTATIONS), KEYS_ANNOTATION)
     count = 0 if properties is None else properties_length(properties)
     if count > 0:
-        put_descriptor(out, PROPERTIES)
+        put_section_head(out, PROPERTIES)
         encode_properties(out, properties, count)
     return put_map(out, APP_PROPERTIES, present(ctx, sections, I_APP_PROPERTIES), KEYS_STRING)
 
@@ -170,11 +167,6 @@ cdef int encode_message(OutBuffer *out, object message) except -1:
 ctypedef int (*raw_put_context)(OutBuffer *out, MessageCtx ctx) noexcept
 ctypedef int (*raw_put_body)(OutBuffer *out, object body) noexcept
 ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
-
-
-cdef int keep_error() except -1:
-    # it is set already
-    return -1
 
 
 cdef int fail_foreign(OutBuffer *out) except -1:

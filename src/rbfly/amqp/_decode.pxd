@@ -25,3 +25,5 @@ cdef inline void cursor_open(
 # Take one value.  `depth` is the number of compounds and described values around it.
 cdef object decode_value(Cursor *c, int depth)
 cdef object decode_error(Cursor *c, const uint8_t *at, str problem)
+# Fail with the error that is set already.
+cdef int keep_error() except -1

@@ -9,6 +9,7 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from rbfly._wire cimport load_double, load_float, load_u16, load_u32, load_u64
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport (
     RBFLY_CACHE_MAX, rbfly_ascii, rbfly_cached_ascii, rbfly_integer, rbfly_is_ascii,
     rbfly_make_integers, rbfly_need, rbfly_set_integer,
@@ -38,17 +39,17 @@ for _code in range(256):
     WIDE[_code] = 0
 for _code in ELEMENT_TYPES:
     WIDE[_code] = _code
-WIDE[0x41] = WIDE[0x42] = 0x56
-WIDE[0x43] = WIDE[0x52] = 0x70
-WIDE[0x44] = WIDE[0x53] = 0x80
-WIDE[0x54] = 0x71
-WIDE[0x55] = 0x81
-WIDE[0xa0] = 0xb0
-WIDE[0xa1] = 0xb1
-WIDE[0xa3] = 0xb3
-WIDE[0x45] = WIDE[0xc0] = 0xd0
-WIDE[0xc1] = 0xd1
-WIDE[0xe0] = 0xf0
+WIDE[codes.TRUE] = WIDE[codes.FALSE] = codes.BOOLEAN
+WIDE[codes.UINT0] = WIDE[codes.SMALLUINT] = codes.UINT
+WIDE[codes.ULONG0] = WIDE[codes.SMALLULONG] = codes.ULONG
+WIDE[codes.SMALLINT] = codes.INT
+WIDE[codes.SMALLLONG] = codes.LONG
+WIDE[codes.VBIN8] = codes.VBIN32
+WIDE[codes.STR8] = codes.STR32
+WIDE[codes.SYM8] = codes.SYM32
+WIDE[codes.LIST0] = WIDE[codes.LIST8] = codes.LIST32
+WIDE[codes.MAP8] = codes.MAP32
+WIDE[codes.ARRAY8] = codes.ARRAY32
 
 
 cdef object decode_error(Cursor *c, const uint8_t *at, str problem):
@@ -130,7 +131,7 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
         # each item leaves one byte to every item behind it, so that nested counts add up
         c.end = end - (count - 1 - i)
         p = c.p
-        if c.end - p >= 2 and p[0] == 0x54:
+        if c.end - p >= 2 and p[0] == codes.SMALLINT:
             c.p = p + 2
             rbfly_set_integer(items, i, <int8_t> p[1])
         else:
@@ -144,7 +145,6 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
 
 
 cdef int keep_error() except -1:
-    # an error is set already, e.g. MemoryError
     return -1
 
 
@@ -166,7 +166,7 @@ cdef object fail_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t c
 cdef inline object take_key(Cursor *c, const uint8_t *p, int depth):
     """Key of a map, at the cursor `p`; short strings out of the cache."""
     cdef Py_ssize_t left = c.end - p
-    if left > 2 and p[0] == 0xa1 and p[1] <= RBFLY_CACHE_MAX and p[1] <= left - 2:
+    if left > 2 and p[0] == codes.STR8 and p[1] <= RBFLY_CACHE_MAX and p[1] <= left - 2:
         key = rbfly_cached_ascii(p + 2, p[1])
         if key is not None:
             c.p = p + 2 + p[1]
@@ -212,7 +212,7 @@ cdef object decode_array(
         return fail_depth_at(c, at)
     c.end = end
     depth += 1
-    while c.p < end and c.p[0] == 0x00:
+    while c.p < end and c.p[0] == codes.DESCRIBED:
         if depth >= MAX_DEPTH:
             return fail_depth_at(c, c.p)
         c.p += 1
@@ -253,17 +253,17 @@ cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
     cdef const uint8_t *p = c.p
     cdef Py_ssize_t left = c.end - p
     cdef Py_ssize_t size, count
-    if code == 0xb0 or code == 0xb1 or code == 0xb3:
+    if code == codes.VBIN32 or code == codes.STR32 or code == codes.SYM32:
         size = load_u32(p)
         if size > left - 4:
             return fail_short(c, at, code)
         c.p = p + 4 + size
-        if code == 0xb0:
+        if code == codes.VBIN32:
             return PyBytes_FromStringAndSize(<const char *> p + 4, size)
-        if code == 0xb1:
+        if code == codes.STR32:
             return decode_text(c, at, p + 4, size)
         return decode_symbol(c, at, p + 4, size)
-    if code == 0xe0:
+    if code == codes.ARRAY8:
         size = p[0]
         if size < 2:
             return decode_error(c, at, f'an array of size {size}')
@@ -271,7 +271,7 @@ cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
             return fail_short(c, at, code)
         c.p = p + 2
         return decode_array(c, at, size - 1, p[1], depth)
-    # d0, d1, f0
+    # a list, map or array of 32 bits
     size = load_u32(p)
     count = load_u32(p + 4)
     if size < 4:
@@ -279,9 +279,9 @@ cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
     if size > left - 4:
         return fail_short(c, at, code)
     c.p = p + 8
-    if code == 0xd0:
+    if code == codes.LIST32:
         return decode_list(c, at, size - 4, count, depth)
-    if code == 0xd1:
+    if code == codes.MAP32:
         return decode_map(c, at, size - 4, count, depth)
     return decode_array(c, at, size - 4, count, depth)
 
@@ -294,7 +294,7 @@ cdef object decode_char(Cursor *c, const uint8_t *at, uint32_t point):
 
 cdef object fail_compound(Cursor *c, const uint8_t *at, uint8_t code):
     if at[1] == 0:
-        return decode_error(c, at, f'a {"list" if code == 0xc0 else "map"} of size 0')
+        return decode_error(c, at, f'a {"list" if code == codes.LIST8 else "map"} of size 0')
     return fail_short(c, at, code)
 
 
@@ -307,50 +307,50 @@ cdef object decode_payload(Cursor *c, uint8_t code, int depth):
     if left < rbfly_need(code):
         return fail_short(c, at, code)
     # a switch of what is usual; the rest apart, so that little is saved and restored here
-    if code == 0xa1:
+    if code == codes.STR8:
         n = p[0]
         if n > left - 1:
             return fail_short(c, at, code)
         c.p = p + 1 + n
         return decode_text(c, at, p + 1, n)
-    elif code == 0x54 or code == 0x55 or code == 0x51:
+    elif code == codes.SMALLINT or code == codes.SMALLLONG or code == codes.BYTE:
         c.p = p + 1
         return rbfly_integer(<int8_t> p[0])
-    elif code == 0x71:
+    elif code == codes.INT:
         c.p = p + 4
         return PyLong_FromLong(<int32_t> load_u32(p))
-    elif code == 0x81:
+    elif code == codes.LONG:
         c.p = p + 8
         return PyLong_FromLongLong(<int64_t> load_u64(p))
-    elif code == 0xa0:
+    elif code == codes.VBIN8:
         n = p[0]
         if n > left - 1:
             return fail_short(c, at, code)
         c.p = p + 1 + n
         return PyBytes_FromStringAndSize(<const char *> p + 1, n)
-    elif code == 0xc0:
+    elif code == codes.LIST8:
         n = p[0]
         if n < 1 or n > left - 1:
             return fail_compound(c, at, code)
         c.p = p + 2
         return decode_list(c, at, n - 1, p[1], depth)
-    elif code == 0xc1:
+    elif code == codes.MAP8:
         n = p[0]
         if n < 1 or n > left - 1:
             return fail_compound(c, at, code)
         c.p = p + 2
         return decode_map(c, at, n - 1, p[1], depth)
-    elif code == 0x40:
+    elif code == codes.NULL:
         return None
-    elif code == 0x41:
+    elif code == codes.TRUE:
         return True
-    elif code == 0x42:
+    elif code == codes.FALSE:
         return False
-    elif code == 0x45:
+    elif code == codes.LIST0:
         if depth >= MAX_DEPTH:
             return fail_depth_at(c, at)
         return []
-    elif code == 0x82:
+    elif code == codes.DOUBLE:
         c.p = p + 8
         return PyFloat_FromDouble(load_double(p))
     return decode_rare(c, code, depth)
@@ -362,60 +362,61 @@ cdef object decode_rare(Cursor *c, uint8_t code, int depth):
     cdef const uint8_t *at = p - 1
     cdef Py_ssize_t left = c.end - p
     cdef Py_ssize_t n
-    if code == 0x43 or code == 0x44:
+    if code == codes.UINT0 or code == codes.ULONG0:
         return 0
-    elif code == 0x50 or code == 0x52 or code == 0x53:
+    elif code == codes.UBYTE or code == codes.SMALLUINT or code == codes.SMALLULONG:
         c.p = p + 1
         return rbfly_integer(p[0])
-    elif code == 0x56:
+    elif code == codes.BOOLEAN:
         if p[0] > 1:
             return decode_error(c, at, f'a boolean of 0x{p[0]:02x}')
         c.p = p + 1
         return p[0] == 1
-    elif code == 0x60:
+    elif code == codes.USHORT:
         c.p = p + 2
         return PyLong_FromLong(load_u16(p))
-    elif code == 0x61:
+    elif code == codes.SHORT:
         c.p = p + 2
         return PyLong_FromLong(<int16_t> load_u16(p))
-    elif code == 0x70:
+    elif code == codes.UINT:
         c.p = p + 4
         return PyLong_FromUnsignedLongLong(load_u32(p))
-    elif code == 0x80:
+    elif code == codes.ULONG:
         c.p = p + 8
         return PyLong_FromUnsignedLongLong(load_u64(p))
-    elif code == 0x72:
+    elif code == codes.FLOAT:
         c.p = p + 4
         return PyFloat_FromDouble(load_float(p))
-    elif code == 0x83:
+    elif code == codes.TIMESTAMP:
         c.p = p + 8
         return from_milliseconds(<int64_t> load_u64(p))
-    elif code == 0x98:
+    elif code == codes.UUID:
         c.p = p + 16
         return uuid_of(p)
-    elif code == 0xa3:
+    elif code == codes.SYM8:
         n = p[0]
         if n > left - 1:
             return fail_short(c, at, code)
         c.p = p + 1 + n
         return decode_symbol(c, at, p + 1, n)
-    elif code == 0x73:
+    elif code == codes.CHAR:
         c.p = p + 4
         return decode_char(c, at, load_u32(p))
-    elif code == 0x74:
+    elif code == codes.DECIMAL32:
         c.p = p + 4
         return Decimal32(PyBytes_FromStringAndSize(<const char *> p, 4))
-    elif code == 0x84:
+    elif code == codes.DECIMAL64:
         c.p = p + 8
         return Decimal64(PyBytes_FromStringAndSize(<const char *> p, 8))
-    elif code == 0x94:
+    elif code == codes.DECIMAL128:
         c.p = p + 16
         return Decimal128(PyBytes_FromStringAndSize(<const char *> p, 16))
-    elif code == 0x00:
+    elif code == codes.DESCRIBED:
         return decode_described(c, at, depth)
     elif (
-        code == 0xb0 or code == 0xb1 or code == 0xb3 or code == 0xd0 or code == 0xd1
-        or code == 0xe0 or code == 0xf0
+        code == codes.VBIN32 or code == codes.STR32 or code == codes.SYM32
+        or code == codes.LIST32 or code == codes.MAP32
+        or code == codes.ARRAY8 or code == codes.ARRAY32
     ):
         return decode_sized(c, at, code, depth)
     return decode_error(c, at, f'unknown constructor 0x{code:02x}')

@@ -18,6 +18,7 @@ from rbfly._wire cimport (
     put_u32, put_u64,
     store_u32,
 )
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._scalars cimport (
     encode_binary, encode_integer, encode_symbol, encode_text, encode_uint, encode_ulong,
     fail_size, put_double, put_integer, put_sized, put_timestamp, put_uuid,
@@ -80,7 +81,7 @@ cdef int close_compound(
     return close_list(out, first, count, code8)
 
 
-cdef int fail_compound() except -1:
+cdef int fail_large_compound() except -1:
     # Values that are shared double at every level: the limit bounds the memory.
     raise AMQPEncoderValueError('a list, map or array of more than 256 MiB')
 
@@ -89,7 +90,7 @@ cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t 
     cdef Py_ssize_t n = out.p - out.start - first
     cdef uint8_t *head
     if n > MAX_COMPOUND:
-        fail_compound()
+        fail_large_compound()
     if count <= 32:
         out_reserve(out, 6)
         head = out.start + first - 3
@@ -104,7 +105,7 @@ cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t 
             head[2] = <uint8_t> count
             out.p -= 6
             return 0
-    head[0] = code8 + 0x10
+    head[0] = code8 + codes.SIZE32
     store_u32(head + 1, <uint32_t> (n + 4))
     store_u32(head + 5, <uint32_t> count)
     return 0
@@ -116,11 +117,14 @@ cdef int fail_changed() except -1:
 
 cdef int put_other_leaf(OutBuffer *out, object value) except -1:
     if type(value) is bytes:
-        put_sized(out, 0xa0, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        put_sized(out, codes.VBIN8, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
         return 1
     if value is None or value is True or value is False:
         out_reserve(out, 1)
-        put_u8(out, 0x40 if value is None else (0x41 if value is True else 0x42))
+        put_u8(
+            out,
+            codes.NULL if value is None else (codes.TRUE if value is True else codes.FALSE),
+        )
         return 1
     if type(value) is float:
         put_double(out, PyFloat_AS_DOUBLE(value))
@@ -176,11 +180,11 @@ cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1:
         fail_depth()
     if count == 0:
         out_reserve(out, 1)
-        put_u8(out, 0x45)
+        put_u8(out, codes.LIST0)
         return 0
     first = open_list(out, count)
     put_items(out, items, count, depth + 1)
-    return close_list(out, first, count, 0xc0)
+    return close_list(out, first, count, codes.LIST8)
 
 
 cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
@@ -198,7 +202,7 @@ cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
         raise AMQPEncoderTypeError(f'an annotation key is Symbol, str or int, not {clip(key)}')
     at = out_size(out)
     encode_value(out, key, depth)
-    if out.start[at] in (0x45, 0xc0, 0xd0, 0xc1, 0xd1):
+    if out.start[at] in (codes.LIST0, codes.LIST8, codes.LIST32, codes.MAP8, codes.MAP32):
         raise AMQPEncoderTypeError(f'a list or map is no key of a map: {clip(key)}')
     return 0
 
@@ -249,7 +253,7 @@ cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1
         fail_size(count)
     first = open_list(out, 2 * count)
     put_pairs(out, pairs, depth + 1, keys)
-    return close_list(out, first, 2 * count, 0xc1)
+    return close_list(out, first, 2 * count, codes.MAP8)
 
 
 cdef int put_descriptor(OutBuffer *out, object descriptor, int depth) except -1:
@@ -263,7 +267,7 @@ cdef int encode_described(OutBuffer *out, Described value, int depth) except -1:
     if depth >= MAX_DEPTH:
         fail_depth()
     out_reserve(out, 1)
-    put_u8(out, 0x00)
+    put_u8(out, codes.DESCRIBED)
     put_descriptor(out, value.descriptor, depth + 1)
     return encode_value(out, value.value, depth + 1)
 
@@ -271,18 +275,18 @@ cdef int encode_described(OutBuffer *out, Described value, int depth) except -1:
 cdef int encode_wire_class(OutBuffer *out, object value, int code) except -1:
     """A value of a wrapper class, in the smallest form of its type."""
     cdef int64_t v
-    if code == 0x80:
+    if code == codes.ULONG:
         return encode_ulong(out, value)
-    if code == 0x70:
+    if code == codes.UINT:
         return encode_uint(out, value)
-    if code == 0x81:
+    if code == codes.LONG:
         v = signed_element(value, code)
         if -128 <= v <= 127:
             out_reserve(out, 2)
-            put_u8(out, 0x55)
+            put_u8(out, codes.SMALLLONG)
             put_u8(out, <uint8_t> v)
             return 0
-    elif code == 0x71:
+    elif code == codes.INT:
         return put_integer(out, signed_element(value, code))
     out_reserve(out, 1)
     put_u8(out, <uint8_t> code)
@@ -298,7 +302,7 @@ cdef int fail_element(object value, int code) except -1:
 cdef int64_t signed_element(object value, int code) except? -1:
     if not isinstance(value, int) or isinstance(value, bool):
         fail_element(value, code)
-    cls = Timestamp if code == 0x83 else ELEMENT_TYPES[code]
+    cls = Timestamp if code == codes.TIMESTAMP else ELEMENT_TYPES[code]
     if not cls._min <= value <= cls._max:
         raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {cls.__name__}')
     return <int64_t> (value if value <= 0x7fffffffffffffff else value - 0x10000000000000000)
@@ -308,52 +312,52 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
     """What follows the wide constructor `code`: an array element, or a wrapper class's value."""
     cdef int64_t v
     out_reserve(out, 16)
-    if code == 0x40:
+    if code == codes.NULL:
         if value is not None:
             fail_element(value, code)
-    elif code == 0x56:
+    elif code == codes.BOOLEAN:
         if value is not True and value is not False:
             fail_element(value, code)
         put_u8(out, 1 if value is True else 0)
-    elif code == 0x50 or code == 0x51:
+    elif code == codes.UBYTE or code == codes.BYTE:
         put_u8(out, <uint8_t> signed_element(value, code))
-    elif code == 0x60 or code == 0x61:
+    elif code == codes.USHORT or code == codes.SHORT:
         put_u16(out, <uint16_t> signed_element(value, code))
-    elif code == 0x70 or code == 0x71:
+    elif code == codes.UINT or code == codes.INT:
         put_u32(out, <uint32_t> signed_element(value, code))
-    elif code == 0x80 or code == 0x81:
+    elif code == codes.ULONG or code == codes.LONG:
         put_u64(out, <uint64_t> signed_element(value, code))
-    elif code == 0x72:
+    elif code == codes.FLOAT:
         if not isinstance(value, float):
             fail_element(value, code)
         put_u32(out, float_bits(PyFloat_AS_DOUBLE(Float32(value))))
-    elif code == 0x82:
+    elif code == codes.DOUBLE:
         if not isinstance(value, float):
             fail_element(value, code)
         put_u64(out, double_bits(PyFloat_AS_DOUBLE(value)))
-    elif code == 0x73:
+    elif code == codes.CHAR:
         if not isinstance(value, str):
             fail_element(value, code)
         put_u32(out, <uint32_t> ord(Char(value)))
-    elif code == 0x83:
+    elif code == codes.TIMESTAMP:
         if isinstance(value, datetime):
             v = milliseconds(value)
         else:
             v = signed_element(value, code)
         put_u64(out, <uint64_t> v)
-    elif code == 0x98:
+    elif code == codes.UUID:
         if not isinstance(value, UUID):
             fail_element(value, code)
         put_uuid(out, value)
-    elif code == 0x74 or code == 0x84 or code == 0x94:
+    elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
         # bytes.__new__ makes one of any length
         if (
             not isinstance(value, ELEMENT_TYPES[code])
-            or PyBytes_GET_SIZE(value) != 1 << ((code >> 4) - 5)
+            or PyBytes_GET_SIZE(value) != 1 << ((code >> 4) - codes.FIXED_ONE)
         ):
             fail_element(value, code)
         put_bytes(out, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
-    elif code == 0xd0 or code == 0xd1 or code == 0xf0:
+    elif code == codes.LIST32 or code == codes.MAP32 or code == codes.ARRAY32:
         encode_wide_compound(out, value, code, depth)
     else:
         encode_wide_text(out, value, code)
@@ -362,14 +366,14 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
 
 cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
     cdef bytes data
-    if code == 0xb0 and isinstance(value, (bytes, bytearray, memoryview)):
+    if code == codes.VBIN32 and isinstance(value, (bytes, bytearray, memoryview)):
         data = plain_bytes(value)
-    elif code == 0xb1 and isinstance(value, str):
+    elif code == codes.STR32 and isinstance(value, str):
         try:
             data = str.encode(value)
         except UnicodeEncodeError as ex:
             raise AMQPEncoderValueError(f'a string that UTF-8 cannot write: {ex}') from None
-    elif code == 0xb3 and type(value) is Symbol and (<Symbol> value).name is not None:
+    elif code == codes.SYM32 and type(value) is Symbol and (<Symbol> value).name is not None:
         data = (<Symbol> value).name.encode()
     else:
         return fail_element(value, code)
@@ -390,22 +394,22 @@ cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth)
     out_reserve(out, 8)
     out.p += 8
     first = out.p - out.start
-    if code == 0xd0 and isinstance(value, (list, tuple)):
+    if code == codes.LIST32 and isinstance(value, (list, tuple)):
         items = value if type(value) is list or type(value) is tuple else list(value)
         count = len(items)
         put_items(out, items, count, depth + 1)
-    elif code == 0xd1 and isinstance(value, Mapping):
+    elif code == codes.MAP32 and isinstance(value, Mapping):
         pairs = value if type(value) is dict else plain_dict(value)
         count = 2 * len(pairs)
         put_pairs(out, pairs, depth + 1, KEYS_ANY)
-    elif code == 0xf0 and type(value) is AMQPArray:
+    elif code == codes.ARRAY32 and type(value) is AMQPArray:
         count = len((<AMQPArray> value).items)
         put_array_items(out, value, depth)
     else:
         return fail_element(value, code)
     n = out.p - out.start - first
     if n > MAX_COMPOUND:
-        fail_compound()
+        fail_large_compound()
     store_u32(out.start + first - 8, <uint32_t> (n + 4))
     store_u32(out.start + first - 4, <uint32_t> count)
     return 0
@@ -414,13 +418,13 @@ cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth)
 cdef int put_array_items(OutBuffer *out, AMQPArray value, int depth) except -1:
     """Element constructor and elements; `depth` is that of the array."""
     cdef int level = depth + 1
-    if value._code == 0x40 and len(value.items) > MAX_ZERO_WIDTH:
+    if value._code == codes.NULL and len(value.items) > MAX_ZERO_WIDTH:
         raise AMQPEncoderValueError(f'an array of more than {MAX_ZERO_WIDTH} nulls')
     for descriptor in value.descriptors:
         if level >= MAX_DEPTH:
             fail_depth()
         out_reserve(out, 1)
-        put_u8(out, 0x00)
+        put_u8(out, codes.DESCRIBED)
         level += 1
         put_descriptor(out, descriptor, level)
     out_reserve(out, 1)
@@ -439,7 +443,7 @@ cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
         fail_depth()
     first = open_compound(out, count)
     put_array_items(out, value, depth)
-    return close_compound(out, first, count, 0xe0)
+    return close_compound(out, first, count, codes.ARRAY8)
 
 
 cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
@@ -453,7 +457,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_timestamp(out, value)
     if isinstance(value, UUID):
         out_reserve(out, 17)
-        put_u8(out, 0x98)
+        put_u8(out, codes.UUID)
         return put_uuid(out, value)
     if kind is Described:
         return encode_described(out, value, depth)

@@ -4,6 +4,7 @@
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor
 
 # Sections by the last byte of their descriptor.
@@ -17,6 +18,11 @@ cdef enum:
     SEQUENCE = 0x76
     VALUE = 0x77
     FOOTER = 0x78
+
+# How a message that is one data section begins.
+cdef enum:
+    DATA8 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | DATA << 8 | codes.VBIN8
+    DATA32 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | DATA << 8 | codes.VBIN32
 
 # The sections but the body, as they are numbered.
 cdef enum:
@@ -46,20 +52,21 @@ cdef object build_section(Cursor *c, int index)
 
 cdef inline bint is_one_section(const uint8_t *p, Py_ssize_t n) noexcept:
     """One data or value section, canonical and with a length that fills all: most messages."""
-    if n < 8 or p[0] != 0 or p[1] != 0x53:
+    if n < 8 or p[0] != codes.DESCRIBED or p[1] != codes.SMALLULONG:
         return False
     if p[2] == DATA:
-        return (p[3] == 0xa0 and p[4] == n - 5) or (p[3] == 0xb0 and load_u32(p + 4) == n - 8)
-    # widths with a size of one byte are a, c and e, those with four bytes b, d and f
-    return p[2] == VALUE and p[3] >= 0xa0 and (
-        p[4] == n - 5 if (p[3] & 0x10) == 0 else load_u32(p + 4) == n - 8
+        return (p[3] == codes.VBIN8 and p[4] == n - 5) or (
+            p[3] == codes.VBIN32 and load_u32(p + 4) == n - 8
+        )
+    return p[2] == VALUE and p[3] >= codes.FIRST_SIZED and (
+        p[4] == n - 5 if (p[3] & codes.SIZE32) == 0 else load_u32(p + 4) == n - 8
     )
 
 
 cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
     """Bytes ahead of the data section that is all of the message; 0 if something else is."""
-    if n >= 5 and load_u32(p) == 0x005375a0 and p[4] == n - 5:
+    if n >= 5 and load_u32(p) == DATA8 and p[4] == n - 5:
         return 5
-    if n >= 8 and load_u32(p) == 0x005375b0 and load_u32(p + 4) == n - 8:
+    if n >= 8 and load_u32(p) == DATA32 and load_u32(p + 4) == n - 8:
         return 8
     return 0

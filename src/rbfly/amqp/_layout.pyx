@@ -7,6 +7,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32, load_u64
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, decode_error, decode_value
 from rbfly.amqp._sections cimport AMQPHeader, decoded_properties
 from rbfly.amqp._types cimport Symbol
@@ -50,17 +51,20 @@ cdef int skip_value(Cursor *c) except -1:
         p += 1
         left -= 1
         width = at[0] >> 4
-        if at[0] == 0:
+        if at[0] == codes.DESCRIBED:
             # a descriptor and a value in place of the one value
             pending += 1
             continue
-        if width < 4:
+        if width < codes.EMPTY:
             return fail_structure(c, at, f'unknown constructor 0x{at[0]:02x}')
-        if width == 4:
+        if width == codes.EMPTY:
             n = 0
-        elif width <= 9:
-            n = 1 << (width - 5)
-        elif width == 0xb or width == 0xd or width == 0xf:
+        elif width <= codes.FIXED_SIXTEEN:
+            n = 1 << (width - codes.FIXED_ONE)
+        elif (
+            width == codes.VARIABLE_FOUR or width == codes.COMPOUND_FOUR
+            or width == codes.ARRAY_FOUR
+        ):
             n = 4 + <Py_ssize_t> load_u32(p) if left >= 4 else 4
         else:
             n = 1 + <Py_ssize_t> p[0] if left >= 1 else 1
@@ -79,24 +83,24 @@ cdef int take_descriptor(Cursor *c) except -1:
     cdef const uint8_t *p = c.p
     cdef Py_ssize_t left = c.end - p
     cdef Py_ssize_t n
-    if left >= 3 and p[0] == 0 and p[1] == 0x53:
-        if 0x70 <= p[2] <= 0x78:
+    if left >= 3 and p[0] == codes.DESCRIBED and p[1] == codes.SMALLULONG:
+        if HEADER <= p[2] <= FOOTER:
             c.p = p + 3
             return p[2]
         return fail_structure(c, p, f'a section with unknown descriptor 0x{p[2]:02x}')
     if left < 3:
         return fail_structure(c, p, 'the bytes end within a section descriptor')
-    if p[0] != 0:
+    if p[0] != codes.DESCRIBED:
         return fail_structure(c, p, f'constructor 0x{p[0]:02x} where a section must begin')
-    if p[1] == 0x80 and left >= 10:
-        if 0x70 <= load_u64(p + 2) <= 0x78:
+    if p[1] == codes.ULONG and left >= 10:
+        if HEADER <= load_u64(p + 2) <= FOOTER:
             c.p = p + 10
             return <int> load_u64(p + 2)
         return fail_structure(c, p, f'a section with unknown descriptor 0x{load_u64(p + 2):x}')
-    if p[1] == 0xa3:
+    if p[1] == codes.SYM8:
         n = p[2]
         p += 3
-    elif p[1] == 0xb3 and left >= 6:
+    elif p[1] == codes.SYM32 and left >= 6:
         n = load_u32(p + 2)
         p += 6
     else:
@@ -120,23 +124,29 @@ cdef int check_kind(Cursor *c, int section) except -1:
     if section == VALUE:
         return 0
     if section == DATA:
-        if code == 0xa0 or code == 0xb0:
+        if code == codes.VBIN8 or code == codes.VBIN32:
             return 0
     elif section == SEQUENCE:
-        if code == 0x45 or code == 0xc0 or code == 0xd0:
+        if code == codes.LIST0 or code == codes.LIST8 or code == codes.LIST32:
             return 0
     elif section == HEADER or section == PROPERTIES:
-        if code == 0x45 or code == 0xc0 or code == 0xd0 or code == 0x40:
+        if (
+            code == codes.LIST0 or code == codes.LIST8 or code == codes.LIST32
+            or code == codes.NULL
+        ):
             return 0
-    elif code == 0xc1 or code == 0xd1 or code == 0x40:
+    elif code == codes.MAP8 or code == codes.MAP32 or code == codes.NULL:
         return 0
     return fail_structure(c, c.p, f'constructor 0x{code:02x} in section 0x{section:02x}')
 
 
 # The constructor with a size of one byte of each section's value; a value section has any.
 cdef uint8_t[9] USUAL
-for _i, _code in enumerate((0xc0, 0xc1, 0xc1, 0xc0, 0xc1, 0xa0, 0xc0, 0xff, 0xc1)):
-    USUAL[_i] = _code
+USUAL[HEADER - HEADER] = USUAL[PROPERTIES - HEADER] = USUAL[SEQUENCE - HEADER] = codes.LIST8
+for _section in (DELIVERY_ANNOTATIONS, ANNOTATIONS, APP_PROPERTIES, FOOTER):
+    USUAL[_section - HEADER] = codes.MAP8
+USUAL[DATA - HEADER] = codes.VBIN8
+USUAL[VALUE - HEADER] = 0xff
 
 
 cdef int scan(Cursor *c, Layout *layout) except -1:
@@ -150,7 +160,10 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
     layout.body_at = -1
     while c.p < c.end:
         at = c.p
-        if c.end - at >= 3 and at[0] == 0 and at[1] == 0x53 and 0x70 <= at[2] <= 0x78:
+        if (
+            c.end - at >= 3 and at[0] == codes.DESCRIBED and at[1] == codes.SMALLULONG
+            and HEADER <= at[2] <= FOOTER
+        ):
             section = at[2]
             c.p = at + 3
         else:
@@ -173,9 +186,13 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
         last = section
         # what is usual at a glance, all else with care
         if c.end - p >= 5 and (
-            (p[0] & 0xef) == USUAL[section - HEADER] or (section == VALUE and p[0] >= 0xa0)
+            (p[0] & codes.NO_SIZE32) == USUAL[section - HEADER]
+            or (section == VALUE and p[0] >= codes.FIRST_SIZED)
         ):
-            n = 2 + <Py_ssize_t> p[1] if (p[0] & 0x10) == 0 else 5 + <Py_ssize_t> load_u32(p + 1)
+            n = (
+                2 + <Py_ssize_t> p[1] if (p[0] & codes.SIZE32) == 0
+                else 5 + <Py_ssize_t> load_u32(p + 1)
+            )
             if n <= c.end - p:
                 c.p = p + n
                 continue
@@ -189,12 +206,12 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
 cdef object build_body(Cursor *c):
     """Body out of its sections, which are checked; the cursor is where the first of them begins."""
     cdef const uint8_t *p = c.p
-    if p[1] == 0x53:
+    if p[1] == codes.SMALLULONG:
         if p[2] == VALUE:
             c.p = p + 3
             return decode_value(c, 0)
         # under a view the bytes may have changed since: nothing is read that is not there
-        if c.end - p >= 5 and p[2] == DATA and p[3] == 0xa0 and p[4] == c.end - p - 5:
+        if c.end - p >= 5 and p[2] == DATA and p[3] == codes.VBIN8 and p[4] == c.end - p - 5:
             return PyBytes_FromStringAndSize(<const char *> p + 5, p[4])
     return build_any_body(c)
 

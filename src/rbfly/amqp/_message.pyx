@@ -10,6 +10,7 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint64_t
 
 from rbfly._wire cimport load_u32
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open
 from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER,
@@ -341,7 +342,7 @@ is_set_stream_publish_id=None)\n--\n
             # checked again: the memory behind a read-only view may have changed
             n = -1
             if take_descriptor(&c) == DATA and c.end - c.p >= 2:
-                if c.p[0] == 0xa0:
+                if c.p[0] == codes.VBIN8:
                     n = c.p[1]
                     c.p += 2
                 elif c.end - c.p >= 5:

@@ -5,6 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer, out_reserve, store_u32, store_u64
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy, rbfly_small_integer
 from rbfly.amqp._types cimport Symbol
 
@@ -42,7 +43,7 @@ cdef inline int encode_text(OutBuffer *out, object value) except -1:
     cdef Py_ssize_t n = 0
     cdef const char *data = NULL
     if rbfly_ascii_data(<PyObject *> value, &data, &n):
-        return put_sized(out, 0xa1, data, n)
+        return put_sized(out, codes.STR8, data, n)
     return put_long_text(out, value)
 
 
@@ -51,15 +52,15 @@ cdef inline int put_integer(OutBuffer *out, int64_t v) except -1:
     out_reserve(out, 9)
     p = out.p
     if -128 <= v <= 127:
-        p[0] = 0x54
+        p[0] = codes.SMALLINT
         p[1] = <uint8_t> v
         out.p = p + 2
     elif -0x80000000 <= v <= 0x7fffffff:
-        p[0] = 0x71
+        p[0] = codes.INT
         store_u32(p + 1, <uint32_t> v)
         out.p = p + 5
     else:
-        p[0] = 0x81
+        p[0] = codes.LONG
         store_u64(p + 1, <uint64_t> v)
         out.p = p + 9
     return 0

@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from rbfly._wire cimport (
     OutBuffer, double_bits, out_reserve, out_size, put_bytes, put_u8, put_u32, put_u64,
 )
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport rbfly_ascii_data
 from rbfly.amqp._types cimport Symbol, clip, copy_buffer, milliseconds
 
@@ -39,7 +40,7 @@ cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n)
         # long values that are shared take no memory before they are written
         raise AMQPEncoderValueError('a message of more than 512 MiB')
     out_reserve(out, n + 5)
-    put_u8(out, code8 + 0x10)
+    put_u8(out, code8 + codes.SIZE32)
     put_u32(out, <uint32_t> n)
     put_bytes(out, data, n)
     return 0
@@ -52,7 +53,7 @@ cdef int put_long_text(OutBuffer *out, object value) except -1:
         data = PyUnicode_AsUTF8AndSize(value, &n)
     except UnicodeEncodeError as ex:
         raise AMQPEncoderValueError(f'a string that UTF-8 cannot write: {ex}') from None
-    return put_sized(out, 0xa1, data, n)
+    return put_sized(out, codes.STR8, data, n)
 
 
 cdef int encode_symbol(OutBuffer *out, Symbol value) except -1:
@@ -61,7 +62,7 @@ cdef int encode_symbol(OutBuffer *out, Symbol value) except -1:
     # None: it was made by Symbol.__new__ alone
     if value.name is None or not rbfly_ascii_data(<PyObject *> value.name, &data, &n):
         raise AMQPEncoderValueError('a symbol without name')
-    return put_sized(out, 0xa3, data, n)
+    return put_sized(out, codes.SYM8, data, n)
 
 
 cdef uint64_t unsigned(object value, uint64_t limit, str name) except? 0xdead:
@@ -86,7 +87,7 @@ cdef int put_big_integer(OutBuffer *out, object value) except -1:
     if overflow < 0 or int.bit_length(value) > 64:
         raise AMQPEncoderIntegerError(f'{clip(value)} is out of the range of long and ulong')
     out_reserve(out, 9)
-    put_u8(out, 0x80)
+    put_u8(out, codes.ULONG)
     put_u64(out, PyLong_AsUnsignedLongLong(value))
     return 0
 
@@ -94,7 +95,7 @@ cdef int put_big_integer(OutBuffer *out, object value) except -1:
 cdef int encode_ubyte(OutBuffer *out, object value) except -1:
     cdef uint64_t v = unsigned(value, 0xff, 'ubyte')
     out_reserve(out, 2)
-    put_u8(out, 0x50)
+    put_u8(out, codes.UBYTE)
     put_u8(out, <uint8_t> v)
     return 0
 
@@ -103,12 +104,12 @@ cdef int encode_uint(OutBuffer *out, object value) except -1:
     cdef uint64_t v = unsigned(value, 0xffffffff, 'uint')
     out_reserve(out, 5)
     if v == 0:
-        put_u8(out, 0x43)
+        put_u8(out, codes.UINT0)
     elif v <= 255:
-        put_u8(out, 0x52)
+        put_u8(out, codes.SMALLUINT)
         put_u8(out, <uint8_t> v)
     else:
-        put_u8(out, 0x70)
+        put_u8(out, codes.UINT)
         put_u32(out, <uint32_t> v)
     return 0
 
@@ -117,19 +118,19 @@ cdef int encode_ulong(OutBuffer *out, object value) except -1:
     cdef uint64_t v = unsigned(value, 0xffffffffffffffff, 'ulong')
     out_reserve(out, 9)
     if v == 0:
-        put_u8(out, 0x44)
+        put_u8(out, codes.ULONG0)
     elif v <= 255:
-        put_u8(out, 0x53)
+        put_u8(out, codes.SMALLULONG)
         put_u8(out, <uint8_t> v)
     else:
-        put_u8(out, 0x80)
+        put_u8(out, codes.ULONG)
         put_u64(out, v)
     return 0
 
 
 cdef int put_double(OutBuffer *out, double v) except -1:
     out_reserve(out, 9)
-    put_u8(out, 0x82)
+    put_u8(out, codes.DOUBLE)
     put_u64(out, double_bits(v))
     return 0
 
@@ -138,13 +139,13 @@ cdef int encode_binary(OutBuffer *out, object value) except -1:
     """Any object with a buffer as binary."""
     cdef Py_buffer view
     if isinstance(value, bytes):
-        return put_sized(out, 0xa0, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        return put_sized(out, codes.VBIN8, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
     try:
         PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
     except Exception:
         return encode_binary(out, copy_buffer(value))
     try:
-        return put_sized(out, 0xa0, view.buf, view.len)
+        return put_sized(out, codes.VBIN8, view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
 
@@ -157,7 +158,7 @@ cdef int put_timestamp(OutBuffer *out, object value) except -1:
     else:
         ms = <int64_t> value
     out_reserve(out, 9)
-    put_u8(out, 0x83)
+    put_u8(out, codes.TIMESTAMP)
     put_u64(out, <uint64_t> ms)
     return 0
 

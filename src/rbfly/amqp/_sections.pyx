@@ -9,13 +9,14 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
 
 from rbfly._wire cimport OutBuffer, out_reserve, put_u8
+from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._scalars cimport (
     encode_symbol, encode_ubyte, encode_uint, encode_ulong, put_timestamp,
 )
-from rbfly.amqp._types cimport Symbol, new_symbol, plain_bytes, plain_text
+from rbfly.amqp._types cimport DECIMALS, Symbol, new_symbol, plain_bytes, plain_text
 
-from rbfly.amqp._types import Decimal32, Decimal64, Decimal128, Timestamp
+from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
 
 import_datetime()
@@ -176,9 +177,29 @@ cdef tuple PROPERTY_NAMES = (
 )
 
 
+# The fields of properties, as they are numbered.
+cdef enum:
+    MESSAGE_ID = 0
+    USER_ID = 1
+    TO = 2
+    SUBJECT = 3
+    REPLY_TO = 4
+    CORRELATION_ID = 5
+    CONTENT_TYPE = 6
+    CONTENT_ENCODING = 7
+    ABSOLUTE_EXPIRY_TIME = 8
+    CREATION_TIME = 9
+    GROUP_ID = 10
+    GROUP_SEQUENCE = 11
+    REPLY_TO_GROUP_ID = 12
+    PROPERTIES_FIELDS = 13      # how many there are
+
 # Fields, as bits, in which a str is kept as it is.
 cdef enum:
-    TEXT_FIELDS = 0b1010000111101
+    TEXT_FIELDS = (
+        1 << MESSAGE_ID | 1 << TO | 1 << SUBJECT | 1 << REPLY_TO | 1 << CORRELATION_ID
+        | 1 << GROUP_ID | 1 << REPLY_TO_GROUP_ID
+    )
 
 
 cdef object check_symbol(object value, str name):
@@ -191,13 +212,10 @@ cdef object check_symbol(object value, str name):
     raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
 
 
-cdef tuple DECIMALS = (Decimal32, Decimal64, Decimal128)
-
-
 cdef object check_property(int index, object value):
     """The value of a property as it is kept; a subclass is kept as the type it stands for."""
     name = PROPERTY_NAMES[index]
-    if index == 0 or index == 5:
+    if index == MESSAGE_ID or index == CORRELATION_ID:
         if isinstance(value, int) and not isinstance(value, bool):
             return check_uint(value, 0xffffffffffffffff, name)
         if isinstance(value, UUID) or isinstance(value, bytes) and not isinstance(value, DECIMALS):
@@ -209,17 +227,17 @@ cdef object check_property(int index, object value):
         raise AMQPEncoderTypeError(
             f'{name} is int, UUID, bytes or str, not {type(value).__name__}'
         )
-    if index == 1:
+    if index == USER_ID:
         if isinstance(value, (bytes, bytearray, memoryview)) and not isinstance(value, DECIMALS):
             return plain_bytes(value)
         raise AMQPEncoderTypeError(f'{name} is bytes, not {type(value).__name__}')
-    if index == 6 or index == 7:
+    if index == CONTENT_TYPE or index == CONTENT_ENCODING:
         return check_symbol(value, name)
-    if index == 8 or index == 9:
+    if index == ABSOLUTE_EXPIRY_TIME or index == CREATION_TIME:
         if isinstance(value, (datetime, Timestamp)):
             return value
         raise AMQPEncoderTypeError(f'{name} is datetime, not {type(value).__name__}')
-    if index == 11:
+    if index == GROUP_SEQUENCE:
         return check_uint(value, 0xffffffff, name)
     if isinstance(value, str):
         return plain_text(value)
@@ -227,10 +245,10 @@ cdef object check_property(int index, object value):
 
 
 cdef tuple check_fields(tuple fields):
-    """Check 13 fields, in place: the tuple is new and nobody else has seen it."""
+    """Check all fields, in place: the tuple is new and nobody else has seen it."""
     cdef int i
     cdef object value, kept
-    for i in range(13):
+    for i in range(PROPERTIES_FIELDS):
         if fields[i] is None or ((TEXT_FIELDS >> i) & 1 and type(fields[i]) is str):
             continue
         value = fields[i]
@@ -243,9 +261,11 @@ cdef tuple check_fields(tuple fields):
 
 
 cdef tuple pad(object fields):
-    if len(fields) > 13:
-        raise AMQPEncoderTypeError(f'properties have 13 fields, not {len(fields)}')
-    return tuple([*fields, *([None] * (13 - len(fields)))])
+    if len(fields) > PROPERTIES_FIELDS:
+        raise AMQPEncoderTypeError(
+            f'properties have {PROPERTIES_FIELDS} fields, not {len(fields)}'
+        )
+    return tuple([*fields, *([None] * (PROPERTIES_FIELDS - len(fields)))])
 
 
 cdef AMQPProperties decoded_properties(object value):
@@ -298,55 +318,55 @@ reply_to_group_id=None)\n--\n
 
     @property
     def message_id(self):
-        return self._fields[0]
+        return self._fields[MESSAGE_ID]
 
     @property
     def user_id(self):
-        return self._fields[1]
+        return self._fields[USER_ID]
 
     @property
     def to(self):
-        return self._fields[2]
+        return self._fields[TO]
 
     @property
     def subject(self):
-        return self._fields[3]
+        return self._fields[SUBJECT]
 
     @property
     def reply_to(self):
-        return self._fields[4]
+        return self._fields[REPLY_TO]
 
     @property
     def correlation_id(self):
-        return self._fields[5]
+        return self._fields[CORRELATION_ID]
 
     @property
     def content_type(self):
-        return self._fields[6]
+        return self._fields[CONTENT_TYPE]
 
     @property
     def content_encoding(self):
-        return self._fields[7]
+        return self._fields[CONTENT_ENCODING]
 
     @property
     def absolute_expiry_time(self):
-        return self._fields[8]
+        return self._fields[ABSOLUTE_EXPIRY_TIME]
 
     @property
     def creation_time(self):
-        return self._fields[9]
+        return self._fields[CREATION_TIME]
 
     @property
     def group_id(self):
-        return self._fields[10]
+        return self._fields[GROUP_ID]
 
     @property
     def group_sequence(self):
-        return self._fields[11]
+        return self._fields[GROUP_SEQUENCE]
 
     @property
     def reply_to_group_id(self):
-        return self._fields[12]
+        return self._fields[REPLY_TO_GROUP_ID]
 
     def __repr__(self):
         fields = ', '.join(
@@ -399,12 +419,12 @@ cdef int encode_header(OutBuffer *out, AMQPHeader header, Py_ssize_t count) exce
         encode_value(out, True if header.first_acquirer else None, 0)
     if count >= 5:
         encode_uint(out, header.delivery_count)
-    return close_compound(out, first, count, 0xc0)
+    return close_compound(out, first, count, codes.LIST8)
 
 
 cdef Py_ssize_t properties_length(AMQPProperties properties) except -1:
     """Number of fields up to the last one that is set."""
-    cdef Py_ssize_t count = 13
+    cdef Py_ssize_t count = PROPERTIES_FIELDS
     while count > 0 and properties._fields[count - 1] is None:
         count -= 1
     return count
@@ -418,12 +438,12 @@ cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t
         value = fields[i]
         if value is None:
             out_reserve(out, 1)
-            put_u8(out, 0x40)
+            put_u8(out, codes.NULL)
         elif type(value) is str or type(value) is bytes:
             encode_value(out, value, 0)
         elif type(value) is Symbol:
             encode_symbol(out, value)
-        elif i == 11:
+        elif i == GROUP_SEQUENCE:
             encode_uint(out, value)
         elif isinstance(value, Timestamp):
             put_timestamp(out, value)
@@ -431,4 +451,4 @@ cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t
             encode_ulong(out, value)
         else:
             encode_value(out, value, 0)
-    return close_compound(out, first, count, 0xc0)
+    return close_compound(out, first, count, codes.LIST8)

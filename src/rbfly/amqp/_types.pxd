@@ -11,6 +11,9 @@ cdef enum:
     MAX_ZERO_WIDTH = 65536
     MAX_ITEMS = 1 << 28         # of a sequence that is no list or tuple
 
+cdef enum:
+    SYMBOL_HASH = 0x53594d      # a symbol does not hash as its name does
+
 
 @cython.final
 cdef class Symbol:
@@ -36,7 +39,7 @@ cdef inline Symbol new_symbol(str name):
     """A symbol whose name is known to be ASCII."""
     cdef Symbol symbol = Symbol.__new__(Symbol)
     symbol.name = name
-    symbol._hash = hash(name) ^ 0x53594d
+    symbol._hash = hash(name) ^ SYMBOL_HASH
     if symbol._hash == -1:
         symbol._hash = -2
     return symbol
@@ -47,6 +50,8 @@ cdef dict ELEMENT_TYPES
 cdef dict ELEMENT_CODES
 # Constructors of classes that are not written as the Python type that they inherit from.
 cdef dict WIRE_CLASSES
+# They inherit from bytes and are none.
+cdef tuple DECIMALS
 
 cdef str clip(object value)
 cdef str plain_text(object value)

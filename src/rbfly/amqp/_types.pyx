@@ -13,6 +13,7 @@ from cpython.datetime cimport datetime, datetime_new, get_utc, import_datetime, 
 from libc.stdint cimport int64_t, uint8_t
 
 from rbfly._wire cimport load_u64
+from rbfly.amqp cimport _constructors as codes
 
 from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
@@ -49,7 +50,7 @@ cdef class Symbol:
         if not text.isascii():
             raise AMQPEncoderValueError(f'a symbol is ASCII, not {clip(name)}')
         self.name = text
-        self._hash = hash(text) ^ 0x53594d
+        self._hash = hash(text) ^ SYMBOL_HASH
         if self._hash == -1:
             self._hash = -2
 
@@ -340,20 +341,40 @@ class Decimal128(_Decimal):
 
 # Python class of each wire type, by the wide constructor, and back.
 cdef dict ELEMENT_TYPES = {
-    0x40: type(None), 0x56: bool, 0x50: UByte, 0x60: UShort, 0x70: UInt, 0x80: ULong, 0x51: Byte,
-    0x61: Short, 0x71: Int, 0x81: Long, 0x72: Float32, 0x82: float, 0x73: Char, 0x83: datetime,
-    0x98: UUID, 0xb0: bytes, 0xb1: str, 0xb3: Symbol, 0x74: Decimal32, 0x84: Decimal64,
-    0x94: Decimal128, 0xd0: list, 0xd1: dict, 0xf0: AMQPArray,
+    codes.NULL: type(None),
+    codes.BOOLEAN: bool,
+    codes.UBYTE: UByte,
+    codes.USHORT: UShort,
+    codes.UINT: UInt,
+    codes.ULONG: ULong,
+    codes.BYTE: Byte,
+    codes.SHORT: Short,
+    codes.INT: Int,
+    codes.LONG: Long,
+    codes.FLOAT: Float32,
+    codes.DOUBLE: float,
+    codes.CHAR: Char,
+    codes.TIMESTAMP: datetime,
+    codes.UUID: UUID,
+    codes.VBIN32: bytes,
+    codes.STR32: str,
+    codes.SYM32: Symbol,
+    codes.DECIMAL32: Decimal32,
+    codes.DECIMAL64: Decimal64,
+    codes.DECIMAL128: Decimal128,
+    codes.LIST32: list,
+    codes.MAP32: dict,
+    codes.ARRAY32: AMQPArray,
 }
 cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items()}
-ELEMENT_CODES.update({int: 0x81, tuple: 0xd0, Timestamp: 0x83})
+ELEMENT_CODES.update({int: codes.LONG, tuple: codes.LIST32, Timestamp: codes.TIMESTAMP})
 
 # Classes that are written as themselves and not as the Python type they inherit from.
 cdef dict WIRE_CLASSES = {
-    UByte: 0x50, UShort: 0x60, UInt: 0x70, ULong: 0x80, Byte: 0x51, Short: 0x61, Int: 0x71,
-    Long: 0x81, Timestamp: 0x83, Float32: 0x72, Char: 0x73, Decimal32: 0x74, Decimal64: 0x84,
-    Decimal128: 0x94,
+    t: code for t, code in ELEMENT_CODES.items()
+    if issubclass(t, (_Integer, Float32, Char, _Decimal))
 }
+DECIMALS = (Decimal32, Decimal64, Decimal128)
 
 
 # --- conversions ---

@@ -1,4 +1,4 @@
-"""Acceptance scenarios 31 to 46, of producers; each test begins with the number of its own."""
+"""Every message is confirmed once, or its sender is told: whoever closes, waits or is late."""
 
 import asyncio
 from collections import Counter
@@ -10,20 +10,18 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
-from rbfly.streams import Compression, stream_message_ctx
+from rbfly.streams import stream_message_ctx
 from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
     PublishError,
     RoomTimeout,
-    StreamDoesNotExist,
 )
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.streams.test_publish import stored
-from tests.streams.test_publish_sub_entries import entries_of
 from tests.streams.test_send_many import refusing
 
 Held = list[tuple[Peer, Frame]]
@@ -42,10 +40,10 @@ def holding(held: Held) -> dict[int, wire.Handler]:
     return {wire.PUBLISH: lambda connection, request: held.append((connection, request))}
 
 
-# -- 31: every way of sending
+# -- every way of sending
 
 
-async def test_31_every_way_of_sending_is_confirmed_once(
+async def test_every_way_of_sending_is_confirmed_once(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     confirmed: Counter[int] = Counter()
@@ -67,10 +65,10 @@ async def test_31_every_way_of_sending_is_confirmed_once(
     assert await stored(client, stream) == numbers(400)
 
 
-# -- 32: the same message
+# -- the same message
 
 
-async def test_32_same_message_many_times(client: rbs.StreamsClient, stream: str) -> None:
+async def test_same_message_many_times(client: rbs.StreamsClient, stream: str) -> None:
     body: dict[str, Any] = {'n': 0}
     message = stream_message_ctx(body, app_properties={'k': 'v'})
     async with client.publisher(stream) as publisher:
@@ -85,10 +83,10 @@ async def test_32_same_message_many_times(client: rbs.StreamsClient, stream: str
     assert found == [{'n': i} for i in range(100)] + [{'n': 99}] * 200
 
 
-# -- 33: many publishers, many tasks
+# -- many publishers, many tasks
 
 
-async def test_33_many_publishers_of_many_tasks(client: rbs.StreamsClient, stream: str) -> None:
+async def test_many_publishers_of_many_tasks(client: rbs.StreamsClient, stream: str) -> None:
     async def send(publisher: rbs.Publisher, i: int, task: int) -> None:
         for n in range(10):
             await publisher.send(b'%d %d %d' % (i, task, n))
@@ -105,10 +103,10 @@ async def test_33_many_publishers_of_many_tasks(client: rbs.StreamsClient, strea
             assert [n for p, t, n in found if (p, t) == (i, task)] == list(range(10))
 
 
-# -- 34: stop while sending
+# -- stop while sending
 
 
-async def test_34_close_while_sending_settles_all(client: rbs.StreamsClient, stream: str) -> None:
+async def test_close_while_sending_settles_all(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
         sends = [asyncio.create_task(publisher.send(b'%d' % i)) for i in range(1000)]
         many = asyncio.create_task(publisher.send_many(numbers(1000, 100_000)))
@@ -121,7 +119,7 @@ async def test_34_close_while_sending_settles_all(client: rbs.StreamsClient, str
     assert {i for i, outcome in zip(sent, outcomes, strict=False) if outcome is None} <= found
 
 
-async def test_34_close_without_confirms_settles_all() -> None:
+async def test_close_without_confirms_settles_all() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri, close_timeout=0.05) as client,
@@ -139,66 +137,10 @@ async def test_34_close_without_confirms_settles_all() -> None:
         assert {type(item) for item in outcomes} == {PublisherError}
 
 
-# -- 35: send after close
+# -- the broker's refusal
 
 
-async def test_35_closed_publishers_raise(client: rbs.StreamsClient, stream: str) -> None:
-    async with client.publisher(stream) as publisher:
-        await publisher.send('x')
-    for call in (publisher.send, publisher.submit):
-        with pytest.raises(PublisherError, match='closed'):
-            await call('x')
-    with pytest.raises(PublisherError, match='closed'):
-        await publisher.send_many(['x'])
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as fast:
-        pass
-    with pytest.raises(PublisherError, match='closed'):
-        fast.batch('x')
-    async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as limit:
-        pass
-    with pytest.raises(PublisherError, match='closed'):
-        await limit.batch('x', max_len=1)
-    for batch in (fast, limit):
-        with pytest.raises(PublisherError, match='closed'):
-            await batch.flush()
-    for closed in (publisher, fast, limit):
-        await closed.close()
-    assert len(await stored(client, stream)) == 1
-
-
-# -- 36: no such stream
-
-
-async def test_36_unknown_stream_is_told_at_once(client: rbs.StreamsClient) -> None:
-    async with asyncio.timeout(10):
-        with pytest.raises(StreamDoesNotExist, match='no-such-stream'):
-            async with client.publisher('no-such-stream'):
-                pytest.fail('there is none')
-
-
-async def test_36_stream_that_is_deleted_while_it_is_published_to(
-    client: rbs.StreamsClient, stream: str
-) -> None:
-    async def send() -> None:
-        while True:
-            await publisher.send('x')
-
-    async with asyncio.timeout(60):
-        with pytest.raises(StreamDoesNotExist):  # noqa: PT012
-            async with client.publisher(stream, max_unconfirmed=50) as publisher:
-                tasks = [asyncio.create_task(send()) for _ in range(10)]
-                many = asyncio.create_task(publisher.send_many(iter(lambda: 'y', None)))
-                await publisher.send('z')
-                await client.delete_stream(stream)
-                outcomes = await asyncio.gather(*tasks, many, return_exceptions=True)
-                assert {type(item) for item in outcomes} == {StreamDoesNotExist}
-                await publisher.send('late')
-
-
-# -- 37: the broker's refusal
-
-
-async def test_37_code_reaches_the_caller_of_the_message() -> None:
+async def test_code_reaches_the_caller_of_the_message() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing(2, 4)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -213,10 +155,10 @@ async def test_37_code_reaches_the_caller_of_the_message() -> None:
             assert outcome.code == 0x11
 
 
-# -- 38: a confirm that is early
+# -- a confirm that is early
 
 
-async def test_38_confirm_before_anybody_waits_for_it() -> None:
+async def test_confirm_before_anybody_waits_for_it() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -236,7 +178,7 @@ async def test_38_confirm_before_anybody_waits_for_it() -> None:
         assert await asyncio.wait_for(publisher.send_many(slow()), 10) == 20
 
 
-async def test_38_confirm_of_a_batch_before_its_flush_waits() -> None:
+async def test_confirm_of_a_batch_before_anybody_flushes_it() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -250,10 +192,10 @@ async def test_38_confirm_of_a_batch_before_its_flush_waits() -> None:
         await asyncio.wait_for(batch.flush(), 10)
 
 
-# -- 39, 40: the bound of what is in flight
+# -- the bound of what is in flight
 
 
-async def test_39_bound_blocks_then_frees() -> None:
+async def test_bound_blocks_then_frees() -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -274,7 +216,7 @@ async def test_39_bound_blocks_then_frees() -> None:
 
 
 @pytest.mark.parametrize('timeout', [None, 0])
-async def test_39_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> None:
+async def test_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -300,7 +242,7 @@ async def test_39_waiting_for_room_ends_in_time_or_never(timeout: float | None) 
 
 
 @pytest.mark.parametrize('bound', [1, 9, 10])
-async def test_40_tiny_bound_waits_for_confirms_only(
+async def test_tiny_bound_waits_for_confirms_only(
     client: rbs.StreamsClient, stream: str, bound: int
 ) -> None:
     # were there a timer, however short, this would take minutes
@@ -313,10 +255,10 @@ async def test_40_tiny_bound_waits_for_confirms_only(
     assert await stored(client, stream) == numbers(4000)
 
 
-# -- 41: confirms that are late
+# -- confirms that are late
 
 
-async def test_41_late_confirms_are_ignored() -> None:
+async def test_late_confirms_are_ignored() -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -347,95 +289,7 @@ async def test_41_late_confirms_are_ignored() -> None:
         await asyncio.gather(*tasks)
 
 
-# -- 42 to 44: names
-
-
-async def test_42_named_publisher(client: rbs.StreamsClient, stream: str) -> None:
-    def message(publish_id: int) -> Any:
-        return stream_message_ctx(b'%d' % publish_id, publish_id=publish_id)
-
-    async with client.publisher(stream, name='n', amqp=False) as publisher:
-        for i in (1, 2, 5, 100):  # gaps are allowed
-            await publisher.send(message(i))
-        assert publisher.message_id == 101
-    async with client.publisher(stream, name='n', amqp=False) as publisher:
-        assert publisher.message_id == 101  # it goes on behind the last
-        # whoever begins anew from its first message sends nothing twice
-        assert await publisher.send_many([message(i) for i in (1, 2, 5, 100, 101, 103)]) == 6
-        await publisher.send(b'104')
-    async with client.publisher(stream, name='other', amqp=False) as publisher:
-        assert publisher.message_id == 1
-        await publisher.send(message(5))
-    found = await stored(client, stream)
-    assert found == [b'1', b'2', b'5', b'100', b'101', b'103', b'104', b'5']
-
-
-async def test_42_batch_of_a_named_publisher(client: rbs.StreamsClient, stream: str) -> None:
-    for _ in range(2):
-        async with client.publisher(
-            stream, name='n', amqp=False, cls=rbs.PublisherBatchFast
-        ) as batch:
-            for i in (7, 3, 5):
-                batch.batch(stream_message_ctx(b'%d' % i, publish_id=i))
-            await batch.flush()
-    assert await stored(client, stream) == [b'3', b'5', b'7']
-
-
-@pytest.mark.parametrize('first', [0, 1])
-async def test_43_first_message_after_a_restart(
-    client: rbs.StreamsClient, stream: str, first: int
-) -> None:
-    async with client.publisher(stream, name='n', amqp=False) as publisher:
-        await publisher.send(stream_message_ctx(b'a', publish_id=first))
-    for body in (b'b', b'c'):
-        await client.disconnect()
-        async with client.publisher(stream, name='n', amqp=False) as publisher:
-            await publisher.send(body)
-    assert await stored(client, stream) == [b'a', b'b', b'c']
-
-
-@pytest.mark.parametrize(
-    'how',
-    [
-        {'filter_extract': lambda context: 'zażółć'},
-        {'filter_extract': lambda context: None},
-        {'sub_entry_size': 4},
-        {'sub_entry_size': 4, 'compression': 'gzip'},
-    ],
-    ids=['filter', 'no filter value', 'sub-entries', 'gzip'],
-)
-async def test_44_deduplication_with_filter_values_and_with_sub_entries(
-    broker: RabbitMQ, client: rbs.StreamsClient, stream: str, how: dict[str, Any]
-) -> None:
-    def messages(*ids: int) -> list[Any]:
-        return [stream_message_ctx(str(i), publish_id=i) for i in ids]
-
-    for ids in ((1, 2, 3), (2, 3, 4), (1, 5, 9)):
-        async with client.publisher(stream, name='n', **how) as publisher:
-            assert await publisher.send_many(messages(*ids)) == 3
-            last = publisher.message_id
-    async with client.publisher(stream, name='n', **how) as publisher:
-        assert publisher.message_id == last == 10
-        async with (
-            rbs.streams_client(broker.uri) as other,
-            other.publisher(stream, name='n', **how) as again,
-        ):
-            for one in (publisher, again):  # the same ids once more
-                assert await one.send_many(['a' * 100] * 10) == 10
-        last = publisher.message_id
-    async with client.publisher(stream, name='n', **how) as publisher:
-        assert publisher.message_id == last
-        await publisher.send('end')
-    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as stored_messages:
-        found = [await anext(stored_messages) for _ in range(17)]
-    assert found == ['1', '2', '3', '4', '5', '9', *['a' * 100] * 10, 'end']
-    if 'filter_extract' not in how:
-        entries = await entries_of(broker, stream, 17)
-        code = Compression(how.get('compression', 'none')).code
-        assert [n for n, messages in entries if len(messages) > 1] == [code] * 3
-
-
-# -- 45: alarms
+# -- alarms
 
 
 @pytest_asyncio.fixture
@@ -447,7 +301,7 @@ async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[Rabbi
         await asyncio.to_thread(broker.ctl, *setting)
 
 
-async def test_45_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
+async def test_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
     async def send_until_blocked() -> int:
         # the broker still takes what its socket was about to read
         for i in range(10):
@@ -477,7 +331,7 @@ async def test_45_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
             await client.delete_stream('alarms')
 
 
-async def test_45_memory_alarm_blocks_nothing(alarmed: RabbitMQ) -> None:
+async def test_memory_alarm_blocks_nothing(alarmed: RabbitMQ) -> None:
     async with rbs.streams_client(alarmed.uri) as client:
         await client.create_stream('alarms')
         try:
@@ -488,33 +342,3 @@ async def test_45_memory_alarm_blocks_nothing(alarmed: RabbitMQ) -> None:
                     assert await asyncio.wait_for(anext(messages), 10) == 'during'
         finally:
             await client.delete_stream('alarms')
-
-
-# -- 46: more publishers than a connection has ids for
-
-
-async def test_46_publisher_beyond_256_opens_another_connection() -> None:
-    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        publishers = [client.publisher('test') for _ in range(257)]
-        opened = [await publisher.__aenter__() for publisher in publishers[:256]]
-        publishing = len(fake.connections)
-        opened.append(await publishers[256].__aenter__())
-        assert len(fake.connections) == publishing + 1
-        assert sorted(item._core.window.publisher_id for item in opened[:256]) == list(range(256))
-        await asyncio.gather(*(publisher.send('x') for publisher in opened))
-        for publisher in publishers:
-            await publisher.__aexit__(None, None, None)
-
-
-async def test_46_ids_are_used_again(client: rbs.StreamsClient, stream: str) -> None:
-    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as other:
-        for _ in range(300):
-            async with other.publisher('test'):
-                pass
-        assert len(fake.connections) == 2
-    async with client.publisher(stream, amqp=False) as first:
-        for i in range(300):
-            async with client.publisher(stream, amqp=False) as publisher:
-                await publisher.send(b'%d' % i)
-        await first.send(b'300')
-    assert await stored(client, stream) == numbers(301)

@@ -1,0 +1,37 @@
+"""A subscription to a stream of the scripted broker."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import rbfly.streams as rbs
+from tests.fake import FakeBroker
+from tests.fake_stream import FakeStream
+
+HANG = 20.0  # a guard only
+
+
+def filled(*sizes: int) -> FakeStream:
+    """Chunks of so many messages, which are numbers from 0 on."""
+    stream = FakeStream()
+    for size in sizes:
+        stream.append(*(b'%d' % (stream.end + i) for i in range(size)))
+    return stream
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    stream: FakeStream, version: str = '4.0.5', **arguments: Any
+) -> AsyncIterator[rbs.Subscription]:
+    """Subscribed from the first message, to raw bodies, if nothing else is said."""
+    options: dict[str, Any] = {
+        'offset': rbs.Offset.FIRST,
+        'amqp': False,
+        'timeout': HANG,
+    } | arguments
+    async with (
+        FakeBroker(on=stream.handlers(), version=version) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', **options) as messages,
+    ):
+        yield messages
