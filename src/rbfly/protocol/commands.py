@@ -118,10 +118,9 @@ class Command(Fields, Generic[T]):
         cls, correlation_id: int, value: T | None = None, code: int = ResponseCode.OK
     ) -> bytes:
         """The response; one that refuses needs no value."""
-        if value is None or (code != ResponseCode.OK and not value):
-            value = cls.answer.empty
         head = struct.pack('>IH', correlation_id, code)[: 6 if cls.coded else 4]
-        return frame(cls.key | RESPONSE, head + cls.answer.encode(value))
+        held = cls.answer.encode(cls.answer.empty if value is None else value)
+        return frame(cls.key | RESPONSE, head + held)
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Response:
         correlation_id = reader.u32()
         code = reader.u16() if command.coded else ResponseCode.OK
         refused = code != ResponseCode.OK and reader.at_end
-        value = command.answer.empty if refused else command.parse(reader)
+        value = None if refused else command.parse(reader)
         return Response(command, correlation_id, code, value)
 
 

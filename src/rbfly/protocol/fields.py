@@ -87,7 +87,7 @@ class Reader:
         return self.left == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Codec(Generic[T]):
     """How a field is written and read.
 
