@@ -18,7 +18,7 @@ from rbfly.protocol.chunks import PublishEntry
 from rbfly.protocol.commands import Broker, Reader, StreamMetadata, Tune
 from rbfly.protocol.const import Key, OffsetCode, ResponseCode
 from rbfly.streams import Offset
-from rbfly.streams.error import ArgumentError, FrameError
+from rbfly.streams.error import ArgumentError, ArgumentOverflowError, FrameError
 from tests.stream_wire import (
     SESSIONS,
     confirm,
@@ -586,6 +586,21 @@ def test_strings_have_at_most_65534_bytes(make: Callable[[str], bytes]) -> None:
         assert len(str(caught.value)) < 100
     with pytest.raises(ArgumentError, match='Unicode'):
         make('\ud800')
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: commands.Unsubscribe(256).encode(1),
+        lambda: commands.credit(0, 2**15),
+        lambda: commands.PublishConfirm(0, (2**64,)).encode(),
+        lambda: commands.store_offset('r', 's', 2**64),
+        lambda: commands.store_offset('r', 's', -1),
+    ],
+)
+def test_numbers_fit_their_fields(make: Callable[[], bytes]) -> None:
+    with pytest.raises(ArgumentOverflowError):
+        make()
 
 
 def test_errors_are_of_the_family() -> None:
