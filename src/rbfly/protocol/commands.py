@@ -151,7 +151,7 @@ class Response:
         correlation_id = reader.u32()
         code = reader.u16() if command.coded else ResponseCode.OK
         refused = code != ResponseCode.OK and reader.at_end
-        value = None if refused else command.parse(reader)
+        value = command.answer.empty if refused else command.parse(reader)
         return Response(command, correlation_id, code, value)
 
 

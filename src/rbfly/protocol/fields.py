@@ -36,6 +36,7 @@ NAME_MAX = 255  # bytes of a publisher, consumer or offset reference
 STRING_MAX = 0xFFFE  # 0xffff is the length of a null string
 NULL = 0xFFFF
 NULL_BYTES = 0xFFFF_FFFF
+TIME_MAX = 2**50  # milliseconds to the year 37,648: as good as any later one, and exact as seconds
 
 
 class Reader:
@@ -275,10 +276,7 @@ def read_offset(reader: Reader) -> Offset:
         return Offset.offset(int.from_bytes(reader.take(8), 'big'))
     if code == OffsetCode.TIMESTAMP:
         milliseconds = int.from_bytes(reader.take(8), 'big', signed=True)
-        try:
-            return Offset.timestamp(milliseconds / 1000)
-        except ArgumentOverflowError as ex:
-            raise FrameError(f'offset: {ex}') from None
+        return Offset.timestamp(max(-TIME_MAX, min(milliseconds, TIME_MAX)) / 1000)
     if OffsetCode.FIRST <= code <= OffsetCode.NEXT:
         return Offset(OffsetType(code))
     raise FrameError(f'there is no type {code} of an offset')
