@@ -6,7 +6,7 @@
 
 A command is declared once, by the fields of its request and by the type of what its response
 holds: either is written and read as these say, and :func:`decode` finds the command of a frame.
-What a peer reads of the frames that come often, and writes of them, is compiled (`_engine`).
+The client's way for the frames that come often is compiled: `_frames` and `_engine`.
 """
 
 from __future__ import annotations
