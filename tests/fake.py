@@ -1,4 +1,4 @@
-"""A stream broker that does what a test tells it; written from the protocol, not from rbfly.
+"""A stream broker that does what a test tells it, with the broker's half of `rbfly.protocol`.
 
     async with FakeBroker(at={Step.OPEN: SILENT}) as fake:
         client = streams_client(fake.uri)
@@ -7,85 +7,53 @@ It answers the handshake and the requests of the client as RabbitMQ does.  `at` 
 does at a step of the handshake, `on` what it does with any command.  Everything runs in callbacks
 of the loop, so that it adds no task to those of the client.  It fails a test that has left a
 connection open.
+
+Keys of commands are names of this module.  What is written by hand here is damaged on purpose; that
+the protocol is right is for `tests/protocol` to say.
 """
 
 import asyncio
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
+
+from rbfly.protocol import commands
+from rbfly.protocol.chunks import message, write_chunk
+from rbfly.protocol.commands import Broker, Publish, PublishV2, Request, StreamMetadata
+from rbfly.protocol.commands import frame as frame
+from rbfly.protocol.commands import string as string
+from rbfly.protocol.commands import string_map as string_map
+from rbfly.protocol.const import Key
 
 OK = 0x0001
 CLOSE_TIMEOUT = 10.0  # seconds for the client to close its connections before the broker does
 
-DECLARE_PUBLISHER = 0x0001
-PUBLISH = 0x0002
-PUBLISH_CONFIRM = 0x0003
-PUBLISH_ERROR = 0x0004
-QUERY_PUBLISHER_SEQUENCE = 0x0005
-DELETE_PUBLISHER = 0x0006
-SUBSCRIBE = 0x0007
-DELIVER = 0x0008
-CREDIT = 0x0009
-STORE_OFFSET = 0x000A
-QUERY_OFFSET = 0x000B
-UNSUBSCRIBE = 0x000C
-CREATE = 0x000D
-DELETE = 0x000E
-METADATA = 0x000F
-METADATA_UPDATE = 0x0010
-CLOSE = 0x0016
-HEARTBEAT = 0x0017
-STREAM_STATS = 0x001C
+
+def __getattr__(name: str) -> int:
+    return cast(int, getattr(Key, name))
 
 
 class Step(IntEnum):
     """Steps of the handshake in their order; the value is the key of the client's frame."""
 
-    PEER_PROPERTIES = 0x0011
-    SASL_HANDSHAKE = 0x0012
-    SASL_AUTHENTICATE = 0x0013
-    TUNE = 0x0014
-    OPEN = 0x0015
-    EXCHANGE_COMMAND_VERSIONS = 0x001B
-
-
-def string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack('>H', len(data)) + data
-
-
-def string_map(items: Mapping[str, str]) -> bytes:
-    pairs = b''.join(string(key) + string(value) for key, value in items.items())
-    return struct.pack('>I', len(items)) + pairs
-
-
-def frame(key: int, body: bytes, version: int = 1) -> bytes:
-    return struct.pack('>IHH', 4 + len(body), key, version) + body
+    PEER_PROPERTIES = Key.PEER_PROPERTIES
+    SASL_HANDSHAKE = Key.SASL_HANDSHAKE
+    SASL_AUTHENTICATE = Key.SASL_AUTHENTICATE
+    TUNE = Key.TUNE
+    OPEN = Key.OPEN
+    EXCHANGE_COMMAND_VERSIONS = Key.EXCHANGE_COMMAND_VERSIONS
 
 
 def chunk(offset: int, messages: Iterable[bytes], timestamp: int = 1_700_000_000_000) -> bytes:
-    """A chunk of uncompressed messages, as RabbitMQ writes it."""
-    entries = [struct.pack('>I', len(message)) + message for message in messages]
-    data = b''.join(entries)
-    return (
-        struct.pack('>BBHIqQQ', 0x50, 0, len(entries), len(entries), timestamp, 1, offset)
-        + struct.pack('>IIIBBBB', zlib.crc32(data), len(data), 0, 0, 0, 0, 0)
-        + data
-    )
-
-
-def stats(**values: int) -> bytes:
-    """Body of an answer to StreamStats."""
-    pairs = b''.join(string(key) + struct.pack('>q', value) for key, value in values.items())
-    return struct.pack('>I', len(values)) + pairs
+    """A chunk of messages."""
+    return write_chunk([*map(message, messages)], offset=offset, timestamp=timestamp)
 
 
 def deliver(subscription_id: int, data: bytes) -> bytes:
-    return frame(DELIVER, struct.pack('>B', subscription_id) + data)
+    return commands.Deliver(subscription_id, data).encode()
 
 
 @dataclass(frozen=True)
@@ -100,21 +68,15 @@ class Frame:
     def correlation_id(self) -> int:
         return int(struct.unpack_from('>I', self.body)[0])
 
+    def decode(self) -> Any:
+        """The request, or the one-way command."""
+        found = commands.decode(self.key, self.version, self.body)
+        return found.command if isinstance(found, Request) else found
+
     @property
     def publishing_ids(self) -> list[int]:
         """Ids of a Publish frame of either version."""
-        (count,) = struct.unpack_from('>I', self.body, 1)
-        ids, at = [], 5
-        for _ in range(count):
-            ids.append(struct.unpack_from('>Q', self.body, at)[0])
-            at += 8
-            if self.version == 2:
-                (length,) = struct.unpack_from('>H', self.body, at)
-                at += 2 + (0 if length == 0xFFFF else length)
-            (length,) = struct.unpack_from('>I', self.body, at)
-            at += 4 + length
-        assert at == len(self.body)
-        return ids
+        return [entry.publishing_id for entry in self.decode().entries]
 
 
 class FakeConnection(asyncio.Protocol):
@@ -165,6 +127,10 @@ class FakeConnection(asyncio.Protocol):
         head = struct.pack('>IH', request.correlation_id, code)
         self.send(frame(0x8000 | request.key, head + body))
 
+    def respond(self, request: Frame, value: Any = None, code: int = OK) -> None:
+        """Answer with what the response of that command holds."""
+        self.send(request.decode().respond(request.correlation_id, value, code))
+
 
 Handler = Callable[[FakeConnection, Frame], None]
 
@@ -198,12 +164,11 @@ def refuse(code: int = 0x11) -> Handler:
     """Answer a request with a code, and a Publish with a PublishError of it."""
 
     def handler(connection: FakeConnection, request: Frame) -> None:
-        if request.key != PUBLISH:
-            connection.answer(request, code=code)
+        if request.key != Key.PUBLISH:
+            connection.respond(request, code=code)
             return
-        body = struct.pack('>BI', request.body[0], len(request.publishing_ids))
-        body += b''.join(struct.pack('>QH', i, code) for i in request.publishing_ids)
-        connection.send(frame(PUBLISH_ERROR, body))
+        errors = tuple((i, code) for i in request.publishing_ids)
+        connection.send(commands.PublishError(request.decode().publisher_id, errors).encode())
 
     return handler
 
@@ -288,51 +253,34 @@ class FakeBroker:
 
     def default(self, connection: FakeConnection, request: Frame) -> None:
         """What RabbitMQ does."""
-        if request.key == Step.PEER_PROPERTIES:
-            properties = {'product': 'RabbitMQ', 'version': self.version}
-            connection.answer(request, string_map(properties))
-        elif request.key == Step.SASL_HANDSHAKE:
-            names = b''.join(map(string, self.mechanisms))
-            connection.answer(request, struct.pack('>I', len(self.mechanisms)) + names)
-        elif request.key == Step.SASL_AUTHENTICATE:
-            connection.answer(request)
-            self.send_tune(connection)
-        elif request.key == Step.OPEN:
-            host, port = '127.0.0.1', str(self.port)
-            body = string_map({'advertised_host': host, 'advertised_port': port})
-            connection.answer(request, body)
-        elif request.key == Step.EXCHANGE_COMMAND_VERSIONS:
-            connection.answer(request, struct.pack('>IHHH', 1, PUBLISH, 1, 2))
-        elif request.key == METADATA:
-            (length,) = struct.unpack_from('>H', request.body, 8)
-            name = request.body[8 : 10 + length]
-            broker = struct.pack('>IH', 1, 0) + string('127.0.0.1') + struct.pack('>I', self.port)
-            stream = struct.pack('>I', 1) + name + struct.pack('>HHI', OK, 0, 0)
-            body = request.body[:4] + broker + stream
-            connection.send(frame(0x8000 | METADATA, body))
-        elif request.key == STREAM_STATS:
-            empty = stats(first_chunk_id=-1, last_chunk_id=-1, committed_chunk_id=-1)
-            connection.answer(request, empty)
-        elif request.key in (QUERY_PUBLISHER_SEQUENCE, QUERY_OFFSET):
-            connection.answer(request, struct.pack('>Q', 0))
-        elif request.key == PUBLISH:
-            ids = request.publishing_ids
-            body = struct.pack('>BI', request.body[0], len(ids))
-            body += b''.join(struct.pack('>Q', item) for item in ids)
-            connection.send(frame(PUBLISH_CONFIRM, body))
-        elif request.key == CLOSE:
-            connection.answer(request)
-            connection.transport.close()
-        elif request.key in (
-            DECLARE_PUBLISHER,
-            DELETE_PUBLISHER,
-            SUBSCRIBE,
-            UNSUBSCRIBE,
-            CREATE,
-            DELETE,
-        ):
-            connection.answer(request)
+        command = request.decode()
+        if isinstance(command, Publish | PublishV2):
+            confirm = commands.PublishConfirm(command.publisher_id, tuple(request.publishing_ids))
+            connection.send(confirm.encode())
+        elif isinstance(command, commands.Command):
+            connection.respond(request, self.answer(command))
+            if isinstance(command, commands.SaslAuthenticate):
+                self.send_tune(connection)
+            elif isinstance(command, commands.Close):
+                connection.transport.close()
         # Tune, Credit, StoreOffset, Heartbeat and the answer to a Close get none.
 
+    def answer(self, command: commands.Command[Any]) -> Any:
+        """What a response holds; None for nothing, and for 0."""
+        host, port = '127.0.0.1', self.port
+        match command:
+            case commands.PeerProperties():
+                return {'product': 'RabbitMQ', 'version': self.version}
+            case commands.SaslHandshake():
+                return self.mechanisms
+            case commands.Open():
+                return {'advertised_host': host, 'advertised_port': str(port)}
+            case commands.ExchangeCommandVersions():
+                return {Key.PUBLISH: (1, 2)}
+            case commands.Metadata(streams=names):
+                return {name: StreamMetadata(OK, Broker(host, port), ()) for name in names}
+            case commands.StreamStats():
+                return dict.fromkeys(('first_chunk_id', 'last_chunk_id', 'committed_chunk_id'), -1)
+
     def send_tune(self, connection: FakeConnection) -> None:
-        connection.send(frame(Step.TUNE, struct.pack('>II', *self.tune)))
+        connection.send(commands.Tune(*self.tune).encode())

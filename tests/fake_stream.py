@@ -6,9 +6,12 @@ async with FakeBroker(on=stream.handlers()) as fake:
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from rbfly.protocol._chunk import Chunk
+from rbfly.protocol.commands import Subscribe
+from rbfly.protocol.fields import offset_spec
 from tests import fake as wire
 from tests.fake import FakeConnection as Peer
 from tests.fake import Frame, Handler
@@ -36,21 +39,9 @@ class Reader:
     live: bool = True
 
 
-def read_map(data: bytes, at: int) -> dict[str, str]:
-    words = []
-    (count,) = struct.unpack_from('>I', data, at)
-    at += 4
-    for _ in range(2 * count):
-        (size,) = struct.unpack_from('>H', data, at)
-        words.append(data[at + 2 : at + 2 + size].decode())
-        at += 2 + size
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
 def end(chunk: tuple[int, bytes]) -> int:
     """Offset behind the last message of a chunk; chunks that are not delivered may follow."""
-    (records,) = struct.unpack_from('>I', chunk[1], 4)
-    return chunk[0] + int(records)
+    return chunk[0] + Chunk.parse(chunk[1]).records
 
 
 @dataclass
@@ -121,58 +112,52 @@ class FakeStream:
             reader.credit -= 1
 
     def subscribe(self, peer: Peer, request: Frame) -> None:
-        body = request.body
-        (size,) = struct.unpack_from('>H', body, 5)
-        at = 7 + size
-        (kind,) = struct.unpack_from('>H', body, at)
-        at += 2
-        value = 0
-        if kind in (OFFSET, TIMESTAMP):
-            (value,) = struct.unpack_from('>Q', body, at)
-            at += 8
-        (credit,) = struct.unpack_from('>H', body, at)
+        command: Subscribe = request.decode()
+        kind, value = struct.unpack('>HQ', (offset_spec(command.offset) + bytes(8))[:10])
         start = {FIRST: 0, LAST: max(len(self.chunks) - 1, 0), NEXT: len(self.chunks)}.get(kind)
         if start is None:
             start = sum(end(chunk) <= value for chunk in self.chunks)
         reader = Reader(
             peer,
-            body[4],
+            command.subscription_id,
             (kind, value),
-            credit,
-            read_map(body, at + 2),
-            credit // 2,
+            command.credit,
+            dict(command.properties),
+            command.credit // 2,
             start,
         )
         self.readers.append(reader)
         code = self.on_subscribe(reader)
         if code == wire.OK:
-            peer.answer(request)
+            peer.respond(request)
             self.send(reader)
         else:
             reader.live = False
             if code:
-                peer.answer(request, code=code)
+                peer.respond(request, code=code)
 
     def unsubscribe(self, peer: Peer, request: Frame) -> None:
-        found = [
-            item
-            for item in self.readers
-            if item.peer is peer and item.id == request.body[4] and item.live
-        ]
+        found = [*self.live(peer, request)]
         for reader in found:
             reader.live = False
-        peer.answer(request, code=wire.OK if found else 0x04)
+        peer.respond(request, code=wire.OK if found else 0x04)
 
     def grant(self, peer: Peer, request: Frame) -> None:
-        subscription_id, credit = struct.unpack('>Bh', request.body)
+        credit = request.decode().chunks
+        for reader in self.live(peer, request):
+            reader.credit += credit
+            reader.granted += credit
+            self.send(reader)
+
+    def live(self, peer: Peer, request: Frame) -> Iterator[Reader]:
+        """The subscription that a request is about."""
+        number = request.decode().subscription_id
         for reader in self.readers:
-            if reader.peer is peer and reader.id == subscription_id and reader.live:
-                reader.credit += credit
-                reader.granted += credit
-                self.send(reader)
+            if reader.peer is peer and reader.id == number and reader.live:
+                yield reader
 
     def stats(self, peer: Peer, request: Frame) -> None:
         first = self.chunks[0][0] if self.chunks else -1
         last = self.chunks[-1][0] + self.ahead if self.chunks else -1
-        body = wire.stats(first_chunk_id=first, last_chunk_id=last, committed_chunk_id=last)
-        peer.answer(request, body)
+        found = {'first_chunk_id': first, 'last_chunk_id': last, 'committed_chunk_id': last}
+        peer.respond(request, found)

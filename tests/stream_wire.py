@@ -1,10 +1,15 @@
-"""Frames and chunks written by hand with `struct`, to compare the package with."""
+"""Frames and chunks written by hand with `struct`, to compare the package with.
+
+This and `tests.entries` know the protocol by themselves, and use nothing of the package.
+"""
 
 import gzip
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from tests.entries import read_entries
 
 SESSIONS = Path(__file__).resolve().parent / 'data' / 'sessions'
 
@@ -61,19 +66,8 @@ def publish(
 
 
 def read_publish(data: bytes) -> tuple[int, list[tuple[int, bytes]]]:
-    """Publisher id and entries of a Publish v1 frame."""
-    ((key, version, body),) = split_frames(data)
-    assert (key, version) == (0x0002, 1)
-    publisher_id, count = struct.unpack_from('>BI', body)
-    entries = []
-    at = 5
-    while at < len(body):
-        publish_id, size = struct.unpack_from('>QI', body, at)
-        entries.append((publish_id, body[at + 12 : at + 12 + size]))
-        assert len(entries[-1][1]) == size
-        at += 12 + size
-    assert len(entries) == count
-    return publisher_id, entries
+    """Publisher id and entries of a Publish v1 frame without sub-entries."""
+    return data[8], [(publish_id, message) for publish_id, _, (message,) in read_entries(data)]
 
 
 def message(data: bytes) -> bytes:

@@ -34,7 +34,9 @@ FLOORS = {
     ],
     'rbfly.protocol': [
         ['', 'compression', 'offset'],
-        ['commands', '_entry'],
+        ['fields', '_entry'],
+        ['chunks'],
+        ['commands'],
         ['_frames'],
         ['_chunk', '_publish'],
         ['_identity', '_batch'],

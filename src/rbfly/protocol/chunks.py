@@ -1,0 +1,126 @@
+"""Entries of Publish frames and of chunks, and chunks to be stored and delivered.
+
+An entry has the same bytes in both: a message behind its length, or a sub-entry, which is stored
+as it came.  The layouts are in :mod:`rbfly.protocol._chunk`, which reads chunks.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+from ..error import ArgumentError, FrameError
+from .fields import NULL, SHORT, Codec, Reader
+
+HEADER = struct.Struct('>BBHIqQQIIIB3x')
+MAGIC = 0x50
+ENTRIES_MAX = 0xFFFF
+SUB_ENTRY = 0x80  # bit of the first byte
+NO_FILTER = b'\xff\xff'
+
+
+class PublishEntry(NamedTuple):
+    """An entry of a Publish frame; in one of version 1, `filter` is None."""
+
+    publishing_id: int
+    filter: bytes | None
+    data: bytes
+
+
+def message(data: bytes) -> bytes:
+    """The entry of a message."""
+    return struct.pack('>I', len(data)) + data
+
+
+def records(entry: bytes) -> int:
+    """How many messages an entry has."""
+    return int.from_bytes(entry[1:3], 'big') if entry[0] & SUB_ENTRY else 1
+
+
+def read_entry(reader: Reader) -> bytes:
+    start = reader.at
+    size = reader.u32()
+    if size >> 31:
+        reader.take(3)
+        size = reader.u32()
+    reader.take(size)
+    return reader.data[start : reader.at]
+
+
+def split_entries(data: bytes) -> list[bytes]:
+    """The entries of a chunk.
+
+    :raises FrameError: they end within one.
+    """
+    reader = Reader(data)
+    entries = []
+    while not reader.at_end:
+        entries.append(read_entry(reader))
+    return entries
+
+
+def write_chunk(
+    entries: Sequence[bytes],
+    *,
+    offset: int,
+    timestamp: int,
+    epoch: int = 1,
+    type: int = 0,
+    filter: bytes = b'',
+    trailer: bytes = b'',
+    stored: bool = False,
+) -> bytes:
+    """A chunk of entries.
+
+    :param offset: of its first message, which is the id of the chunk.
+    :param timestamp: milliseconds since the epoch.
+    :param epoch: term of the stream's leader.
+    :param type: 0 for messages, 1 and 2 for stored offsets and ids of publishers.
+    :param filter: Bloom filter of the filter values.
+    :param stored: whether filter and trailer are in it, as on disk; what is delivered has only
+        their sizes.
+    """
+    if len(entries) > ENTRIES_MAX:
+        raise ArgumentError(f'a chunk has at most {ENTRIES_MAX} entries, not {len(entries)}')
+    data = b''.join(entries)
+    count = sum(map(records, entries))
+    sizes = len(data), len(trailer), len(filter)
+    head = HEADER.pack(
+        MAGIC, type, len(entries), count, timestamp, epoch, offset, zlib.crc32(data), *sizes
+    )
+    return b''.join((head, filter, data, trailer) if stored else (head, data))
+
+
+def publish_entries(filtered: bool) -> Codec[tuple[PublishEntry, ...]]:
+    """The entries of a Publish frame, with a filter value each in version 2."""
+
+    def encode(entries: tuple[PublishEntry, ...]) -> bytes:
+        parts = [struct.pack('>I', len(entries))]
+        for publishing_id, value, data in entries:
+            parts.append(struct.pack('>Q', publishing_id))
+            if filtered:
+                parts.append(NO_FILTER if value is None else SHORT.encode(value))
+            parts.append(data)
+        return b''.join(parts)
+
+    def decode(reader: Reader) -> tuple[PublishEntry, ...]:
+        entries = []
+        value = None
+        for _ in range(reader.count(14 if filtered else 12)):
+            publishing_id = int.from_bytes(reader.take(8), 'big')
+            if filtered:
+                size = reader.u16()
+                value = None if size == NULL else reader.take(size)
+            data = read_entry(reader)
+            if filtered and data[0] & SUB_ENTRY:
+                raise FrameError('a Publish frame with filter values has no sub-entries')
+            entries.append(PublishEntry(publishing_id, value, data))
+        return tuple(entries)
+
+    return Codec(encode, decode, 4, ())
+
+
+Entries = Annotated[tuple[PublishEntry, ...], publish_entries(False)]
+FilteredEntries = Annotated[tuple[PublishEntry, ...], publish_entries(True)]

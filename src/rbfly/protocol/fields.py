@@ -1,0 +1,293 @@
+"""Fields of the stream protocol: the type of a field says how it is written, in both directions.
+
+    U8, I64, String, ...     as named; integers are big-endian
+    tuple[U64, U16]          one behind the other
+    tuple[U64, ...]          an array: count u32 | items
+    dict[String, I64]        an array of keys and values
+
+A class below :class:`Fields` is declared by its fields alone, and is a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ..error import ArgumentError, ArgumentOverflowError, FrameError
+from .const import OffsetCode
+from .offset import Offset, OffsetType
+
+T = TypeVar('T')
+
+NAME_MAX = 255  # bytes of a publisher, consumer or offset reference
+STRING_MAX = 0xFFFE  # 0xffff is the length of a null string
+NULL = 0xFFFF
+NULL_BYTES = 0xFFFF_FFFF
+TIME_MAX = 2**50  # milliseconds to the year 37,648: as good as any later one, and exact as seconds
+
+
+class Reader:
+    """Reads the fields of a frame in order.
+
+    :param strict: whether text has to be UTF-8 and not null; else it is shown as far as it goes.
+    :raises FrameError: the frame ends before the field.
+    """
+
+    def __init__(self, data: bytes, strict: bool = False) -> None:
+        self.data = data
+        self.at = 0
+        self.strict = strict
+
+    def take(self, n: int) -> bytes:
+        if n > self.left:
+            raise FrameError(f'frame ends at byte {len(self.data)}, within a field')
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def u16(self) -> int:
+        return int.from_bytes(self.take(2), 'big')
+
+    def u32(self) -> int:
+        return int.from_bytes(self.take(4), 'big')
+
+    def count(self, size: int) -> int:
+        """How many items follow, of at least so many bytes each."""
+        n = self.u32()
+        if n * size > self.left:
+            raise FrameError(f'frame of {len(self.data)} bytes says that it has {n} items')
+        return n
+
+    def string(self) -> str:
+        n = self.u16()
+        if n == NULL and not self.strict:
+            return ''
+        try:
+            return self.take(n).decode(errors='strict' if self.strict else 'replace')
+        except UnicodeDecodeError:
+            raise FrameError('a string is not valid UTF-8') from None
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    @property
+    def at_end(self) -> bool:
+        return self.left == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Codec(Generic[T]):
+    """How a field is written and read.
+
+    :ivar size: the fewest bytes it has.
+    :ivar empty: what it is in a response that refuses.
+    """
+
+    encode: Callable[[T], bytes]
+    decode: Callable[[Reader], T]
+    size: int
+    empty: T
+
+
+def codec_of(kind: Any) -> Codec[Any]:
+    """The codec of a field's type."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        codec: Codec[Any] = kind.__metadata__[0]
+        return codec
+    if origin is dict:
+        pairs = array(record(*map(codec_of, args)))
+        return Codec(
+            lambda items: pairs.encode(items.items()), lambda reader: dict(pairs.decode(reader)),
+            pairs.size, {},
+        )  # fmt: skip
+    if origin is tuple:
+        return array(codec_of(args[0])) if args[-1] is ... else record(*map(codec_of, args))
+    assert kind is type(None), kind
+    return Codec(lambda value: b'', lambda reader: None, 0, None)
+
+
+def array(item: Codec[Any]) -> Codec[Any]:
+    def encode(items: Any) -> bytes:
+        return struct.pack('>I', len(items)) + b''.join(map(item.encode, items))
+
+    def decode(reader: Reader) -> Any:
+        return tuple([item.decode(reader) for _ in range(reader.count(item.size))])
+
+    return Codec(encode, decode, 4, ())
+
+
+def record(*parts: Codec[Any]) -> Codec[Any]:
+    def encode(values: Any) -> bytes:
+        return b''.join(part.encode(value) for part, value in zip(parts, values, strict=True))
+
+    def decode(reader: Reader) -> Any:
+        return tuple([part.decode(reader) for part in parts])
+
+    return Codec(encode, decode, sum(part.size for part in parts), ())
+
+
+def left_out(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
+    """A last field that may be left out: where it is, it is read as `absent()`."""
+    return Codec(
+        lambda value: b'' if value is None else codec.encode(value),
+        lambda reader: absent() if reader.at_end else codec.decode(reader),
+        0, None,
+    )  # fmt: skip
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Fields:
+    """What is declared by its fields."""
+
+    codecs: ClassVar[tuple[tuple[str, Codec[Any]], ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True)(cls)
+        hints = get_type_hints(cls, include_extras=True)
+        cls.codecs = tuple((item.name, codec_of(hints[item.name])) for item in fields(cls))  # type: ignore[arg-type]
+
+    def body(self) -> bytes:
+        """
+        :raises ArgumentError: a string that the protocol cannot carry.
+        :raises ArgumentOverflowError: a number that its field cannot carry.
+        """
+        try:
+            return b''.join([codec.encode(getattr(self, name)) for name, codec in self.codecs])
+        except struct.error as ex:
+            raise ArgumentOverflowError(f'{type(self).__name__}: {ex}') from None
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        return cls(*[codec.decode(reader) for _, codec in cls.codecs])
+
+
+# -- numbers
+
+
+def integer(format: str) -> Codec[int]:
+    packer = struct.Struct(f'>{format}')
+
+    def decode(reader: Reader) -> int:
+        value: int = packer.unpack(reader.take(packer.size))[0]
+        return value
+
+    return Codec(packer.pack, decode, packer.size, 0)
+
+
+U8 = Annotated[int, integer('B')]
+U16 = Annotated[int, integer('H')]
+U32 = Annotated[int, integer('I')]
+U64 = Annotated[int, integer('Q')]
+I16 = Annotated[int, integer('h')]
+I64 = Annotated[int, integer('q')]
+
+
+# -- text and bytes
+
+
+def string(value: str) -> bytes:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f'{clip(value)} is not valid Unicode') from None
+    if len(data) > STRING_MAX:
+        raise ArgumentError(f'{clip(value)} is longer than {STRING_MAX} bytes')
+    return struct.pack('>H', len(data)) + data
+
+
+def reference(value: str, what: str) -> bytes:
+    """A string that the broker takes up to 255 bytes."""
+    data = string(value)
+    if len(data) - 2 > NAME_MAX:
+        raise ArgumentError(f'{what} {clip(value)} is longer than {NAME_MAX} bytes')
+    return data
+
+
+def clip(value: str) -> str:
+    return repr(value if len(value) <= 32 else value[:29] + '...')
+
+
+def name(what: str) -> Codec[str]:
+    return Codec(lambda value: reference(value, what), Reader.string, 2, '')
+
+
+def read_bytes(reader: Reader) -> bytes:
+    n = reader.u32()
+    return b'' if n == NULL_BYTES else reader.take(n)
+
+
+String = Annotated[str, Codec(string, Reader.string, 2, '')]
+PublisherName = Annotated[str, name('publisher name')]
+OffsetReference = Annotated[str, name('offset reference')]
+Bytes = Annotated[
+    bytes, Codec[bytes](lambda value: struct.pack('>I', len(value)) + value, read_bytes, 4, b'')
+]
+SHORT = Codec[bytes](
+    lambda value: struct.pack('>H', len(value)) + value,
+    lambda reader: reader.take(reader.u16()),
+    2,
+    b'',
+)
+# To the end of the frame.
+Rest = Annotated[bytes, Codec[bytes](bytes, lambda reader: reader.take(reader.left), 0, b'')]
+
+MAP = codec_of(dict[String, String])
+LastMap = Annotated[Mapping[str, str], left_out(MAP, dict)]
+# As RabbitMQ writes it; the protocol's document has 4 bytes for the length.
+Challenge = Annotated[bytes | None, left_out(SHORT, lambda: None)]
+
+
+def string_map(items: Mapping[str, str]) -> bytes:
+    return MAP.encode(items)
+
+
+# -- where to start
+
+
+def offset_spec(offset: Offset | None) -> bytes:
+    if offset is None:
+        return struct.pack('>H', OffsetCode.NONE)
+    if offset.type == OffsetType.OFFSET:
+        return struct.pack('>HQ', OffsetCode.OFFSET, offset.value)
+    if offset.type == OffsetType.TIMESTAMP:
+        assert isinstance(offset.value, int | float)
+        return struct.pack('>Hq', OffsetCode.TIMESTAMP, round(offset.value * 1000))
+    return struct.pack('>H', offset.type)
+
+
+def read_offset(reader: Reader) -> Offset:
+    code = reader.u16()
+    if code == OffsetCode.OFFSET:
+        return Offset.offset(int.from_bytes(reader.take(8), 'big'))
+    if code == OffsetCode.TIMESTAMP:
+        milliseconds = int.from_bytes(reader.take(8), 'big', signed=True)
+        return Offset.timestamp(max(-TIME_MAX, min(milliseconds, TIME_MAX)) / 1000)
+    if OffsetCode.FIRST <= code <= OffsetCode.NEXT:
+        return Offset(OffsetType(code))
+    raise FrameError(f'there is no type {code} of an offset')
+
+
+def read_any_offset(reader: Reader) -> Offset | None:
+    if reader.data[reader.at : reader.at + 2] == b'\0\0':
+        reader.u16()
+        return None
+    return read_offset(reader)
+
+
+OffsetSpec = Annotated[Offset, Codec(offset_spec, read_offset, 2, Offset.offset(0))]
+AnyOffsetSpec = Annotated[Offset | None, Codec(offset_spec, read_any_offset, 2, None)]
