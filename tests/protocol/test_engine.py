@@ -126,6 +126,24 @@ def test_frames_of_a_session(name: str, cut: Callable[[bytes], Iterator[bytes]])
     assert engine.frames == [item for item in split_frames(data) if item[0] not in nobody]
 
 
+def test_what_a_session_held_is_counted(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+    data = session('life-v2.bin')
+    engine = Recorder()
+    queue = engine.subscription(0)
+    for part in cut(data):
+        engine.feed(part)
+    frames = split_frames(data)
+    assert engine.frames_received == len(frames)
+    ids = {key: [body for k, _, body in frames if k == key] for key in (0x0003, 0x0004)}
+    confirmed, refused = (
+        sum(int.from_bytes(body[1:5], 'big') for body in bodies) for bodies in ids.values()
+    )
+    assert (engine.ids_confirmed, engine.ids_refused) == (confirmed, refused)
+    assert confirmed > refused > 0
+    assert engine.chunks_received == len(queue.chunks) > 0
+    assert engine.records_received == sum(chunk.records for chunk in queue.chunks)
+
+
 def test_messages_of_the_whole_life(cut: Callable[[bytes], Iterator[bytes]]) -> None:
     engine = Recorder()
     window = engine.publisher(0, 22)

@@ -16,7 +16,11 @@ class State(Enum):
 
 
 class Observer:
-    """Told of what happens; does nothing.  What was counted, a connection knows."""
+    """Told of what happens; does nothing.
+
+    What comes is counted by each connection, per frame and per chunk: see
+    :class:`rbfly.protocol._engine.Engine`.
+    """
 
     def on_transition(
         self, link: object, before: State, after: State, error: Exception | None

@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from rbfly._wire cimport load_u16, load_u32, load_u64
-from rbfly.protocol._chunk cimport ChunkQueue, parse_chunk
+from rbfly.protocol._chunk cimport Chunk, ChunkQueue, parse_chunk
 from rbfly.protocol._publish cimport PublishWindow
 
 from rbfly.error import FrameError
@@ -35,10 +35,20 @@ cdef class Engine:
 
     :param frame_cap: longest frame accepted, in bytes.
     :ivar received: how many bytes have come so far (int).
+    :ivar frames_received: how many frames (int).
+    :ivar ids_confirmed: how many publishing ids were confirmed (int).
+    :ivar ids_refused: how many publishing ids were refused (int).
+    :ivar chunks_received: how many chunks were delivered (int).
+    :ivar records_received: how many messages those held (int).
     :ivar publishers: windows of the publishers by id, None where there is none (list).
     """
 
     cdef readonly uint64_t received
+    cdef readonly uint64_t frames_received
+    cdef readonly uint64_t ids_confirmed
+    cdef readonly uint64_t ids_refused
+    cdef readonly uint64_t chunks_received
+    cdef readonly uint64_t records_received
     cdef public uint32_t frame_cap
     cdef readonly bint stopped
     cdef object block               # bytearray, never resized: the loop may hold views of it
@@ -171,6 +181,8 @@ cdef class Engine:
         cdef Py_ssize_t at
         cdef list done
         cdef object committed = None
+        cdef Chunk chunk
+        self.frames_received += 1
         if version == 1 and (key == KEY_CONFIRM or key == KEY_ERROR):
             width = 8 if key == KEY_CONFIRM else 10
             if n < 9:
@@ -178,6 +190,10 @@ cdef class Engine:
             count = load_u32(p + 5)
             if (n - 9) // width < count:
                 raise FrameError(f'confirm frame says {count} ids and holds {(n - 9) // width}')
+            if key == KEY_CONFIRM:
+                self.ids_confirmed += count
+            else:
+                self.ids_refused += count
             window = self.publishers[p[4]]
             if window is not None:
                 if key == KEY_CONFIRM:
@@ -195,9 +211,12 @@ cdef class Engine:
                 if version == 2:
                     committed = load_u64(p + 5)
                 if frame is None:
-                    queue._push(parse_chunk(p[at:n], 0, committed))
+                    chunk = parse_chunk(p[at:n], 0, committed)
                 else:
-                    queue._push(parse_chunk(frame, at + 4, committed))
+                    chunk = parse_chunk(frame, at + 4, committed)
+                self.chunks_received += 1
+                self.records_received += chunk.records
+                queue._push(chunk)
         else:
             self.on_frame(key, version, p[4:n])
         return 0
