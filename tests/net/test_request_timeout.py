@@ -93,6 +93,35 @@ async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
         assert not connection._requests
 
 
+@pytest.mark.own_clock
+@pytest.mark.parametrize('frozen', [True, False])
+async def test_frozen_node_is_told_from_one_that_does_not_read(frozen: bool) -> None:
+    """Behind a request without answer, a new handshake tells; heartbeats would take two minutes."""
+    loop = asyncio.get_running_loop()
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        connection = publisher._core.connection
+        assert connection is not None
+        sending = asyncio.create_task(publisher.send('x'))
+        await until(lambda: wire.PUBLISH in fake.connections[-1].commands(), 'it was sent')
+        fake.handlers[wire.DECLARE_PUBLISHER] = SILENT
+        if frozen:
+            fake.handlers[Step.PEER_PROPERTIES] = SILENT
+        begun = loop.time()
+        other = asyncio.create_task(client.publisher('other').__aenter__())
+        await until(lambda: loop.time() > begun + 25, 'it had its time')
+        assert connection.is_open is not frozen
+        other.cancel()
+        await asyncio.wait([other])
+        fake.handlers.clear()
+        if not frozen:
+            fake.connections[1].transport.abort()
+        await sending
+
+
 async def test_publishing_connection_without_unconfirmed_messages_ends() -> None:
     async with (
         FakeBroker() as fake,

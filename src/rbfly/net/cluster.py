@@ -204,6 +204,7 @@ class Cluster:
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
         self._attempts: dict[tuple[Role, Broker | None], Attempt] = {}
         self._lookups: dict[Connection, Lookup] = {}
+        self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._unreachable: dict[Broker, float] = {}  # until when
         self._failed: dict[ConnectionInfo, float] = {}  # when
@@ -321,6 +322,8 @@ class Cluster:
             call_each(asyncio.get_running_loop(), [link.on_disconnect for link in list(self.links)])
             for attempt in list(self._attempts.values()):
                 attempt.task.cancel()
+            for probe in self._probes.values():
+                probe.cancel()
             self._established = False
             if self._timer is not None:
                 self._timer.cancel()
@@ -385,6 +388,7 @@ class Cluster:
             self._timer = None
             self._attempts.clear()
             self._lookups.clear()
+            self._probes.clear()
             self._unused.clear()
             self._sweepings.clear()
             for group in self._connections.values():
@@ -503,6 +507,24 @@ class Cluster:
             return connection
         self._failed[info] = asyncio.get_running_loop().time()
         return None
+
+    def probe(self, connection: Connection) -> None:
+        """A request was not answered: whether the node is still there, a new handshake tells."""
+        if connection.is_open and connection not in self._probes:
+            probe = asyncio.get_running_loop().create_task(self._probe(connection))
+            self._probes[connection] = probe
+            probe.add_done_callback(lambda _: self._probes.pop(connection, None))
+
+    async def _probe(self, connection: Connection) -> None:
+        progress = Progress(str(connection.info))
+        try:
+            found = await self._dial(connection.info, ADDRESS_TIMEOUT, progress)
+        except RbFlyError:
+            return  # it answers
+        if found is not None:
+            await found.close(0)
+        elif connection.is_open:
+            connection.abort(StreamConnectionError(f'the node is gone: {progress.error}'))
 
     # -- connections that nobody uses
 

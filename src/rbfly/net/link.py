@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..error import RbFlyError, StreamConnectionError
+from ..error import RbFlyError, RequestTimeout, StreamConnectionError
 from ..protocol.const import Key
 from .connection import disconnected
 from .observer import Observer, State
@@ -242,6 +242,10 @@ class Link:
             await driver.complete(connection)
             if connection.error is not None:  # lost in the turn of the answer
                 raise connection.error.with_traceback(None)
+        except RequestTimeout:
+            self._leave()
+            self.cluster.probe(connection)
+            raise
         except BaseException:
             self._leave()
             raise
