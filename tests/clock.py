@@ -33,3 +33,6 @@ class ClockLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._clock.passed
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        await super().shutdown_default_executor()  # its threads have another clock
