@@ -151,7 +151,8 @@ class Link:
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
-        if self.state in (State.OPENING, State.OPEN, State.CLOSED):
+        here = self._loop is asyncio.get_running_loop()
+        if self._state is State.CLOSED or (here and self._state in (State.OPENING, State.OPEN)):
             return
         deadline = self._begin()
         assert self._loop is not None
@@ -186,8 +187,9 @@ class Link:
         if self._deadline is None:
             self._deadline = self.cluster.deadline()
             self._backoff = Backoff()
-        if self._loop is not loop:
-            self.connection = None  # went with its loop
+        if self._loop is not loop:  # of no use any more, and with it what it had
+            self._cancel()
+            self._leave()
             self._loop = loop
         self.cluster.links[self] = None
         self._enter(State.OPENING)
@@ -351,7 +353,7 @@ class Link:
     def _cancel(self) -> asyncio.Task[None] | None:
         """Go on with opening no longer; the task that did, until it has ended."""
         task, self._task = self._task, None
-        if task is None or task.done():
+        if task is None or task.done() or task.get_loop().is_closed():
             return None
         task.cancel()
         return task
