@@ -297,6 +297,8 @@ class Link:
 
     def on_lost(self, error: StreamConnectionError) -> None:
         """The connection has ended."""
+        if self.connection is None:
+            return  # it has left since this was called for all
         opening = self._state is State.OPENING
         self._leave()
         if opening:
@@ -326,11 +328,14 @@ class Link:
 
     def on_resume(self) -> None:
         """The connection takes more again."""
-        self._driver.on_resume()
+        if self.connection is not None:
+            self._driver.on_resume()
 
     def on_disconnect(self) -> None:
         """The client disconnects; what was opened before is not opened again by itself."""
-        self.cluster.links.pop(self, None)
+        if self not in self.cluster.links:
+            return  # it has left since this was called for all
+        del self.cluster.links[self]
         self._driver.on_disconnect()
         if self._state is not State.OPEN or not self._driver.stays:
             self._cancel()
