@@ -256,7 +256,11 @@ class Link:
         self._opened = self._loop.time()
         self.declared = True
         self._enter(State.OPEN)
-        self._driver.on_open(connection, self.id)
+        try:
+            self._driver.on_open(connection, self.id)
+        except Exception as ex:  # e.g. no memory for what is to be sent again
+            self._leave()
+            self._fail(ex)
         if self._moved and self.is_open:
             self.lose(self._has_moved())
 
