@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams.error import StreamConnectionError
+from rbfly.streams.error import ProtocolError, StreamConnectionError
+from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake import FakeBroker, FakeConnection, refuse
 from tests.fake_stream import FakeStream
 
 
@@ -105,3 +106,27 @@ async def test_subscription_that_is_dropped_while_others_are_told(
                 await client.disconnect()
         assert not held
         await kept.aclose()
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize('how', ['refused', 'cancelled'])
+async def test_publisher_that_was_not_opened_keeps_nothing(how: str) -> None:
+    answer = {'refused': refuse(), 'cancelled': wire.SILENT}[how]
+    async with FakeBroker(on={wire.DECLARE_PUBLISHER: answer}) as fake:
+        client = rbs.streams_client(fake.uri)
+        opening = asyncio.ensure_future(client.publisher('test').__aenter__())
+        asked = [wire.DECLARE_PUBLISHER]
+        await until(lambda: [*map(declared, fake.connections)][1:] == [asked], 'it is asked for')
+        if how == 'cancelled':
+            opening.cancel()
+        with pytest.raises((ProtocolError, asyncio.CancelledError)):
+            await opening
+        await client.disconnect()
+        cluster = weakref.ref(client._cluster)
+        del client, opening
+        await asyncio.sleep(0)
+        assert cluster() is None
+
+
+def declared(peer: FakeConnection) -> list[int]:
+    return [key for key in peer.commands() if key == wire.DECLARE_PUBLISHER]

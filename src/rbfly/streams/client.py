@@ -414,8 +414,8 @@ class StreamsClient:
             self._names.add(key)
         try:
             driver = PublisherDriver(self._cluster, stream, info.name)
-            await driver.link.open()
             try:
+                await driver.link.open()
                 if driver.last_id == ID_MAX:
                     raise PublisherError(
                         f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX};'
