@@ -1,8 +1,9 @@
 """What is declared on the broker, and is declared again when its connection goes.
 
-    IDLE --want--> OPENING --declared--> OPEN       OPENING, OPEN --lost, moved, unknown--> LOST
-    LOST --want, after backing off--> OPENING       final error, or deadline over: --> IDLE
-    any --close--> CLOSED                           a link whose event loop is closed is IDLE
+    IDLE --want, open--> OPENING --declared--> OPEN     OPEN --lost, moved, unknown--> LOST
+    LOST --want, after backing off--> OPENING           OPENING --lost--> tried again, still OPENING
+    final error, deadline over, reset, client disconnected: --> IDLE
+    any --close--> CLOSED                               a link whose event loop is closed is IDLE
 
 A publisher wants always, a subscription while a task waits for messages and it has none.
 """
