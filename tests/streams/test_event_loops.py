@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import rbfly.streams as rbs
 from rbfly.streams import silence
@@ -134,9 +135,14 @@ class Left:
     :param on: what the broker of that loop does otherwise.
     """
 
-    def __init__(self, stream: FakeStream, on: dict[int, Handler] | None = None) -> None:
+    def __init__(
+        self,
+        stream: FakeStream,
+        on: dict[int, Handler] | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         self.stream = stream
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_loop()
         self.loop.run_until_complete(self._begin(stream.handlers() | (on or {})))
 
     async def _begin(self, handlers: dict[int, Handler]) -> None:
@@ -153,6 +159,12 @@ class Left:
         for item in self._fake.connections:
             item.transport.abort()
         await until(lambda: not self.client.connected, 'it is lost')
+
+    async def receive(self, *messages: bytes) -> None:
+        for message in messages:
+            self.stream.append(message)
+        chunks = self.messages._driver.cursor.queue.chunks
+        await until(lambda: len(chunks) == len(messages), 'they have come')
 
     async def go_on(self, use: Callable[[], Awaitable[object]]) -> object:
         """Use it in another event loop, where the broker is another one."""
@@ -193,6 +205,21 @@ class TestLeft:
         assert asyncio.run(left.go_on(left.messages.__anext__)) == b'x'
         left.loop.run_until_complete(asyncio.sleep(0))
         left.loop.close()
+
+    @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_what_has_come_is_given_in_the_next(
+        self, new_loop: Callable[[], asyncio.AbstractEventLoop]
+    ) -> None:
+        left = Left(FakeStream(), new_loop=new_loop)
+        left.loop.run_until_complete(left.receive(b'x', b'y'))
+        left.stream.reader.live = False
+        left.loop.close()
+
+        async def use() -> list[object]:
+            left.stream.append(b'z')
+            return [await anext(left.messages) for _ in range(3)]
+
+        assert asyncio.run(left.go_on(use)) == [b'x', b'y', b'z']
 
     def test_silence_is_heard_in_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(silence, 'SILENCE', 0.02)
