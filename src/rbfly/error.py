@@ -1,4 +1,4 @@
-"""Errors of the package; a leaf that every room may import.
+"""Errors of the package; a leaf that every floor may import.
 
 Everything raised on purpose is a :class:`RbFlyError`.  Three families stand below it: wrong use
 of the API, a value or bytes that AMQP 1.0 does not allow, and what a broker or the network

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.streams.error import ProtocolError, StreamConnectionError
+from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake import FakeBroker, FakeConnection, refuse
 from tests.fake_stream import FakeStream
 
 
@@ -72,3 +74,59 @@ async def test_closed_publisher_goes_with_the_last_reference(cls: type[Any]) -> 
         gone = weakref.ref(publisher)
         del publisher
         assert gone() is None
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize('how', ['lost', 'resumed', 'disconnected'])
+async def test_subscription_that_is_dropped_while_others_are_told(
+    how: str,
+) -> None:
+    """It is told nothing any more; the event loop's exception handler hears of no failure."""
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        kept, dropped = (
+            client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) for _ in range(2)
+        )
+        for messages in (kept, dropped):
+            assert await anext(messages) == b'x'
+        held = [dropped]
+        del messages, dropped
+        driver = kept._driver
+        connection = driver.link.connection
+        assert connection is not None
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ('on_lost', 'on_resume', 'on_disconnect'):
+                patch.setattr(driver, name, lambda *args: held.clear())
+            if how == 'lost':
+                connection.abort(StreamConnectionError('lost'))
+            elif how == 'resumed':
+                connection.resume_writing()
+            else:
+                await client.disconnect()
+        assert not held
+        await kept.aclose()
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize('how', ['refused', 'cancelled'])
+async def test_publisher_that_was_not_opened_keeps_nothing(how: str) -> None:
+    answer = {'refused': refuse(), 'cancelled': wire.SILENT}[how]
+    async with FakeBroker(on={wire.DECLARE_PUBLISHER: answer}) as fake:
+        client = rbs.streams_client(fake.uri)
+        opening = asyncio.ensure_future(client.publisher('test').__aenter__())
+        asked = [wire.DECLARE_PUBLISHER]
+        await until(lambda: [*map(declared, fake.connections)][1:] == [asked], 'it is asked for')
+        if how == 'cancelled':
+            opening.cancel()
+        with pytest.raises((ProtocolError, asyncio.CancelledError)):
+            await opening
+        await client.disconnect()
+        cluster = weakref.ref(client._cluster)
+        del client, opening
+        await asyncio.sleep(0)
+        assert cluster() is None
+
+
+def declared(peer: FakeConnection) -> list[int]:
+    return [key for key in peer.commands() if key == wire.DECLARE_PUBLISHER]

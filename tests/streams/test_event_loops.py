@@ -1,21 +1,24 @@
 """A client belongs to one event loop at a time: not to that of another thread, or child."""
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams.error import EventLoopError
+from rbfly.streams import silence
+from rbfly.streams.error import EventLoopError, MessageTimeout
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
+from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
 
 HANG = 5.0  # seconds within which a thread has ended
@@ -124,6 +127,116 @@ def test_loops_in_turn() -> None:
         loop.run_until_complete(use())
     for loop in loops:
         loop.close()
+
+
+class Left:
+    """A subscription, waited for in vain in an event loop that goes no further.
+
+    :param on: what the broker of that loop does otherwise.
+    """
+
+    def __init__(
+        self,
+        stream: FakeStream,
+        on: dict[int, Handler] | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
+        self.stream = stream
+        self.loop = new_loop()
+        self.loop.run_until_complete(self._begin(stream.handlers() | (on or {})))
+
+    async def _begin(self, handlers: dict[int, Handler]) -> None:
+        self._fake = await FakeBroker(on=handlers).__aenter__()
+        self.client = rbs.streams_client(self._fake.uri)
+        self.messages = self.client.subscribe(
+            'test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.01
+        )
+        with contextlib.suppress(MessageTimeout):
+            async for _ in self.messages:
+                pass
+
+    async def lose(self) -> None:
+        for item in self._fake.connections:
+            item.transport.abort()
+        await until(lambda: not self.client.connected, 'it is lost')
+
+    async def receive(self, *messages: bytes) -> None:
+        for message in messages:
+            self.stream.append(message)
+        chunks = self.messages._driver.cursor.queue.chunks
+        await until(lambda: len(chunks) == len(messages), 'they have come')
+
+    async def go_on(self, use: Callable[[], Awaitable[object]]) -> object:
+        """Use it in another event loop, where the broker is another one."""
+        async with FakeBroker(on=self.stream.handlers()) as fake:
+            self.client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
+            self.messages._driver._timeout = HANG
+            try:
+                return await use()
+            finally:
+                await self.messages.aclose()
+                await self.client.disconnect()
+
+
+in_turn = [
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+    pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
+]
+
+
+class TestLeft:
+    pytestmark = in_turn
+
+    @pytest.fixture(autouse=True)
+    def _collected(self) -> Iterator[None]:
+        yield
+        gc.collect()  # the sockets of the first loop warn here, not in another test
+
+    def test_subscription_that_was_opening_is_closed_in_the_next(self) -> None:
+        left = Left(FakeStream(), {wire.SUBSCRIBE: wire.SILENT})
+        left.loop.close()
+        asyncio.run(left.messages.aclose())
+
+    def test_subscription_that_was_opening_is_opened_by_the_next(self) -> None:
+        stream = FakeStream()
+        left = Left(stream, {wire.SUBSCRIBE: wire.SILENT})
+        left.loop.run_until_complete(left.lose())
+        stream.append(b'x')
+        assert asyncio.run(left.go_on(left.messages.__anext__)) == b'x'
+        left.loop.run_until_complete(asyncio.sleep(0))
+        left.loop.close()
+
+    @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_what_has_come_is_given_in_the_next(
+        self, new_loop: Callable[[], asyncio.AbstractEventLoop]
+    ) -> None:
+        left = Left(FakeStream(), new_loop=new_loop)
+        left.loop.run_until_complete(left.receive(b'x', b'y'))
+        left.stream.reader.live = False
+        left.loop.close()
+
+        async def use() -> list[object]:
+            left.stream.append(b'z')
+            return [await anext(left.messages) for _ in range(3)]
+
+        assert asyncio.run(left.go_on(use)) == [b'x', b'y', b'z']
+
+    def test_silence_is_heard_in_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(silence, 'SILENCE', 0.02)
+        monkeypatch.setattr(silence, 'GRACE', 0.01)
+        stream = FakeStream()
+        stream.append(b'x')
+        left = Left(stream)
+        left.loop.close()
+
+        async def use() -> object:
+            waiting = asyncio.ensure_future(anext(left.messages))
+            await until(lambda: left.messages._driver.link.is_open, 'it is subscribed to')
+            stream.reader.live = False
+            stream.append(b'y')
+            return await waiting
+
+        assert asyncio.run(left.go_on(use)) == b'y'
 
 
 FORK = """

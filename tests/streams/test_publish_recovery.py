@@ -6,7 +6,7 @@ publish-restart`, `publish-leader`.
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain, repeat
 from unittest.mock import Mock
 
@@ -23,6 +23,7 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
+from rbfly.streams.publishing import PublisherDriver
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
@@ -545,3 +546,42 @@ async def test_restart_of_the_broker_loses_and_doubles_nothing(
         await asyncio.gather(restarted, *tasks)
         found = await stored(client, private_stream)
         assert sorted(map(int, found)) == list(range(1, count + 1))
+
+
+async def test_refused_by_a_new_connection_ends_the_wait_for_an_iterator() -> None:
+    """What fits no frame any more is told before the iterator gives the next message."""
+    asked = asyncio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield bytes(5000)
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        sending = asyncio.ensure_future(publisher.send_many(messages()))
+        await asked.wait()
+        fake.tune = (600, 60)
+        for peer in fake.connections:
+            peer.transport.abort()
+        with pytest.raises(PublishError, match='fit no frame of the new connection'):
+            await asyncio.wait_for(sending, 5)
+
+
+async def test_failure_of_sending_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E.g. where there is no memory for it: nobody waits for ever, and the next try is anew."""
+    async with (
+        FakeBroker(on={wire.PUBLISH: once(wire.CLOSING, default)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(PublisherDriver, 'on_open', Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError):
+                await asyncio.wait_for(publisher.send(b'x'), 5)
+        await publisher.send(b'y')
+        answered = [wire.DELETE_PUBLISHER in peer.commands() for peer in fake.connections]
+        assert answered.count(True) == 1  # what could not be used was removed

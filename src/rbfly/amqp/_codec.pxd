@@ -1,4 +1,4 @@
-# VALUES room, top: whole messages.  No ABI promise between releases.
+# Whole messages.  No ABI promise between releases.
 
 from libc.stdint cimport uint8_t, uint64_t
 

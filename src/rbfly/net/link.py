@@ -1,8 +1,9 @@
 """What is declared on the broker, and is declared again when its connection goes.
 
-    IDLE --want--> OPENING --declared--> OPEN       OPENING, OPEN --lost, moved, unknown--> LOST
-    LOST --want, after backing off--> OPENING       final error, or deadline over: --> IDLE
-    any --close--> CLOSED                           a link whose event loop is closed is IDLE
+    IDLE --want, open--> OPENING --declared--> OPEN     OPEN --lost, moved, unknown--> LOST
+    LOST --want, after backing off--> OPENING           OPENING --lost--> tried again, still OPENING
+    final error, deadline over, reset, client disconnected: --> IDLE
+    any --close--> CLOSED                               a link whose event loop is closed is IDLE
 
 A publisher wants always, a subscription while a task waits for messages and it has none.
 """
@@ -151,7 +152,8 @@ class Link:
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
-        if self.state in (State.OPENING, State.OPEN, State.CLOSED):
+        here = self._loop is asyncio.get_running_loop()
+        if self._state is State.CLOSED or (here and self._state in (State.OPENING, State.OPEN)):
             return
         deadline = self._begin()
         assert self._loop is not None
@@ -186,8 +188,9 @@ class Link:
         if self._deadline is None:
             self._deadline = self.cluster.deadline()
             self._backoff = Backoff()
-        if self._loop is not loop:
-            self.connection = None  # went with its loop
+        if self._loop is not loop:  # of no use any more, and with it what it had
+            self._cancel()
+            self._leave()
             self._loop = loop
         self.cluster.links[self] = None
         self._enter(State.OPENING)
@@ -258,7 +261,11 @@ class Link:
         self._opened = self._loop.time()
         self.declared = True
         self._enter(State.OPEN)
-        self._driver.on_open(connection, self.id)
+        try:
+            self._driver.on_open(connection, self.id)
+        except Exception as ex:  # e.g. no memory for what is to be sent again
+            self._leave()
+            self._fail(ex)
         if self._moved and self.is_open:
             self.lose(self._has_moved())
 
@@ -299,6 +306,8 @@ class Link:
 
     def on_lost(self, error: StreamConnectionError) -> None:
         """The connection has ended."""
+        if self.connection is None:
+            return  # it has left since this was called for all
         opening = self._state is State.OPENING
         self._leave()
         if opening:
@@ -328,11 +337,14 @@ class Link:
 
     def on_resume(self) -> None:
         """The connection takes more again."""
-        self._driver.on_resume()
+        if self.connection is not None:
+            self._driver.on_resume()
 
     def on_disconnect(self) -> None:
         """The client disconnects; what was opened before is not opened again by itself."""
-        self.cluster.links.pop(self, None)
+        if self not in self.cluster.links:
+            return  # it has left since this was called for all
+        del self.cluster.links[self]
         self._driver.on_disconnect()
         if self._state is not State.OPEN or not self._driver.stays:
             self._cancel()
@@ -355,7 +367,7 @@ class Link:
     def _cancel(self) -> asyncio.Task[None] | None:
         """Go on with opening no longer; the task that did, until it has ended."""
         task, self._task = self._task, None
-        if task is None or task.done():
+        if task is None or task.done() or task.get_loop().is_closed():
             return None
         task.cancel()
         return task

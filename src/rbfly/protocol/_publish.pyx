@@ -3,7 +3,7 @@
 The bytes of a frame are kept until every id in it is settled, so that what is unsettled can be sent
 again.
 
-This room answers questions: it holds no future, calls no transport and knows no loop.
+It answers questions: it holds no future, calls no transport and knows no loop.
 """
 
 cimport cython

@@ -169,11 +169,9 @@ class SubscriptionDriver:
         connection = self.link.connection
         if connection is not None:
             loop = self._loop
-            if (
-                loop is not asyncio._get_running_loop()
-                and loop is not None
-                and not loop.is_closed()
-            ):
+            if loop is not asyncio._get_running_loop() and loop is not None:
+                if loop.is_closed():
+                    return  # and with it the connection
                 loop.call_soon_threadsafe(self.on_chunk_consumed, chunk)
                 raise EventLoopError('the subscription belongs to another event loop')
             connection.write(commands.credit(self.link.id, 1))

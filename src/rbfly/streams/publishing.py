@@ -124,6 +124,7 @@ class PublisherDriver:
         core.connection = connection
         for waiter in done:  # too large for this connection
             self.settle(waiter)
+        self._end_refused()
         core.write()
         if core.window.unsettled == 0:
             self._wake_idle()
@@ -195,9 +196,7 @@ class PublisherDriver:
         """A confirm has come."""
         core = self.core
         if self.receiving:
-            for waiter, stop in self.receiving.items():
-                if waiter.errors:
-                    self._end_wait(stop)
+            self._end_refused()
         if core.window.needs_redeclare:
             self.link.lose(StreamConnectionError('the broker does not know it any more'))
         else:
@@ -218,6 +217,11 @@ class PublisherDriver:
             if not waiter.settled:
                 waiter.set_exception(error)
             self._end_wait(stop)
+
+    def _end_refused(self) -> None:
+        for waiter, stop in self.receiving.items():
+            if waiter.errors:
+                self._end_wait(stop)
 
     def _end_wait(self, stop: asyncio.Timeout) -> None:
         if not stop.expired():
