@@ -5,6 +5,7 @@ import gc
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -31,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.register_profile('tests', deadline=None)  # no test asserts a speed
+    hypothesis.settings.load_profile('tests')
     config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
     config.addinivalue_line('markers', 'broker: needs a RabbitMQ; set by its fixtures')
     config.addinivalue_line('markers', 'examples: the examples of the documentation')

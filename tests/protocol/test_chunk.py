@@ -238,7 +238,7 @@ def test_no_byte_behind_the_end_is_read(name: str, text: str) -> None:
     records=st.integers(0, 9) | st.integers(0, 2**32 - 1),
     start=st.integers(0, 12),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_entries_end_in_messages_or_a_chunk_error(
     data: bytes, records: int, start: int
 ) -> None:

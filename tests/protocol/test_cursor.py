@@ -681,7 +681,7 @@ def test_error_of_a_filter_is_told_and_left_behind(kind: str) -> None:
     limit=st.integers(1, 6),
     policy=st.sampled_from(['raise', 'skip', 'raw']),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_kinds_agree(chunks: list[list[Any]], start: int, limit: int, policy: Any) -> None:
     def make() -> Cursor:
         cursor = Cursor(True, None, policy)

@@ -317,7 +317,7 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     data=st.binary(max_size=60),
     plain=st.integers(0, 300),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_end_in_messages_or_a_chunk_error(
     code: int, head: bytes, data: bytes, plain: int
 ) -> None:
@@ -330,7 +330,7 @@ def test_any_bytes_end_in_messages_or_a_chunk_error(
 
 
 @given(code=st.sampled_from([GZIP, SNAPPY, LZ4, ZSTD]), cut=st.integers(0, 400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_cut_data_is_refused(code: int, cut: int) -> None:
     data = b''.join(message(zlib.compress(bytes([i])) * 3) for i in range(10))
     stored = COMPRESS[code](data)

@@ -549,7 +549,7 @@ def test_buffer_is_never_empty_and_never_moves() -> None:
     key=st.sampled_from([3, 4, 8, 0x10]),
     version=st.integers(0, 3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_end_in_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
     engine = Recorder()
     engine.publisher(0, 3)

@@ -1153,9 +1153,9 @@ class BatchedModel(Model):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestModel.settings = settings(max_examples=150, stateful_step_count=60)
 TestBatchedModel = BatchedModel.TestCase
-TestBatchedModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestBatchedModel.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 @pytest.mark.parametrize('batched', [False, True])

@@ -604,7 +604,7 @@ class CompressedModel(Model):
     compression = 'lz4'
 
 
-CHECKS = settings(max_examples=150, stateful_step_count=60, deadline=None)
+CHECKS = settings(max_examples=150, stateful_step_count=60)
 TestModel = Model.TestCase
 TestModel.settings = CHECKS
 TestBatchedModel = BatchedModel.TestCase
