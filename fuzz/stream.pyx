@@ -46,7 +46,7 @@ class Cursor(MessageCursor):
     """What a subscription is, without its loop."""
 
     def __init__(self, amqp, chunk, start=0, policy='raise', filter=None):
-        super().__init__(amqp, filter, policy)
+        super().__init__(self, amqp, filter, policy)
         self.rewind(start)
         self.consumed = 0
         self.queue.push(chunk)
