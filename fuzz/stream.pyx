@@ -54,6 +54,9 @@ class Cursor(MessageCursor):
     def on_chunk_consumed(self, chunk):
         self.consumed += 1
 
+    def on_progress(self):
+        pass                    # an offset at the end of all
+
 
 cdef list drain(object cursor, Py_ssize_t limit):
     """Messages and errors of the only chunk; each one moves on."""
