@@ -1,7 +1,8 @@
 """What is declared on the broker, and is declared again when its connection goes.
 
-    IDLE --want--> OPENING --declared--> OPEN       OPENING, OPEN --lost, moved, unknown--> LOST
-    LOST --want, after backing off--> OPENING       final error, or deadline over: --> IDLE
+    IDLE --want--> OPENING --declared--> OPEN --lost, moved, unknown--> LOST
+    LOST --want, after backing off--> OPENING       what is lost while OPENING is tried again there
+    OPENING, OPEN, LOST --final error, deadline over, given up--> IDLE
     any --close--> CLOSED                           a link whose event loop is closed is IDLE
 
 A publisher wants always, a subscription while a task waits for messages and it has none.
@@ -139,7 +140,7 @@ class Link:
         return self.state is State.OPENING
 
     def _enter(self, state: State, error: Exception | None = None) -> None:
-        before, self._state = self._state, state
+        before, self._state = self.state, state
         logger.debug('%r: %s -> %s', self._driver, before.value, state.value)
         self._observer.on_transition(self, before, state, error)
 
@@ -186,11 +187,11 @@ class Link:
         if self._deadline is None:
             self._deadline = self.cluster.deadline()
             self._backoff = Backoff()
+        self.cluster.links[self] = None
+        self._enter(State.OPENING)
         if self._loop is not loop:
             self.connection = None  # went with its loop
             self._loop = loop
-        self.cluster.links[self] = None
-        self._enter(State.OPENING)
         return self._deadline
 
     async def _run(self, deadline: Deadline) -> None:
@@ -214,6 +215,7 @@ class Link:
                 deadline.progress.error = None  # that was another connection
             while True:
                 connection = await self.cluster.member(driver.role, driver.stream, deadline)
+                deadline.check()  # the client was disconnected in this turn
                 try:
                     await self._declare(connection, deadline)
                 except RbFlyError as ex:
@@ -329,6 +331,8 @@ class Link:
     def on_disconnect(self) -> None:
         """The client disconnects; what was opened before is not opened again by itself."""
         self.cluster.links.pop(self, None)
+        if self.state is State.IDLE:
+            return  # its event loop has ended, and nobody waits
         self._driver.on_disconnect()
         if self._state is not State.OPEN or not self._driver.stays:
             self._cancel()
