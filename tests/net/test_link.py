@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import Phase, settings
@@ -42,6 +43,7 @@ CODES = [
     ResponseCode.PRECONDITION_FAILED,
     *FINAL,
 ]
+BEHIND = [*[''] * 4, 'lose', 'move']  # what happens in the turn of an answer
 DECLARE = {Key.DECLARE_PUBLISHER: 'publisher_id', Key.SUBSCRIBE: 'subscription_id'}
 UNDECLARE = {Key.DELETE_PUBLISHER: 'publisher_id', Key.UNSUBSCRIBE: 'subscription_id'}
 
@@ -60,6 +62,8 @@ class Peer(asyncio.Transport):
 
     :ivar requests: what was not answered yet.
     :ivar held: which link an id belongs to, from its declaration to the answer to its removal.
+    :ivar leaving: ids of those whose removal was asked for.
+    :ivar moved: ids of what the broker has removed by itself.
     """
 
     def __init__(self, walk: Walk, role: Role) -> None:
@@ -69,6 +73,7 @@ class Peer(asyncio.Transport):
         self.requests: list[commands.Request] = []
         self.held: dict[int, Link] = {}
         self.leaving: set[int] = set()
+        self.moved: set[int] = set()
         self.unconfirmed: list[commands.Publish] = []
         self.connection = Connection(parse_uri(URI), 10.0)
         self.connection.server_properties = {'version': '4.0.5'}
@@ -124,6 +129,7 @@ class Peer(asyncio.Transport):
             number = getattr(command, UNDECLARE[command.key])
             del self.held[number]
             self.leaving.discard(number)
+            self.moved.discard(number)
             code = ResponseCode.OK
         value = None
         if isinstance(command, commands.StreamStats) and code == ResponseCode.OK:
@@ -162,6 +168,11 @@ class User:
     def is_usable(self) -> bool:
         return False
 
+    @property
+    def is_opening(self) -> bool:
+        """Nothing of it is given to the program until its link is open."""
+        return False
+
     def use(self) -> None:
         pass
 
@@ -174,6 +185,7 @@ class User:
     def reap(self) -> None:
         """Look at what has ended: as it may."""
         for task in [item for item in self.waiting + self.leaving if item.done()]:
+            assert not task.cancelled() or task.cancelling(), 'by the walk alone'
             if not task.cancelled() and (error := task.exception()) is not None:
                 assert isinstance(error, RbFlyError | StopAsyncIteration), repr(error)
                 assert error not in self.walk.raised, 'an error is raised once'
@@ -197,6 +209,10 @@ class PublisherUser(User):
             self.publisher = publisher
             self.link = publisher._declared().link
             await self.leave.wait()
+
+    @property
+    def is_opening(self) -> bool:
+        return self.publisher is None and not self.scope.done()
 
     @property
     def is_usable(self) -> bool:
@@ -309,10 +325,20 @@ class Walk(RuleBasedStateMachine):
             self.loop.run_forever()
 
     async def member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
+        """As that of the cluster; what disconnects ends the attempt."""
         deadline.check()
         asked: asyncio.Future[Connection] = self.loop.create_future()
         self.asked.append((role, asked))
-        return await asked
+        attempts: dict[Any, Any] = self.cluster._attempts
+        attempts[asked] = SimpleNamespace(task=asked)
+        try:
+            await asyncio.wait([asked])
+        finally:
+            del attempts[asked]
+            asked.cancel()
+        if asked.cancelled():
+            deadline.check()
+        return asked.result()
 
     def user(self, index: int) -> User | None:
         return self.users[index] if index < len(self.users) else None
@@ -388,10 +414,13 @@ class Walk(RuleBasedStateMachine):
             user.link._task.cancel()
 
     @precondition(lambda self: self.disconnecting is None)
-    @rule(now=rarely)
-    def disconnect(self, now: bool) -> None:
+    @rule(now=rarely, found=st.booleans())
+    def disconnect(self, now: bool, found: bool) -> None:
+        """Also in the turn that gives somebody a connection."""
         if now:
             self.disconnecting = self.loop.create_task(self.client.disconnect())
+            if found:
+                self.find(ResponseCode.OK)
 
     @precondition(having(*State))
     @rule(now=rarely)
@@ -438,8 +467,10 @@ class Walk(RuleBasedStateMachine):
                 continue
             if code == ResponseCode.STREAM_DOES_NOT_EXIST:
                 asked.set_exception(StreamDoesNotExist('test'))
+                asked.exception()  # seen, though nobody may be waiting
             elif code != ResponseCode.OK:
                 asked.set_exception(StreamConnectionError('gave up'))
+                asked.exception()
             else:
                 asked.set_result(self.connect(role))
             return
@@ -455,12 +486,16 @@ class Walk(RuleBasedStateMachine):
         return group[0]
 
     @precondition(lambda self: any(peer.requests for peer in self.open_peers))
-    @rule(index=indices, code=st.sampled_from(CODES))
-    def answer(self, index: int, code: ResponseCode) -> None:
+    @rule(index=indices, code=st.sampled_from(CODES), behind=st.sampled_from(BEHIND))
+    def answer(self, index: int, code: ResponseCode, behind: str = '') -> None:
         peer = self.peer(index)
         if peer is not None and peer.requests:
             with self.inside():
                 peer.answer(code)
+        if behind == 'lose':
+            self.lose(index)
+        elif behind == 'move':
+            self.move(index)
 
     @serving
     @rule(index=indices)
@@ -475,6 +510,7 @@ class Walk(RuleBasedStateMachine):
     def move(self, index: int) -> None:
         peer = self.peer(index)
         if peer is not None:
+            peer.moved.update(peer.held)
             with self.inside():
                 peer.connection.feed(commands.MetadataUpdate(0x06, 'test').encode())
 
@@ -531,11 +567,18 @@ class Walk(RuleBasedStateMachine):
                 continue
             if link.state in (State.IDLE, State.CLOSED):
                 assert not user.waiting, f'{link} and a task waits'
+            if link.state is State.OPENING:
+                assert link._task is not None
+                assert not link._task.done()
             if link.state is State.LOST:
                 assert isinstance(user, SubscriptionUser), 'a publisher wants always'
                 assert not user.waiting
         if self.disconnecting is not None and self.disconnecting.done():
             self.disconnecting = None
+        if self.disconnecting is None:  # else it is told when its connection ends
+            first = [link for link in self.states if link.is_opening and not link.declared]
+            opening = [link for link in first if link._driver.role is Role.PUBLISH]
+            assert len(opening) == sum(user.is_opening for user in self.users)
 
     @precondition(lambda self: self.disconnecting is None)
     @precondition(having(State.IDLE))
@@ -580,6 +623,10 @@ class Walk(RuleBasedStateMachine):
             if peer.connection.is_open:
                 free = peer.connection.ids(peer.role)
                 assert not free & peer.held.keys()
+                assert all(
+                    self.states[peer.held[number]] is not State.OPEN
+                    for number in peer.moved - peer.leaving
+                )
                 taken = [link for link in self.states if link.connection is peer.connection]
                 assert len({link.id for link in taken}) == len(taken)
 
@@ -592,6 +639,7 @@ class Walk(RuleBasedStateMachine):
 
     def finish(self) -> None:
         """End everything, and answer everything: then all ids are free, and nothing is left."""
+        self.settle()
         for index, user in enumerate(self.users):
             self.close(index)
             if isinstance(user, SubscriptionUser) and user.messages is None:
@@ -652,7 +700,7 @@ class Told(Observer):
 
 TestWalk = Walk.TestCase
 TestWalk.settings = settings(
-    max_examples=250,
+    max_examples=500,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
