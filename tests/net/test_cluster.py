@@ -12,6 +12,7 @@ import rbfly.streams as rbs
 from rbfly.net import retry
 from rbfly.net.cluster import Cluster, Role
 from rbfly.net.connection import IDS
+from rbfly.net.observer import Observer, State
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import ConnectTimeout, VirtualHostError
 from tests import fake as wire
@@ -46,6 +47,19 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
 
     monkeypatch.setattr(Cluster, '_connect', counting)
     return made
+
+
+class Told(Observer):
+    """Keeps why links are idle again."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception | None] = []
+
+    def on_transition(
+        self, link: object, before: State, after: State, error: Exception | None
+    ) -> None:
+        if after is State.IDLE:
+            self.errors.append(error)
 
 
 def now() -> float:
@@ -124,12 +138,14 @@ async def test_error_is_told_to_all_who_wait(attempts: Counter[Role]) -> None:
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.stream_exists('test')
+        client._cluster.observer = told = Told()
         fake.handlers[Step.OPEN] = refuse(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
         found = await asyncio.gather(
             *(publish(client, name, leave) for name in NAMES), return_exceptions=True
         )
         assert {type(error) for error in found} == {VirtualHostError}
         assert len({id(error) for error in found}) == MANY, 'each raises its own'
+        assert {id(error) for error in told.errors} == {id(error) for error in found}
         assert attempts[Role.PUBLISH] == 1
         assert len(fake.connections) == 2
         fake.handlers.clear()

@@ -168,9 +168,9 @@ class Link:
         deadline = self._begin()
         try:
             await self._open(deadline)
-        except BaseException:
+        except BaseException as ex:
             if self._state is State.OPENING:
-                self._enter(State.IDLE)
+                self._enter(State.IDLE, ex if isinstance(ex, Exception) else None)
                 self._forget()
             raise
         self._deadline = None  # of this call, which is no outage
