@@ -186,7 +186,9 @@ async def test_last_one_to_leave_ends_the_attempt(attempts: Counter[Role]) -> No
         await asyncio.sleep(0.01)
         assert not peer.lost.done()
         tasks[0].cancel()
+        begin = now()
         await peer.lost
+        assert now() - begin < 1, 'before an address has had its time'
         fake.handlers.clear()
         leave.set()
         await publish(client, 'test', leave)
@@ -204,6 +206,7 @@ async def test_deadline_of_one_is_not_that_of_another() -> None:
         late = [asyncio.create_task(publish(client, name, leave)) for name in NAMES[10:]]
         found = await asyncio.gather(*early, return_exceptions=True)
         assert {type(error) for error in found} == {ConnectTimeout}
+        assert all('while opening the virtual host' in str(error) for error in found)
         assert now() - begin == pytest.approx(8, abs=0.01)
         fake.handlers.clear()
         leave.set()
