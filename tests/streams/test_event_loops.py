@@ -319,3 +319,40 @@ def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
     asyncio.run(asyncio.wait_for(close(), HANG))
     assert asyncio.run(use())
     gc.collect()  # the sockets of the first loop warn here, not in another test
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_came_in_an_ended_loop_is_given_in_the_next(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Though there is no connection any more that would take credit for it."""
+    stream = FakeStream()
+    for body in (b'0', b'1', b'2'):
+        stream.append(body)
+    kept: list[tuple[rbs.StreamsClient, rbs.Subscription]] = []
+
+    async def begin() -> Any:
+        fake = await FakeBroker(on=stream.handlers()).__aenter__()
+        client = rbs.streams_client(fake.uri)
+        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        kept.append((client, messages))
+        first = await anext(messages)
+        await until(lambda: len(messages._driver.cursor.queue.chunks) == 2, 'the others have come')
+        return first
+
+    async def go_on() -> Any:
+        ((client, messages),) = kept
+        found = [await anext(messages), await anext(messages)]
+        await messages.aclose()
+        await client.disconnect()
+        return found
+
+    for work, expected in ((begin, b'0'), (go_on, [b'1', b'2'])):
+        loop = new_loop()
+        try:
+            assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected
+        finally:
+            loop.close()
+    gc.collect()

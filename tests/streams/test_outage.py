@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.net.retry import TABLE, Try
+from rbfly.protocol.commands import StreamMetadata
+from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import (
     ConnectTimeout,
     FrameError,
@@ -204,40 +207,48 @@ async def test_send_many_is_told_of_the_outage_it_ran_into() -> None:
 # -- what is worth another try
 
 
-# Codes, and whether they are tried again at the first use, and after a loss.
-CODES = [
-    (0x02, False, False),
-    (0x05, False, False),
-    (0x06, True, True),
-    (0x0E, False, False),
-    (0x0F, False, True),
-    (0x10, False, False),
-]
+CODES = [code for code in ResponseCode if code != ResponseCode.OK]
+
+
+def tried_again(command: Key, code: int) -> tuple[bool, bool]:
+    """Whether the table says so: at the first use, and after a loss."""
+    found = TABLE.get((command, code))
+    return found is Try.ALWAYS, found is not None
+
+
+def test_commands_of_the_table() -> None:
+    """Those that are driven below."""
+    assert {command for command, _ in TABLE} == {Key.METADATA, Key.DECLARE_PUBLISHER, Key.SUBSCRIBE}
+    assert {code for _, code in TABLE} < set(CODES)
 
 
 @own_clock
-@pytest.mark.parametrize(('code', 'first', 'again'), [*CODES, (0x11, False, True)])
-async def test_codes_of_declaring(code: int, first: bool, again: bool) -> None:
+@pytest.mark.parametrize('code', CODES)
+async def test_codes_of_declaring(code: int) -> None:
+    first, again = tried_again(Key.DECLARE_PUBLISHER, code)
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
     ):
         async with client.publisher('test') as publisher:
             fake.handlers[wire.DECLARE_PUBLISHER] = refuse(code)
+            before = tries(fake, wire.DECLARE_PUBLISHER)
             with pytest.raises(ProtocolError) as caught:
                 await publisher.send('x')
             assert caught.value.code == code
-            assert (tries(fake, wire.DECLARE_PUBLISHER) > 2) == again
+            assert (tries(fake, wire.DECLARE_PUBLISHER) > before + 1) == again
         before = tries(fake, wire.DECLARE_PUBLISHER)
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError) as caught:
             async with client.publisher('test'):
                 pytest.fail('it is refused')
+        assert caught.value.code == code
         assert (tries(fake, wire.DECLARE_PUBLISHER) > before + 1) == first
 
 
 @own_clock
-@pytest.mark.parametrize(('code', 'first', 'again'), [*CODES, (0x11, False, False)])
-async def test_codes_of_subscribing(code: int, first: bool, again: bool) -> None:
+@pytest.mark.parametrize('code', CODES)
+async def test_codes_of_subscribing(code: int) -> None:
+    first, again = tried_again(Key.SUBSCRIBE, code)
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -255,6 +266,30 @@ async def test_codes_of_subscribing(code: int, first: bool, again: bool) -> None
                 await anext(subscription)
             assert caught.value.code == code
             assert (len(stream.readers) > before + 1) == expected
+
+
+@own_clock
+@pytest.mark.parametrize('code', CODES)
+async def test_codes_of_metadata(code: int) -> None:
+    """The same at the first use and after a loss."""
+    first, again = tried_again(Key.METADATA, code)
+    assert first == again
+
+    def refuse_stream(peer: Peer, request: Frame) -> None:
+        peer.respond(request, {'test': StreamMetadata(code, None, ())})
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[wire.METADATA] = refuse_stream
+        for use in (publisher.send('x'), anext(subscribe(client))):
+            before = tries(fake, wire.METADATA)
+            with pytest.raises(ProtocolError) as caught:
+                await use
+            assert caught.value.code == code
+            assert (tries(fake, wire.METADATA) > before + 1) == again
 
 
 def tries(fake: FakeBroker, key: int) -> int:

@@ -269,9 +269,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.stop()
         if self._timer is not None:
             self._timer.cancel()
+        if self._loop.is_closed():
+            return  # nobody waits any more, and what was declared went with it
         waiting: list[asyncio.Future[Any]] = [*self._requests.values(), self._tune]
         for future in waiting:
-            if not future.done() and not self._loop.is_closed():  # else nobody waits any more
+            if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: nobody may be waiting any more
         call_each(self._loop, [link.on_lost for link in self.links], error)

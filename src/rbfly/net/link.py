@@ -140,7 +140,7 @@ class Link:
         return self.state is State.OPENING
 
     def _enter(self, state: State, error: Exception | None = None) -> None:
-        before, self._state = self._state, state
+        before, self._state = self.state, state
         logger.debug('%r: %s -> %s', self._driver, before.value, state.value)
         self._observer.on_transition(self, before, state, error)
 
@@ -167,13 +167,23 @@ class Link:
         :raises RbFlyError: it cannot be opened.
         """
         deadline = self._begin()
+        # In a task that ends with a disconnect, whatever it waits for.
+        task = self._task = asyncio.Task(self._open(deadline), loop=self._loop)
         try:
-            await self._open(deadline)
-        except BaseException:
-            if self._state is State.OPENING:
-                self._enter(State.IDLE)
-                self._forget()
-            raise
+            await asyncio.wait([task])
+        finally:
+            self._cancel()
+        if task.cancelled():
+            raise disconnected()
+        error = task.exception()
+        if error is not None and self._state is State.OPENING:
+            self._enter(State.IDLE, error if isinstance(error, Exception) else None)
+            self._forget()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error, task  # they refer to this frame
         self._deadline = None  # of this call, which is no outage
         self._finish()
         if self._state is State.IDLE:
@@ -188,12 +198,12 @@ class Link:
         if self._deadline is None:
             self._deadline = self.cluster.deadline()
             self._backoff = Backoff()
+        self.cluster.links[self] = None
+        self._enter(State.OPENING)
         if self._loop is not loop:  # of no use any more, and with it what it had
             self._cancel()
             self._leave()
             self._loop = loop
-        self.cluster.links[self] = None
-        self._enter(State.OPENING)
         return self._deadline
 
     async def _run(self, deadline: Deadline) -> None:
@@ -217,6 +227,7 @@ class Link:
                 deadline.progress.error = None  # that was another connection
             while True:
                 connection = await self.cluster.member(driver.role, driver.stream, deadline)
+                deadline.check()  # the client was disconnected in this turn
                 try:
                     await self._declare(connection, deadline)
                 except RbFlyError as ex:
@@ -345,6 +356,8 @@ class Link:
         if self not in self.cluster.links:
             return  # it has left since this was called for all
         del self.cluster.links[self]
+        if self.state is State.IDLE:
+            return  # its event loop has ended, and nobody waits
         self._driver.on_disconnect()
         if self._state is not State.OPEN or not self._driver.stays:
             self._cancel()

@@ -167,11 +167,9 @@ class SubscriptionDriver:
         :raises EventLoopError: this is not the event loop that it was opened in.
         """
         connection = self.link.connection
-        if connection is not None:
+        if connection is not None and connection.is_open:
             loop = self._loop
             if loop is not asyncio._get_running_loop() and loop is not None:
-                if loop.is_closed():
-                    return  # and with it the connection
                 loop.call_soon_threadsafe(self.on_chunk_consumed, chunk)
                 raise EventLoopError('the subscription belongs to another event loop')
             connection.write(commands.credit(self.link.id, 1))

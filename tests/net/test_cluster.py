@@ -1,0 +1,214 @@
+"""Many publishers and subscriptions whose streams live on one node: what they share."""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net import retry
+from rbfly.net.cluster import Cluster, Role
+from rbfly.net.connection import IDS
+from rbfly.net.observer import Observer, State
+from rbfly.protocol.const import Key, ResponseCode
+from rbfly.streams.error import ConnectTimeout, VirtualHostError
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import SILENT, FakeBroker, Step, refuse
+from tests.fake import FakeConnection as Peer
+from tests.net.test_closing import Held
+
+pytestmark = pytest.mark.own_clock
+
+MANY = 300  # more than the ids of a connection
+NAMES = [f's{i}' for i in range(MANY)]
+CONNECTIONS = 2 * -(-MANY // IDS)  # publishing, and consuming
+DECLARED = (Key.DECLARE_PUBLISHER, Key.SUBSCRIBE)
+
+
+@pytest.fixture(autouse=True)
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
+    """How often it was connected; fails where that is under way twice, to a node in a role."""
+    connect = Cluster._connect
+    running = set()
+    made: Counter[Role] = Counter()
+
+    async def counting(self: Cluster, role: Role, node: Any, waiting: Any) -> Any:
+        assert (role, node) not in running
+        running.add((role, node))
+        made[role] += 1
+        try:
+            return await connect(self, role, node, waiting)
+        finally:
+            running.discard((role, node))
+
+    monkeypatch.setattr(Cluster, '_connect', counting)
+    return made
+
+
+class Told(Observer):
+    """Keeps why links are idle again."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception | None] = []
+
+    def on_transition(
+        self, link: object, before: State, after: State, error: Exception | None
+    ) -> None:
+        if after is State.IDLE:
+            self.errors.append(error)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def publish(client: rbs.StreamsClient, name: str, leave: asyncio.Event) -> None:
+    async with client.publisher(name):
+        await leave.wait()
+
+
+async def read(messages: rbs.Subscription) -> None:
+    await anext(messages)
+
+
+def subscriptions(client: rbs.StreamsClient) -> list[rbs.Subscription]:
+    return [client.subscribe(name, offset=rbs.Offset.FIRST, amqp=False) for name in NAMES]
+
+
+def declared(peers: list[Peer], key: int) -> list[str]:
+    return [frame.decode().stream for peer in peers for frame in peer.frames if frame.key == key]
+
+
+def asked(peers: list[Peer]) -> list[tuple[str, ...]]:
+    """Streams of each Metadata request."""
+    return [
+        frame.decode().streams
+        for peer in peers
+        for frame in peer.frames
+        if frame.key == Key.METADATA
+    ]
+
+
+async def test_many_are_opened_and_recover_together(
+    attempts: Counter[Role], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No jitter: all try again in one turn.
+    monkeypatch.setattr(retry, 'random', SimpleNamespace(uniform=lambda low, high: high))
+    leave = asyncio.Event()
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        AsyncExitStack() as stack,
+    ):
+        tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
+        for messages in subscriptions(client):
+            await stack.enter_async_context(messages)
+            tasks.append(asyncio.create_task(read(messages)))
+        for outage in range(3):
+            first = outage * CONNECTIONS
+            total = (outage + 1) * MANY
+            await until(
+                lambda total=total: all(  # type: ignore[misc]
+                    len(declared(fake.connections, key)) >= total for key in DECLARED
+                ),
+                'all are declared',
+            )
+            await asyncio.sleep(0.01)  # answered, too
+            peers = fake.connections[first:]
+            assert len(peers) == CONNECTIONS
+            for key in DECLARED:
+                assert sorted(declared(peers, key)) == sorted(NAMES)
+            assert [sorted(names) for names in asked(peers)] == [sorted(NAMES)]
+            assert not any(task.done() for task in tasks)
+            for peer in peers:
+                peer.transport.abort()
+        leave.set()
+        await asyncio.gather(*tasks[:MANY])
+        for task in tasks[MANY:]:
+            task.cancel()
+        await asyncio.gather(*tasks[MANY:], return_exceptions=True)
+    assert attempts.keys() == {Role.PUBLISH, Role.CONSUME}
+
+
+async def test_error_is_told_to_all_who_wait(attempts: Counter[Role]) -> None:
+    leave = asyncio.Event()
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.stream_exists('test')
+        client._cluster.observer = told = Told()
+        fake.handlers[Step.OPEN] = refuse(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
+        found = await asyncio.gather(
+            *(publish(client, name, leave) for name in NAMES), return_exceptions=True
+        )
+        assert {type(error) for error in found} == {VirtualHostError}
+        assert len({id(error) for error in found}) == MANY, 'each raises its own'
+        assert {id(error) for error in told.errors} == {id(error) for error in found}
+        assert attempts[Role.PUBLISH] == 1
+        assert len(fake.connections) == 2
+        fake.handlers.clear()
+        leave.set()
+        await publish(client, 'test', leave)
+
+
+async def test_cancelled_waiter_disturbs_no_other(attempts: Counter[Role]) -> None:
+    held = Held()
+    leave = asyncio.Event()
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.stream_exists('test')
+        fake.handlers[Step.OPEN] = held
+        tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
+        await until(lambda: bool(held.requests), 'it connects')
+        for task in tasks[::2]:  # the first one among them
+            task.cancel()
+        await asyncio.wait(tasks[::2])
+        held.answer()
+        leave.set()
+        await asyncio.gather(*tasks[1::2])
+        assert sorted(declared(fake.connections, Key.DECLARE_PUBLISHER)) == sorted(NAMES[1::2])
+        assert attempts[Role.PUBLISH] == 1
+
+
+async def test_last_one_to_leave_ends_the_attempt(attempts: Counter[Role]) -> None:
+    held = Held()
+    leave = asyncio.Event()
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.stream_exists('test')
+        fake.handlers[Step.OPEN] = held
+        tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
+        await until(lambda: bool(held.requests), 'it connects')
+        peer = fake.connections[-1]
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.wait(tasks[1:])
+        await asyncio.sleep(0.01)
+        assert not peer.lost.done()
+        tasks[0].cancel()
+        begin = now()
+        await peer.lost
+        assert now() - begin < 1, 'before an address has had its time'
+        fake.handlers.clear()
+        leave.set()
+        await publish(client, 'test', leave)
+        assert attempts[Role.PUBLISH] == 2
+
+
+async def test_deadline_of_one_is_not_that_of_another() -> None:
+    leave = asyncio.Event()
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri, reconnect_timeout=8) as client:
+        await client.stream_exists('test')
+        fake.handlers[Step.OPEN] = SILENT
+        begin = now()
+        early = [asyncio.create_task(publish(client, name, leave)) for name in NAMES[:10]]
+        await asyncio.sleep(5)
+        late = [asyncio.create_task(publish(client, name, leave)) for name in NAMES[10:]]
+        found = await asyncio.gather(*early, return_exceptions=True)
+        assert {type(error) for error in found} == {ConnectTimeout}
+        assert all('while opening the virtual host' in str(error) for error in found)
+        assert now() - begin == pytest.approx(8, abs=0.01)
+        fake.handlers.clear()
+        leave.set()
+        await asyncio.gather(*late)
+        assert wire.DECLARE_PUBLISHER in fake.connections[-1].commands()

@@ -1,0 +1,709 @@
+"""Random walks over the links of publishers and subscriptions, against the states that are drawn.
+
+The client is whole but for its sockets and for how it finds a node: connections are engines whose
+bytes the walk reads and writes.  A rule takes effect at once, within the turn of the event loop
+that the rules before it began; `turn` goes on to the next ones, and time passes by a rule alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import rbfly.streams as rbs
+from rbfly.error import RbFlyError, StreamConnectionError, StreamDoesNotExist
+from rbfly.net.cluster import Cluster, Role
+from rbfly.net.connection import IDS, Connection
+from rbfly.net.link import Link
+from rbfly.net.observer import Observer, State
+from rbfly.net.retry import Deadline
+from rbfly.net.uri import parse_uri
+from rbfly.protocol import commands
+from rbfly.protocol.const import Key, ResponseCode
+from tests.clock import ClockLoop
+from tests.fake import chunk, deliver
+from tests.stream_wire import split_frames
+
+URI = 'rabbitmq-stream://guest:guest@node:5552/'
+LIMIT = 20.0  # seconds of an outage
+TURNS = 30  # of the event loop, in which all has happened that needs no answer
+USERS = 4
+FINAL = [ResponseCode.ACCESS_REFUSED, ResponseCode.STREAM_DOES_NOT_EXIST]
+CODES = [
+    *[ResponseCode.OK] * 4,
+    *[ResponseCode.STREAM_NOT_AVAILABLE] * 2,
+    ResponseCode.INTERNAL_ERROR,
+    ResponseCode.PRECONDITION_FAILED,
+    *FINAL,
+]
+BEHIND = [*[''] * 4, 'lose', 'move']  # what happens in the turn of an answer
+DECLARE = {Key.DECLARE_PUBLISHER: 'publisher_id', Key.SUBSCRIBE: 'subscription_id'}
+UNDECLARE = {Key.DELETE_PUBLISHER: 'publisher_id', Key.UNSUBSCRIBE: 'subscription_id'}
+
+# As in the docstring of `rbfly.net.link`.
+DRAWN = {
+    State.IDLE: {State.OPENING, State.CLOSED},
+    State.OPENING: {State.OPEN, State.IDLE, State.CLOSED},
+    State.OPEN: {State.LOST, State.IDLE, State.CLOSED},
+    State.LOST: {State.OPENING, State.IDLE, State.CLOSED},
+    State.CLOSED: set(),
+}
+
+
+class Peer(asyncio.Transport):
+    """The broker's end of a connection, and its transport.
+
+    :ivar requests: what was not answered yet.
+    :ivar held: which link an id belongs to, from its declaration to the answer to its removal.
+    :ivar leaving: ids of those whose removal was asked for.
+    :ivar moved: ids of what the broker has removed by itself.
+    """
+
+    def __init__(self, walk: Walk, role: Role) -> None:
+        super().__init__()
+        self.walk, self.role = walk, role
+        self.lost = False
+        self.requests: list[commands.Request] = []
+        self.held: dict[int, Link] = {}
+        self.leaving: set[int] = set()
+        self.moved: set[int] = set()
+        self.unconfirmed: list[commands.Publish] = []
+        self.connection = Connection(parse_uri(URI), 10.0)
+        self.connection.server_properties = {'version': '4.0.5'}
+        self.connection.connection_made(self)
+        self.connection._step = 'open'
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        for key, version, body in split_frames(data):
+            found = commands.decode(key, version, body)
+            assert not isinstance(found, commands.Response)
+            command = found.command if isinstance(found, commands.Request) else found
+            self.check(command)
+            if isinstance(found, commands.Request):
+                self.requests.append(found)
+
+    def check(self, command: Any) -> None:
+        """Who writes what."""
+        with self.walk.told():
+            self._check(command)
+
+    def _check(self, command: Any) -> None:
+        key = command.key
+        if key in DECLARE:
+            number = getattr(command, DECLARE[key])
+            assert number not in self.held, 'an id of two'
+            owners = [link for link in self.links if link.id == number]
+            assert len(owners) == 1, 'a link is registered before its request leaves'
+            assert self.walk.states[owners[0]] is State.OPENING
+            self.held[number] = owners[0]
+        elif key in UNDECLARE:
+            number = getattr(command, UNDECLARE[key])
+            assert number in self.held
+            assert number not in self.leaving, 'removed once'
+            self.leaving.add(number)
+        elif isinstance(command, commands.Publish):
+            assert self.walk.states[self.held[command.publisher_id]] is State.OPEN
+            self.unconfirmed.append(command)
+        elif isinstance(command, commands.Credit):
+            assert self.walk.states[self.held[command.subscription_id]] is State.OPEN
+
+    @property
+    def links(self) -> list[Link]:
+        return [link for link in self.connection.links if isinstance(link, Link)]
+
+    def answer(self, code: ResponseCode) -> None:
+        """Answer the oldest request."""
+        request = self.requests.pop(0)
+        command: Any = request.command
+        if command.key in UNDECLARE:
+            number = getattr(command, UNDECLARE[command.key])
+            del self.held[number]
+            self.leaving.discard(number)
+            self.moved.discard(number)
+            code = ResponseCode.OK
+        value = None
+        if isinstance(command, commands.StreamStats) and code == ResponseCode.OK:
+            value = dict.fromkeys(('first_chunk_id', 'last_chunk_id', 'committed_chunk_id'), 1)
+        self.connection.feed(command.respond(request.correlation_id, value, code))
+
+    def abort(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self.walk.loop.call_soon(self.connection.connection_lost, None)
+
+    close = abort
+
+    def lose(self) -> None:
+        """The connection ends now."""
+        self.lost = True
+        self.connection.connection_lost(None)
+
+
+class User:
+    """A publisher or a subscription of the program, and the tasks that wait for it."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.link: Link | None = None
+        self.waiting: list[asyncio.Task[Any]] = []
+        self.leaving: list[asyncio.Task[Any]] = []
+        self.loop = walk.loop
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self.walk.loop.create_task(work)
+        self.waiting.append(task)
+        return task
+
+    @property
+    def is_usable(self) -> bool:
+        return False
+
+    @property
+    def is_opening(self) -> bool:
+        """Nothing of it is given to the program until its link is open."""
+        return False
+
+    def use(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+    def reap(self) -> None:
+        """Look at what has ended: as it may."""
+        for task in [item for item in self.waiting + self.leaving if item.done()]:
+            assert not task.cancelled() or task.cancelling(), 'by the walk alone'
+            if not task.cancelled() and (error := task.exception()) is not None:
+                assert isinstance(error, RbFlyError | StopAsyncIteration), repr(error)
+                assert error not in self.walk.raised, 'an error is raised once'
+                self.on_error(error)
+            (self.waiting if task in self.waiting else self.leaving).remove(task)
+
+    def on_error(self, error: BaseException) -> None:
+        pass
+
+
+class PublisherUser(User):
+    def __init__(self, walk: Walk, name: str | None) -> None:
+        super().__init__(walk)
+        self.publisher: rbs.Publisher | None = None
+        self.leave = asyncio.Event()
+        self.scope = walk.loop.create_task(self.run(name))
+        self.leaving.append(self.scope)
+
+    async def run(self, name: str | None) -> None:
+        async with self.walk.client.publisher('test', name=name, amqp=False) as publisher:
+            self.publisher = publisher
+            self.link = publisher._declared().link
+            await self.leave.wait()
+
+    @property
+    def is_opening(self) -> bool:
+        return self.publisher is None and not self.scope.done()
+
+    @property
+    def is_usable(self) -> bool:
+        if self.publisher is None or self.leaving == [] or self.loop is not self.walk.loop:
+            return False
+        driver = self.publisher._declared()
+        return not self.leave.is_set() and driver._generation == self.walk.cluster.generation
+
+    def use(self) -> None:
+        if self.publisher is not None:
+            self.start(self.publisher.send(b'x'))
+
+    def close(self) -> None:
+        self.leave.set()
+
+    def cancel(self) -> None:
+        self.scope.cancel()
+
+
+class SubscriptionUser(User):
+    def __init__(self, walk: Walk, offset: rbs.Offset) -> None:
+        super().__init__(walk)
+        self.messages: rbs.Subscription | None = walk.client.subscribe(
+            'test', offset=offset, amqp=False
+        )
+        self.link = self.messages._driver.link
+
+    @property
+    def is_usable(self) -> bool:
+        return self.messages is not None and not self.leaving
+
+    def use(self) -> None:
+        if self.messages is not None and not self.waiting:
+            self.start(next_of(self.messages))
+
+    def on_error(self, error: BaseException) -> None:
+        if not isinstance(error, StopAsyncIteration):
+            self.walk.raised.append(error.with_traceback(None))  # which keeps the subscription
+
+    def close(self) -> None:
+        if self.messages is not None and not self.leaving:
+            self.leaving.append(self.walk.loop.create_task(self.messages.aclose()))
+
+    def cancel(self) -> None:
+        for task in self.waiting:
+            task.cancel()
+
+    def drop(self) -> None:
+        self.messages = None
+
+
+async def next_of(messages: rbs.Subscription) -> None:
+    await anext(messages, None)
+
+
+indices = st.integers(0, USERS - 1)
+rarely = st.sampled_from([False] * 5 + [True])
+
+
+def having(*states: State) -> Callable[[Any], bool]:
+    """Where any link is in one of these states."""
+    return lambda self: any(state in states for state in self.states.values())
+
+
+serving = precondition(lambda self: any(peer.held for peer in self.open_peers))
+
+
+class Walk(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[Link, State] = {}
+        self.raised: list[BaseException] = []
+        self.users: list[User] = []
+        self.peers: list[Peer] = []
+        self.asked: list[tuple[Role, asyncio.Future[Connection]]] = []
+        self.failures: list[object] = []
+        self.disconnecting: asyncio.Task[None] | None = None
+        self.begin_loop()
+        with self.inside():
+            self.client = rbs.streams_client(URI, connect_timeout=LIMIT, reconnect_timeout=LIMIT)
+        self.cluster: Cluster = self.client._cluster
+        self.cluster.member = self.member  # type: ignore[method-assign]
+        self.cluster.observer = Told(self)
+
+    # -- the event loop, and how a node is found
+
+    def begin_loop(self) -> None:
+        self.loop = ClockLoop()
+        self.loop.set_exception_handler(lambda _, context: self.failures.append(context))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What is wrong here is told by an invariant: not all who call pass errors on."""
+        try:
+            yield
+        except AssertionError as ex:
+            self.failures.append(ex)
+
+    def run(self, turns: int = TURNS) -> None:
+        for _ in range(turns):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+
+    async def member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
+        """As that of the cluster; what disconnects ends the attempt."""
+        deadline.check()
+        asked: asyncio.Future[Connection] = self.loop.create_future()
+        self.asked.append((role, asked))
+        attempts: dict[Any, Any] = self.cluster._attempts
+        attempts[asked] = SimpleNamespace(task=asked)
+        try:
+            await asyncio.wait([asked])
+        finally:
+            del attempts[asked]
+            asked.cancel()
+        if asked.cancelled():
+            deadline.check()
+        return asked.result()
+
+    def user(self, index: int) -> User | None:
+        return self.users[index] if index < len(self.users) else None
+
+    @property
+    def open_peers(self) -> list[Peer]:
+        return [peer for peer in self.peers if peer.connection.is_open]
+
+    def peer(self, index: int) -> Peer | None:
+        found = self.open_peers
+        return found[index % len(found)] if found else None
+
+    # -- rules: the program
+
+    @initialize(rounds=st.integers(0, 5))
+    def begin(self, rounds: int) -> None:
+        self.publisher(named=True)
+        self.subscription(stored=False)
+        self.serve(rounds)
+
+    @precondition(lambda self: len(self.users) < USERS)
+    @rule(named=st.booleans())
+    def publisher(self, named: bool) -> None:
+        with self.inside():
+            self.users.append(PublisherUser(self, str(len(self.users)) if named else None))
+
+    @precondition(lambda self: len(self.users) < USERS)
+    @rule(stored=st.booleans())
+    def subscription(self, stored: bool) -> None:
+        """The stored offset is asked for before it is declared."""
+        offset = rbs.Offset.reference('me') if stored else rbs.Offset.FIRST
+        user = SubscriptionUser(self, offset)
+        self.users.append(user)
+        with self.inside():
+            user.use()
+
+    @rule(index=indices)
+    def want(self, index: int) -> None:
+        user = self.user(index)
+        if user is not None:
+            with self.inside():
+                user.use()
+
+    @precondition(having(*State))
+    @rule(index=indices)
+    def close(self, index: int) -> None:
+        user = self.user(index)
+        if user is not None and user.loop is self.loop:
+            with self.inside():
+                user.close()
+
+    @precondition(having(*State))
+    @rule(index=indices)
+    def drop(self, index: int) -> None:
+        user = self.user(index)
+        if isinstance(user, SubscriptionUser):
+            with self.inside():
+                user.drop()
+
+    @precondition(having(*State))
+    @rule(index=indices)
+    def cancel(self, index: int) -> None:
+        user = self.user(index)
+        if user is not None:
+            user.cancel()
+
+    @precondition(having(State.OPENING))
+    @rule(index=indices)
+    def cancel_opening(self, index: int) -> None:
+        """As a program does that cancels every task of its loop."""
+        user = self.user(index)
+        if user is not None and user.link is not None and user.link._task is not None:
+            user.link._task.cancel()
+
+    @precondition(lambda self: self.disconnecting is None)
+    @rule(now=rarely, found=st.booleans())
+    def disconnect(self, now: bool, found: bool) -> None:
+        """Also in the turn that gives somebody a connection."""
+        if now:
+            self.disconnecting = self.loop.create_task(self.client.disconnect())
+            if found:
+                self.find(ResponseCode.OK)
+
+    @precondition(having(*State))
+    @rule(now=rarely)
+    def end_loop(self, now: bool) -> None:
+        """As `asyncio.run` does, and go on in another one."""
+        if not now:
+            return
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.run()
+        assert not asyncio.all_tasks(self.loop)
+        self.loop.close()
+        for link, state in self.states.items():
+            if state is not State.CLOSED and link._loop is self.loop:
+                self.states[link] = State.IDLE
+        self.disconnecting = None
+        self.peers.clear()
+        self.asked.clear()
+        self.begin_loop()
+        for user in self.users:
+            user.reap()
+            if isinstance(user, SubscriptionUser):
+                user.loop = self.loop  # it can go on; a publisher cannot
+
+    # -- rules: the broker
+
+    @rule(rounds=st.integers(1, 4))
+    def serve(self, rounds: int) -> None:
+        """What all is there for."""
+        for _ in range(rounds):
+            self.run(2)
+            self.find(ResponseCode.OK)
+            self.run(2)
+            for index in range(len(self.open_peers)):
+                self.answer(index, ResponseCode.OK)
+
+    @precondition(lambda self: any(not asked.done() for _, asked in self.asked))
+    @rule(code=st.sampled_from([ResponseCode.OK] * 3 + FINAL))
+    def find(self, code: ResponseCode) -> None:
+        """A connection for the first who asks, or none."""
+        while self.asked:
+            role, asked = self.asked.pop(0)
+            if asked.done():
+                continue
+            if code == ResponseCode.STREAM_DOES_NOT_EXIST:
+                asked.set_exception(StreamDoesNotExist('test'))
+                asked.exception()  # seen, though nobody may be waiting
+            elif code != ResponseCode.OK:
+                asked.set_exception(StreamConnectionError('gave up'))
+                asked.exception()
+            else:
+                asked.set_result(self.connect(role))
+            return
+
+    def connect(self, role: Role) -> Connection:
+        group = self.cluster._connections[role]
+        group[:] = [item for item in group if item.is_open]
+        if not group:
+            with self.inside():
+                peer = Peer(self, role)
+            self.peers.append(peer)
+            group.append(peer.connection)
+        return group[0]
+
+    @precondition(lambda self: any(peer.requests for peer in self.open_peers))
+    @rule(index=indices, code=st.sampled_from(CODES), behind=st.sampled_from(BEHIND))
+    def answer(self, index: int, code: ResponseCode, behind: str = '') -> None:
+        peer = self.peer(index)
+        if peer is not None and peer.requests:
+            with self.inside():
+                peer.answer(code)
+        if behind == 'lose':
+            self.lose(index)
+        elif behind == 'move':
+            self.move(index)
+
+    @serving
+    @rule(index=indices)
+    def lose(self, index: int) -> None:
+        peer = self.peer(index)
+        if peer is not None:
+            with self.inside():
+                peer.lose()
+
+    @serving
+    @rule(index=indices)
+    def move(self, index: int) -> None:
+        peer = self.peer(index)
+        if peer is not None:
+            peer.moved.update(peer.held)
+            with self.inside():
+                peer.connection.feed(commands.MetadataUpdate(0x06, 'test').encode())
+
+    @precondition(lambda self: any(peer.unconfirmed for peer in self.open_peers))
+    @rule(index=indices, unknown=st.booleans())
+    def confirm(self, index: int, unknown: bool) -> None:
+        """Or tell that there is no such publisher."""
+        peer = self.peer(index)
+        while peer is not None and peer.unconfirmed:
+            publish = peer.unconfirmed.pop(0)
+            ids = [entry.publishing_id for entry in publish.entries]
+            if publish.publisher_id in peer.held:
+                code = ResponseCode.PUBLISHER_DOES_NOT_EXIST
+                errors = tuple((number, code) for number in ids)
+                frame = (
+                    commands.PublishError(publish.publisher_id, errors)
+                    if unknown
+                    else commands.PublishConfirm(publish.publisher_id, tuple(ids))
+                )
+                with self.inside():
+                    peer.connection.feed(frame.encode())
+                return
+
+    @precondition(having(State.OPEN))
+    @rule(index=indices)
+    def deliver(self, index: int) -> None:
+        peer = self.peer(index)
+        if peer is not None and peer.role is Role.CONSUME:
+            for number, link in peer.held.items():
+                if self.states[link] is State.OPEN and number not in peer.leaving:
+                    with self.inside():
+                        peer.connection.feed(deliver(number, chunk(1, [b'x'])))
+                    return
+
+    # -- rules: time
+
+    @rule(turns=st.integers(1, 4))
+    def turn(self, turns: int) -> None:
+        self.run(turns)
+
+    @rule(seconds=st.sampled_from([0.5, 6.0, LIMIT + 1, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.loop._clock.passed += seconds
+        self.run(1)
+
+    @rule()
+    def settle(self) -> None:
+        """All happens that needs no answer: nobody waits for what does not come."""
+        self.run()
+        for user in self.users:
+            user.reap()
+            link = user.link
+            if link is None or user.loop is not self.loop:
+                continue
+            if link.state in (State.IDLE, State.CLOSED):
+                assert not user.waiting, f'{link} and a task waits'
+            if link.state is State.OPENING:
+                assert link._task is not None
+                assert not link._task.done()
+            if link.state is State.LOST:
+                assert isinstance(user, SubscriptionUser), 'a publisher wants always'
+                assert not user.waiting
+        if self.disconnecting is not None and self.disconnecting.done():
+            self.disconnecting = None
+        # Fewer where the client has disconnected: who opens is told when its back-off is over.
+        first = [link for link in self.states if link.is_opening and not link.declared]
+        opening = [link for link in first if link._driver.role is Role.PUBLISH]
+        assert len(opening) <= sum(user.is_opening for user in self.users)
+
+    @precondition(lambda self: self.disconnecting is None)
+    @precondition(having(State.IDLE))
+    @rule()
+    def use_again(self) -> None:
+        """What has failed begins anew; first, a subscription gives what came, and tells of it."""
+        self.settle()
+        for user in self.users:
+            link = user.link
+            if link is None or link.state is not State.IDLE or not user.is_usable:
+                continue
+            for _ in range(20):
+                if link.state is State.IDLE:
+                    with self.inside():
+                        user.use()
+                    self.run(3)
+                    user.reap()
+            assert link.state is not State.IDLE
+
+    # -- what always holds
+
+    @invariant()
+    def failed(self) -> None:
+        assert not self.failures, self.failures
+
+    @invariant()
+    def states_as_told(self) -> None:
+        for link, state in self.states.items():
+            assert link.state is state
+            if state is State.CLOSED:
+                assert link not in self.cluster.links
+                assert all(link not in peer.connection.links for peer in self.peers)
+            if state in (State.OPENING, State.LOST):
+                assert link in self.cluster.links
+            if state is State.OPEN:
+                assert link.connection is not None
+                assert link in link.connection.links
+
+    @invariant()
+    def ids_have_one_owner(self) -> None:
+        for peer in self.peers:
+            if peer.connection.is_open:
+                free = peer.connection.ids(peer.role)
+                assert not free & peer.held.keys()
+                assert all(
+                    self.states[peer.held[number]] is not State.OPEN
+                    for number in peer.moved - peer.leaving
+                )
+                taken = [link for link in self.states if link.connection is peer.connection]
+                assert len({link.id for link in taken}) == len(taken)
+
+    def teardown(self) -> None:
+        try:
+            self.finish()
+        finally:
+            if not self.loop.is_closed():
+                self.loop.close()
+
+    def finish(self) -> None:
+        """End everything, and answer everything: then all ids are free, and nothing is left."""
+        self.settle()
+        for index, user in enumerate(self.users):
+            self.close(index)
+            if isinstance(user, SubscriptionUser) and user.messages is None:
+                user.cancel()  # the task that waits keeps it
+        self.settle()
+        for _ in range(100):
+            open_peers = [peer for peer in self.peers if peer.connection.is_open]
+            if not any(peer.requests or peer.unconfirmed for peer in open_peers):
+                break
+            for index in range(len(open_peers)):
+                self.confirm(index, unknown=False)
+                self.answer(index, ResponseCode.OK)
+            self.run()
+        while self.asked:
+            self.find(ResponseCode.STREAM_DOES_NOT_EXIST)
+        for _ in range(5):
+            self.wait(LIMIT)
+            self.run()
+        self.settle()
+        self.failed()
+        self.states_as_told()
+        for user in self.users:
+            assert not user.waiting
+            assert user.loop is not self.loop or not user.leaving
+            if isinstance(user, SubscriptionUser):
+                user.drop()
+        assert not asyncio.all_tasks(self.loop)
+        for peer in self.peers:
+            if peer.connection.is_open:
+                assert not peer.held
+                assert len(peer.connection.ids(peer.role)) == IDS
+                assert not peer.connection.links
+        task = self.loop.create_task(self.client.disconnect())
+        self.run()
+        self.wait(LIMIT)
+        self.run()
+        assert task.done()
+        assert not self.cluster.links
+        assert not asyncio.all_tasks(self.loop)
+
+
+class Told(Observer):
+    """Takes each transition for what it says."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+
+    def on_transition(
+        self, link: object, before: State, after: State, error: Exception | None
+    ) -> None:
+        assert isinstance(link, Link)
+        states = self.walk.states
+        with self.walk.told():
+            assert states.get(link, State.IDLE) is before
+            assert after in DRAWN[before], f'{before} -> {after}'
+        states[link] = after
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(
+    max_examples=500,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],  # finding a shorter walk takes minutes
+)
