@@ -46,7 +46,7 @@ FLOORS = {
     'rbfly.net': [
         ['', 'uri', 'observer'],
         ['connection', 'retry'],
-        ['closing'],
+        ['closing', 'sharing'],
         ['cluster'],
         ['link'],
     ],

@@ -711,3 +711,27 @@ def test_kinds_agree(chunks: list[list[Any]], start: int, limit: int, policy: An
     assert found == sorted(set(found))
     assert all(offset >= start for offset in found)
     assert len(found) == sum(name == 'body' for name, _ in one)
+
+
+@pytest.mark.parametrize('kind', ['body', 'context'])
+def test_resumed_within_a_chunk(kind: str) -> None:
+    """Its connection was lost: the chunk comes again, and nothing of it is given twice."""
+    cursor = Cursor()
+    cursor.push(plain_chunk([b'a', b'b', b'c'], 5))
+    given = []
+
+    def take() -> None:
+        assert cursor.advance(KINDS[kind])
+        item = cursor.take(KINDS[kind])
+        given.append(item if kind == 'body' else item.body)
+
+    take()
+    cursor.push(plain_chunk([b'd'], 8))
+    assert cursor.position == 6
+    cursor.resume(6)
+    assert not cursor.advance(KINDS[kind])
+    for chunk_again in (plain_chunk([b'a', b'b', b'c'], 5), plain_chunk([b'd'], 8)):
+        cursor.push(chunk_again)
+    for _ in range(3):
+        take()
+    assert given == [b'a', b'b', b'c', b'd']

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.error import FrameError
 from rbfly.net import link
 from tests import fake as wire
 from tests.brokers import until
@@ -212,3 +213,15 @@ async def test_memory_stays_over_many_connects_and_requests() -> None:
             finally:
                 tracemalloc.stop()
             assert after - before < 200_000
+
+
+async def test_each_subscription_has_an_error_of_its_own() -> None:
+    stream = FakeStream()
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        reading = [asyncio.create_task(anext(client.subscribe('test'))) for _ in range(2)]
+        await until(lambda: len(stream.readers) == 2, 'both have subscribed')
+        stream.reader.peer.send(b'\0\0\0\1\0')  # a frame of one byte
+        first, second = await asyncio.gather(*reading, return_exceptions=True)
+        assert isinstance(first, FrameError)
+        assert isinstance(second, FrameError)
+        assert first is not second  # whoever raises one adds a traceback

@@ -7,11 +7,11 @@ reading, and everything else on that connection with it.
 from __future__ import annotations
 
 import asyncio
-import copy
+import functools
 import random
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
@@ -27,21 +27,19 @@ from ..error import (
     TLSError,
     protocol_error,
 )
-from ..protocol import commands
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
 from .closing import Closing
 from .connection import Connection, Role, call_each, disconnected
 from .observer import Observer
 from .retry import Backoff, Deadline, Progress, can_retry
+from .sharing import Attempt, Lookup
 from .uri import AuthMechanism, ConnectionInfo
 
 __all__ = ['Cluster', 'Role', 'Settings']
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is another way
-METADATA_HEAD = 64  # bytes of a request but the names, and some more
-FRAME_USUAL = 2**20
 UNUSED = 60.0  # seconds until a connection that nobody uses is closed
 
 
@@ -78,117 +76,6 @@ class Opened(Protocol):
 
     def on_disconnect(self) -> None:
         """It disconnects; what was opened before is not opened again by itself."""
-
-
-class Attempt:
-    """Connecting to a node in a role: one at a time, whose outcome all who wait for it share.
-
-    :ivar waiting: until when they do.
-    :ivar task: gives the connection; it has a free id, but perhaps not for all of them.
-    """
-
-    def __init__(self, cluster: Cluster, role: Role, node: Broker | None) -> None:
-        self._cluster = cluster
-        self._key = role, node
-        self.waiting: list[Deadline] = []
-        self.task = asyncio.get_running_loop().create_task(self._run())
-        self.task.add_done_callback(self._forget)
-
-    def _forget(self, _: object) -> None:
-        attempts = self._cluster._attempts
-        if attempts.get(self._key) is self:
-            del attempts[self._key]
-
-    async def join(self, deadline: Deadline) -> Connection | None:
-        """Wait for the connection, None if there is to be none; the last one to leave ends it.
-
-        :raises RbFlyError: no further try would help, or a load balancer led elsewhere.
-        """
-        if self.waiting:
-            deadline.progress = self.waiting[0].progress
-        self.waiting.append(deadline)
-        try:
-            await asyncio.wait([self.task])
-        finally:
-            self.waiting.remove(deadline)
-            deadline.progress = copy.copy(deadline.progress)
-            if not self.waiting:
-                self.task.cancel()
-        if self.task.cancelled():
-            return None
-        error = self.task.exception()
-        if error is not None:
-            raise twin(error) if isinstance(error, RbFlyError) else error
-        return self.task.result()
-
-    async def _run(self) -> Connection:
-        backoff = Backoff()
-        while True:
-            found = await self._cluster._connect(*self._key, self.waiting)
-            if isinstance(found, Connection):
-                return found
-            await backoff.wait(found, self.waiting)
-
-
-Asked = asyncio.Future[StreamMetadata | None]
-
-
-class Lookup:
-    """Metadata by one connection: what is asked in a turn of the event loop goes together."""
-
-    def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
-        self._connection = connection
-        self._on_send = on_send  # nothing is asked of it any more
-        self._asked: dict[str, tuple[int, list[Asked]]] = {}
-        self._task = asyncio.get_running_loop().create_task(self._send())
-
-    def ask(self, stream: str) -> Asked:
-        """Where a stream is; None if there is none of that name.
-
-        :raises ArgumentError: that is no name at all.
-        """
-        size = len(commands.string(stream))
-        future: Asked = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(stream, (size, []))[1].append(future)
-        return future
-
-    async def _send(self) -> None:
-        self._on_send()
-        while asked := self._take():
-            found: dict[str, StreamMetadata] = {}
-            error: RbFlyError | None = None
-            try:
-                found = await self._connection.request(commands.Metadata(tuple(asked)))
-            except RbFlyError as ex:
-                error = ex
-            for stream, futures in asked.items():
-                for future in futures:
-                    if future.done():
-                        continue
-                    if error is None:
-                        future.set_result(found.get(stream))
-                    else:
-                        future.set_exception(twin(error))
-                        future.exception()  # seen: nobody may be waiting any more
-
-    def _take(self) -> dict[str, list[Asked]]:
-        """As many as a frame holds."""
-        asked: dict[str, list[Asked]] = {}
-        left = (self._connection.frame_max or FRAME_USUAL) - METADATA_HEAD
-        for stream, (size, futures) in list(self._asked.items()):
-            left -= size
-            if left < 0 and asked:
-                break
-            asked[stream] = futures
-            del self._asked[stream]
-        return asked
-
-
-def twin(error: RbFlyError) -> RbFlyError:
-    """The same error for one who raises it: others do so, too, and each adds a traceback."""
-    found = copy.copy(error)
-    found.__cause__ = error.__cause__
-    return found
 
 
 class Cluster:
@@ -402,10 +289,20 @@ class Cluster:
                 return found
             attempt = self._attempts.get((role, node))
             if attempt is None or attempt.task.done():
-                attempt = self._attempts[role, node] = Attempt(self, role, node)
+                attempt = Attempt(functools.partial(self._connect, role, node))
+                self._attempts[role, node] = attempt
+                attempt.task.add_done_callback(
+                    functools.partial(self._forget, (role, node), attempt)
+                )
             found = await attempt.join(deadline)
             if found is not None and found.is_open and found.ids(role):
                 return found
+
+    def _forget(
+        self, key: tuple[Role, Broker | None], attempt: Attempt, _: asyncio.Task[Connection]
+    ) -> None:
+        if self._attempts.get(key) is attempt:
+            del self._attempts[key]
 
     # -- connecting
 

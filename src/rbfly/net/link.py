@@ -36,6 +36,7 @@ class Driver(Protocol):
     """What differs between a publisher and a subscription.
 
     :ivar role: which connections it needs.
+    :ivar stream: name of the stream.
     :ivar command: key of the command that declares it.
     :ivar stays: it goes on until its connection ends, where the client disconnects.
     """
@@ -64,7 +65,8 @@ class Driver(Protocol):
         """It is open."""
 
     def on_lost(self, error: RbFlyError) -> None:
-        """It was open, or opening, and is not: `want` declares it again."""
+        """It was open, and is not: `want` declares it again; or its connection went while it was
+        opening, which is tried again without that."""
 
     def on_failed(self, error: Exception) -> None:
         """It could not be opened: `want` begins anew."""

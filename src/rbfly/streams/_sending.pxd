@@ -59,4 +59,4 @@ cdef class BatchBase(PublisherBase):
     cdef public ConfirmGroup _batch     # the one that is being filled
     cdef public list _batches           # sent; no flush has told their outcome yet
 
-    cdef int _part(self) except -1
+    cdef int _next_batch(self) except -1

@@ -343,10 +343,10 @@ cdef class BatchBase(PublisherBase):
         if core.closed or core.error is not None:
             core.driver.check()
         if self._batch.settled:         # given up: what is batched from now on is not lost
-            self._part()
+            self._next_batch()
         core.window._append(message, self._batch)
 
-    cdef int _part(self) except -1:
+    cdef int _next_batch(self) except -1:
         """Begin another batch; the next flush tells what became of this one."""
         self._batches.append(self._batch)
         self._batch = ConfirmGroup(self._core.loop)
@@ -358,5 +358,5 @@ cdef class BatchBase(PublisherBase):
         cdef ConfirmGroup batch = self._batch
         if not batch.count:
             return None
-        self._part()
+        self._next_batch()
         return batch

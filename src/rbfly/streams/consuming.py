@@ -17,6 +17,7 @@ from ..error import (
 )
 from ..net.cluster import Cluster, Role
 from ..net.link import Link
+from ..net.sharing import twin
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
@@ -144,7 +145,7 @@ class SubscriptionDriver:
             self._tracker.on_lost()
         if not self.link.is_opening:
             if not error.retriable:
-                self._error = error
+                self._error = twin(error)
             logger.warning('%r: %s', self, error)
             self._wakeup()
 

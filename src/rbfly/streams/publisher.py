@@ -45,7 +45,7 @@ class BasePublisher(PublisherBase):
     ) -> None:
         self.name = info.name
         self.stream = info.stream
-        self._client = client
+        self._client = client  # which is not dropped before its publishers
         self._driver: PublisherDriver | None = None  # until it is declared
         sub_entry = None
         if info.sub_entry_size:

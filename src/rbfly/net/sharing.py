@@ -1,0 +1,127 @@
+"""What links that wait for the same thing share: an attempt to connect, a request, its error."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+
+from ..error import RbFlyError, StreamConnectionError
+from ..protocol import commands
+from ..protocol.commands import StreamMetadata
+from .connection import Connection
+from .retry import Backoff, Deadline
+
+__all__ = ['Attempt', 'Lookup', 'twin']
+
+METADATA_HEAD = 64  # bytes of a request but the names, and some more
+FRAME_USUAL = 2**20
+
+
+class Attempt:
+    """Connecting to a node in a role: one at a time, whose outcome all who wait for it share.
+
+    :param connect: tries each address once, for those who wait; gives a connection with a free id,
+        or why there is none.
+    :ivar waiting: until when they do.
+    :ivar task: gives the connection; it has a free id, but perhaps not for all of them.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Sequence[Deadline]], Awaitable[Connection | StreamConnectionError]],
+    ) -> None:
+        self._connect = connect
+        self.waiting: list[Deadline] = []
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def join(self, deadline: Deadline) -> Connection | None:
+        """Wait for the connection, None if there is to be none; the last one to leave ends it.
+
+        :raises RbFlyError: no further try would help, or a load balancer led elsewhere.
+        """
+        if self.waiting:
+            deadline.progress = self.waiting[0].progress
+        self.waiting.append(deadline)
+        try:
+            await asyncio.wait([self.task])
+        finally:
+            self.waiting.remove(deadline)
+            deadline.progress = copy.copy(deadline.progress)
+            if not self.waiting:
+                self.task.cancel()
+        if self.task.cancelled():
+            return None
+        error = self.task.exception()
+        if error is not None:
+            raise twin(error) if isinstance(error, RbFlyError) else error
+        return self.task.result()
+
+    async def _run(self) -> Connection:
+        backoff = Backoff()
+        while True:
+            found = await self._connect(self.waiting)
+            if isinstance(found, Connection):
+                return found
+            await backoff.wait(found, self.waiting)
+
+
+Asked = asyncio.Future[StreamMetadata | None]
+
+
+class Lookup:
+    """Metadata by one connection: what is asked in a turn of the event loop goes together."""
+
+    def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
+        self._connection = connection
+        self._on_send = on_send  # nothing is asked of it any more
+        self._asked: dict[str, tuple[int, list[Asked]]] = {}
+        self._task = asyncio.get_running_loop().create_task(self._send())
+
+    def ask(self, stream: str) -> Asked:
+        """Where a stream is; None if there is none of that name.
+
+        :raises ArgumentError: that is no name at all.
+        """
+        size = len(commands.string(stream))
+        future: Asked = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(stream, (size, []))[1].append(future)
+        return future
+
+    async def _send(self) -> None:
+        self._on_send()
+        while asked := self._take():
+            found: dict[str, StreamMetadata] = {}
+            error: RbFlyError | None = None
+            try:
+                found = await self._connection.request(commands.Metadata(tuple(asked)))
+            except RbFlyError as ex:
+                error = ex
+            for stream, futures in asked.items():
+                for future in futures:
+                    if future.done():
+                        continue
+                    if error is None:
+                        future.set_result(found.get(stream))
+                    else:
+                        future.set_exception(twin(error))
+                        future.exception()  # seen: nobody may be waiting any more
+
+    def _take(self) -> dict[str, list[Asked]]:
+        """As many as a frame holds."""
+        asked: dict[str, list[Asked]] = {}
+        left = (self._connection.frame_max or FRAME_USUAL) - METADATA_HEAD
+        for stream, (size, futures) in list(self._asked.items()):
+            left -= size
+            if left < 0 and asked:
+                break
+            asked[stream] = futures
+            del self._asked[stream]
+        return asked
+
+
+def twin(error: RbFlyError) -> RbFlyError:
+    """The same error for one who raises it: others do so, too, and each adds a traceback."""
+    found = copy.copy(error)
+    found.__cause__ = error.__cause__
+    return found
