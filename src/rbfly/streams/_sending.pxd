@@ -55,8 +55,14 @@ cdef class PublisherBase:
     cdef public PublisherCore _core
 
 
-cdef class BatchBase(PublisherBase):
-    cdef public ConfirmGroup _batch     # the one that is being filled
-    cdef public list _batches           # sent; no flush has told their outcome yet
+cdef class Batches:
+    cdef PublisherCore core
+    cdef readonly ConfirmGroup filling
+    cdef readonly SemaphoreState room
+    cdef public list sent
 
-    cdef int _next_batch(self) except -1
+    cdef int _next(self) except -1
+
+
+cdef class BatchBase(PublisherBase):
+    cdef public Batches _batches

@@ -323,6 +323,47 @@ cdef class PublisherBase:
         return self._core._put(message)
 
 
+@cython.final
+cdef class Batches:
+    """What a batch publisher has queued, and what it has sent without having told the outcome.
+
+    :param semaphore: class of who waits for room in the batch, given `fits`; None if nobody does.
+    :ivar filling: the batch that messages come into (ConfirmGroup).
+    :ivar sent: those that no flush has told of yet (list).
+    :ivar room: who waits for room.
+    """
+
+    def __init__(self, PublisherCore core not None, semaphore=None):
+        self.core = core
+        self.room = None if semaphore is None else semaphore(self.fits)
+        self.filling = ConfirmGroup(core.loop)
+        self.sent = []
+
+    def fits(self, Py_ssize_t max_len):
+        """True if fewer messages are queued, or about to be."""
+        return self.filling.remaining + self.room.reserved < max_len
+
+    cdef int _next(self) except -1:
+        """Begin another batch; the next flush tells what became of this one."""
+        self.sent.append(self.filling)
+        self.filling = ConfirmGroup(self.core.loop)
+        return 0
+
+    @cython.binding(False)
+    def release(self):
+        """Send what is queued."""
+        cdef PublisherCore core = self.core
+        cdef ConfirmGroup batch = self.filling
+        if batch.count:
+            self._next()
+            core.window.release()
+            if batch.seal():            # none fits a frame of a new connection
+                core.driver.settle(batch)
+        core._write()
+        if self.room is not None:
+            self.room.grant()
+
+
 cdef class BatchBase(PublisherBase):
     """The same of publishers that send later."""
 
@@ -340,23 +381,9 @@ cdef class BatchBase(PublisherBase):
         :raises MessageTooLarge: the message fits no frame.
         """
         cdef PublisherCore core = self._core
+        cdef Batches batches = self._batches
         if core.closed or core.error is not None:
             core.driver.check()
-        if self._batch.settled:         # given up: what is batched from now on is not lost
-            self._next_batch()
-        core.window._append(message, self._batch)
-
-    cdef int _next_batch(self) except -1:
-        """Begin another batch; the next flush tells what became of this one."""
-        self._batches.append(self._batch)
-        self._batch = ConfirmGroup(self._core.loop)
-        return 0
-
-    @cython.binding(False)
-    def _seal(self):
-        """Nothing more comes into the batch; gives it, or None if it is empty."""
-        cdef ConfirmGroup batch = self._batch
-        if not batch.count:
-            return None
-        self._next_batch()
-        return batch
+        if batches.filling.settled:     # given up: what is batched from now on is not lost
+            batches._next()
+        core.window._append(message, batches.filling)

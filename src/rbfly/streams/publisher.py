@@ -38,10 +38,14 @@ class BasePublisher(PublisherBase):
     :ivar stream: name of the stream.
     """
 
-    _batched = False
-
     def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
+        self,
+        publisher_id: int,
+        info: PublisherInfo,
+        client: object,
+        message_id: int,
+        *,
+        batched: bool = False,
     ) -> None:
         self.name = info.name
         self.stream = info.stream
@@ -58,7 +62,7 @@ class BasePublisher(PublisherBase):
             message_id,
             info.filter_extract,
             info.amqp,
-            self._batched,
+            batched,
             sub_entry,
         )
         loop = asyncio.get_running_loop()
@@ -90,14 +94,11 @@ class BasePublisher(PublisherBase):
 
         :raises ConfirmTimeout: not every confirm came in time.
         """
-        await self._declared().close(self._release)
+        await self._declared().close()
 
     def _abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
-        self._declared().abort(error, self._release)
-
-    def _release(self) -> None:
-        self._core.write()
+        self._declared().abort(error)
 
 
 class Publisher(BasePublisher):

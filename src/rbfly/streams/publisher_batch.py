@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..checks import check_integer
 from ..error import ConfirmTimeout, RoomTimeout
 from ..types import AMQPBody
-from ._sending import BatchBase, ConfirmGroup
+from ._sending import BatchBase, Batches, ConfirmGroup
 from .publisher import BasePublisher
 from .publishing import PublisherDriver
 from .types import MessageCtx, PublisherInfo
@@ -29,14 +29,15 @@ USER = 4  # frames from a constructor up to `async with client.publisher(...)`
 class PublisherBatchFast(BatchBase, BasePublisher):
     """Encodes messages with `batch`, sends them with `flush`."""
 
-    _batched = True
-
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
-        super().__init__(publisher_id, info, client, message_id)
-        self._batches = []
-        self._batch = ConfirmGroup(self._core.loop)
+        super().__init__(publisher_id, info, client, message_id, batched=True)
+        self._batches = Batches(self._core)
+
+    def _attach(self, driver: PublisherDriver) -> None:
+        self._driver = driver
+        driver.drive(self._core, repr(self), self._batches.release)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued; returns when the broker has confirmed all of it.
@@ -49,9 +50,9 @@ class PublisherBatchFast(BatchBase, BasePublisher):
         """
         until = None if timeout is None else deadline(timeout)
         self._declared().check()
-        self._release()
+        self._batches.release()
         # Those of a flush that was given up, or runs beside this one, are waited for as well.
-        batches = self._batches.copy()
+        batches = self._batches.sent.copy()
         for batch in batches:
             if batch.settled:
                 continue
@@ -63,7 +64,7 @@ class PublisherBatchFast(BatchBase, BasePublisher):
 
     def _tell(self, batches: list[ConfirmGroup]) -> None:
         """Raise what went wrong with them, once."""
-        self._batches = [batch for batch in self._batches if batch not in batches]
+        self._batches.sent = [batch for batch in self._batches.sent if batch not in batches]
         errors = [batch.error for batch in batches if batch.error is not None]
         if errors:
             raise_first(errors)
@@ -75,17 +76,9 @@ class PublisherBatchFast(BatchBase, BasePublisher):
         :raises ConfirmTimeout: not every confirm came in time.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
-        batches = [] if self._core.closed else [*self._batches, self._batch]
+        batches = [] if self._core.closed else [*self._batches.sent, self._batches.filling]
         await super().close()
         self._tell(batches)
-
-    def _release(self) -> None:
-        batch = self._seal()
-        if batch is not None:
-            self._core.window.release()
-            if batch.seal():  # none fits a frame of a new connection
-                self._declared().settle(batch)
-        self._core.write()
 
 
 class PublisherBatchLimit(PublisherBatchFast):
@@ -95,14 +88,11 @@ class PublisherBatchLimit(PublisherBatchFast):
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
         super().__init__(publisher_id, info, client, message_id)
-        self._queue = WindowSemaphore(self._fits)
+        self._batches = Batches(self._core, WindowSemaphore)
 
     def _attach(self, driver: PublisherDriver) -> None:
         super()._attach(driver)
-        driver.queues.append(self._queue)
-
-    def _fits(self, max_len: int) -> bool:
-        return self._batch.remaining + self._queue.reserved < max_len
+        driver.queues.append(self._batches.room)
 
     async def batch(  # type: ignore[override]
         self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
@@ -126,8 +116,8 @@ class PublisherBatchLimit(PublisherBatchFast):
         check_integer('max_len', max_len, 1, MAX_LEN)
         check = self._declared().check
         check()
-        queue = self._queue
-        is_full = bool(queue.waiting) or not self._fits(max_len)
+        queue = self._batches.room
+        is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
             raise RoomTimeout(f'{max_len} messages were queued for {timeout} s')
         try:
@@ -136,10 +126,6 @@ class PublisherBatchLimit(PublisherBatchFast):
         except BaseException:
             queue.grant()  # the room that this message does not need
             raise
-
-    def _release(self) -> None:
-        super()._release()
-        self._queue.grant()
 
 
 class PublisherBinBatch(PublisherBatchFast):

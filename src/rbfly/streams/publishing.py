@@ -71,6 +71,7 @@ class PublisherDriver:
         self._cluster = cluster
         self._core: PublisherCore | None = None
         self._label = f'publisher of stream {stream!r}'
+        self._release: Callable[[], None] | None = None
         self._generation = cluster.generation
         self._ended = asyncio.Event()  # closing it
         self._idle: asyncio.Future[None] | None = None
@@ -84,9 +85,14 @@ class PublisherDriver:
         assert self._core is not None
         return self._core
 
-    def drive(self, core: PublisherCore, label: str) -> None:
-        """Publish what a core takes from now on, by the link that is open."""
-        self._core, self._label = core, label
+    def drive(
+        self, core: PublisherCore, label: str, release: Callable[[], None] | None = None
+    ) -> None:
+        """Publish what a core takes from now on, by the link that is open.
+
+        :param release: gives to the window what is kept back, where the publisher is closed.
+        """
+        self._core, self._label, self._release = core, label, release or core.write
         core.driver = self
         core.error = None
         self.queues.append(core.room)
@@ -233,8 +239,8 @@ class PublisherDriver:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    async def close(self, release: Callable[[], None]) -> None:
-        """Write what `release` gives to the window, and wait until all of it is confirmed.
+    async def close(self) -> None:
+        """Write what is queued, and wait until all of it is confirmed.
 
         :raises ConfirmTimeout: not every confirm came in time.
         """
@@ -251,7 +257,7 @@ class PublisherDriver:
         try:
             async with closing.limit():
                 if core.error is None:
-                    release()
+                    self._write_all()
                     while core.window.unsettled and core.error is None:
                         self._idle = core.loop.create_future()
                         await self._idle
@@ -274,13 +280,17 @@ class PublisherDriver:
             PublisherError(f'{self!r} was closed before the message was sent'),
         )
 
-    def abort(self, error: Exception, release: Callable[[], None]) -> None:
+    def _write_all(self) -> None:
+        if self._release is not None:
+            self._release()
+
+    def abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
         core = self.core
         if not core.closed:
             core.closed = True
             if core.error is None:
-                release()
+                self._write_all()
             self._part(error)
             self._ended.set()
 
@@ -291,6 +301,7 @@ class PublisherDriver:
         core = self.core
         self._give_up(error, unsent)
         core.window.on_settled = None  # no cycles: it goes with the last reference to it
+        self._release = None
         core.driver = Unusable(f'{self!r} is closed')
         for queue in self.queues:
             queue.close()
