@@ -8,11 +8,13 @@ that the rules before it began; `turn` goes on to the next ones, and time passes
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -428,7 +430,7 @@ class Walk(RuleBasedStateMachine):
         """As `asyncio.run` does, and go on in another one."""
         if not now:
             return
-        for task in asyncio.all_tasks(self.loop):
+        for task in sorted(asyncio.all_tasks(self.loop), key=number):
             task.cancel()
         self.run()
         assert not asyncio.all_tasks(self.loop)
@@ -696,6 +698,20 @@ class Told(Observer):
             assert states.get(link, State.IDLE) is before
             assert after in DRAWN[before], f'{before} -> {after}'
         states[link] = after
+
+
+def number(task: asyncio.Task[Any]) -> int:
+    """Tasks are in no order of their own."""
+    return int(task.get_name().rpartition('-')[2])
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    """When it runs depends on the tests before; a walk goes the same way each time."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 TestWalk = Walk.TestCase
