@@ -170,11 +170,12 @@ class Link:
         """
         deadline = self._begin()
         # In a task that ends with a disconnect, whatever it waits for.
-        task = self._task = asyncio.Task(self._open(deadline), loop=self._loop)
+        task = self._task = asyncio.Task(self._open_first(deadline), loop=self._loop)
         try:
             await asyncio.wait([task])
         finally:
-            self._cancel()
+            if self._task is task:
+                self._cancel()
         if task.cancelled():
             raise disconnected()
         error = task.exception()
@@ -186,10 +187,14 @@ class Link:
                 raise error
         finally:
             del error, task  # they refer to this frame
-        self._deadline = None  # of this call, which is no outage
-        self._finish()
         if self._state is State.IDLE:
             raise disconnected()
+
+    async def _open_first(self, deadline: Deadline) -> None:
+        await self._open(deadline)
+        self._deadline = None  # of this call, which is no outage
+        self._task = None
+        self._finish()
 
     def _begin(self) -> Deadline:
         loop = asyncio.get_running_loop()

@@ -98,7 +98,8 @@ class PublisherDriver:
         self.queues.append(core.room)
         if self.link.connection is not None:
             self.attach(self.link.connection, self.link.id)
-            self.on_open(self.link.connection, self.link.id)
+            if self.link.is_open:  # else it was lost since, and is being opened again
+                self.on_open(self.link.connection, self.link.id)
 
     # -- the link
 
