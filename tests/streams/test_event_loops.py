@@ -14,7 +14,6 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams import silence
 from rbfly.streams.error import EventLoopError, MessageTimeout
 from tests import fake as wire
 from tests.brokers import until
@@ -220,23 +219,6 @@ class TestLeft:
             return [await anext(left.messages) for _ in range(3)]
 
         assert asyncio.run(left.go_on(use)) == [b'x', b'y', b'z']
-
-    def test_silence_is_heard_in_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(silence, 'SILENCE', 0.02)
-        monkeypatch.setattr(silence, 'GRACE', 0.01)
-        stream = FakeStream()
-        stream.append(b'x')
-        left = Left(stream)
-        left.loop.close()
-
-        async def use() -> object:
-            waiting = asyncio.ensure_future(anext(left.messages))
-            await until(lambda: left.messages._driver.link.is_open, 'it is subscribed to')
-            stream.reader.live = False
-            stream.append(b'y')
-            return await waiting
-
-        assert asyncio.run(left.go_on(use)) == b'y'
 
 
 FORK = """
