@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
+from rbfly.streams import silence
 from rbfly.streams.error import EventLoopError, MessageTimeout
 from tests import fake as wire
 from tests.brokers import until
@@ -154,6 +155,13 @@ class Left:
             async for _ in self.messages:
                 pass
 
+    async def listen(self) -> None:
+        self.messages._driver._timeout = HANG
+        waiting = asyncio.ensure_future(self.messages.__anext__())
+        await until(lambda: self.messages._driver._silence.timer is not None, 'it listens')
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
     async def lose(self) -> None:
         for item in self._fake.connections:
             item.transport.abort()
@@ -219,6 +227,23 @@ class TestLeft:
             return [await anext(left.messages) for _ in range(3)]
 
         assert asyncio.run(left.go_on(use)) == [b'x', b'y', b'z']
+
+    def test_silence_is_heard_in_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(silence, 'SILENCE', 0.02)
+        monkeypatch.setattr(silence, 'GRACE', 0.01)
+        stream = FakeStream()
+        left = Left(stream)
+        left.loop.run_until_complete(left.listen())
+        left.loop.close()
+
+        async def use() -> object:
+            waiting = asyncio.ensure_future(left.messages.__anext__())
+            await until(lambda: left.messages._driver.link.is_open, 'it is subscribed to')
+            stream.reader.live = False
+            stream.append(b'x')
+            return await waiting
+
+        assert asyncio.run(left.go_on(use)) == b'x'
 
 
 FORK = """
