@@ -436,7 +436,7 @@ class Walk(RuleBasedStateMachine):
         assert not asyncio.all_tasks(self.loop)
         self.loop.close()
         for link, state in self.states.items():
-            if state is not State.CLOSED and link._loop is self.loop:
+            if state is not State.CLOSED and link.loop is self.loop:
                 self.states[link] = State.IDLE
         self.disconnecting = None
         self.peers.clear()

@@ -77,7 +77,7 @@ def driver_of(connection: Connection) -> PublisherDriver:
     cluster = Cluster(connection)
     driver = PublisherDriver(cluster, 'stream', '')  # type: ignore[arg-type]
     link: Any = driver.link
-    link.connection, link.id, link._loop = connection, 3, asyncio.get_running_loop()
+    link.connection, link.id, link.loop = connection, 3, asyncio.get_running_loop()
     link._state = State.OPEN
     cluster.links[link] = None
     return driver

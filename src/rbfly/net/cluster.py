@@ -237,7 +237,7 @@ class Cluster:
 
     async def _locate(self, stream: str, deadline: Deadline) -> StreamMetadata:
         locator = await self._locator(deadline)
-        deadline.on_step(f'asking where stream {stream!r} is')
+        deadline.progress.on_step(f'asking where stream {stream!r} is')
         lookup = self._lookups.get(locator)
         if lookup is None:
             lookup = Lookup(locator, lambda: self._lookups.pop(locator, None))
@@ -377,7 +377,7 @@ class Cluster:
                     settings.auth_mechanism,
                     settings.connection_name,
                     settings.tune,
-                    lambda step: setattr(progress, 'step', step),
+                    progress.on_step,
                     settings.request_timeout,
                 )
         except TimeoutError:

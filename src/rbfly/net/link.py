@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError
 from ..protocol.const import Key
 from .connection import disconnected
-from .observer import Observer, State
+from .observer import State
 from .retry import Backoff, Deadline, can_retry
 
 if TYPE_CHECKING:
@@ -102,17 +102,18 @@ class Link:
     :ivar connection: where it is declared, or being declared; else None.
     :ivar id: its id there.
     :ivar declared: it was open before.
+    :ivar loop: the event loop that it was opened in last; None before.
     """
 
-    def __init__(self, cluster: Cluster, driver: Driver, observer: Observer | None = None) -> None:
+    def __init__(self, cluster: Cluster, driver: Driver) -> None:
         self.cluster = cluster
         self.connection: Connection | None = None
         self.id = -1
         self.declared = False
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver = driver
-        self._observer = observer or cluster.observer
+        self._observer = cluster.observer
         self._state = State.IDLE
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._deadline: Deadline | None = None  # of the outage
         self._backoff = Backoff()
@@ -127,7 +128,7 @@ class Link:
     @property
     def state(self) -> State:
         """State; that of a link whose event loop was closed is IDLE."""
-        if self._loop is not None and self._loop.is_closed() and self._state is not State.CLOSED:
+        if self.loop is not None and self.loop.is_closed() and self._state is not State.CLOSED:
             return State.IDLE
         return self._state
 
@@ -154,13 +155,13 @@ class Link:
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
-        here = self._loop is asyncio.get_running_loop()
+        here = self.loop is asyncio.get_running_loop()
         if self._state is State.CLOSED or (here and self._state in (State.OPENING, State.OPEN)):
             return
         deadline = self._begin()
-        assert self._loop is not None
+        assert self.loop is not None
         # never an eager one
-        self._task = asyncio.Task(self._run(deadline), loop=self._loop)
+        self._task = asyncio.Task(self._run(deadline), loop=self.loop)
         self._task.add_done_callback(self._on_done)
 
     async def open(self) -> None:
@@ -170,7 +171,7 @@ class Link:
         """
         deadline = self._begin()
         # In a task that ends with a disconnect, whatever it waits for.
-        task = self._task = asyncio.Task(self._open_first(deadline), loop=self._loop)
+        task = self._task = asyncio.Task(self._open_first(deadline), loop=self.loop)
         try:
             await asyncio.wait([task])
         finally:
@@ -198,7 +199,7 @@ class Link:
 
     def _begin(self) -> Deadline:
         loop = asyncio.get_running_loop()
-        if self._state is not State.LOST or loop is not self._loop:
+        if self._state is not State.LOST or loop is not self.loop:
             self._deadline = self._lost = None
         elif loop.time() > self._lost_at + STABLE:
             self._deadline = None  # it is wanted from now on
@@ -207,10 +208,10 @@ class Link:
             self._backoff = Backoff()
         self.cluster.links[self] = None
         self._enter(State.OPENING)
-        if self._loop is not loop:  # of no use any more, and with it what it had
+        if self.loop is not loop:  # of no use any more, and with it what it had
             self._cancel()
             self._leave()
-            self._loop = loop
+            self.loop = loop
         return self._deadline
 
     async def _run(self, deadline: Deadline) -> None:
@@ -247,7 +248,7 @@ class Link:
 
     async def _declare(self, connection: Connection, deadline: Deadline) -> None:
         driver = self._driver
-        deadline.on_step(f'declaring {driver!r}')
+        deadline.progress.on_step(f'declaring {driver!r}')
         ids = connection.ids(driver.role)
         found = ids.pop()
         try:
@@ -275,8 +276,8 @@ class Link:
         connection = self.connection
         if connection is None or self._state is not State.OPENING:
             return  # closed in the same turn
-        assert self._loop is not None
-        self._opened = self._loop.time()
+        assert self.loop is not None
+        self._opened = self.loop.time()
         self.declared = True
         self._enter(State.OPEN)
         try:
@@ -334,11 +335,11 @@ class Link:
             self._on_gone(error)
 
     def _on_gone(self, error: StreamConnectionError) -> None:
-        assert self._loop is not None
+        assert self.loop is not None
         if self not in self.cluster.links:
             self._fail(disconnected())
             return
-        self._lost, self._lost_at = error, self._loop.time()
+        self._lost, self._lost_at = error, self.loop.time()
         if self._lost_at > self._opened + STABLE:
             self._deadline = None
         self._enter(State.LOST, error)

@@ -65,6 +65,10 @@ class Progress:
         self.step = ''
         self.error: RbFlyError | None = None
 
+    def on_step(self, step: str) -> None:
+        """Something else is waited for."""
+        self.step = step
+
 
 class Deadline:
     """Until when one call, or one outage, may take; handed down through every layer.
@@ -87,10 +91,6 @@ class Deadline:
         self.began = asyncio.get_running_loop().time()
         self.when = None if limit is None else self.began + limit
         self._scope: asyncio.Timeout | None = None
-
-    def on_step(self, step: str) -> None:
-        """Something else is waited for."""
-        self.progress.step = step
 
     def _given_up(self) -> RbFlyError:
         progress = self.progress

@@ -97,7 +97,6 @@ class SubscriptionDriver:
         self._timeout = timeout
         self._error: Exception | None = None  # to be raised where a task waits
         self._position: int | None = None  # where it was opened last
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()  # closing it
         self._waiting = False
         self._wakeup = Wakeup()
@@ -169,7 +168,7 @@ class SubscriptionDriver:
         """
         connection = self.link.connection
         if connection is not None and connection.is_open:
-            loop = self._loop
+            loop = self.link.loop
             if loop is not asyncio._get_running_loop() and loop is not None:
                 loop.call_soon_threadsafe(self.on_chunk_consumed, chunk)
                 raise EventLoopError('the subscription belongs to another event loop')
@@ -253,7 +252,6 @@ class SubscriptionDriver:
         return woken
 
     def _want(self) -> None:
-        self._loop = asyncio.get_running_loop()
         if self._tracker is not None:
             self._tracker.start()
         if self.cursor.position != self._position:
@@ -324,7 +322,7 @@ class SubscriptionDriver:
 
     def _run_in_loop(self, function: Callable[[], object]) -> None:
         """Call a function in the event loop that it was opened in: now, if this is its thread."""
-        loop = self._loop
+        loop = self.link.loop
         if loop is None or loop.is_closed():
             self._end()
             return
