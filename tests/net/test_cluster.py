@@ -71,6 +71,17 @@ async def publish(client: rbs.StreamsClient, name: str, leave: asyncio.Event) ->
         await leave.wait()
 
 
+async def connecting(
+    client: rbs.StreamsClient, fake: FakeBroker, held: Held, leave: asyncio.Event
+) -> list[asyncio.Task[None]]:
+    """Many who publish, and wait for one connection."""
+    await client.stream_exists('test')
+    fake.handlers[Step.OPEN] = held
+    tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
+    await until(lambda: bool(held.requests), 'it connects')
+    return tasks
+
+
 async def read(messages: rbs.Subscription) -> None:
     await anext(messages)
 
@@ -157,10 +168,7 @@ async def test_cancelled_waiter_disturbs_no_other(attempts: Counter[Role]) -> No
     held = Held()
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        await client.stream_exists('test')
-        fake.handlers[Step.OPEN] = held
-        tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
-        await until(lambda: bool(held.requests), 'it connects')
+        tasks = await connecting(client, fake, held, leave)
         for task in tasks[::2]:  # the first one among them
             task.cancel()
         await asyncio.wait(tasks[::2])
@@ -175,10 +183,7 @@ async def test_last_one_to_leave_ends_the_attempt(attempts: Counter[Role]) -> No
     held = Held()
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        await client.stream_exists('test')
-        fake.handlers[Step.OPEN] = held
-        tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
-        await until(lambda: bool(held.requests), 'it connects')
+        tasks = await connecting(client, fake, held, leave)
         peer = fake.connections[-1]
         for task in tasks[1:]:
             task.cancel()

@@ -36,7 +36,7 @@ from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import Attempt, Lookup
 from .uri import AuthMechanism, ConnectionInfo
 
-__all__ = ['Cluster', 'Role', 'Settings']
+__all__ = ['Cluster', 'Role', 'Settings', 'existing']
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is another way
@@ -242,11 +242,7 @@ class Cluster:
         if lookup is None:
             lookup = Lookup(locator, lambda: self._lookups.pop(locator, None))
             self._lookups[locator] = lookup
-        found = await lookup.ask(stream)
-        if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
-            raise StreamDoesNotExist(stream)
-        if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-            raise protocol_error(found.code, stream=stream)
+        found = existing(await lookup.ask(stream), stream)
         if found.leader is None:
             problem = f'stream {stream!r} has no leader'
             raise ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem)
@@ -446,6 +442,19 @@ class Cluster:
             task.add_done_callback(self._sweepings.discard)
         if len(opened) - len(idle) > 1:
             self._sweep_later()
+
+
+def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:
+    """Metadata of a stream that there is, available or not.
+
+    :raises StreamDoesNotExist: there is none.
+    :raises ProtocolError: the broker refused to tell.
+    """
+    if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+        raise StreamDoesNotExist(stream)
+    if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+        raise protocol_error(found.code, stream=stream)
+    return found
 
 
 def sweep(reference: weakref.ref[Cluster]) -> None:

@@ -21,10 +21,9 @@ from ..error import (
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
-    protocol_error,
 )
 from ..net.closing import can_wait
-from ..net.cluster import Cluster, Settings
+from ..net.cluster import Cluster, Settings, existing
 from ..net.connection import Connection
 from ..net.uri import AuthMechanism, ConnectionInfo, parse_uri
 from ..protocol import commands
@@ -303,11 +302,11 @@ class StreamsClient:
         """
         check_stream(stream)
         locator = await self._cluster.locator()
-        found = (await locator.request(commands.Metadata((stream,)))).get(stream)
-        if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+        found = await locator.request(commands.Metadata((stream,)))
+        try:
+            existing(found.get(stream), stream)
+        except StreamDoesNotExist:
             return False
-        if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-            raise protocol_error(found.code, stream=stream)
         return True
 
     async def stream_stats(self, stream: str) -> StreamStats:

@@ -71,7 +71,7 @@ class PublisherDriver:
         self._cluster = cluster
         self._core: PublisherCore | None = None
         self._label = f'publisher of stream {stream!r}'
-        self._release: Callable[[], None] | None = None
+        self._release: Callable[[], None]  # given with the core
         self._generation = cluster.generation
         self._ended = asyncio.Event()  # closing it
         self._idle: asyncio.Future[None] | None = None
@@ -255,14 +255,18 @@ class PublisherDriver:
             self._ended.set()
             return
         closing = self._cluster.closing
+        errors = (
+            PublisherError(f'{self!r} was closed before the confirm'),
+            PublisherError(f'{self!r} was closed before the message was sent'),
+        )
         try:
             async with closing.limit():
                 if core.error is None:
-                    self._write_all()
+                    self._release()
                     while core.window.unsettled and core.error is None:
                         self._idle = core.loop.create_future()
                         await self._idle
-                answer = self._part(*self._closed_errors())
+                answer = self._part(*errors)
                 if answer is not None:
                     await answered(answer)
         except (TimeoutError, StreamConnectionError):
@@ -272,18 +276,8 @@ class PublisherDriver:
                     f' within close_timeout, {closing.timeout} s; they may still be stored'
                 ) from None
         finally:
-            self._part(*self._closed_errors())
+            self._part(*errors)
             self._ended.set()
-
-    def _closed_errors(self) -> tuple[PublisherError, PublisherError]:
-        return (
-            PublisherError(f'{self!r} was closed before the confirm'),
-            PublisherError(f'{self!r} was closed before the message was sent'),
-        )
-
-    def _write_all(self) -> None:
-        if self._release is not None:
-            self._release()
 
     def abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
@@ -291,7 +285,7 @@ class PublisherDriver:
         if not core.closed:
             core.closed = True
             if core.error is None:
-                self._write_all()
+                self._release()
             self._part(error)
             self._ended.set()
 
@@ -302,7 +296,6 @@ class PublisherDriver:
         core = self.core
         self._give_up(error, unsent)
         core.window.on_settled = None  # no cycles: it goes with the last reference to it
-        self._release = None
         core.driver = Unusable(f'{self!r} is closed')
         for queue in self.queues:
             queue.close()
