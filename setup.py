@@ -31,26 +31,6 @@ WERROR = switch('RBFLY_WERROR')
 VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'release'
 BUILD = Path('build', f'{VARIANT}-{sys.implementation.cache_tag}')
 
-MODULES = (
-    'rbfly.amqp._types',
-    'rbfly.amqp._scalars',
-    'rbfly.amqp._encode',
-    'rbfly.amqp._decode',
-    'rbfly.amqp._sections',
-    'rbfly.amqp._layout',
-    'rbfly.amqp._message',
-    'rbfly.amqp._codec',
-    'rbfly.protocol._entry',
-    'rbfly.protocol._frames',
-    'rbfly.protocol._publish',
-    'rbfly.streams._sending',
-    'rbfly.protocol._chunk',
-    'rbfly.protocol._identity',
-    'rbfly.protocol._batch',
-    'rbfly.protocol._cursor',
-    'rbfly.protocol._engine',
-)
-
 CHECKED = DEBUG or SANITIZE
 TRANSLATED = Path('build', 'cython-checked' if CHECKED else 'cython')
 DIRECTIVES = {
@@ -103,13 +83,13 @@ keep_if(BUILD, (CFLAGS, LDFLAGS))
 
 extensions = [
     Extension(
-        name,
-        [os.path.join('src', *name.split('.')) + '.pyx'],
+        '.'.join(path.relative_to('src').with_suffix('').parts),
+        [str(path)],
         extra_compile_args=CFLAGS,
         extra_link_args=LDFLAGS,
         define_macros=[('RBFLY_DEBUG', '1' if CHECKED else '0')],
     )
-    for name in MODULES
+    for path in sorted(Path('src').rglob('*.pyx'))
 ]
 
 modules = cythonize(
