@@ -7,7 +7,8 @@ Nothing here knows how a kind is started.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -19,8 +20,10 @@ from .state import BrokerError, Progress, locked, remove, run_folder
 class Broker(abc.ABC):
     """A running broker, in a room or started by others."""
 
-    kind: ClassVar[str]  # names the shared one, too
+    kind: ClassVar[str]
     variable: ClassVar[str]  # of the environment: names one that others started
+    versions: ClassVar[Sequence[str]]  # each has a shared one; the first if none is chosen
+    version_variable: ClassVar[str | None] = None  # of the environment: chooses one of them
 
     def __init__(self, room: Room | None, progress: Progress | None) -> None:
         self._room = room
@@ -40,6 +43,11 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def alive(self) -> bool:
         """Whether it runs."""
+
+    @property
+    def release(self) -> str:
+        """The whole of its version, as it tells it; empty if it does not."""
+        return ''
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -89,21 +97,35 @@ class Broker(abc.ABC):
         """The instance of this folder, if its state says that there is one."""
 
     @classmethod
-    def running(cls, progress: Progress | None = None) -> Self | None:
+    def chosen(cls, version: str | None = None) -> str:
+        """This version, or the one that the environment names, or the first."""
+        found = version or os.environ.get(cls.version_variable or '') or cls.versions[0]
+        if found not in cls.versions:
+            raise BrokerError(f'{cls.kind}: no version {found!r}, but {", ".join(cls.versions)}')
+        return found
+
+    @classmethod
+    def shared(cls, version: str | None = None) -> str:
+        """The name of the shared broker of this version."""
+        return f'{cls.kind}-{cls.chosen(version)}'
+
+    @classmethod
+    def running(cls, version: str | None = None, progress: Progress | None = None) -> Self | None:
         """The shared broker that was started here, if it runs."""
-        broker = cls.load(run_folder(cls.kind), progress)
+        broker = cls.load(run_folder(cls.shared(version)), progress)
         if broker is None or not broker._complete or not broker._in_room.alive():
             return None
         return broker
 
     @classmethod
-    def down(cls, progress: Progress | None = None) -> bool:
+    def down(cls, version: str | None = None, progress: Progress | None = None) -> bool:
         """Stop the shared broker; `False` if there was none. One of others is never touched."""
         progress = progress or Progress()
-        folder = run_folder(cls.kind)
+        name = cls.shared(version)
+        folder = run_folder(name)
         if not folder.exists():
             return False
-        with locked(cls.kind, progress):
+        with locked(name, progress):
             broker = cls.load(folder, progress)
             if broker is None:
                 remove(folder)
@@ -113,21 +135,29 @@ class Broker(abc.ABC):
             return ran
 
     @classmethod
-    def status(cls) -> dict[str, Any]:
-        """What runs, as plain values."""
-        found: dict[str, Any] = {'kind': cls.kind}
+    def status(cls, version: str | None = None) -> list[dict[str, Any]]:
+        """What runs, as plain values: this version, or all, the chosen one behind the others."""
         if broker := cls.named():
-            found |= {'running': broker.alive(), 'how': cls.variable}
-        elif broker := cls.running():
-            found |= {'how': broker._in_room.kind, **broker._details()}
-        else:
-            return found | {'running': False}
-        return found | {'variables': broker.variables()}
+            return [broker._tell({'running': broker.alive(), 'how': cls.variable})]
+        chosen = cls.chosen(version)
+        others = [] if version else [other for other in cls.versions if other != chosen]
+        found = []
+        for each in (*others, chosen):
+            told: dict[str, Any] = {'version': each, 'running': False}
+            if broker := cls.running(each):
+                told = broker._tell(told | {'how': broker._in_room.kind} | broker._details())
+            found.append({'kind': cls.kind, **told})
+        return found
+
+    def _tell(self, told: dict[str, Any]) -> dict[str, Any]:
+        if release := self.release:
+            told = told | {'release': release}
+        return {'kind': self.kind, **told, 'variables': self.variables()}
 
     @classmethod
-    def _clear(cls) -> None:
+    def _clear(cls, name: str) -> None:
         """Remove what is left of a shared broker that does not run."""
-        folder = run_folder(cls.kind)
+        folder = run_folder(name)
         if stale := cls.load(folder):
             stale._end()
         remove(folder)

@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from . import BrokerError, Kafka, Progress, RabbitMQ, inside, kafka, rabbitmq
@@ -21,10 +22,11 @@ from .broker import Broker
 KINDS: dict[str, type[Broker]] = {broker.kind: broker for broker in (RabbitMQ, Kafka)}
 
 DESCRIPTION = """\
-Real brokers on loopback: RabbitMQ 4.0 and Kafka 3.8, by a container engine where one answers,
-otherwise (as root, on Debian) installed into a cache folder. A broker that RBFLY_URI or
-RBFLY_KAFKA names is used as it is, and never stopped.
+Real brokers on loopback: RabbitMQ 4.0 or 4.3 and Kafka 3.8, by a container engine where one
+answers, otherwise (as root, on Debian) installed into a cache folder. A broker that RBFLY_URI or
+RBFLY_KAFKA names is used as it is, and never stopped. Different versions run beside each other.
 
+RBFLY_RABBITMQ: the version of RabbitMQ that is started where no option names one (default: 4.0).
 RBFLY_CACHE: the folder for what is installed and what runs (default: ~/.cache/rbfly).
 RBFLY_ENGINE: docker, podman, or none.
 """
@@ -62,15 +64,18 @@ def parser(**options: Any) -> argparse.ArgumentParser:
         metavar='LINE',
         help='a further line of rabbitmq.conf',
     )
+    add_version(up_parser)
     add_common(up_parser, run_up)
 
     down_parser = commands.add_parser('down', help='stop and remove all that up started')
     down_parser.add_argument('kind', nargs='?', choices=KINDS, help='default: both')
+    add_version(down_parser, 'all')
     add_common(down_parser, run_down)
 
     status_parser = commands.add_parser('status', help='what runs; exit code 0 if something does')
     status_parser.add_argument('kind', nargs='?', choices=KINDS, help='default: both')
     status_parser.add_argument('--json', action='store_true', help='for programs')
+    add_version(status_parser, 'all')
     add_common(status_parser, run_status)
 
     exec_parser = commands.add_parser(
@@ -103,6 +108,7 @@ def exec_options() -> argparse.ArgumentParser:
         metavar='HOST:INSIDE',
         help='a further file or folder to see there',
     )
+    add_version(parser)
     parser.add_argument('--quiet', action='store_true', help='say nothing but errors')
     return parser
 
@@ -118,6 +124,15 @@ def split_exec(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if not command:
         raise BrokerError('no command: exec rabbitmq [OPTION ...] -- COMMAND ...')
     return exec_options().parse_args(options), command
+
+
+def add_version(parser: argparse.ArgumentParser, default: str = 'RBFLY_RABBITMQ or 4.0') -> None:
+    """The option that chooses a version."""
+    parser.add_argument(
+        '--version',
+        choices=RabbitMQ.versions,
+        help=f'of RabbitMQ, not of Kafka (default: {default})',
+    )
 
 
 def add_common(parser: argparse.ArgumentParser, func: Any) -> None:
@@ -165,35 +180,53 @@ def run_up(args: argparse.Namespace, progress: Progress) -> int:
     # a start that is ended clears up after itself
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.kind == 'kafka':
-        if args.nodes not in (None, 1) or args.plugins or args.config:
-            raise BrokerError('--nodes, --plugin and --config are for RabbitMQ')
+        if args.nodes not in (None, 1) or args.plugins or args.config or args.version:
+            raise BrokerError('--nodes, --plugin, --config and --version are for RabbitMQ')
         print_variables(kafka.up(progress=progress).variables())
     else:
         broker = rabbitmq.up(
-            args.nodes, plugins=args.plugins, config=args.config, progress=progress
+            args.nodes,
+            version=args.version,
+            plugins=args.plugins,
+            config=args.config,
+            progress=progress,
         )
         print_variables(broker.variables())
     return 0
 
 
+def selected(args: argparse.Namespace) -> dict[str, Sequence[str]]:
+    """Kinds and their versions that a command is about; a version is one of RabbitMQ's."""
+    if args.version:
+        if args.kind == 'kafka':
+            raise BrokerError('--version is for RabbitMQ')
+        return {'rabbitmq': [args.version]}
+    return {kind: KINDS[kind].versions for kind in ([args.kind] if args.kind else KINDS)}
+
+
 def run_down(args: argparse.Namespace, progress: Progress) -> int:
     """`brokers down`."""
-    for kind in [args.kind] if args.kind else KINDS:
-        stopped = KINDS[kind].down(progress)
-        progress.say(f'{kind}: {"stopped and removed" if stopped else "did not run"}')
+    for kind, versions in selected(args).items():
+        for version in versions:
+            stopped = KINDS[kind].down(version, progress)
+            how = 'stopped and removed' if stopped else 'did not run'
+            progress.say(f'{kind} {version}: {how}')
     return 0
 
 
 def run_status(args: argparse.Namespace, progress: Progress) -> int:
     """`brokers status`."""
-    found = [KINDS[kind].status() for kind in ([args.kind] if args.kind else KINDS)]
+    kinds = selected(args)
+    found = [entry for kind in kinds for entry in KINDS[kind].status(args.version)]
     if args.json:
         print(json.dumps(found, indent=1))
     else:
         for entry in found:
             state = 'running' if entry['running'] else 'not running'
             how = f' ({entry["how"]})' if entry.get('how') else ''
-            print(f'# {entry["kind"]}: {state}{how}')
+            release = f', release {entry["release"]}' if entry.get('release') else ''
+            version = f' {entry["version"]}' if entry.get('version') else ''
+            print(f'# {entry["kind"]}{version}: {state}{how}{release}')
             for node in entry.get('nodes', ()):
                 print(
                     f'#   {node["name"]}: {"running" if node["running"] else "not running"}, '
@@ -208,6 +241,7 @@ def run_exec(args: argparse.Namespace, progress: Progress) -> int:
     more, command = split_exec(args.command)
     return inside.run(
         command,
+        version=more.version or args.version,
         install=[*args.install, *more.install],
         binds=[*args.bind, *more.bind],
         progress=Progress(quiet=args.quiet or more.quiet),

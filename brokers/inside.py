@@ -1,5 +1,5 @@
 """
-Commands in the root filesystem of the recipe: another Debian, with another Python.
+Commands in the root filesystem of a version: another Debian, with another Python.
 
 The network is the host's, so brokers on loopback are reachable. The host's certificates, name
 servers and settings of pip and apt are visible inside, so package installation works as outside.
@@ -64,8 +64,15 @@ done
 exec chroot "$root" sh -c 'cd "$1" && shift && exec "$@"' sh "$cwd" "$@"
 """
 
+# Arguments: packages. Those of the lists that the root filesystem was made with fit what is there,
+# and of a Debian to come, apt refuses the newer lists of a mirror that is weeks behind.
+INSTALL = """
+install() { apt-get install -y --no-install-recommends "$@"; }
+install "$@" || { apt-get update && install "$@"; }
+"""
 
-def passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
+
+def passed_environment(environ: Mapping[str, str], version: str) -> dict[str, str]:
     """Variables of the environment that mean the same inside."""
     found = {
         name: value
@@ -75,12 +82,13 @@ def passed_environment(environ: Mapping[str, str]) -> dict[str, str]:
     # it is another system: what is cached and what runs is not to be looked for there
     found.pop('RBFLY_CACHE', None)
     return {
-        installation.INSIDE: '1',
+        installation.INSIDE: version,
         'PATH': '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'HOME': '/root',
         'LANG': 'C.UTF-8',
         'DEBIAN_FRONTEND': 'noninteractive',
         **found,
+        'RBFLY_RABBITMQ': version,  # there is no other
     }
 
 
@@ -139,6 +147,7 @@ def command_line(
 def run(
     command: Sequence[str],
     *,
+    version: str | None = None,
     install: Sequence[str] = (),
     binds: Sequence[str] = (),
     progress: Progress | None = None,
@@ -150,21 +159,21 @@ def run(
             'exec is for the root filesystem that is installed where no container engine '
             'answers; set RBFLY_ENGINE=none to have it in spite of one'
         )
-    root = installation.rabbitmq_root(progress)
+    version = RabbitMQ.chosen(version)
+    root = installation.rabbitmq_root(version, progress)
     environ = dict(os.environ)
-    if 'RBFLY_URI' not in environ and (broker := RabbitMQ.running()):
+    if 'RBFLY_URI' not in environ and (broker := RabbitMQ.running(version)):
         environ |= broker.variables()
     checkout = Path(__file__).resolve().parents[1]
     mounts = [*default_binds(environ, checkout), *map(parse_bind, binds)]
-    env = passed_environment(environ)
+    env = passed_environment(environ, version)
     if missing := [name for name in install if not is_installed(root, name)]:
         with (
             locked('install-rabbitmq', progress),
             progress.step(f'installing {" ".join(missing)} in the root filesystem'),
         ):
-            script = 'apt-get update && exec apt-get install -y --no-install-recommends "$@"'
             run_shown(
-                command_line(root, ['sh', '-c', script, 'sh', *missing], env, mounts, '/'),
+                command_line(root, ['sh', '-c', INSTALL, 'sh', *missing], env, mounts, '/'),
                 progress,
             )
     try:

@@ -17,12 +17,13 @@ from pathlib import Path
 from .room import UNSHARE
 from .state import BrokerError, Progress, cache_folder, locked, remove, run_shown
 
-SUITE = 'trixie'  # Debian 13 has RabbitMQ 4.0
+# RabbitMQ's versions, and the Debian that has them
+SUITES = {'4.0': 'trixie', '4.3': 'forky'}
 PACKAGES = ('rabbitmq-server', 'openssl', 'ca-certificates')
 # the numbers at the end change when what is installed changes
-RABBITMQ_FOLDER = f'rabbitmq-{SUITE}-1'
+RABBITMQ_FOLDER = 'rabbitmq-{}-1'
 
-# set in the environment of commands that run in the root filesystem
+# set in the environment of commands that run in a root filesystem: the version that it has
 INSIDE = 'RBFLY_INSIDE'
 
 KAFKA_VERSION = '3.8.0'
@@ -80,11 +81,14 @@ def need(programs: dict[str, str], progress: Progress) -> None:
         )
 
 
-def rabbitmq_root(progress: Progress) -> Path:
-    """The root filesystem with RabbitMQ in it; installed when it is not there."""
-    root = cache_folder() / RABBITMQ_FOLDER
-    if os.environ.get(INSIDE):
-        return Path('/')  # this is the root filesystem with RabbitMQ
+def rabbitmq_root(version: str, progress: Progress) -> Path:
+    """The root filesystem with this RabbitMQ in it; installed when it is not there."""
+    suite = SUITES[version]
+    root = cache_folder() / RABBITMQ_FOLDER.format(suite)
+    if inside := os.environ.get(INSIDE):
+        if inside != version:
+            raise BrokerError(f'this root filesystem has RabbitMQ {inside}, not {version}')
+        return Path('/')
     if os.geteuid() != 0:
         raise BrokerError(
             'no container engine answers, and RabbitMQ can be run without one by root only: '
@@ -115,17 +119,23 @@ def rabbitmq_root(progress: Progress) -> Path:
             'debootstrap',
             '--variant=minbase',
             f'--include={",".join(PACKAGES)}',
-            SUITE,
+            suite,
             str(temporary),
+            os.environ.get('RBFLY_DEBIAN_MIRROR', ''),
+            str(suite_script(suite)),
         ]
-        if mirror := os.environ.get('RBFLY_DEBIAN_MIRROR'):
-            command.append(mirror)
-        with progress.step(f'installing RabbitMQ 4.0 (debootstrap {SUITE}, once)'):
+        with progress.step(f'installing RabbitMQ {version} (debootstrap {suite}, once)'):
             # its log would hide what it says now
             run_shown(command, progress)
             prepare_root(temporary)
             temporary.rename(root)
     return root
+
+
+def suite_script(suite: str, scripts: Path = Path('/usr/share/debootstrap/scripts')) -> Path:
+    """What debootstrap does for this Debian; one that is younger than it has trixie's."""
+    script = scripts / suite
+    return script if script.exists() else scripts / 'trixie'
 
 
 def prepare_root(root: Path) -> None:

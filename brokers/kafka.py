@@ -75,6 +75,7 @@ class Kafka(Broker):
 
     kind = 'kafka'
     variable = 'RBFLY_KAFKA'
+    versions = (install.KAFKA_VERSION,)
 
     def __init__(
         self,
@@ -203,7 +204,7 @@ class Kafka(Broker):
 def _make(instance: str, progress: Progress) -> Kafka:
     port, controller_port = free_ports(2)
     folder = run_folder(instance)
-    unique = instance if instance != Kafka.kind else f'{instance}-{secrets.token_hex(4)}'
+    unique = f'{instance}-{secrets.token_hex(4)}'
     if engine := room.engine():
         progress.say(f'using {engine}, image {IMAGE}')
         return Kafka(
@@ -233,11 +234,12 @@ def up(*, progress: Progress | None = None) -> Kafka:
             raise BrokerError(f'{broker.variable}={broker.address}: no Kafka answers')
         progress.say(f'using {broker.variable}')
         return broker
-    with locked(Kafka.kind, progress):
-        if broker := Kafka.running(progress):
+    name = Kafka.shared()
+    with locked(name, progress):
+        if broker := Kafka.running(progress=progress):
             progress.say('Kafka runs already')
             return broker
-        Kafka._clear()
-        broker = _make(Kafka.kind, progress)
+        Kafka._clear(name)
+        broker = _make(name, progress)
         broker.start()
         return broker

@@ -35,7 +35,7 @@ from .state import (
     write_state,
 )
 
-IMAGE = 'rabbitmq:4.0'
+IMAGE = 'rabbitmq:{}'
 START_TIMEOUT = 120.0
 USER = 'rabbitmq'
 # Erlang's own connections stay on loopback, too
@@ -52,6 +52,8 @@ class RabbitMQ(Broker):
 
     kind = 'rabbitmq'
     variable = 'RBFLY_URI'
+    versions = tuple(install.SUITES)
+    version_variable = 'RBFLY_RABBITMQ'
 
     def __init__(
         self,
@@ -156,6 +158,11 @@ class RabbitMQ(Broker):
         nodes = self.nodes if node is None else [self.nodes[node]]
         return all(self._started(n) and not self._ended(n) for n in nodes)
 
+    @property
+    def release(self) -> str:
+        """The whole of its version, as the first node tells it; empty if it does not answer."""
+        return self._properties(self.nodes[0]).get('version', '')
+
     def start_node(self, node: int, *, timeout: float = START_TIMEOUT) -> None:
         """Start a node and wait until it is ready; its ports and data are those it had."""
         self._launch(self.nodes[node])
@@ -202,6 +209,7 @@ class RabbitMQ(Broker):
         cls,
         nodes: int = 1,
         *,
+        version: str | None = None,
         advertised_ports: Sequence[int | None] | None = None,
         advertised_hosts: Sequence[str | None] | None = None,
         advertised_tls_ports: Sequence[int | None] | None = None,
@@ -215,11 +223,14 @@ class RabbitMQ(Broker):
         It is started by `start` or by entering it as a context; its ports are known before, so
         proxies can be put in front of the nodes: they are named by `advertised_ports`, and
         `None` in it stands for the node's own port.
+
+        :param version: `4.0` or `4.3`; without it, what RBFLY_RABBITMQ says.
         """
         sweep()
         instance = f'private-{os.getpid()}-{secrets.token_hex(4)}'
         broker = _make(
             instance,
+            cls.chosen(version),
             nodes,
             advertised_ports,
             advertised_hosts,
@@ -245,7 +256,8 @@ class RabbitMQ(Broker):
             broker = cls.load(folder)
             if broker is None or not broker._complete or not broker._in_room.hold():
                 remove(folder)
-                broker = _make(name, 1, None, None, None, (), (), Progress(quiet=True))
+                quiet = Progress(quiet=True)
+                broker = _make(name, cls.chosen(), 1, None, None, None, (), (), quiet)
                 broker._private = True
                 broker.start()
         try:
@@ -441,11 +453,14 @@ class RabbitMQ(Broker):
         return self._answers(node)
 
     def _answers(self, node: Node) -> bool:
+        return bool(self._properties(node))
+
+    def _properties(self, node: Node) -> dict[str, str]:
         address = self._address or Address(node.host, node.stream_port)
         try:
-            return bool(peer_properties(address, timeout=2))
+            return peer_properties(address, timeout=2)
         except OSError:
-            return False
+            return {}
 
     def _all_answer(self, timeout: float = 20) -> bool:
         return wait_until(lambda: all(map(self._answers, self.nodes)), timeout, 0.2)
@@ -491,6 +506,7 @@ class RabbitMQ(Broker):
 
 def _make(
     instance: str,
+    version: str,
     nodes: int,
     advertised_ports: Sequence[int | None] | None,
     advertised_hosts: Sequence[str | None] | None,
@@ -504,14 +520,15 @@ def _make(
     epmd_port, *ports = free_ports(1 + 5 * nodes)
     members = make_nodes(nodes, ports, advertised_ports, advertised_hosts, advertised_tls_ports)
     folder = run_folder(instance)
-    unique = instance if instance != RabbitMQ.kind else f'{instance}-{secrets.token_hex(4)}'
+    unique = f'{instance}-{secrets.token_hex(4)}'
     engine = room.engine()
     made: room.Room
     if engine:
-        progress.say(f'using {engine}, image {IMAGE}')
-        made = room.Container(folder, unique, engine, IMAGE, f'{USER}:{USER}')
+        image = IMAGE.format(version)
+        progress.say(f'using {engine}, image {image}')
+        made = room.Container(folder, unique, engine, image, f'{USER}:{USER}')
     else:
-        made = room.Root(folder, unique, install.rabbitmq_root(progress))
+        made = room.Root(folder, unique, install.rabbitmq_root(version, progress))
     return RabbitMQ(
         members,
         room=made,
@@ -529,6 +546,7 @@ def _make(
 def up(
     nodes: int | None = None,
     *,
+    version: str | None = None,
     plugins: Sequence[str] = (),
     config: Sequence[str] = (),
     progress: Progress | None = None,
@@ -540,34 +558,36 @@ def up(
             found = peer_properties(broker._address or Address('', 0))
         except OSError as error:
             raise BrokerError(f'RBFLY_URI={broker.uri}: no stream port answers: {error}') from None
-        progress.say(f'using RBFLY_URI: {found.get("product")} {found.get("version")}')
+        product = f'{found.get("product")} {found.get("version")}'
+        if version and not found.get('version', '').startswith(f'{version}.'):
+            raise BrokerError(f'RBFLY_URI={broker.uri}: {product}, not {version}')
+        progress.say(f'using RBFLY_URI: {product}')
         return broker
-    with locked(RabbitMQ.kind, progress):
-        if broker := RabbitMQ.running(progress):
+    version = RabbitMQ.chosen(version)
+    name = RabbitMQ.shared(version)
+    take_down = f'take it down first (python -m brokers down rabbitmq --version {version})'
+    with locked(name, progress):
+        if broker := RabbitMQ.running(version, progress):
             if nodes not in (None, len(broker.nodes)):
                 raise BrokerError(
-                    f'RabbitMQ runs already, with {len(broker.nodes)} node(s): '
-                    'take it down first (python -m brokers down rabbitmq)'
+                    f'RabbitMQ runs already, with {len(broker.nodes)} node(s): {take_down}'
                 )
             if missing := sorted({*plugins} - {*broker.plugins, 'rabbitmq_stream'}):
                 raise BrokerError(
-                    f'RabbitMQ runs already, without {", ".join(missing)}: '
-                    'take it down first (python -m brokers down rabbitmq)'
+                    f'RabbitMQ runs already, without {", ".join(missing)}: {take_down}'
                 )
             for node in broker.nodes:
                 if not broker.alive(node.index):
                     with progress.step(f'starting {node.name} again'):
                         broker.start_node(node.index)
             if not broker._all_answer():
-                raise BrokerError(
-                    'RabbitMQ runs, but does not answer: '
-                    'take it down (python -m brokers down rabbitmq)'
-                )
-            progress.say('RabbitMQ runs already')
+                raise BrokerError(f'RabbitMQ runs, but does not answer: {take_down}')
+            progress.say(f'RabbitMQ {broker.release} runs already')
             return broker
-        RabbitMQ._clear()
-        broker = _make(RabbitMQ.kind, nodes or 1, None, None, None, plugins, config, progress)
+        RabbitMQ._clear(name)
+        broker = _make(name, version, nodes or 1, None, None, None, plugins, config, progress)
         broker.start()
+        progress.say(f'RabbitMQ {broker.release} runs')
         return broker
 
 

@@ -34,7 +34,8 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this machine is looked at."""
     monkeypatch.setenv('RBFLY_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setenv('RBFLY_ENGINE', 'none')
-    for name in ('RBFLY_URI', 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI', 'RBFLY_KAFKA'):
+    addresses = ('RBFLY_URI', 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI', 'RBFLY_KAFKA')
+    for name in (*addresses, 'RBFLY_RABBITMQ', install.INSIDE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -508,17 +509,154 @@ def test_java_version(text: str, version: int) -> None:
     assert install.parse_java_version(text) == version
 
 
+# --- versions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('option', 'variable', 'expected'),
+    [
+        (None, None, '4.0'),
+        (None, '', '4.0'),
+        (None, '4.3', '4.3'),
+        ('4.0', '4.3', '4.0'),
+        ('4.3', 'nonsense', '4.3'),
+    ],
+)
+def test_version_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str | None, expected: str
+) -> None:
+    """The option before the variable, and 4.0 where nobody says; each has a name of its own."""
+    if variable is not None:
+        monkeypatch.setenv('RBFLY_RABBITMQ', variable)
+    assert rabbitmq.RabbitMQ.chosen(option) == expected
+    assert rabbitmq.RabbitMQ.shared(option) == f'rabbitmq-{expected}'
+
+
+def test_unknown_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names those that there are, and nothing is installed."""
+    monkeypatch.setenv('RBFLY_RABBITMQ', '3.13')
+    for command in (['up'], ['exec', 'rabbitmq', 'true'], ['status']):
+        assert cli.main(command) == 1
+        assert "no version '3.13', but 4.0, 4.3" in capsys.readouterr().err
+    with pytest.raises(brokers.BrokerError, match=r"'3\.13'"):
+        rabbitmq.RabbitMQ.private()
+    with pytest.raises(SystemExit):
+        cli.main(['up', '--version', '3.13'])
+    assert not list(state.cache_folder().glob('rabbitmq*'))
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, suite: str) -> Path:
+    """A root filesystem that stands there as if debootstrap had made it."""
+    monkeypatch.setattr(os, 'geteuid', lambda: 0)
+    root = state.cache_folder() / f'rabbitmq-{suite}-1'
+    root.mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize(('version', 'suite'), [('4.0', 'trixie'), ('4.3', 'forky')])
+def test_each_version_has_its_root(
+    monkeypatch: pytest.MonkeyPatch, version: str, suite: str
+) -> None:
+    """Private brokers of the version that the environment names are in its root filesystem."""
+    root = installed(monkeypatch, suite)
+    monkeypatch.setenv('RBFLY_RABBITMQ', version)
+    assert rabbitmq.RabbitMQ.private().save()['root'] == str(root)
+    monkeypatch.delenv('RBFLY_RABBITMQ')
+    assert rabbitmq.RabbitMQ.private(version=version).save()['root'] == str(root)
+
+
+@pytest.mark.parametrize('version', ['4.0', '4.3'])
+def test_image_has_the_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Where there is a container engine, its image is of the version."""
+    monkeypatch.setattr(room, 'engine', lambda: 'podman')
+    assert rabbitmq.RabbitMQ.private(version=version).save()['image'] == f'rabbitmq:{version}'
+
+
+def test_root_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of a root filesystem there is no other version than its own."""
+    env = inside.passed_environment({'RBFLY_RABBITMQ': '4.0'}, '4.3')
+    for name, value in env.items():
+        if name.startswith('RBFLY_'):
+            monkeypatch.setenv(name, value)
+    assert rabbitmq.RabbitMQ.private().save()['root'] == '/'
+    with pytest.raises(brokers.BrokerError, match=r'has RabbitMQ 4\.3, not 4\.0'):
+        rabbitmq.RabbitMQ.private(version='4.0')
+
+
+def test_suite_that_debootstrap_does_not_know(tmp_path: Path) -> None:
+    """A Debian that is younger than debootstrap is made as the one before."""
+    (tmp_path / 'trixie').touch()
+    assert install.suite_script('forky', tmp_path) == tmp_path / 'trixie'
+    (tmp_path / 'forky').touch()
+    assert install.suite_script('forky', tmp_path) == tmp_path / 'forky'
+
+
+def test_versions_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is found and taken down by its version; a shell reads the addresses of the chosen."""
+    started = state.start_time(os.getpid())
+    ports = {'4.0': 20_000, '4.3': 20_005}
+    for version, port in ports.items():
+        folder = state.run_folder(f'rabbitmq-{version}')
+        (folder / 'srv').mkdir(parents=True)
+        main = (os.getpid(), started or 0)
+        made = rabbitmq.RabbitMQ(
+            node.make_nodes(1, range(port, port + 5)), room=room.Root(folder, 'x', tmp_path, main)
+        )
+        made._complete = True
+        state.write_state(folder, made.save())
+    monkeypatch.setattr(
+        rabbitmq, 'peer_properties', lambda address, timeout: {'version': str(address.port)}
+    )
+    for chosen in ports:
+        monkeypatch.setenv('RBFLY_RABBITMQ', chosen)
+        found = rabbitmq.RabbitMQ.running()
+        assert found is not None
+        assert found.uri.endswith(f':{ports[chosen]}/')
+        cli.main(['status'])
+        lines = capsys.readouterr().out.splitlines()
+        assert f'# rabbitmq 4.3: not running (root), release {ports["4.3"]}' in lines
+        uris = [line for line in lines if line.startswith('RBFLY_URI')]
+        assert len(uris) == 2
+        assert uris[-1] == f'RBFLY_URI={found.uri}'
+        cli.main(['status', '--version', '4.0', '--json'])
+        (entry,) = json.loads(capsys.readouterr().out)
+        assert (entry['version'], entry['release']) == ('4.0', '20000')
+    ended: list[str] = []
+    monkeypatch.setattr(rabbitmq.RabbitMQ, 'stop', lambda self: ended.append(self.uri[-6:]))
+    assert cli.main(['down', '--version', '4.3']) == 0
+    assert ended == ['20005/']
+    assert cli.main(['down']) == 0
+    assert sorted(ended[1:]) == ['20000/', '20005/']
+
+
 # --- exec --------------------------------------------------------------------------------------
 
 
 def test_split_exec() -> None:
     """Options stand before `--`, and what stands behind it is the command, word for word."""
     options, command = cli.split_exec(
-        ['--install', 'a', 'b', '--bind', '/x:/y', '--', 'sh', '-c', 'x', '--', '--install']
+        [
+            '--version',
+            '4.3',
+            '--install',
+            'a',
+            'b',
+            '--bind',
+            '/x:/y',
+            '--',
+            'sh',
+            '--',
+            '--install',
+        ]
     )
+    assert options.version == '4.3'
     assert options.install == ['a', 'b']
     assert options.bind == ['/x:/y']
-    assert command == ['sh', '-c', 'x', '--', '--install']
+    assert command == ['sh', '--', '--install']
     assert cli.split_exec(['ls', '-l'])[1] == ['ls', '-l']
     with pytest.raises(brokers.BrokerError, match='no command'):
         cli.split_exec(['--'])
@@ -535,7 +673,8 @@ def test_inside_environment() -> None:
             'HOME': '/h',
             'VIRTUAL_ENV': '/v',
             'CI': 'true',
-        }
+        },
+        '4.0',
     )
     assert env['PIP_CERT'] == '/c'
     assert env['RBFLY_URI'] == 'u'
@@ -543,6 +682,24 @@ def test_inside_environment() -> None:
     assert env['HOME'] == '/root'
     assert '/mine' not in env['PATH']
     assert not {'RBFLY_CACHE', 'VIRTUAL_ENV'} & set(env)
+
+
+@pytest.mark.parametrize(
+    ('works', 'expected'),
+    [('install', ['install']), ('update', ['install', 'update', 'install'])],
+)
+def test_packages_are_installed_from_the_lists_that_are_there(
+    tmp_path: Path, works: str, expected: list[str]
+) -> None:
+    """The lists are fetched anew only if a package is not to be had by them."""
+    apt, said = tmp_path / 'apt-get', tmp_path / 'said'
+    apt.write_text(f'#!/bin/sh\necho "$@" >>{said}\ngrep -q {works} {said}\n')
+    apt.chmod(0o755)
+    env = {'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
+    subprocess.run(['sh', '-c', inside.INSTALL, 'sh', 'a', 'b'], env=env, check=True)
+    lines = said.read_text().splitlines()
+    assert [line.split()[0] for line in lines] == expected
+    assert lines[-1].endswith(' a b')
 
 
 def test_binds(tmp_path: Path) -> None:
@@ -562,16 +719,18 @@ def test_binds(tmp_path: Path) -> None:
 def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Status is 1 when nothing runs; taking nothing down is no error."""
     assert cli.main(['status']) == 1
-    assert '# rabbitmq: not running' in capsys.readouterr().out
+    assert '# rabbitmq 4.0: not running' in capsys.readouterr().out
     assert cli.main(['status', 'kafka', '--json']) == 1
-    assert json.loads(capsys.readouterr().out) == [{'kind': 'kafka', 'running': False}]
+    assert json.loads(capsys.readouterr().out) == [
+        {'kind': 'kafka', 'version': install.KAFKA_VERSION, 'running': False}
+    ]
     assert cli.main(['down']) == 0
 
 
 def test_running_broker_is_taken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """RBFLY_URI is asked, reported, and nothing is started."""
+    """RBFLY_URI is asked, reported, and nothing is started; of another version it is refused."""
     with answering(peer_properties_frame(product='RabbitMQ', version='4.0.5')) as port:
         uri = f'rabbitmq-stream://u:p@127.0.0.1:{port}/'
         monkeypatch.setenv('RBFLY_URI', uri)
@@ -580,6 +739,11 @@ def test_running_broker_is_taken(
     assert said.out == f'RBFLY_URI={uri}\n'
     assert 'RabbitMQ 4.0.5' in said.err
     assert not (state.cache_folder() / 'run').exists()
+    for version, expected in (('4.0', 0), ('4.3', 1)):
+        with answering(peer_properties_frame(product='RabbitMQ', version='4.0.5')) as port:
+            monkeypatch.setenv('RBFLY_URI', f'rabbitmq-stream://u:p@127.0.0.1:{port}/')
+            assert cli.main(['up', '--version', version]) == expected
+    assert 'RabbitMQ 4.0.5, not 4.3' in capsys.readouterr().err
     with pytest.raises(brokers.BrokerError, match='not a broker that was started here'):
         rabbitmq.RabbitMQ.ctl(rabbitmq.RabbitMQ.named() or pytest.fail('none'), 'status')
 
@@ -608,7 +772,7 @@ def test_named_broker_that_does_not_answer(
 def test_benchmark_has_the_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m perf brokers` is another name, and its help says which one to use."""
     assert perf.main(['brokers', 'status', 'kafka']) == 1
-    assert capsys.readouterr().out == '# kafka: not running\n'
+    assert capsys.readouterr().out == f'# kafka {install.KAFKA_VERSION}: not running\n'
     with pytest.raises(SystemExit):
         perf.main(['brokers', 'up', '--help'])
     assert 'usage: python -m brokers up' in capsys.readouterr().out
@@ -616,8 +780,9 @@ def test_benchmark_has_the_command_too(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_options_of_the_other_kind(capsys: pytest.CaptureFixture[str]) -> None:
     """Kafka takes no options of RabbitMQ; a cluster has at least one node."""
-    assert cli.main(['up', 'kafka', '--nodes', '3']) == 1
-    assert 'are for RabbitMQ' in capsys.readouterr().err
+    for wrong in ('up kafka --nodes 3', 'up kafka --version 4.0', 'status kafka --version 4.0'):
+        assert cli.main(wrong.split()) == 1
+        assert 'for RabbitMQ' in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(['up', '--nodes', '0'])
 

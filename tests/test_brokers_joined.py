@@ -14,6 +14,7 @@ def test_broker_ends_with_the_last_that_uses_it() -> None:
         with RabbitMQ.joined(name) as second:
             assert second.uri == first.uri
         assert first.alive()
+        assert first.release.startswith(f'{RabbitMQ.chosen()}.')
     assert not run_folder(name).exists()
 
 
