@@ -191,6 +191,7 @@ async def test_nested_and_parallel_client_contexts(broker: RabbitMQ, stream: str
     assert not client.connected
 
 
+@pytest.mark.own_clock
 async def test_publishing_and_consuming_share_no_connection() -> None:
     async with (
         FakeBroker() as fake,

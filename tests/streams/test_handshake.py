@@ -92,6 +92,7 @@ def user(broker: RabbitMQ, name: str, password: str, vhost: str = '/') -> Iterat
         broker.ctl('delete_user', name)
 
 
+@pytest.mark.own_clock
 @pytest.mark.parametrize(('length', 'opens'), [(7_900, True), (20_000, False)])
 async def test_long_token_against_the_limit_before_open(length: int, opens: bool) -> None:
     """A token of OAuth 2 is a long password; brokers from 4.3.5 take 8,192 bytes before Open."""
@@ -523,6 +524,7 @@ async def test_close_of_the_broker_is_answered_and_its_reason_reported() -> None
         await client.disconnect()
 
 
+@pytest.mark.own_clock
 async def test_close_of_the_broker_in_the_handshake() -> None:
     def closing(connection: Peer, request: Frame) -> None:
         connection.send(close_frame(0x0E, 'frame too large'))

@@ -141,6 +141,7 @@ async def test_outage_begins_anew_where_it_was_open_for_some_time() -> None:
         await publisher.send('x')
 
 
+@own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast, rbs.PublisherBatchLimit])
 async def test_publisher_goes_on_behind_an_outage_that_was_too_long(cls: Any) -> None:
     async with (
@@ -172,6 +173,7 @@ async def test_publisher_goes_on_behind_an_outage_that_was_too_long(cls: Any) ->
         assert published(fake) == [[1], [4]]
 
 
+@own_clock
 async def test_batch_that_was_lost_is_told_by_the_next_flush_alone() -> None:
     async with (
         FakeBroker() as fake,
@@ -191,6 +193,7 @@ async def test_batch_that_was_lost_is_told_by_the_next_flush_alone() -> None:
         assert published(fake) == [[2]]
 
 
+@own_clock
 async def test_send_many_is_told_of_the_outage_it_ran_into() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.CLOSING}) as fake,
@@ -449,9 +452,7 @@ async def test_stream_without_leader_is_told_of(caplog: pytest.LogCaptureFixture
             async with client.publisher('test'):
                 pytest.fail('it has no leader')
         assert caught.value.__notes__ == ['gave up after 60 s']
-        assert (
-            "stream 'test' has no leader: stream is not available (code 0x06) (for " in caplog.text
-        )
+        assert "stream 'test' has no leader: stream not available (code 0x06) (for " in caplog.text
         assert logging.WARNING in {record.levelno for record in caplog.records}
 
 

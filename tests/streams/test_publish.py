@@ -334,6 +334,7 @@ async def test_cancelled_send_touches_no_other(client: rbs.StreamsClient, stream
     assert {i for i in range(100) if i % 3} <= found
 
 
+@pytest.mark.own_clock
 async def test_no_connection_again_while_waiting_for_confirms() -> None:
     def drop(connection: Peer, request: Frame) -> None:
         connection.transport.abort()

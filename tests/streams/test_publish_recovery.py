@@ -284,6 +284,7 @@ async def test_wrong_password_at_the_reconnect_is_told_at_once() -> None:
             await publisher.send('x')
 
 
+@pytest.mark.own_clock
 async def test_reconnect_timeout() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
@@ -489,6 +490,7 @@ async def test_leader_that_has_no_replica_yet_is_dialled_at_its_address() -> Non
             assert published(first) == []
 
 
+@pytest.mark.own_clock
 async def test_load_balancer_that_never_leads_to_the_leader() -> None:
     def elsewhere(connection: Peer, request: Frame) -> None:
         body = wire.string_map({'advertised_host': 'elsewhere', 'advertised_port': '5552'})

@@ -372,6 +372,7 @@ async def test_not_available_is_tried_again() -> None:
         assert len(connection.subscription_ids) == FREE_IDS - 1
 
 
+@pytest.mark.own_clock
 async def test_not_available_for_longer_than_the_limit() -> None:
     stream = FakeStream()
     stream.on_subscribe = lambda reader: NOT_AVAILABLE
@@ -597,6 +598,7 @@ async def test_bytes_that_are_no_frames_are_told() -> None:
         await messages.aclose()
 
 
+@pytest.mark.own_clock
 async def test_reconnect_timeout() -> None:
     stream = FakeStream()
     stream.append(b'0')
@@ -678,6 +680,7 @@ async def test_ending_while_reconnecting(
                 await waiting
 
 
+@pytest.mark.own_clock
 async def test_last_reference_goes_while_reconnecting() -> None:
     stream = FakeStream()
     stream.append(b'0')

@@ -403,6 +403,7 @@ async def test_submitted_messages_that_were_refused() -> None:
         assert caught.value.errors == [(4, 0x11), (5, 0x11)]
 
 
+@pytest.mark.own_clock
 async def test_submitted_messages_that_were_lost() -> None:
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
         client = rbs.streams_client(fake.uri, reconnect_timeout=0.2)
