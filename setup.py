@@ -1,13 +1,14 @@
 """Build of the extension modules: every compiler directive and flag of the project stands here.
 
-Environment switches, the first two with a build folder of their own so that objects never mix:
+Environment switches, the first three with a build folder of their own so that objects never mix:
 
-    RBFLY_DEBUG=1      bounds checks, assertions and invariants, -O0
+    RBFLY_DEBUG=1      assertions and invariants, -O0
     RBFLY_SANITIZE=1   AddressSanitizer and UndefinedBehaviorSanitizer, -O1
+    RBFLY_PORTABLE=1   nothing of CPython's inside, see src/rbfly/_cpython.pxd
     RBFLY_WERROR=1     warnings of Cython and of the C compiler are errors (CI)
 
-The generated C lies in build/cython, with annotated HTML beside it; that of both switches, which
-have other directives, in build/cython-checked.  It is the same for every Python.
+The generated C lies in build/cython, with annotated HTML beside it.  It is the same for every build
+and every Python: what is checked is what is shipped.
 """
 
 import os
@@ -26,23 +27,27 @@ def switch(name: str) -> bool:
 
 DEBUG = switch('RBFLY_DEBUG')
 SANITIZE = switch('RBFLY_SANITIZE')
+PORTABLE = switch('RBFLY_PORTABLE')
 WERROR = switch('RBFLY_WERROR')
 
-VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'release'
+VARIANT = 'debug' if DEBUG else 'sanitize' if SANITIZE else 'portable' if PORTABLE else 'release'
 BUILD = Path('build', f'{VARIANT}-{sys.implementation.cache_tag}')
 
-CHECKED = DEBUG or SANITIZE
-TRANSLATED = Path('build', 'cython-checked' if CHECKED else 'cython')
+TRANSLATED = Path('build', 'cython')
 DIRECTIVES = {
     'language_level': '3str',
-    'boundscheck': CHECKED,
-    'wraparound': CHECKED,
-    'initializedcheck': CHECKED,
-    'nonecheck': CHECKED,
+    'boundscheck': False,
+    'wraparound': False,
+    'initializedcheck': False,
+    'nonecheck': False,
     'cdivision': True,
     'embedsignature': True,
     'embedsignature.format': 'clinic',
     'auto_pickle': False,
+    # Caches without locks, one for all: a free-threaded Python runs with its GIL from the import
+    # on, and the import fails in a second interpreter.
+    'freethreading_compatible': False,
+    'subinterpreters_compatible': 'no',
     'warn.maybe_uninitialized': True,
     'show_performance_hints': False,
 }
@@ -78,8 +83,10 @@ def keep_if(folder: Path, settings: object) -> None:
         noted.write_text(repr(settings))
 
 
+MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]
+
 keep_if(TRANSLATED, (DIRECTIVES, WERROR))
-keep_if(BUILD, (CFLAGS, LDFLAGS))
+keep_if(BUILD, (CFLAGS, LDFLAGS, MACROS))
 
 extensions = [
     Extension(
@@ -87,7 +94,7 @@ extensions = [
         [str(path)],
         extra_compile_args=CFLAGS,
         extra_link_args=LDFLAGS,
-        define_macros=[('RBFLY_DEBUG', '1' if CHECKED else '0')],
+        define_macros=MACROS,
     )
     for path in sorted(Path('src').rglob('*.pyx'))
 ]

@@ -198,7 +198,7 @@ class Recorder(Engine):
         self.events = []
         self.queue = ChunkQueue()
         self.window = PublishWindow(2, 1 << 16, 16, 1)
-        self.window.on_settled = self.on_settled
+        self.window.listen(self.on_settled)
         self.waiter = PendingConfirms(sealed=True)
         for message in (b'a', b'b', b'c'):
             self.window.append(message, self.waiter)

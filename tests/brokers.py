@@ -1,7 +1,8 @@
 """The real broker of the integration tests.
 
 The one that RBFLY_URI names is used; otherwise the shared one of `python -m brokers up`, if
-it runs; otherwise one is started for this run.  Where there is none, the tests fail.
+it runs; otherwise one is started for this run.  Where there is none, the tests fail.  Those that
+are found or started here are of the version that RBFLY_RABBITMQ names (4.0 by default).
 
 Tests run beside each other, so they touch nothing of it but what they have made themselves; those
 that stop a node or set an alarm do it to `private_broker`.

@@ -25,9 +25,9 @@ BROKERS = {'broker', 'joined_broker', 'private_broker'}
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         '--loop',
-        choices=('uvloop', 'asyncio', 'both'),
+        choices=('uvloop', 'asyncio', 'eager', 'both'),
         default='uvloop',
-        help='event loop of the asyncio tests (default: uvloop)',
+        help='event loop of the asyncio tests (default: uvloop); eager: asyncio, with eager tasks',
     )
 
 
@@ -54,7 +54,15 @@ def pytest_asyncio_loop_factories(
     name = config.getoption('--loop')
     if name == 'both' or item.get_closest_marker('both_loops'):
         return factories
+    if name == 'eager':
+        return {name: eager_loop}
     return {name: factories[name]}
+
+
+def eager_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    return loop
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,7 +74,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.insert(0, 'tidy')
 
 
+@hypothesis.settings(max_examples=1, database=None)
+@hypothesis.given(hypothesis.strategies.none())
+def first_example(nothing: None) -> None:
+    """Makes Hypothesis's random generator; it warns of one whose owner is frozen (Python 3.14)."""
+
+
 def pytest_collection_finish() -> None:
+    first_example()
     gc.collect()
     gc.freeze()  # what was imported is no test's, and looking through it takes 0.1 s each time
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk
-from rbfly.protocol._cursor import KINDS, MessageCursor, SubscriptionBase
+from rbfly.protocol._cursor import KINDS, MessageCursor
+from rbfly.protocol._iteration import SubscriptionBase
 from rbfly.streams.types import MessageFilter
 
 

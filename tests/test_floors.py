@@ -19,7 +19,7 @@ LEAF_IMPORTS = {
 }
 # The floors, from the lowest, each with its rows; a module may import what stands lower.
 FLOORS = {
-    'rbfly': [['_wire', '_crc']],
+    'rbfly': [['_wire', '_crc', '_cpython']],
     'rbfly.amqp': [
         ['_native', '_constructors'],
         ['_types'],
@@ -41,7 +41,7 @@ FLOORS = {
         ['_chunk', '_publish'],
         ['_identity', '_batch'],
         ['_cursor'],
-        ['_engine'],
+        ['_iteration', '_engine'],
     ],
     'rbfly.net': [
         ['', 'uri', 'observer'],
@@ -51,17 +51,32 @@ FLOORS = {
         ['link'],
     ],
     'rbfly.streams': [
-        ['error', 'offset', 'types', '_sending'],
-        ['waiting', 'offsets'],
+        ['error', 'offset', 'types', '_confirm'],
+        ['_sending'],
+        ['waiting', 'offsets', 'arguments'],
         ['tracking', 'silence', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],
         ['publisher_batch'],
         ['client'],
-        ['_client'],
+        ['_client', 'decorator'],
         [''],
     ],
+    'rbfly.testing': [
+        ['clock', 'faults', 'arguments'],
+        ['wire', 'stream'],
+        ['node', 'publishing', 'consuming'],
+        ['cluster'],
+        ['running', 'session'],
+        ['handshake'],
+        ['handlers'],
+        ['broker'],
+        ['', 'plugin'],
+        ['rbfly.__main__'],
+    ],
 }
+# What stands beside another floor, though above it, knows nothing of it: the broker is no client.
+BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.streams')}
 # The height each module stands at.
 HEIGHTS = {'rbfly': 0}  # the version only
 for floor, rows in FLOORS.items():
@@ -159,6 +174,11 @@ def violations(root: Path) -> list[str]:
                 found.append(f'leaf {module} imports {name}')
             elif name not in HEIGHTS:
                 found.append(f'{module} imports {name}, which has no room')
+            elif any(
+                module.startswith(f'{floor}.') and name.startswith(others)
+                for floor, others in BESIDE.items()
+            ):
+                found.append(f'{module} imports {name}, which stands beside it')
             elif HEIGHTS[name] >= height:
                 found.append(f'{module} imports {name}, which stands above it')
     return found
@@ -233,6 +253,9 @@ PLANTED = {
     'from ._engine import Engine': 'protocol/_chunk.pyi',
     'from ..streams.publisher import Publisher': 'net/cluster.py',
     'from rbfly.nowhere import x': 'streams/client.py',
+    'from ..testing.broker import StreamBroker': 'streams/client.py',
+    'from ..net.connection import Connection': 'testing/broker.py',
+    'from ..streams import Offset': 'testing/handlers.py',
 }
 
 

@@ -28,6 +28,11 @@ client = rbfly.streams.streams_client('rabbitmq-stream://localhost/')
 assert not client.connected
 print(rbfly.__file__)
 """
+# Modules that asyncio does not need, but rbfly.streams.  No importlib.metadata, email, gzip, ...
+BROUGHT_ALONG = {
+    'bisect', 'copy', 'cython_runtime', 'dataclasses', 'datetime', 'platform', 'random', 'rbfly',
+    'uuid', 'zlib',
+}  # fmt: skip
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -71,7 +76,7 @@ def test_files_of_the_sdist(sdist: Path) -> None:
         names = {name.partition('/')[2] for name in archive.getnames()}
     for name in EXTENSIONS:
         assert f'src/{name}.pyx' in names
-        assert f'src/{name}.pxd' in names or name.endswith(('_engine', '_cursor'))
+        assert f'src/{name}.pxd' in names or name.endswith(('_engine', '_iteration'))
     for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'src/rbfly/_wire.pxd'):
         assert name in names
     assert not [name for name in names if name.endswith(('.c', '.so', '.o'))]
@@ -85,14 +90,15 @@ def test_files_of_the_wheel(wheel: Path) -> None:
         text = archive.read(metadata).decode()
     for name in EXTENSIONS:
         assert f'{name}.pyi' in names
-        assert f'{name}.pxd' in names or name.endswith(('_engine', '_cursor'))
+        assert f'{name}.pxd' in names or name.endswith(('_engine', '_iteration'))
         assert [item for item in names if item.startswith(f'{name}.') and item.endswith('.so')]
     for name in ('rbfly/py.typed', 'rbfly/_wire.pxd', 'rbfly/streams/client.py'):
         assert name in names
     assert not [name for name in names if name.endswith(('.c', '.h', '.html', '.pyc'))]
     tops = {name.partition('/')[0] for name in names}
     assert tops == {'rbfly', metadata.partition('/')[0]}
-    assert not [name for name in names if 'test' in name.lower()]
+    tests = [name for name in names if 'test' in name.lower()]
+    assert all(name.startswith('rbfly/testing/') for name in tests)
     assert 'License-Expression: Apache-2.0' in text
     needed = [line for line in text.splitlines() if line.startswith('Requires-Dist:')]
     assert all('extra ==' in line for line in needed)
@@ -109,9 +115,47 @@ def test_installed_into_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     assert Path(printed.strip()).is_relative_to(environment)
 
 
-def test_import_looks_up_no_version() -> None:
-    """That takes longer than the import of all the rest."""
-    shown = '"importlib.metadata" in sys.modules, rbfly.__version__'
-    program = f'import sys, rbfly.streams; print({shown})'
-    found, version = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).split()
-    assert (found, version) == ('False', importlib.metadata.version('rbfly'))
+def test_import_brings_little_along() -> None:
+    """What an import of rbfly costs beyond that of asyncio: modules, and source to compile."""
+    program = """
+import asyncio, sys
+before, texts = set(sys.modules), []
+sys.addaudithook(lambda event, args: event == 'compile' and texts.append(args[1]))
+import rbfly.streams
+print(texts.count('<string>'), *(set(sys.modules) - before))
+"""
+    texts, *modules = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).split()
+    found = {name.partition('.')[0] for name in modules if not name.startswith('_')}
+    assert found <= BROUGHT_ALONG
+    assert int(texts) <= 60  # a class that is made of text, as a dataclass is, has up to 6
+
+
+@pytest.mark.parametrize('module', ['rbfly.amqp', 'rbfly.streams'])
+def test_another_interpreter_refuses_the_import(module: str, tmp_path: Path) -> None:
+    """Rather than to share with the main one what knows of no other."""
+    answer = tmp_path / 'answer'
+    inner = f"""
+try:
+    import {module}
+except ImportError as ex:
+    found = 'refused'
+else:
+    found = 'imported'
+open({str(answer)!r}, 'w').write(found)
+"""
+    program = f"""
+import {module}
+try:
+    import _interpreters as interpreters
+except ImportError:  # before Python 3.13
+    import _xxsubinterpreters as interpreters
+interpreters.run_string(interpreters.create(), {inner!r})
+"""
+    run(sys.executable, '-I', '-c', program, cwd=tmp_path)
+    assert answer.read_text() == 'refused'
+
+
+def test_version_is_looked_up_when_asked_for() -> None:
+    program = 'import rbfly; print(rbfly.__version__)'
+    version = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).strip()
+    assert version == importlib.metadata.version('rbfly')

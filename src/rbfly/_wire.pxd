@@ -102,7 +102,7 @@ cdef extern from *:
         return 0;
     }
 
-    /* WindowSemaphore for n more bytes behind out->p. */
+    /* Room for n more bytes behind out->p. */
     static inline int out_reserve(OutBuffer *out, Py_ssize_t n) {
         return out->end - out->p >= n ? 0 : out_grow(out, n);
     }

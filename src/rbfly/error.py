@@ -5,7 +5,8 @@ of the API, a value or bytes that AMQP 1.0 does not allow, and what a broker or 
 answered.  Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
 """
 
-from typing import Any, NamedTuple
+import copy
+from typing import Any, NamedTuple, TypeVar
 
 from .protocol.const import ResponseCode
 
@@ -46,6 +47,8 @@ __all__ = [
     'URIError',
     'VirtualHostError',
 ]
+
+E = TypeVar('E', bound='RbFlyError')
 
 
 class RbFlyError(Exception):
@@ -125,28 +128,15 @@ class AMQPEncoderIntegerError(AMQPEncoderOverflowError, AMQPEncoderTypeError):
     """An integer of more than 64 bits, for which AMQP 1.0 has no type at all."""
 
 
-TEXTS = {
-    ResponseCode.STREAM_DOES_NOT_EXIST: 'stream does not exist',
-    ResponseCode.SUBSCRIPTION_ID_ALREADY_EXISTS: 'subscription id already exists',
-    ResponseCode.SUBSCRIPTION_ID_DOES_NOT_EXIST: 'subscription id does not exist',
-    ResponseCode.STREAM_ALREADY_EXISTS: 'stream already exists',
-    ResponseCode.STREAM_NOT_AVAILABLE: 'stream is not available',
-    ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: 'SASL mechanism is not supported',
-    ResponseCode.AUTHENTICATION_FAILURE: 'authentication failure',
-    ResponseCode.SASL_ERROR: 'SASL error',
-    ResponseCode.SASL_CHALLENGE: 'SASL challenge',
-    ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK: 'user may connect from loopback only',
-    ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE: 'virtual host access failure',
-    ResponseCode.UNKNOWN_FRAME: 'unknown frame',
-    ResponseCode.FRAME_TOO_LARGE: 'frame is too large',
-    ResponseCode.INTERNAL_ERROR: 'internal error',
-    ResponseCode.ACCESS_REFUSED: 'access refused',
-    ResponseCode.PRECONDITION_FAILED: 'precondition failed',
-    ResponseCode.PUBLISHER_DOES_NOT_EXIST: 'publisher does not exist',
-    ResponseCode.NO_OFFSET: 'no offset',
-    ResponseCode.SASL_CANNOT_CHANGE_MECHANISM: 'SASL mechanism cannot be changed',
-    ResponseCode.SASL_CANNOT_CHANGE_USERNAME: 'SASL user name cannot be changed',
-}
+def text_of(code: int) -> str:
+    """What a response code says: its name."""
+    if code == ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK:
+        return 'user may connect from loopback only'
+    try:
+        name = ResponseCode(code).name
+    except ValueError:
+        return 'unknown response code'
+    return name.lower().replace('_', ' ').replace('sasl', 'SASL')
 
 
 class ProtocolError(RbFlyError):
@@ -157,8 +147,7 @@ class ProtocolError(RbFlyError):
 
     def __init__(self, code: int, detail: str = '') -> None:
         self.code = code
-        text = TEXTS.get(code, 'unknown response code')  # type: ignore[call-overload]
-        message = f'{text} (code 0x{code:02x})'
+        message = f'{text_of(code)} (code 0x{code:02x})'
         super().__init__(f'{detail}: {message}' if detail else message)
         self.retriable = code == ResponseCode.STREAM_NOT_AVAILABLE
 
@@ -296,3 +285,17 @@ def protocol_error(code: int, detail: str = '', stream: str = '') -> ProtocolErr
     if stream:
         detail = f'{detail}: stream {stream!r}' if detail else f'stream {stream!r}'
     return _BY_CODE.get(code, ProtocolError)(code, detail)
+
+
+def twin(error: E) -> E:
+    """The same error for one who raises it: others do so, too, and each adds a traceback."""
+    found = copy.copy(error)
+    found.__cause__ = error.__cause__
+    return found
+
+
+def without_frames(error: E) -> E:
+    """An error that was dealt with: no cycles, for the frames lead to who keeps it."""
+    if error.__cause__ is not None:
+        error.__cause__.with_traceback(None)
+    return error.with_traceback(None)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.protocol._batch import MessageBatch
-from rbfly.protocol._cursor import KINDS, MessageIterator, SubscriptionBase
+from rbfly.protocol._cursor import KINDS
+from rbfly.protocol._iteration import MessageIterator, SubscriptionBase
 from rbfly.streams.error import ChunkError, SubscriptionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain

@@ -58,7 +58,7 @@ class Recorder(Engine):
     def publisher(self, publisher_id: int, count: int = 0) -> PublishWindow:
         """A window with that many messages in flight, each with a waiter of its own."""
         window = PublishWindow(publisher_id, 0, 10**6, 0, None, False)
-        window.on_settled = self.settled.extend
+        window.listen(self.settled.extend)
         self.set_publisher(publisher_id, window)
         for i in range(count):
             window.append(b'', PendingConfirms(i, True))
@@ -66,8 +66,10 @@ class Recorder(Engine):
             pass
         return window
 
-    def subscription(self, subscription_id: int) -> ChunkQueue:
-        queue = ChunkQueue()
+    def subscription(
+        self, subscription_id: int, wake: Callable[[], object] | None = None
+    ) -> ChunkQueue:
+        queue = ChunkQueue(wake)
         self.set_subscription(subscription_id, queue)
         return queue
 
@@ -387,7 +389,7 @@ def test_settled_is_called_once_a_frame() -> None:
     engine = Recorder()
     calls: list[list[PendingConfirms]] = []
     window = engine.publisher(0, 100)
-    window.on_settled = calls.append
+    window.listen(calls.append)
     engine.feed(confirm(0, range(60)) + confirm(0, []) + confirm(0, range(60, 100)))
     assert [len(done) for done in calls] == [60, 0, 40]
 
@@ -478,8 +480,8 @@ def test_callback_of_a_room_that_raises(where: str) -> None:
         raise KeyError(where)
 
     engine = Recorder()
-    engine.publisher(0, 1).on_settled = fail
-    engine.subscription(0).wake = fail
+    engine.publisher(0, 1).listen(fail)
+    engine.subscription(0, fail)
     data = confirm(0, [0]) if where == 'on_settled' else deliver(0, plain_chunk([b'a']))
     engine.feed(data + frame(0x17))
     assert [repr(error) for error in engine.failures] == [f"KeyError('{where}')"]
@@ -514,7 +516,7 @@ def test_stop_within_a_callback() -> None:
 def test_callbacks_may_change_whom_frames_concern() -> None:
     engine = Recorder()
     window = engine.publisher(0, 2)
-    window.on_settled = lambda done: engine.set_publisher(0, None)
+    window.listen(lambda done: engine.set_publisher(0, None))
     engine.feed(confirm(0, [0]) + confirm(0, [1]))
     assert window.unsettled == 1
 

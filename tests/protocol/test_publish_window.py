@@ -72,7 +72,7 @@ class Feed(Engine):
         super().__init__()
         self.done: list[PendingConfirms] = []
         self.window = window
-        window.on_settled = self.done.extend
+        window.listen(self.done.extend)
         self.set_publisher(window.publisher_id, window)
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:

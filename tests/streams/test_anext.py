@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rbfly.protocol._cursor import KINDS, MessageIterator, SubscriptionBase
+from rbfly.protocol._cursor import KINDS
+from rbfly.protocol._iteration import MessageIterator, SubscriptionBase
 from rbfly.streams.error import SubscriptionError
 from tests.cursors import Cursor
 from tests.stream_wire import plain_chunk

@@ -146,7 +146,8 @@ async def test_amqp091_to_stream(
             found = ctx.properties
             assert found.message_id == f'message {i}'
             assert found.correlation_id == f'correlation {i}'
-            assert found.reply_to == 'answers'
+            # 4.3 makes it an address of AMQP 1.0
+            assert (found.reply_to or '').removeprefix('/queues/') == 'answers'
             assert str(found.content_type) == 'application/json'
             assert str(found.content_encoding) == 'identity'
             assert found.user_id == b'guest'

@@ -1,4 +1,9 @@
-"""The examples of the documentation work as they stand, but for the broker's address."""
+"""The examples of the documentation work as they stand, but for the broker's address.
+
+Those that bring a broker along work without another one, and with it.
+
+Those of doc/testing.rst bring their broker along, see tests/testing.
+"""
 
 import re
 import subprocess
@@ -9,13 +14,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
+OWN = 'broker.uri'
 
 pytestmark = pytest.mark.examples
 
 
 def examples() -> list[tuple[str, str]]:
     found = []
-    for path in [ROOT / 'README.md', *sorted((ROOT / 'doc').glob('*.rst'))]:
+    pages = {*(ROOT / 'doc').glob('*.rst')} - {ROOT / 'doc' / 'testing.rst'}
+    for path in [ROOT / 'README.md', *sorted(pages)]:
         text = path.read_text()
         if path.suffix == '.md':
             blocks = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
@@ -33,7 +40,13 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize(('name', 'code'), examples(), ids=[name for name, _ in examples()])
 def test_example(name: str, code: str, broker_uri: str, stream_name: str) -> None:
     assert ADDRESS in code
-    code = code.replace(ADDRESS, broker_uri).replace("'orders'", repr(stream_name))
+    check(name, code.replace(ADDRESS, broker_uri).replace("'orders'", repr(stream_name)))
+    if OWN in code:
+        code = code.replace(OWN, repr(broker_uri))
+        check(name, code.replace("'orders'", repr(stream_name + '-own')))
+
+
+def check(name: str, code: str) -> None:
     result = subprocess.run(
         [sys.executable, '-X', 'dev', '-W', 'error', '-c', code],
         capture_output=True,

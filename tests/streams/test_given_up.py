@@ -39,7 +39,7 @@ async def test_told_whether_the_message_was_sent(task_factory: Any) -> None:
 async def test_what_was_queued_behind_a_lost_connection_was_not_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(1)
-    world.publisher._core.connection = None
+    world.publisher._core.suspend()
     unsent = await world.senders(2)
     await close_in_vain(world.publisher)
     for task in (*sent, *unsent):
@@ -79,7 +79,7 @@ async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
     publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
     driver = driver_of(Connection())
     publisher._attach(driver)
-    publisher._core.connection = None
+    publisher._core.suspend()
     tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
     await turn()
     assert not [task for task in tasks if task.done()]

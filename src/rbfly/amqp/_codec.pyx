@@ -8,6 +8,7 @@ from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from rbfly._cpython cimport rbfly_export, rbfly_hold, rbfly_let_go
 from rbfly._wire cimport (
     OutBuffer, out_discard, out_finish, out_fixed, out_open, out_reserve, out_size, put_bytes,
     put_u8, put_u32,
@@ -34,15 +35,6 @@ from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError, AMQPError,
     MessageTypeError, RbFlyBufferError,
 )
-
-cdef extern from *:
-    """
-    /* An export held without a view: the bytearray cannot be resized meanwhile. */
-    #define rbfly_hold(b) (((PyByteArrayObject *)(b))->ob_exports++)
-    #define rbfly_release(b) (((PyByteArrayObject *)(b))->ob_exports--)
-    """
-    void rbfly_hold(object b) noexcept
-    void rbfly_release(object b) noexcept
 
 
 # --- encoding ---
@@ -212,13 +204,14 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     :returns: number of bytes written (int).
     """
     cdef OutBuffer out
+    cdef rbfly_export held
     cdef bint failed
     out_fixed(
         &out, <uint8_t *> PyByteArray_AS_STRING(buffer), PyByteArray_GET_SIZE(buffer)
     )
-    rbfly_hold(buffer)
+    rbfly_hold(buffer, &held)
     failed = (<raw_put_context> put_context)(&out, message) < 0
-    rbfly_release(buffer)
+    rbfly_let_go(buffer, &held)
     if failed:
         return encode_again(&out, buffer, message)
     return out_size(&out)

@@ -9,6 +9,7 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint64_t
 
+from rbfly._cpython cimport rbfly_keep_contexts
 from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open
@@ -49,46 +50,6 @@ cdef extern from *:
     }
     """
     object rbfly_make_factory(object (*fast)(object), object full, str doc, object module)
-
-cdef extern from *:
-    """
-    /* Memory of contexts, which come and go by the million, is kept for the next ones.  Not by
-       @freelist: that clears an object with one memset, of a size for which gcc chooses
-       `rep stos`, which takes as long to start as a message to encode. */
-    #define RBFLY_CONTEXTS 64
-    #define RBFLY_CONTEXT_HEAD (sizeof(PyObject) + 4 * sizeof(PyObject *))
-    #define RBFLY_CONTEXT_TAIL 56
-
-    #ifndef Py_GIL_DISABLED
-    static PyObject *rbfly_contexts[RBFLY_CONTEXTS];
-    static int rbfly_context_count;
-
-    static PyObject *rbfly_alloc_context(PyTypeObject *type, Py_ssize_t n) {
-        PyObject *o;
-        if (rbfly_context_count == 0) return PyType_GenericAlloc(type, n);
-        o = rbfly_contexts[--rbfly_context_count];
-        memset((char *)o + RBFLY_CONTEXT_HEAD, 0, RBFLY_CONTEXT_TAIL);
-        return PyObject_Init(o, type);
-    }
-    static void rbfly_free_context(void *o) {
-        if (rbfly_context_count < RBFLY_CONTEXTS) rbfly_contexts[rbfly_context_count++] = o;
-        else PyObject_Free(o);
-    }
-    #endif
-
-    static int rbfly_keep_contexts(PyObject *type, Py_ssize_t size) {
-        if (size != (Py_ssize_t)(RBFLY_CONTEXT_HEAD + RBFLY_CONTEXT_TAIL)) {
-            PyErr_SetString(PyExc_SystemError, "layout of MessageCtx");
-            return -1;
-        }
-    #ifndef Py_GIL_DISABLED
-        ((PyTypeObject *)type)->tp_alloc = rbfly_alloc_context;
-        ((PyTypeObject *)type)->tp_free = rbfly_free_context;
-    #endif
-        return 0;
-    }
-    """
-    int rbfly_keep_contexts(object type, Py_ssize_t size) except -1
 
 cdef extern from 'Python.h':
     object PyObject_GenericGetAttr(object o, object name)

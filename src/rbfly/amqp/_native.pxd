@@ -2,7 +2,7 @@
 # The caches are static, one for each module: only `_decode` uses them.
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport uint8_t
 
 
 cdef extern from *:
@@ -72,24 +72,6 @@ cdef extern from *:
         if (n <= 64) rbfly_copy(PyUnicode_1BYTE_DATA(s), p, n);
         else memcpy(PyUnicode_1BYTE_DATA(s), p, (size_t)n);
         return s;
-    }
-
-    /* 1 and the value, if it is one that needs no function call to be read. */
-    static inline int rbfly_small_integer(PyObject *o, int64_t *value) {
-    #if PY_VERSION_HEX >= 0x030C0000
-        if (!PyUnstable_Long_IsCompact((PyLongObject *)o)) return 0;
-        *value = (int64_t)PyUnstable_Long_CompactValue((PyLongObject *)o);
-        return 1;
-    #else
-        const digit *digits = ((PyLongObject *)o)->ob_digit;
-        switch (Py_SIZE(o)) {
-            case 0: *value = 0; return 1;
-            case 1: *value = (int64_t)digits[0]; return 1;
-            case -1: *value = -(int64_t)digits[0]; return 1;
-            case 2: *value = (int64_t)digits[0] | ((int64_t)digits[1] << PyLong_SHIFT); return 1;
-            default: return 0;
-        }
-    #endif
     }
 
     /* The integers of one byte. */
@@ -177,6 +159,5 @@ cdef extern from *:
     int rbfly_make_integers() except -1
     object rbfly_integer(int v)
     void rbfly_set_integer(list items, Py_ssize_t i, int v) noexcept
-    bint rbfly_small_integer(PyObject *o, int64_t *value) noexcept
     enum:
         RBFLY_CACHE_MAX

@@ -4,9 +4,10 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from rbfly._cpython cimport rbfly_small_integer
 from rbfly._wire cimport OutBuffer, out_reserve, store_u32, store_u64
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy, rbfly_small_integer
+from rbfly.amqp._native cimport rbfly_ascii_data, rbfly_copy
 from rbfly.amqp._types cimport Symbol
 
 cdef int fail_size(Py_ssize_t n) except -1

@@ -26,6 +26,7 @@ from ..error import (
     StreamDoesNotExist,
     TLSError,
     protocol_error,
+    without_frames,
 )
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
@@ -180,7 +181,7 @@ class Cluster:
             except RbFlyError as ex:
                 if not can_retry(ex, Key.METADATA, again=False):
                     raise
-                error = ex
+                error = without_frames(ex)
             await backoff.wait(error, [deadline])  # and ask again: the wanted node may have gone
 
     async def _locator(self, deadline: Deadline) -> Connection:
@@ -314,7 +315,7 @@ class Cluster:
         shortest = min((item.limit for item in waiting if item.limit is not None), default=inf)
         limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
         progress = waiting[0].progress
-        progress.where = ', '.join(map(str, own + others))
+        progress.on_where(', '.join(map(str, own + others)))
         for info in own:
             connection = await self._dial(info, limit, progress)
             if connection is None:
@@ -377,9 +378,8 @@ class Cluster:
                     settings.request_timeout,
                 )
         except TimeoutError:
-            progress.error = ConnectTimeout(
-                f'{info}: no answer within {limit:.3g} s, while {progress.step}'
-            )
+            text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
+            progress.on_error(ConnectTimeout(text))
         except (ProtocolError, FrameError):
             raise  # no retry can mend these
         except StreamConnectionError as ex:
@@ -388,9 +388,9 @@ class Cluster:
                 self._established and isinstance(ex.__cause__, ConnectionError)
             ):
                 raise
-            progress.error = ex
+            progress.on_error(ex)
         else:
-            progress.error = None
+            progress.on_error(None)
             self._established = True
             self.closing.renew()
             self._failed.pop(info, None)

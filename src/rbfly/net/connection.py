@@ -24,6 +24,7 @@ from ..error import (
     StreamConnectionError,
     TLSError,
     protocol_error,
+    twin,
 )
 from ..protocol import commands
 from ..protocol._engine import Engine
@@ -139,6 +140,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         on_step('connecting')
         try:
+            if not isinstance(loop, asyncio.BaseEventLoop):
+                # uvloop's create_connection leaves a failure behind, if it is cancelled meanwhile
+                await loop.getaddrinfo(info.host, info.port)
             _, connection = await loop.create_connection(
                 lambda: cls(info, request_timeout), info.host, info.port, ssl=info.ssl
             )
@@ -193,7 +197,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._enter('exchanging command versions')
             await self.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
         if self.error is not None:  # in the turn of the answer
-            raise self.error
+            raise twin(self.error)
         self._step = 'open'
         if self.heartbeat:
             self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
@@ -274,7 +278,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         waiting: list[asyncio.Future[Any]] = [*self._requests.values(), self._tune]
         for future in waiting:
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(twin(error))
                 future.exception()  # seen: nobody may be waiting any more
         call_each(self._loop, [link.on_lost for link in self.links], error)
 
@@ -329,8 +333,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
         :raises RequestTimeout: there was none in time.
         :raises StreamConnectionError: the connection ended first.
         """
-        future = self.send_request(command, timeout)
-        reader = commands.Reader(await future)
+        return self.read(command, await self.send_request(command, timeout))
+
+    def read(self, command: Command[T], answer: bytes) -> T:
+        """What the future of :meth:`send_request` has got.
+
+        :raises ProtocolError: the broker refused, with the code of the response.
+        :raises StreamConnectionError: it is no response; the connection has ended.
+        """
+        reader = commands.Reader(answer)
         try:
             if command.key is not Key.METADATA:
                 code = reader.u16()
@@ -340,7 +351,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             return command.parse(reader)
         except FrameError as ex:
             self.on_failure(ex)
-            raise self.error or ex from ex.__cause__
+            raise twin(self.error or ex) from ex.__cause__
 
     def send_request(
         self, command: Command[Any], timeout: float | None = None

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..error import RbFlyError, RequestTimeout, StreamConnectionError
+from ..error import RbFlyError, RequestTimeout, StreamConnectionError, twin, without_frames
 from ..protocol.const import Key
 from .connection import disconnected
 from .observer import State
@@ -121,6 +121,7 @@ class Link:
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
         self._moved = False
+        self._outcome: asyncio.Future[None] | None = None  # for who opens it
 
     def __repr__(self) -> str:
         return f'<Link {self.state.value} of {self._driver!r}>'
@@ -146,6 +147,11 @@ class Link:
         before, self._state = self.state, state
         logger.debug('%r: %s -> %s', self._driver, before.value, state.value)
         self._observer.on_transition(self, before, state, error)
+        if state is not State.OPENING and self._outcome is not None and not self._outcome.done():
+            if state is State.OPEN:
+                self._outcome.set_result(None)
+            else:
+                self._outcome.set_exception(error or disconnected())
 
     # -- opening
 
@@ -169,33 +175,19 @@ class Link:
 
         :raises RbFlyError: it cannot be opened.
         """
-        deadline = self._begin()
-        # In a task that ends with a disconnect, whatever it waits for.
-        task = self._task = asyncio.Task(self._open_first(deadline), loop=self.loop)
+        self.want()
+        assert self.loop is not None
+        self._outcome = self.loop.create_future()
         try:
-            await asyncio.wait([task])
+            await self._outcome
+        except asyncio.CancelledError:
+            if self.is_opening:
+                self.reset()
+            raise
         finally:
-            if self._task is task:
-                self._cancel()
-        if task.cancelled():
+            self._outcome = None
+        if self.state is State.IDLE:  # disconnected in the turn that opened it
             raise disconnected()
-        error = task.exception()
-        if error is not None and self._state is State.OPENING:
-            self._enter(State.IDLE, error if isinstance(error, Exception) else None)
-            self._forget()
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error, task  # they refer to this frame
-        if self._state is State.IDLE:
-            raise disconnected()
-
-    async def _open_first(self, deadline: Deadline) -> None:
-        await self._open(deadline)
-        self._deadline = None  # of this call, which is no outage
-        self._task = None
-        self._finish()
 
     def _begin(self) -> Deadline:
         loop = asyncio.get_running_loop()
@@ -232,7 +224,7 @@ class Link:
             lost, self._lost = self._lost, None
             if lost is not None:
                 await self._backoff.wait(lost, [deadline])
-                deadline.progress.error = None  # that was another connection
+                deadline.progress.on_error(None)  # that was another connection
             while True:
                 connection = await self.cluster.member(driver.role, driver.stream, deadline)
                 deadline.check()  # the client was disconnected in this turn
@@ -241,7 +233,7 @@ class Link:
                 except RbFlyError as ex:
                     if not can_retry(ex, driver.command, self.declared):
                         raise
-                    error = ex
+                    error = without_frames(ex)
                 else:
                     return
                 await self._backoff.wait(error, [deadline])
@@ -263,7 +255,7 @@ class Link:
             await connection.request(request)
             await driver.complete(connection)
             if connection.error is not None:  # lost in the turn of the answer
-                raise connection.error.with_traceback(None)
+                raise twin(connection.error)
         except RequestTimeout:
             self._leave()
             self.cluster.probe(connection)
@@ -279,6 +271,8 @@ class Link:
         assert self.loop is not None
         self._opened = self.loop.time()
         self.declared = True
+        if self._outcome is not None:
+            self.progress()  # to open it was no outage
         self._enter(State.OPEN)
         try:
             self._driver.on_open(connection, self.id)
@@ -297,7 +291,7 @@ class Link:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if task is self._task:  # cancelled by somebody else, with every task of the loop
             self._leave()
-            self._fail(StreamConnectionError(f'{self._driver!r}: reconnecting was cancelled'))
+            self._fail(StreamConnectionError(f'{self._driver!r}: opening it was cancelled'))
 
     def _forget(self) -> None:
         self._deadline = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
+from math import inf
 from types import TracebackType
 
-from ..error import ConnectTimeout, RbFlyError, StreamConnectionError
+from ..error import ConnectTimeout, RbFlyError, StreamConnectionError, twin, without_frames
 from ..protocol.const import Key, ResponseCode
 
 __all__ = ['TABLE', 'Backoff', 'Deadline', 'Try', 'can_retry']
@@ -65,9 +67,17 @@ class Progress:
         self.step = ''
         self.error: RbFlyError | None = None
 
+    def on_where(self, where: str) -> None:
+        """Other addresses are tried."""
+        self.where = where
+
     def on_step(self, step: str) -> None:
         """Something else is waited for."""
         self.step = step
+
+    def on_error(self, error: RbFlyError | None) -> None:
+        """It went wrong; None: it is over."""
+        self.error = error and without_frames(error)
 
 
 class Deadline:
@@ -80,32 +90,47 @@ class Deadline:
     :param check: raises if there is to be no other try.
     :ivar when: by the clock of the loop; None for never.
     :ivar progress: what is waited for.
-    :ivar last_try: there is time for one more try only.
     """
 
     def __init__(self, limit: float | None, where: str, check: Callable[[], None]) -> None:
         self.limit = limit
         self.check = check
         self.progress = Progress(where)
-        self.last_try = False
+        self._last_try = False  # there is time for one more only
         self.began = asyncio.get_running_loop().time()
         self.when = None if limit is None else self.began + limit
         self._scope: asyncio.Timeout | None = None
 
+    def follow(self, other: Deadline) -> None:
+        """It waits for the same as another one."""
+        self.progress = other.progress
+
+    def part(self) -> None:
+        """It goes on by itself."""
+        self.progress = copy.copy(self.progress)
+
+    def shorten(self, delay: float, now: float) -> float:
+        """How long to wait of a delay: there is one more try before it is over."""
+        if self.when is None or self._last_try or now + delay < self.when:
+            return delay
+        self._last_try = True
+        return max(0.0, self.when - now) / 2
+
     def _given_up(self) -> RbFlyError:
-        progress = self.progress
-        error = progress.error
+        progress, error = self.progress, self.progress.error
+        text = f'gave up after {self.limit} s'
+        told: RbFlyError
         if error is None or isinstance(error, ConnectTimeout):
-            return ConnectTimeout(
+            told = ConnectTimeout(
                 f'{progress.where}: no answer within {self.limit} s, while {progress.step}'
             )
-        text = f'gave up after {self.limit} s'
-        if isinstance(error, StreamConnectionError):
+        elif isinstance(error, StreamConnectionError):
             told = type(error)(f'{error} ({text})')
-            told.__cause__ = error.__cause__
-            return told
-        error.add_note(text)
-        return error
+        else:
+            told = twin(error)
+            told.add_note(text)
+        told.__cause__ = error and error.__cause__  # and nothing else is told of
+        return told
 
     async def __aenter__(self) -> None:
         self._scope = asyncio.timeout_at(self.when)
@@ -122,8 +147,7 @@ class Deadline:
         try:
             await scope.__aexit__(kind, error, traceback)
         except TimeoutError:
-            told = self._given_up()
-            raise told from told.__cause__
+            raise self._given_up()  # noqa: B904 - it has its cause
 
 
 class Backoff:
@@ -136,15 +160,10 @@ class Backoff:
         """Wait before the next try, of which there is at least one more before each deadline."""
         delay = next(self._delays)
         now = asyncio.get_running_loop().time()
-        for item in deadlines:
+        for item in sorted(deadlines, key=lambda item: inf if item.when is None else item.when):
             item.check()
-            item.progress.error = error
-        short = [item for item in deadlines if item.when is not None and now + delay >= item.when]
-        for item in short:
-            if not item.last_try:
-                item.last_try = True
-                assert item.when is not None
-                delay = min(delay, max(0.0, item.when - now) / 2)
+            item.progress.on_error(error)
+            delay = item.shorten(delay, now)
         lasted = now - min((item.began for item in deadlines), default=now)
         since = f' (for {lasted:.0f} s)' if lasted >= 1 else ''
         logger.warning('%s%s; trying again in %.1f s', error, since, delay)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..error import RbFlyError, StreamConnectionError
+from ..error import RbFlyError, StreamConnectionError, twin
 from ..protocol import commands
 from ..protocol.commands import StreamMetadata
 from .connection import Connection
 from .retry import Backoff, Deadline
 
-__all__ = ['Attempt', 'Lookup', 'twin']
+__all__ = ['Attempt', 'Lookup']
 
 METADATA_HEAD = 64  # bytes of a request but the names, and some more
 FRAME_USUAL = 2**20
+
+
+Connect = Callable[[Sequence[Deadline]], Awaitable[Connection | StreamConnectionError]]
 
 
 class Attempt:
@@ -27,13 +29,10 @@ class Attempt:
     :ivar task: gives the connection; it has a free id, but perhaps not for all of them.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[Sequence[Deadline]], Awaitable[Connection | StreamConnectionError]],
-    ) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect) -> None:
         self.waiting: list[Deadline] = []
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        # never an eager one: nobody waits yet
+        self.task = asyncio.Task(run(connect, self.waiting), loop=asyncio.get_running_loop())
 
     async def join(self, deadline: Deadline) -> Connection | None:
         """Wait for the connection, None if there is to be none; the last one to leave ends it.
@@ -41,13 +40,13 @@ class Attempt:
         :raises RbFlyError: no further try would help, or a load balancer led elsewhere.
         """
         if self.waiting:
-            deadline.progress = self.waiting[0].progress
+            deadline.follow(self.waiting[0])
         self.waiting.append(deadline)
         try:
             await asyncio.wait([self.task])
         finally:
             self.waiting.remove(deadline)
-            deadline.progress = copy.copy(deadline.progress)
+            deadline.part()
             if not self.waiting:
                 self.task.cancel()
         if self.task.cancelled():
@@ -57,13 +56,15 @@ class Attempt:
             raise twin(error) if isinstance(error, RbFlyError) else error
         return self.task.result()
 
-    async def _run(self) -> Connection:
-        backoff = Backoff()
-        while True:
-            found = await self._connect(self.waiting)
-            if isinstance(found, Connection):
-                return found
-            await backoff.wait(found, self.waiting)
+
+async def run(connect: Connect, waiting: list[Deadline]) -> Connection:
+    # Not of the class: the frame of a task that was cancelled would lead to that task.
+    backoff = Backoff()
+    while True:
+        found = await connect(waiting)
+        if isinstance(found, Connection):
+            return found
+        await backoff.wait(found, waiting)
 
 
 Asked = asyncio.Future[StreamMetadata | None]
@@ -76,7 +77,7 @@ class Lookup:
         self._connection = connection
         self._on_send = on_send  # nothing is asked of it any more
         self._asked: dict[str, tuple[int, list[Asked]]] = {}
-        self._task = asyncio.get_running_loop().create_task(self._send())
+        self._task = asyncio.Task(self._send(), loop=asyncio.get_running_loop())
 
     def ask(self, stream: str) -> Asked:
         """Where a stream is; None if there is none of that name.
@@ -118,10 +119,3 @@ class Lookup:
             asked[stream] = futures
             del self._asked[stream]
         return asked
-
-
-def twin(error: RbFlyError) -> RbFlyError:
-    """The same error for one who raises it: others do so, too, and each adds a traceback."""
-    found = copy.copy(error)
-    found.__cause__ = error.__cause__
-    return found

@@ -6,7 +6,6 @@ import ssl as ssl_module
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
@@ -57,6 +56,8 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     :raises URIError: malformed, or `ssl` was given for a scheme without TLS.
     :raises ArgumentTypeError: it is no str.
     """
+    from urllib.parse import urlsplit  # takes long, with ipaddress; many programs have it anyway
+
     check_type('URI', uri, str)
     if any(character <= ' ' for character in uri):
         raise URIError('malformed URI: white space or control characters in it')
@@ -107,6 +108,8 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
 
 def decode(text: str, what: str) -> str:
+    from urllib.parse import unquote
+
     result = None
     with suppress(UnicodeDecodeError):
         result = unquote(text, errors='strict')

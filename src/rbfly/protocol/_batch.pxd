@@ -19,36 +19,6 @@ ctypedef struct Run:
     PyObject *owner
 
 
-cdef extern from *:
-    """
-    #ifndef RBFLY_BATCH_H
-    #define RBFLY_BATCH_H
-    static inline PyObject *list_with_room(Py_ssize_t room) {
-        PyObject *list = PyList_New(room);
-        if (list != NULL) Py_SET_SIZE((PyVarObject *)list, 0);
-        return list;
-    }
-
-    /* Append an object whose reference is taken over; without a call while there is room. */
-    static inline int list_give(PyObject *list, PyObject *item) {
-        PyListObject *self = (PyListObject *)list;
-        Py_ssize_t n = Py_SIZE(self);
-        int result;
-        if (n < self->allocated) {
-            self->ob_item[n] = item;
-            Py_SET_SIZE((PyVarObject *)self, n + 1);
-            return 0;
-        }
-        result = PyList_Append(list, item);
-        Py_DECREF(item);
-        return result;
-    }
-    #endif
-    """
-    list list_with_room(Py_ssize_t room)
-    int list_give(list items, PyObject *item) noexcept
-
-
 cdef class MessageBatch:
     cdef list bodies
     cdef list ready                 # contexts, if they had to be made for the filter; or None

@@ -9,6 +9,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from rbfly._cpython cimport rbfly_list
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._message cimport MessageCtx
@@ -26,7 +27,7 @@ cdef MessageBatch new_batch(
 ):
     cdef MessageBatch batch = MessageBatch.__new__(MessageBatch)
     batch.amqp = amqp
-    batch.bodies = list_with_room(min(room, ROOM_MAX))
+    batch.bodies = rbfly_list(min(room, ROOM_MAX))
     batch.owners = []
     batch.ready = [] if filtered else None
     batch.start = start

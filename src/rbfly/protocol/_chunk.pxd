@@ -46,6 +46,6 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 
 cdef class ChunkQueue:
     cdef readonly object chunks     # deque
-    cdef public object wake
+    cdef object wake
 
     cdef int _push(self, Chunk chunk) except -1

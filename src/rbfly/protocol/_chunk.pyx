@@ -265,13 +265,17 @@ cdef class Chunk:
 cdef class ChunkQueue:
     """What the engine has received for one subscription.
 
+    :param wake: called without arguments when the first chunk comes into an empty queue.
     :ivar chunks: chunks not yet read (deque).
-    :ivar wake: called without arguments when the first chunk comes into an empty queue.
     """
 
     def __init__(self, wake=None):
         self.chunks = deque()
         self.wake = wake
+
+    def close(self):
+        """Wake nobody any more."""
+        self.wake = None
 
     def push(self, Chunk chunk not None):
         """Add a chunk, as the engine does."""

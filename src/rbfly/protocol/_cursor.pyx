@@ -1,115 +1,39 @@
 """The messages of a subscription, one after the other.
 
     queue of chunks -> chunk at hand -> message wanted? -> body, context or batch
-
-A message that has arrived is given by an awaitable that is finished at once; only where none has
-does a coroutine of the cursor's driver wait for one.
 """
 
 cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from rbfly._cpython cimport rbfly_list_give, rbfly_mark_step
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_body, decode_context
 from rbfly.amqp._layout cimport DATA, data_head
-from rbfly.amqp._message cimport LAST_SET, MessageCtx
-from rbfly.protocol._batch cimport MessageBatch, list_give, new_batch
+from rbfly.amqp._message cimport MessageCtx
+from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
 from rbfly.protocol._identity cimport LastChunk
 
 from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
-from rbfly.error import AMQPDecoderError, MessageContextError
-from rbfly.error import ChunkError, SubscriptionError
+from rbfly.error import (
+    AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError,
+)
 
 cdef extern from *:
     """
-    /* The step of a task: asyncio enters a context for each, which changes the version. */
-    static PyThreadState *rbfly_step_thread = NULL;
-    static uint64_t rbfly_step_version;
-
-    static inline int rbfly_same_step(void) {
-        PyThreadState *thread = PyThreadState_Get();
-        return thread == rbfly_step_thread && thread->context_ver == rbfly_step_version;
-    }
-    static inline void rbfly_mark_step(void) {
-        rbfly_step_thread = PyThreadState_Get();
-        rbfly_step_version = rbfly_step_thread->context_ver;
-    }
-
     /* An object whose reference is taken over. */
     #define rbfly_steal(found) (found)
 
     /* Bytes, or NULL with its error left set. */
     #define rbfly_bytes(p, n) PyBytes_FromStringAndSize((const char *)(p), n)
-
-    /* What Cython's `raise StopIteration` and its traceback would cost several messages: `await`
-       is answered through am_send where Python asks for it, else with a StopIteration set here.
-       Where nothing has arrived, `give` gives what it was given, and a coroutine is asked. */
-    static PyObject *(*rbfly_give)(PyObject *);
-    static PyObject *(*rbfly_begun)(PyObject *);
-
-    Py_NO_INLINE static PySendResult rbfly_begun_send(PyObject *ready, PyObject **result) {
-        PyObject *waiting = rbfly_begun(ready);
-        PySendResult sent;
-        Py_DECREF(*result);
-        *result = NULL;
-        if (waiting == NULL) return PYGEN_ERROR;
-        sent = PyIter_Send(waiting, Py_None, result);
-        Py_DECREF(waiting);
-        return sent;
-    }
-    static PySendResult rbfly_ready_send(PyObject *ready, PyObject *arg, PyObject **result) {
-        PyObject *value = *result = rbfly_give(ready);
-        (void)arg;  /* asyncio sends None */
-        if (value == ready) return rbfly_begun_send(ready, result);
-        return value == NULL ? PYGEN_ERROR : PYGEN_RETURN;
-    }
-    static PyObject *rbfly_ready_next(PyObject *ready) {
-        PyObject *stop, *value;
-        PySendResult sent = rbfly_ready_send(ready, Py_None, &value);
-        if (sent != PYGEN_RETURN) return value;
-        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
-        Py_DECREF(value);
-        if (stop != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, stop);
-            Py_DECREF(stop);
-        }
-        return NULL;
-    }
-    /* A subclass written in Python would look its __anext__ up for each message. */
-    static void rbfly_inherit_anext(PyObject *type, PyObject *base) {
-        PyAsyncMethods *methods = ((PyTypeObject *)type)->tp_as_async;
-        methods->am_anext = ((PyTypeObject *)base)->tp_as_async->am_anext;
-    }
-    static void rbfly_make_ready(
-        PyObject *type, PyObject *(*give)(PyObject *), PyObject *(*begun)(PyObject *)
-    ) {
-        rbfly_give = give;
-        rbfly_begun = begun;
-        ((PyTypeObject *)type)->tp_as_async->am_send = rbfly_ready_send;
-        ((PyTypeObject *)type)->tp_iternext = rbfly_ready_next;
-        PyType_Modified((PyTypeObject *)type);
-    }
     """
-    void rbfly_inherit_anext(object type, object base)
-    bint rbfly_same_step() noexcept
-    void rbfly_mark_step() noexcept
-    object rbfly_ready_next(object ready)
-    void rbfly_make_ready(object type, object (*give)(object), object (*begun)(object))
     object rbfly_steal(PyObject *found)
     PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
 
-
-# What is asked for.
-cdef enum:
-    BODY = 0
-    CONTEXT = 1
-    BATCH = 2
-    SPENT = 3               # it was given
-    WAITING = 4             # a coroutine waits for it
 
 # What becomes of a message that is not AMQP 1.0.
 cdef enum:
@@ -118,9 +42,6 @@ cdef enum:
     RAW = 2
 
 POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
-
-cdef enum:
-    NO_LIMIT = 0x7fffffff
 
 cdef uint64_t NEVER = 0xffffffffffffffff
 
@@ -145,16 +66,6 @@ cdef class LastMessage:
     It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
     inherited it gets a MessageContextError, never a later message than the one it was started for.
     """
-
-    cdef object owner
-    cdef const uint8_t *message
-    cdef Py_ssize_t size
-    cdef uint64_t offset
-    cdef int64_t timestamp
-    cdef object made                # its context, if it was built; or the batch that it ends
-    cdef bint amqp
-    cdef object task                # weak reference
-    cdef object current_task
 
     def _current_message_ctx(self):
         if self.task is None or self.task() is not running_task(self.current_task):
@@ -209,40 +120,19 @@ cdef class MessageCursor:
     :param filter: which messages to give; None for all.
     :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
     :param current_task: gives the running task.
+    :param wake: called when a chunk comes into the empty queue.
+    :param yield_after: how many chunks are left behind until the event loop is to have its turn.
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: messages with an offset below are dropped (int).
     :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
     """
 
-    cdef readonly ChunkQueue queue
-    cdef readonly bint amqp
-    cdef readonly LastMessage last
-    cdef readonly LastChunk last_chunk
-    cdef readonly uint64_t skip_before
-    cdef readonly int64_t skip_through_chunk
-    cdef public object driver
-    cdef object current_task
-    cdef Chunk chunk
-    cdef object filter
-    cdef int policy
-    cdef bint looked_at             # messages are looked at before one is given
-    cdef bint direct                # they are not, and no error is to be raised before
-    cdef object held                # context or batch that is ready to be given
-    cdef object failure             # to be raised behind what was given before it
-    cdef bint seen                  # a chunk was left
-    cdef uint64_t behind            # offset behind the last one that was
-    cdef bint any                   # a message was given
-    cdef uint64_t first             # its offset
-    cdef uint64_t working           # messages below are done with
-    cdef uint64_t notify_offset
-    cdef public int chunks_since_yield  # chunks left since the event loop had its turn
-    cdef public int yield_after     # it gets one after so many
-
     def __init__(
-        self, driver, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None
+        self, driver, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None,
+        wake=None, int yield_after=NO_LIMIT,
     ):
         self.driver = driver
-        self.queue = ChunkQueue()
+        self.queue = ChunkQueue(wake)
         self.last_chunk = LastChunk()
         self.skip_through_chunk = -1
         self.amqp = amqp
@@ -253,7 +143,7 @@ cdef class MessageCursor:
         self.last = new_last_message(amqp)
         self.current_task = current_task
         self.notify_offset = NEVER
-        self.yield_after = 0x7fffffff
+        self.yield_after = yield_after
 
     def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
         """Forget the chunks that have come; of those to come, some will be dropped."""
@@ -279,6 +169,20 @@ cdef class MessageCursor:
         self.behind = 0
         self.last_chunk.forget()
         self.notify_offset = NEVER
+
+    def close(self, driver):
+        """Refer to nobody but a driver that does nothing: it goes with the last reference."""
+        self.driver = driver
+        self.queue.close()
+
+    @property
+    def must_yield(self):
+        """True if the event loop is to have its turn before more is given."""
+        return self.chunks_since_yield >= self.yield_after
+
+    def on_yield(self):
+        """The event loop has had its turn."""
+        self.chunks_since_yield = 0
 
     # -- progress
 
@@ -309,18 +213,9 @@ cdef class MessageCursor:
         if self.any:
             self._work(self.position)
 
-    cdef inline int _begin(self, uint64_t offset) except -1:
-        """The program was given the message with that offset."""
-        if not self.any:
-            self.any = True
-            self.first = offset
-        return self._work(offset)
-
-    cdef inline int _work(self, uint64_t offset) except -1:
-        self.working = offset
-        if offset >= self.notify_offset:
-            self.notify_offset = NEVER
-            self.driver.on_progress()
+    cdef int _notify(self) except -1:
+        self.notify_offset = NEVER
+        self.driver.on_progress()
         return 0
 
     # -- chunks
@@ -338,7 +233,7 @@ cdef class MessageCursor:
             if chunk is not None:
                 if chunk.left:
                     return True
-                self._leave(chunk)
+                self._leave(chunk, True)
                 chunk._next(&p, &n)     # raises if bytes are left behind the last message
             if not self.queue.chunks:
                 return False
@@ -373,7 +268,7 @@ cdef class MessageCursor:
             raise failure
         return 0
 
-    cdef int _leave(self, Chunk chunk, bint sound=True) except -1:
+    cdef int _leave(self, Chunk chunk, bint sound) except -1:
         self.chunk = None
         if self.last_chunk._move(chunk, sound):
             self.seen = True
@@ -383,14 +278,6 @@ cdef class MessageCursor:
         return 0
 
     # -- messages
-
-    cdef inline bint _has(self, int kind, Py_ssize_t limit) except -1:
-        """True if something of a kind is ready, or can be made so at once."""
-        if kind == BODY and self.direct and self.chunk is not None and self.chunk.left:
-            return True
-        return self.held is not None or (
-            self.chunks_since_yield < self.yield_after and self._advance(kind, limit)
-        )
 
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
         if kind == BODY and self.direct:
@@ -578,7 +465,7 @@ cdef class MessageCursor:
             if not i:
                 batch.place(p, chunk._owner())
             body = rbfly_bytes(p + 4 + head, n - head)
-            failed = body is NULL or list_give(bodies, body) < 0
+            failed = body is NULL or rbfly_list_give(bodies, body) < 0
             if failed:
                 break
             p += 4 + n
@@ -589,11 +476,6 @@ cdef class MessageCursor:
         return keep_error() if failed else i
 
     # -- the message that a task got last
-
-    cdef inline LastMessage _last(self):
-        if LAST_SET is self.last and rbfly_same_step():
-            return self.last
-        return self._note_task()
 
     cdef int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:
         """The message of a chunk that was read last is given."""
@@ -649,113 +531,5 @@ cdef class MessageCursor:
         """
         return self._take(kind)
 
-
-cdef class SubscriptionBase:
-    """Base of a subscription: gives the bodies of its messages."""
-
-    cdef MessageCursor _messages
-
-    def __init__(self, MessageCursor cursor not None):
-        self._messages = cursor
-        if type(self).__anext__ is SubscriptionBase.__anext__:
-            rbfly_inherit_anext(type(self), SubscriptionBase)
-
-    def __aiter__(self):
-        return self
-
-    def __anext__(self):
-        return new_ready(self, BODY, 0)
-
-
-@cython.final
-cdef class MessageIterator:
-    """Iterates over the contexts or the batches of a subscription, and keeps it."""
-
-    cdef SubscriptionBase subscription
-    cdef int kind
-    cdef Py_ssize_t limit
-
-    def __init__(self, SubscriptionBase subscription not None, int kind, Py_ssize_t limit=0):
-        self.subscription = subscription
-        self.kind = kind
-        self.limit = limit
-
-    def __aiter__(self):
-        return self
-
-    def __anext__(self):
-        return new_ready(self.subscription, self.kind, self.limit)
-
-
-@cython.final
-@cython.freelist(8)
-@cython.no_gc
-cdef class Ready:
-    # What `__anext__` gives, to be awaited or to become a task: finished at once if something has
-    # arrived, else a coroutine waits.  Being awaited it hands that over, and is in no cycle.
-    cdef object source              # the subscription; or the coroutine that waits
-    cdef int kind
-    cdef Py_ssize_t limit
-
-    def __await__(self):
-        if self.kind < SPENT and (
-            (<SubscriptionBase> self.source)._messages._has(self.kind, self.limit)
-        ):
-            return self
-        return begun(self).__await__()
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        raise NotImplementedError   # replaced below
-
-    def send(self, value):
-        return rbfly_ready_next(self)
-
-    def throw(self, *args):
-        return begun(self).throw(*args)
-
-    def close(self):
-        if self.kind != SPENT:
-            begun(self).close()
-
-
-cdef Ready new_ready(SubscriptionBase subscription, int kind, Py_ssize_t limit):
-    cdef Ready ready = Ready.__new__(Ready)
-    ready.source = subscription
-    ready.kind = kind
-    ready.limit = limit
-    return ready
-
-
-cdef object give(object ready):
-    # what it gives for the first time, itself if nothing has arrived
-    cdef int kind = (<Ready> ready).kind
-    if kind < SPENT and (
-        (<SubscriptionBase> (<Ready> ready).source)._messages._has(kind, (<Ready> ready).limit)
-    ):
-        (<Ready> ready).kind = SPENT
-        if kind == BODY and (<SubscriptionBase> (<Ready> ready).source)._messages.direct:
-            return (<SubscriptionBase> (<Ready> ready).source)._messages._take_body()
-        return (<SubscriptionBase> (<Ready> ready).source)._messages._take(kind)
-    return ready
-
-
-cdef object begun(object item):
-    """The coroutine that waits."""
-    cdef Ready ready = <Ready> item
-    if ready.kind == SPENT:
-        raise RuntimeError('cannot reuse already awaited __anext__()')
-    if ready.kind != WAITING:
-        # it keeps the subscription while it waits
-        ready.source = (<SubscriptionBase> ready.source)._messages.driver.wait(
-            ready.kind, ready.limit, ready.source
-        )
-        ready.kind = WAITING
-    return ready.source
-
-
-rbfly_make_ready(Ready, give, begun)
 
 KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}

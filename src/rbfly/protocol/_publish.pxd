@@ -9,7 +9,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef readonly Py_ssize_t in_flight
     cdef readonly Py_ssize_t max_unconfirmed
     cdef readonly bint needs_redeclare
-    cdef public object on_settled
+    cdef object on_settled
     cdef uint64_t released          # if batched: number of the first frame not released
     cdef uint64_t next_frame        # number of the first finished frame that was not sent
     cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued

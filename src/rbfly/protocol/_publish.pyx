@@ -95,6 +95,10 @@ cdef class PublishWindow(FrameBuilder):
         )
         self.max_unconfirmed = max_unconfirmed
 
+    def listen(self, on_settled):
+        """Tell of waiters whose messages are settled, of all at once; None: tell nobody."""
+        self.on_settled = on_settled
+
     @property
     def unsettled(self):
         """How many messages are queued or in flight (int)."""

@@ -9,11 +9,8 @@ holds: either is written and read as these say, and :func:`decode` finds the com
 The client's way for the frames that come often is compiled: `_frames` and `_engine`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from ..error import ArgumentOverflowError, FrameError
@@ -37,6 +34,7 @@ from .fields import (
     PublisherName,
     Rest,
     String,
+    Value,
     codec_of,
 )
 from .fields import NAME_MAX as NAME_MAX
@@ -48,27 +46,11 @@ from .fields import string_map as string_map
 
 T = TypeVar('T')
 
-READERS: dict[tuple[int, int], Callable[[Reader], Request | Response | OneWay]] = {}
-"""What reads a frame, by its key and version."""
+HEAD = struct.Struct('>IHH')
 
 
 def frame(key: int, body: bytes, version: int = 1) -> bytes:
-    return struct.pack('>IHH', len(body) + 4, key, version) + body
-
-
-def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
-    """A frame, which is encoded as it was by its `encode()`.
-
-    :raises FrameError: there is no such frame, or its body is not what it has to be.
-    """
-    read = READERS.get((key, version))
-    if read is None:
-        raise FrameError(f'there is no frame 0x{key:04x} of version {version}')
-    reader = Reader(body, strict=True)
-    found = read(reader)
-    if not reader.at_end:
-        raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes behind its fields')
-    return found
+    return HEAD.pack(len(body) + 4, key, version) + body
 
 
 class OneWay(Fields):
@@ -123,8 +105,7 @@ class Command(Fields, Generic[T]):
         return frame(cls.key | RESPONSE, head + held)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Value):
     """A command with the id that its response has as well."""
 
     correlation_id: int
@@ -134,8 +115,7 @@ class Request:
         return self.command.encode(self.correlation_id)
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(Value):
     """What was answered to a command."""
 
     command: type[Command[Any]]
@@ -146,13 +126,32 @@ class Response:
     def encode(self) -> bytes:
         return self.command.respond(self.correlation_id, self.value, self.code)
 
-    @staticmethod
-    def read(command: type[Command[Any]], reader: Reader) -> Response:
+    @classmethod
+    def read(cls, command: type[Command[Any]], reader: Reader) -> Self:
         correlation_id = reader.u32()
         code = reader.u16() if command.coded else ResponseCode.OK
         refused = code != ResponseCode.OK and reader.at_end
         value = command.answer.empty if refused else command.parse(reader)
-        return Response(command, correlation_id, code, value)
+        return cls(command, correlation_id, code, value)
+
+
+READERS: dict[tuple[int, int], Callable[[Reader], Request | Response | OneWay]] = {}
+"""What reads a frame, by its key and version."""
+
+
+def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
+    """A frame, which is encoded as it was by its `encode()`.
+
+    :raises FrameError: there is no such frame, or its body is not what it has to be.
+    """
+    read = READERS.get((key, version))
+    if read is None:
+        raise FrameError(f'there is no frame 0x{key:04x} of version {version}')
+    reader = Reader(body, strict=True)
+    found = read(reader)
+    if not reader.at_end:
+        raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes behind its fields')
+    return found
 
 
 # -- connection
@@ -168,7 +167,10 @@ class SaslHandshake(Command[tuple[String, ...]], key=Key.SASL_HANDSHAKE):
 
 class SaslAuthenticate(Command[Challenge], key=Key.SASL_AUTHENTICATE):
     mechanism: String
-    data: Bytes = field(repr=False)  # holds the password
+    data: Bytes
+
+    def __repr__(self) -> str:  # without the password
+        return f'SaslAuthenticate(mechanism={self.mechanism!r})'
 
 
 class Tune(OneWay, key=Key.TUNE):
@@ -177,13 +179,13 @@ class Tune(OneWay, key=Key.TUNE):
     frame_max: U32
     heartbeat: U32
 
-    def agree(self, other: Tune) -> Tune:
+    def agree(self, other: Self) -> Self:
         """The smaller of both, where 0 gives way to the other."""
 
         def smaller(a: int, b: int) -> int:
             return min(a, b) if a and b else a or b
 
-        return Tune(
+        return type(self)(
             smaller(self.frame_max, other.frame_max), smaller(self.heartbeat, other.heartbeat)
         )
 
@@ -208,7 +210,7 @@ class ServerClose(Fields):
     reason: String
 
     @classmethod
-    def parse(cls, body: bytes) -> ServerClose:
+    def parse(cls, body: bytes) -> Self:
         return cls.read(Reader(body))
 
 
@@ -262,8 +264,7 @@ class StreamStats(Command[dict[String, I64]], key=Key.STREAM_STATS):
     stream: String
 
 
-@dataclass(frozen=True)
-class Broker:
+class Broker(Value):
     """A node's advertised address."""
 
     host: str
@@ -273,8 +274,7 @@ class Broker:
         return f'{self.host}:{self.port}'
 
 
-@dataclass(frozen=True)
-class StreamMetadata:
+class StreamMetadata(Value):
     """Where a stream is: code, the leader (None: none right now), the replicas."""
 
     code: int

@@ -9,7 +9,6 @@ no more than the limits here.
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import zlib
 from collections.abc import Callable
@@ -26,6 +25,7 @@ CHUNK_MAX = 2**30
 """The same for all compressed batches of a chunk."""
 
 GZIP_LEVEL = 6
+GZIP_BITS = zlib.MAX_WBITS | 16  # a gzip member, not a zlib stream
 SNAPPY_FRAMES = b'\xff\x06\x00\x00sNaPpY'  # how a framed stream begins
 
 
@@ -71,7 +71,7 @@ def compressor(compression: Compression | str) -> Callable[[memoryview], bytes] 
     if compression is Compression.NONE:
         return None
     if compression is Compression.GZIP:
-        return lambda data: gzip.compress(data, GZIP_LEVEL, mtime=0)
+        return lambda data: zlib.compress(data, GZIP_LEVEL, wbits=GZIP_BITS)
     # snappy in its framing format, lz4 and zstd as frames
     compress = getattr(library(compression), compression.value).compress
     return lambda data: bytes(compress(data))
@@ -106,7 +106,7 @@ def decompress(code: int, data: memoryview, size: int) -> bytes:
 
 
 def gunzip(data: memoryview, size: int) -> bytes:
-    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    stream = zlib.decompressobj(wbits=GZIP_BITS)
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error as ex:

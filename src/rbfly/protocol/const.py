@@ -42,7 +42,7 @@ class Key(IntEnum):
     STREAM_STATS = 0x001C
     CREATE_SUPER_STREAM = 0x001D
     DELETE_SUPER_STREAM = 0x001E
-    RESOLVE_OFFSET_SPEC = 0x001F
+    RESOLVE_OFFSET_SPEC = 0x001F  # RabbitMQ 4.3; for 4.0 it is an unknown frame
 
 
 class ResponseCode(IntEnum):

@@ -5,25 +5,24 @@
     tuple[U64, ...]          an array: count u32 | items
     dict[String, I64]        an array of keys and values
 
-A class below :class:`Fields` is declared by its fields alone, and is a frozen dataclass.
+A class below :class:`Fields` is declared by its fields alone.
 """
-
-from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError
+from inspect import Parameter, Signature
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Generic,
+    Never,
     Self,
     TypeVar,
     dataclass_transform,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from ..error import ArgumentError, ArgumentOverflowError, FrameError
@@ -52,10 +51,11 @@ class Reader:
         self.strict = strict
 
     def take(self, n: int) -> bytes:
-        if n > self.left:
+        start, end = self.at, self.at + n
+        if end > len(self.data):
             raise FrameError(f'frame ends at byte {len(self.data)}, within a field')
-        self.at += n
-        return self.data[self.at - n : self.at]
+        self.at = end
+        return self.data[start:end]
 
     def u16(self) -> int:
         return int.from_bytes(self.take(2), 'big')
@@ -88,7 +88,6 @@ class Reader:
         return self.left == 0
 
 
-@dataclass(frozen=True, eq=False)
 class Codec(Generic[T]):
     """How a field is written and read.
 
@@ -96,10 +95,13 @@ class Codec(Generic[T]):
     :ivar empty: what it is in a response that refuses.
     """
 
-    encode: Callable[[T], bytes]
-    decode: Callable[[Reader], T]
-    size: int
-    empty: T
+    def __init__(
+        self, encode: Callable[[T], bytes], decode: Callable[[Reader], T], size: int, empty: T
+    ) -> None:
+        self.encode = encode
+        self.decode = decode
+        self.size = size
+        self.empty = empty
 
 
 def codec_of(kind: Any) -> Codec[Any]:
@@ -149,17 +151,63 @@ def left_out(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
     )  # fmt: skip
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-class Fields:
-    """What is declared by its fields."""
+@dataclass_transform(frozen_default=True)
+class Value:
+    """What is declared by its fields, as a frozen dataclass is, which takes far longer to make."""
+
+    kinds: ClassVar[dict[str, Any]] = {}  # by the names of the fields
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        declared = cls.__annotations__.items()
+        kinds = {name: kind for name, kind in declared if get_origin(kind) is not ClassVar}  # type: ignore[comparison-overlap]
+        cls.kinds = cls.kinds | kinds
+        cls.__match_args__ = tuple(cls.kinds)  # type: ignore[misc]
+
+    def __init__(self, /, *values: Any, **named: Any) -> None:
+        if named or len(values) != len(self.kinds):
+            values = self.complete(values, named)
+        held = self.__dict__
+        for name, value in zip(self.kinds, values):  # noqa: B905 - are as many, and asking is slow
+            held[name] = value
+
+    @classmethod
+    def complete(cls, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """All values, in the order of the fields; an attribute of the class is a default."""
+        empty, kind = Parameter.empty, Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [
+            Parameter(name, kind, default=getattr(cls, name, empty)) for name in cls.kinds
+        ]
+        given = Signature(parameters).bind(*values, **named)
+        given.apply_defaults()
+        return given.args
+
+    def __repr__(self) -> str:
+        values = ', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())
+        return f'{type(self).__qualname__}({values})'
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if type(self) is type(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__.values()))
+
+    def __setattr__(self, name: str, value: object) -> Never:
+        raise FrozenInstanceError(f'cannot assign to field {name!r}')
+
+    def __delattr__(self, name: str) -> Never:
+        raise FrozenInstanceError(f'cannot delete field {name!r}')
+
+
+class Fields(Value):
+    """The same, with fields that are written and read as their types say."""
 
     codecs: ClassVar[tuple[tuple[str, Codec[Any]], ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        dataclass(frozen=True)(cls)
-        hints = get_type_hints(cls, include_extras=True)
-        cls.codecs = tuple((item.name, codec_of(hints[item.name])) for item in fields(cls))  # type: ignore[arg-type]
+        cls.codecs = tuple((name, codec_of(kind)) for name, kind in cls.kinds.items())
 
     def body(self) -> bytes:
         """
@@ -181,12 +229,13 @@ class Fields:
 
 def integer(format: str) -> Codec[int]:
     packer = struct.Struct(f'>{format}')
+    size = packer.size
 
     def decode(reader: Reader) -> int:
-        value: int = packer.unpack(reader.take(packer.size))[0]
+        value: int = packer.unpack(reader.take(size))[0]
         return value
 
-    return Codec(packer.pack, decode, packer.size, 0)
+    return Codec(packer.pack, decode, size, 0)
 
 
 U8 = Annotated[int, integer('B')]
@@ -207,7 +256,7 @@ def string(value: str) -> bytes:
         raise ArgumentError(f'{clip(value)} is not valid Unicode') from None
     if len(data) > STRING_MAX:
         raise ArgumentError(f'{clip(value)} is longer than {STRING_MAX} bytes')
-    return struct.pack('>H', len(data)) + data
+    return len(data).to_bytes(2) + data
 
 
 def reference(value: str, what: str) -> bytes:

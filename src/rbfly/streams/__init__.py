@@ -8,7 +8,8 @@ from ..protocol._batch import MessageBatch
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
-from .client import StreamsClient, connection, streams_client
+from .client import StreamsClient, streams_client
+from .decorator import connection
 from .publisher import Publisher, PublisherBin
 from .publisher_batch import (
     PublisherBatch,

@@ -1,28 +1,7 @@
 # What publishers do for each message.  No ABI promise between releases.
 
-from rbfly.protocol._frames cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
-
-
-cdef class ConfirmFuture(PendingConfirms):
-    cdef readonly object _loop
-    cdef object callback            # of the task that awaits this
-    cdef object context
-    cdef object error
-    cdef object traceback
-    cdef bint settled
-    cdef public bint _asyncio_future_blocking
-
-    cdef int _wake(self, object confirmed) except -1
-    cdef int _finish(self, object error) except -1
-    cdef int _call_soon(self) except -1
-
-
-cdef class ConfirmGroup(PendingConfirms):
-    cdef object loop
-    cdef list waits                 # of the tasks that await it
-    cdef readonly bint settled
-    cdef readonly object error
+from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
 
 cdef class SemaphoreState:
@@ -34,10 +13,10 @@ cdef class PublisherCore:
     cdef readonly PublishWindow window
     cdef readonly object loop
     cdef readonly SemaphoreState room
-    cdef public object driver
-    cdef public object connection
-    cdef public object error
-    cdef public bint closed
+    cdef readonly object driver
+    cdef readonly object connection
+    cdef readonly object error
+    cdef readonly bint closed
     cdef readonly bint scheduled
     cdef object confirmed           # a future that is done
     cdef unsigned long thread       # that the loop runs in
@@ -59,7 +38,7 @@ cdef class Batches:
     cdef PublisherCore core
     cdef readonly ConfirmGroup filling
     cdef readonly SemaphoreState room
-    cdef public list sent
+    cdef readonly list sent
 
     cdef int _next(self) except -1
 

@@ -1,144 +1,18 @@
 """What publishers do for each message and for each confirm, compiled.
 
-A task that awaits confirms awaits a `ConfirmFuture`, which has of a future what it needs.  All
-whose confirms came at once are woken by one callback of the loop, in their order.
+All tasks whose confirms came at once are woken by one callback of the loop, in their order.
 """
 
 cimport cython
-from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 
 from rbfly.protocol._frames cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
+from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
-from asyncio import CancelledError, _get_running_loop
+from asyncio import _get_running_loop
 
 cdef extern from 'Python.h':
     unsigned long PyThread_get_thread_ident()
-
-
-@cython.final
-cdef class ConfirmFuture(PendingConfirms):
-    """What one task awaits: the confirm of its message, or of a group.
-
-    To asyncio this is a future that nobody else can see.
-
-    :param loop: the event loop of the task.
-    """
-
-    def __init__(self, loop):
-        self._loop = loop
-
-    def __await__(self):
-        return self
-
-    def __next__(self):
-        if not self.settled:
-            self._asyncio_future_blocking = True
-            return self
-        if self.error is not None:
-            self.result()
-        raise StopIteration
-
-    # -- what a task calls
-
-    @cython.binding(False)
-    def add_done_callback(self, callback, *, context):
-        self.callback = callback
-        self.context = context
-        if self.settled:    # since it was awaited
-            self._call_soon()
-
-    @cython.binding(False)
-    def result(self):
-        # Asked once.  The error is not kept: its traceback leads to the frame that holds this.
-        cdef object error = self.error
-        cdef object traceback = self.traceback
-        self.error = self.traceback = None
-        if error is not None:
-            raise error.with_traceback(traceback)
-
-    def cancel(self, msg=None):
-        if self.settled:
-            return False
-        self._finish(CancelledError() if msg is None else CancelledError(msg))
-        return True
-
-    # -- what settles it
-
-    def done(self):
-        return self.settled
-
-    def set_result(self, result):
-        self._finish(None)
-
-    def set_exception(self, error):
-        self._finish(error)
-
-    cdef int _finish(self, object error) except -1:
-        self.settled = True
-        if error is not None:
-            self.error = error
-            self.traceback = error.__traceback__
-        if self.callback is not None:
-            self._call_soon()
-        return 0
-
-    cdef int _call_soon(self) except -1:
-        self._loop.call_soon(self.callback, self, context=self.context)
-        self.callback = self.context = None
-        return 0
-
-    cdef int _wake(self, object confirmed) except -1:
-        # In a callback of the loop, as that does it.  The task asks what it is called with for the
-        # result; a plain future that has one answers faster.
-        cdef object callback = self.callback
-        cdef object context = self.context
-        if callback is None:
-            return 0
-        self.callback = self.context = None
-        PyContext_Enter(context)
-        try:
-            callback(confirmed)
-        finally:
-            PyContext_Exit(context)
-        return 0
-
-
-@cython.final
-cdef class ConfirmGroup(PendingConfirms):
-    """Messages that are waited for together: their outcome, and who waits for it.
-
-    :param loop: the event loop of those who wait.
-    :ivar settled: all of them are confirmed, refused or given up.
-    :ivar error: what went wrong; None if they were confirmed.
-    """
-
-    def __init__(self, loop):
-        self.loop = loop
-        self.waits = []
-
-    def wait(self):
-        """What a task awaits until all are settled; `error` is None if they were confirmed."""
-        cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
-        wait._loop = self.loop
-        wait.settled = self.settled
-        while self.waits and (<ConfirmFuture> self.waits[len(self.waits) - 1]).settled:
-            self.waits.pop()        # given up
-        self.waits.append(wait)
-        return wait
-
-    def done(self):
-        return self.settled
-
-    def set_result(self, result):
-        self.settled = True
-        for wait in self.waits:
-            if not (<ConfirmFuture> wait).settled:
-                (<ConfirmFuture> wait)._finish(None)
-
-    def set_exception(self, error):
-        self.error = error
-        self.set_result(None)
 
 
 cdef class SemaphoreState:
@@ -172,7 +46,37 @@ cdef class PublisherCore:
         self.confirmed.set_result(None)
         self.woken = []
         self.thread = PyThread_get_thread_ident()
-        window.on_settled = self.on_settled
+        window.listen(self.on_settled)
+
+    def drive(self, driver):
+        """Take messages from now on, which a driver sends."""
+        self.driver = driver
+        self.error = None
+
+    def resume(self, connection, publisher_id):
+        """Write on a connection, what is unsettled first."""
+        done = self.window.replay(publisher_id, connection.frame_max)
+        self.connection = connection
+        for waiter in done:         # too large for this connection
+            self.driver.settle(waiter)
+        self._write()
+
+    def suspend(self):
+        """Write nothing, for want of a connection."""
+        self.connection = None
+
+    def fail(self, error):
+        """Take no messages for now, for an error."""
+        self.error = error
+
+    def close(self):
+        """Take no messages any more."""
+        self.closed = True
+
+    def end(self, driver):
+        """Refer to nobody but a driver that does nothing: it goes with the last reference."""
+        self.window.listen(None)
+        self.driver = driver
 
     def has_room(self, Py_ssize_t count):
         """True if so many messages fit into the window, and the connection takes more."""
@@ -362,6 +266,10 @@ cdef class Batches:
         core._write()
         if self.room is not None:
             self.room.grant()
+
+    def forget(self, list told not None):
+        """Those of these batches that were sent were told of."""
+        self.sent = [batch for batch in self.sent if batch not in told]
 
 
 cdef class BatchBase(PublisherBase):

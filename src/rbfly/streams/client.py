@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import ssl as ssl_module
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from ..amqp import get_message_ctx
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -28,9 +26,10 @@ from ..net.connection import Connection
 from ..net.uri import AuthMechanism, ConnectionInfo, parse_uri
 from ..protocol import commands
 from ..protocol.commands import Command, Tune
-from ..protocol.compression import Compression, compressor
+from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
+from .arguments import check_filter, check_folder, check_sub_entries, stream_arguments
 from .consuming import SubscriptionDriver
 from .offsets import stored_offset
 from .publisher import BasePublisher, Publisher
@@ -39,19 +38,14 @@ from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
 
-__all__ = ['ConnectionInfo', 'StreamsClient', 'connection', 'streams_client']
+__all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
 P = TypeVar('P')
-F = TypeVar('F', bound=Callable[..., Any])
 
-SEGMENT_SIZE_MAX = 3_000_000_000
-SUB_ENTRY_MAX = 0xFFFF
 MANAGE_TIMEOUT = 60.0  # seconds for a stream to be created or deleted, at least
 # AMQP 1.0's, too.  Open, the handshake's last frame, fits, and so do all requests with ASCII names:
 # the longest declares a publisher, 501 bytes where its name has 255 and the stream's has 233.
 FRAME_MIN = 512
-FOLDER_MAX = 255  # characters, all of one byte
-TIME_DIGITS = 19  # nanoseconds since 1970
 ID_MAX = 2**64 - 1
 
 
@@ -245,33 +239,16 @@ class StreamsClient:
         :raises TypeError: an argument is of a type that cannot be used.
         :raises ValueError: an argument is out of range.
         """
-        arguments: dict[str, str] = {}
-
-        def integer(key: str, name: str, value: int | None, low: int, high: int) -> None:
-            if value is not None:
-                check_integer(name, value, low, high)
-                arguments[key] = str(value)
-
         check_stream(stream)
         check_folder(stream, [info.virtual_host for info in self._cluster.settings.infos])
-        integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
-        check_type('max_age', max_age, timedelta, None)
-        if max_age is not None:
-            seconds = max_age // timedelta(seconds=1)
-            if seconds < 1 or max_age != timedelta(seconds=seconds):
-                raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
-            arguments['max-age'] = f'{seconds}s'
-        size = 'stream-max-segment-size-bytes'
-        integer(size, 'segment_size', segment_size, 1, SEGMENT_SIZE_MAX)
-        integer('initial-cluster-size', 'initial_cluster_size', initial_cluster_size, 1, 2**31 - 1)
-        check_type('leader_locator', leader_locator, str, None)
-        if leader_locator is not None:
-            if leader_locator not in ('client-local', 'balanced'):
-                raise ArgumentError(
-                    f"leader_locator must be 'client-local' or 'balanced', not {leader_locator!r}"
-                )
-            arguments['queue-leader-locator'] = leader_locator
-        integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
+        arguments = stream_arguments(
+            max_length_bytes,
+            max_age,
+            segment_size,
+            initial_cluster_size,
+            leader_locator,
+            filter_size,
+        )
         try:
             await self._manage(commands.Create(stream, arguments))
         except ProtocolError as ex:
@@ -523,91 +500,3 @@ class StreamsClient:
         check_type('reference', reference, str)
         commands.reference(reference, 'offset reference')
         return await stored_offset(await self._cluster.locator(), stream, reference)
-
-
-def check_folder(stream: str, vhosts: Sequence[str]) -> None:
-    # A node keeps a stream in the folder `VHOST_NAME_TIME`, each other character than [A-Za-z0-9-]
-    # replaced by one `_`.  Where the file system refuses its name, RabbitMQ (4.0.5) tries for ever,
-    # also when the stream is deleted: a core is busy, and no leader comes.
-    vhost = min(vhosts, key=len)
-    limit = FOLDER_MAX - len(vhost) - len('__') - TIME_DIGITS
-    if len(stream) > limit:
-        raise ArgumentError(
-            f'stream name of {len(stream)} characters is too long for the file system of a broker;'
-            f' the limit is {limit} in virtual host {vhost!r}'
-        )
-
-
-def check_filter(filter: MessageFilter) -> None:
-    if not callable(filter.extract):
-        raise ArgumentTypeError('extract of a filter must be callable')
-    if not isinstance(filter.values, frozenset):
-        raise ArgumentTypeError(
-            f'values of a filter must be a set of str, not {type(filter.values).__name__}'
-        )
-    for value in filter.values:
-        check_type('a filter value', value, str)
-    commands.string_map(filter.properties())
-
-
-def check_sub_entries(
-    size: int,
-    compression: Compression | str | None,
-    max_unconfirmed: int,
-    filter_extract: BloomFilterExtract | None,
-) -> tuple[int, Compression]:
-    check_integer('sub_entry_size', size, 0, SUB_ENTRY_MAX)
-    check_type('compression', compression, str, None)
-    compressor(compression or Compression.NONE)
-    kind = Compression(compression or Compression.NONE)
-    if size > max_unconfirmed:
-        raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
-    if size and filter_extract is not None:
-        raise ArgumentError('messages in sub-entries cannot have filter values')
-    if kind is not Compression.NONE and not size:
-        raise ArgumentError('compression is of sub-entries: it needs sub_entry_size')
-    return size, kind
-
-
-def connection(coro: F) -> F:
-    """Decorator: keep a client connected while a coroutine or an asynchronous generator runs.
-
-    The client is the first argument that is a :class:`StreamsClient`.  Its connections are closed
-    when the last of the nested or parallel calls that use it ends.
-
-    :raises RbFlyError: `coro` is neither, or it is called without a client.
-    """
-    function: Any = coro
-    while isinstance(function, functools.partial):
-        function = function.func
-
-    def client_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StreamsClient:
-        if isinstance(coro, functools.partial):
-            args, kwargs = coro.args + args, coro.keywords | kwargs
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, StreamsClient):
-                return value
-        raise RbFlyError(f'{function.__name__} was called without a streams client')
-
-    if inspect.iscoroutinefunction(function):
-
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            async with client_of(args, kwargs):
-                return await coro(*args, **kwargs)
-
-        wrapper: Any = run
-    elif inspect.isasyncgenfunction(function):
-
-        async def iterate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            async with client_of(args, kwargs):
-                generator = coro(*args, **kwargs)
-                try:
-                    async for value in generator:
-                        yield value
-                finally:
-                    await generator.aclose()
-
-        wrapper = iterate
-    else:
-        raise RbFlyError(f'{coro!r} is neither a coroutine function nor an async generator one')
-    return cast(F, functools.update_wrapper(wrapper, function))

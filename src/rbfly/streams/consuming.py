@@ -14,10 +14,10 @@ from ..error import (
     RbFlyError,
     StreamDoesNotExist,
     SubscriptionError,
+    twin,
 )
 from ..net.cluster import Cluster, Role
 from ..net.link import Link
-from ..net.sharing import twin
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
@@ -87,8 +87,16 @@ class SubscriptionDriver:
     ) -> None:
         self.stream = stream
         self.closed = False
-        self.cursor = MessageCursor(self, amqp, filter, on_decode_error, asyncio.current_task)
-        self.cursor.yield_after = credit // 2 + 1  # the broker goes on with more than half
+        self._wakeup = Wakeup()
+        self.cursor = MessageCursor(
+            self,
+            amqp,
+            filter,
+            on_decode_error,
+            asyncio.current_task,
+            self._wakeup,
+            credit // 2 + 1,  # the broker goes on with more than half
+        )
         self.link = Link(cluster, self)
         self._cluster = cluster
         self._start = Start(offset)
@@ -99,8 +107,6 @@ class SubscriptionDriver:
         self._position: int | None = None  # where it was opened last
         self._ended = asyncio.Event()  # closing it
         self._waiting = False
-        self._wakeup = Wakeup()
-        self.cursor.queue.wake = self._wakeup
         self._silence = Silence(stream, self.cursor, self._wakeup)
         self._tracker: Tracker | None = None
         if auto_offset is not None:
@@ -214,10 +220,10 @@ class SubscriptionDriver:
         self._cluster.check_loop()
         self._waiting = True
         try:
-            if cursor.chunks_since_yield >= cursor.yield_after:
+            if cursor.must_yield:
                 # The broker gets credit back, and other tasks their turn, before all is consumed.
                 await asyncio.sleep(0)
-                cursor.chunks_since_yield = 0
+                cursor.on_yield()
             if not cursor.advance(kind, limit):
                 await self._wait_ready(kind, limit, subscription)
         finally:
@@ -248,7 +254,7 @@ class SubscriptionDriver:
         self._listen()
         self._want()
         woken = await self._wakeup.wait(until)
-        self.cursor.chunks_since_yield = 0
+        self.cursor.on_yield()
         return woken
 
     def _want(self) -> None:
@@ -299,8 +305,7 @@ class SubscriptionDriver:
 
     def _end(self) -> None:
         self.link.close()
-        self.cursor.driver = Closed()  # no cycles: it goes with the last reference
-        self.cursor.queue.wake = None
+        self.cursor.close(Closed())
 
     def release(self) -> None:
         """Nobody can iterate any more; what is done with is stored, without waiting.

@@ -67,7 +67,7 @@ class BasePublisher(PublisherBase):
         )
         loop = asyncio.get_running_loop()
         self._core = PublisherCore(Unusable(UNDECLARED), loop, window, WindowSemaphore)
-        self._core.error = PublisherError(UNDECLARED)  # what is compiled asks the driver then
+        self._core.fail(PublisherError(UNDECLARED))  # what is compiled asks the driver then
 
     @property
     def message_id(self) -> int:
@@ -167,9 +167,8 @@ class Publisher(BasePublisher):
         driver.check()
         if not await driver.wait_room(1, until):
             raise RoomTimeout(f'no room in the window within {timeout} s')
-        confirmation = Confirmation(self._failures, loop=core.loop)
         try:
-            confirmation.publish_id = core.window.put(message, confirmation)
+            confirmation = Confirmation(message, core, self._failures)
         except BaseException:
             core.room.grant()  # the room that this message does not need
             raise

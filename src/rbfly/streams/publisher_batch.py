@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..checks import check_integer
 from ..error import ConfirmTimeout, RoomTimeout
 from ..types import AMQPBody
-from ._sending import BatchBase, Batches, ConfirmGroup
+from ._confirm import ConfirmGroup
+from ._sending import BatchBase, Batches
 from .publisher import BasePublisher
 from .publishing import PublisherDriver
 from .types import MessageCtx, PublisherInfo
@@ -64,7 +65,7 @@ class PublisherBatchFast(BatchBase, BasePublisher):
 
     def _tell(self, batches: list[ConfirmGroup]) -> None:
         """Raise what went wrong with them, once."""
-        self._batches.sent = [batch for batch in self._batches.sent if batch not in batches]
+        self._batches.forget(batches)
         errors = [batch.error for batch in batches if batch.error is not None]
         if errors:
             raise_first(errors)

@@ -24,7 +24,8 @@ from .waiting import WindowSemaphore, publish_error
 
 if TYPE_CHECKING:
     from ..net.connection import Connection
-    from ._sending import ConfirmGroup, PublisherCore
+    from ._confirm import ConfirmGroup
+    from ._sending import PublisherCore
 
 __all__ = ['PublisherDriver', 'Unusable']
 
@@ -93,8 +94,7 @@ class PublisherDriver:
         :param release: gives to the window what is kept back, where the publisher is closed.
         """
         self._core, self._label, self._release = core, label, release or core.write
-        core.driver = self
-        core.error = None
+        core.drive(self)
         self.queues.append(core.room)
         if self.link.connection is not None:
             self.attach(self.link.connection, self.link.id)
@@ -113,7 +113,7 @@ class PublisherDriver:
     def detach(self, connection: Connection, id: int) -> None:
         connection.set_publisher(id, None)
         if self._core is not None:
-            self._core.connection = None
+            self._core.suspend()
 
     async def complete(self, connection: Connection) -> None:
         if self.name and self._core is None:
@@ -127,12 +127,8 @@ class PublisherDriver:
         core = self._core
         if core is None:
             return
-        done = core.window.replay(id, connection.frame_max)
-        core.connection = connection
-        for waiter in done:  # too large for this connection
-            self.settle(waiter)
+        core.resume(connection, id)
         self._end_refused()
-        core.write()
         if core.window.unsettled == 0:
             self._wake_idle()
 
@@ -147,7 +143,7 @@ class PublisherDriver:
     def on_failed(self, error: Exception) -> None:
         """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
         if self._core is not None:
-            self._core.error = error
+            self._core.fail(error)
             self._give_up(error)
 
     def on_resume(self) -> None:
@@ -171,7 +167,7 @@ class PublisherDriver:
         if self._cluster.generation != self._generation:
             raise disconnected()
         self.link.want()
-        core.error = None
+        core.drive(self)
 
     async def wait_room(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, after those who wait already, until so many messages fit; false if not in time."""
@@ -250,7 +246,7 @@ class PublisherDriver:
             await self._ended.wait()
             return
         self._cluster.check_loop()
-        core.closed = True
+        core.close()
         if core.loop.is_closed():  # and with it all who waited
             self._ended.set()
             return
@@ -283,7 +279,7 @@ class PublisherDriver:
         """Close without waiting: what is queued leaves, and its confirms are given up."""
         core = self.core
         if not core.closed:
-            core.closed = True
+            core.close()
             if core.error is None:
                 self._release()
             self._part(error)
@@ -295,8 +291,7 @@ class PublisherDriver:
         """Give up what is unconfirmed, and the link; what is to be waited for yet."""
         core = self.core
         self._give_up(error, unsent)
-        core.window.on_settled = None  # no cycles: it goes with the last reference to it
-        core.driver = Unusable(f'{self!r} is closed')
+        core.end(Unusable(f'{self!r} is closed'))
         for queue in self.queues:
             queue.close()
         return self.link.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..error import ConfirmTimeout
 from ..types import AMQPBody
-from ._sending import ConfirmGroup
+from ._confirm import ConfirmGroup
 from .types import MessageCtx
 from .waiting import of_message, publish_error
 

@@ -7,10 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..error import FrameError
+from ..error import RbFlyError
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
-from ..protocol.const import ResponseCode
 
 if TYPE_CHECKING:
     from ..net.connection import Connection
@@ -72,9 +71,9 @@ class Silence:
             return False
         elif self._over:
             self._seconds, self._over = min(2 * self._seconds, SILENCE_LAST), False
-            future = connection.send_request(commands.StreamStats(self._stream))
-            future.add_done_callback(
-                lambda future: self._on_stats(connection, future, may_begin_later)
+            command = commands.StreamStats(self._stream)
+            connection.send_request(command).add_done_callback(
+                lambda future: self._on_stats(connection, command, future, may_begin_later)
             )
         self._lacking = None
         self.timer = asyncio.get_running_loop().call_later(self._seconds, self._on_silence)
@@ -86,18 +85,18 @@ class Silence:
         self._wake()
 
     def _on_stats(
-        self, connection: Connection, future: asyncio.Future[bytes], may_begin_later: bool
+        self,
+        connection: Connection,
+        command: commands.StreamStats,
+        future: asyncio.Future[bytes],
+        may_begin_later: bool,
     ) -> None:
         if self.timer is None or future.cancelled() or future.exception() is not None:
             return
-        reader = commands.Reader(future.result())
         try:
-            if reader.u16() != ResponseCode.OK:
-                return
-            stats = commands.StreamStats(self._stream).parse(reader)
-        except FrameError as ex:
-            connection.on_failure(ex)
-            return
+            stats = connection.read(command, future.result())
+        except RbFlyError:
+            return  # whoever waits is told of a connection that has ended
         committed = stats.get('committed_chunk_id', -1)
         if self._settled is None and may_begin_later:
             self._settled = committed

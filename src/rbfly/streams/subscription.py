@@ -9,7 +9,8 @@ from typing import Self
 from ..error import ArgumentError, ArgumentTypeError
 from ..net.closing import can_wait
 from ..protocol._batch import MessageBatch
-from ..protocol._cursor import KINDS, MessageIterator, SubscriptionBase
+from ..protocol._cursor import KINDS
+from ..protocol._iteration import MessageIterator, SubscriptionBase
 from ..protocol.offset import Offset
 from .consuming import SubscriptionDriver
 from .types import MessageCtx

@@ -10,7 +10,10 @@ from typing import Any
 from ..checks import check_timeout
 from ..error import PublishError, PublishErrorInfo
 from ..protocol._frames import PendingConfirms
-from ._sending import ConfirmFuture, SemaphoreState
+from ..types import AMQPBody
+from ._confirm import ConfirmFuture
+from ._sending import PublisherCore, SemaphoreState
+from .types import MessageCtx
 
 __all__ = [
     'Confirmation',
@@ -127,6 +130,7 @@ def no_room(asked: int) -> bool:
 class Confirmation(asyncio.Future[None]):
     """What :meth:`Publisher.submit` gives: a future of the broker's confirm.
 
+    :param message: is put into the window.
     :ivar publish_id: publishing id of the message (int).
     :ivar seen: somebody has asked for the outcome, or awaits it.
     :ivar failure: why the message is not confirmed; to look at it is not to have seen it.
@@ -136,9 +140,12 @@ class Confirmation(asyncio.Future[None]):
     seen = False
     failure: Exception | None = None
 
-    def __init__(self, failures: Failures, *, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
+    def __init__(
+        self, message: AMQPBody | MessageCtx, core: PublisherCore, failures: Failures
+    ) -> None:
+        super().__init__(loop=core.loop)
         self._failures = failures
+        self.publish_id = core.window.put(message, self)
 
     def __await__(self) -> Generator[Any, None, None]:
         self.seen = True

@@ -1,0 +1,24 @@
+# What a task awaits.  No ABI promise between releases.
+
+from rbfly.protocol._frames cimport PendingConfirms
+
+
+cdef class ConfirmFuture(PendingConfirms):
+    cdef readonly object _loop
+    cdef object callback            # of the task that awaits this
+    cdef object context
+    cdef object error
+    cdef object traceback
+    cdef bint settled
+    cdef public bint _asyncio_future_blocking
+
+    cdef int _wake(self, object confirmed) except -1
+    cdef int _finish(self, object error) except -1
+    cdef int _call_soon(self) except -1
+
+
+cdef class ConfirmGroup(PendingConfirms):
+    cdef object loop
+    cdef list waits                 # of the tasks that await it
+    cdef readonly bint settled
+    cdef readonly object error

@@ -1,0 +1,59 @@
+"""A client that is kept connected while a function runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar, cast
+
+from ..error import RbFlyError
+from .client import StreamsClient
+
+__all__ = ['connection']
+
+F = TypeVar('F', bound=Callable[..., Any])
+
+
+def connection(coro: F) -> F:
+    """Decorator: keep a client connected while a coroutine or an asynchronous generator runs.
+
+    The client is the first argument that is a :class:`StreamsClient`.  Its connections are closed
+    when the last of the nested or parallel calls that use it ends.
+
+    :raises RbFlyError: `coro` is neither, or it is called without a client.
+    """
+    function: Any = coro
+    while isinstance(function, functools.partial):
+        function = function.func
+
+    def client_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> StreamsClient:
+        if isinstance(coro, functools.partial):
+            args, kwargs = coro.args + args, coro.keywords | kwargs
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, StreamsClient):
+                return value
+        raise RbFlyError(f'{function.__name__} was called without a streams client')
+
+    if inspect.iscoroutinefunction(function):
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            async with client_of(args, kwargs):
+                return await coro(*args, **kwargs)
+
+        wrapper: Any = run
+    elif inspect.isasyncgenfunction(function):
+
+        async def iterate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            async with client_of(args, kwargs):
+                generator = coro(*args, **kwargs)
+                try:
+                    async for value in generator:
+                        yield value
+                finally:
+                    await generator.aclose()
+
+        wrapper = iterate
+    else:
+        raise RbFlyError(f'{coro!r} is neither a coroutine function nor an async generator one')
+    return cast(F, functools.update_wrapper(wrapper, function))

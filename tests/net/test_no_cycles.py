@@ -1,0 +1,126 @@
+"""What went wrong keeps nothing: a client goes with its last reference, not with a collection."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.error import RbFlyError
+from rbfly.net import retry
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import (
+    CLOSING,
+    GARBAGE,
+    SILENT,
+    FakeBroker,
+    FakeConnection,
+    Frame,
+    Step,
+    refuse,
+)
+
+UNAVAILABLE = 0x06
+PRECONDITION = 0x11
+LIMIT = 0.2  # where a limit has to run out
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def no_collection(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def second_time(key: int) -> Callable[[FakeConnection, Frame], None]:
+    """Refuses a command the first time."""
+    seen: list[Frame] = []
+
+    def answer(connection: FakeConnection, request: Frame) -> None:
+        seen.append(request)
+        connection.respond(request, code=wire.OK if len(seen) > 1 else UNAVAILABLE)
+
+    return answer
+
+
+async def goes(
+    use: Callable[[rbs.StreamsClient, FakeBroker], Awaitable[None]], **broker: Any
+) -> None:
+    """Use a client of a broker; it is to go, and what it has opened."""
+    async with FakeBroker(**broker) as fake:
+        client = rbs.streams_client(
+            fake.uri, connect_timeout=LIMIT, request_timeout=LIMIT, close_timeout=LIMIT
+        )
+        left = weakref.ref(client._cluster)
+        with suppress(RbFlyError, asyncio.CancelledError):
+            await use(client, fake)
+        await client.disconnect()
+        del client
+        await until(lambda: left() is None, 'the client has gone')
+
+
+async def publish(client: rbs.StreamsClient, fake: FakeBroker) -> None:
+    async with client.publisher('test') as publisher:
+        await publisher.send(b'x')
+
+
+async def read(client: rbs.StreamsClient, fake: FakeBroker) -> None:
+    async for _ in client.subscribe('test', timeout=LIMIT):
+        pass
+
+
+async def cancel(client: rbs.StreamsClient, fake: FakeBroker) -> None:
+    task = asyncio.create_task(publish(client, fake))
+    await until(lambda: bool(fake.connections), 'it connects')
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def disconnect(client: rbs.StreamsClient, fake: FakeBroker) -> None:
+    task = asyncio.create_task(publish(client, fake))
+    await until(lambda: bool(fake.connections), 'it connects')
+    await client.disconnect()
+    await asyncio.wait([task])
+    task.exception()
+
+
+DECLARE = wire.DECLARE_PUBLISHER
+
+
+@pytest.mark.parametrize('use', [publish, cancel, disconnect])
+@pytest.mark.parametrize(
+    'broker',
+    [
+        {},
+        {'on': {DECLARE: refuse(PRECONDITION)}},
+        {'on': {DECLARE: refuse(UNAVAILABLE)}},
+        {'on': {DECLARE: SILENT}},
+        {'on': {DECLARE: second_time(DECLARE)}},
+        {'at': {Step.OPEN: CLOSING}},
+        {'at': {Step.OPEN: GARBAGE}},
+        {'at': {Step.OPEN: SILENT}},
+    ],
+    ids=[
+        'stores', 'refuses', 'is not available', 'is silent', 'refuses once', 'closes',
+        'is no broker', 'never opens',
+    ],
+)  # fmt: skip
+async def test_publishing_to_a_broker_that(use: Any, broker: dict[str, Any]) -> None:
+    await goes(use, **broker)
+
+
+@pytest.mark.parametrize(
+    'on',
+    [{}, {wire.SUBSCRIBE: refuse(PRECONDITION)}, {wire.SUBSCRIBE: second_time(wire.SUBSCRIBE)}],
+    ids=['is silent', 'refuses', 'refuses once'],
+)
+async def test_reading_from_a_broker_that(on: dict[int, Any]) -> None:
+    await goes(read, on=on)
