@@ -1,0 +1,324 @@
+"""A broker for tests, as programs hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
+from ..checks import check_integer, check_timeout, check_type
+from ..error import ArgumentError, StreamDoesNotExist, protocol_error
+from ..protocol.const import ResponseCode
+from ..types import AMQPBody
+from .arguments import Crash, Refused
+from .cluster import Cluster
+from .handlers import HANDLERS
+from .node import Node
+from .running import Running
+from .session import Session
+from .stream import Stream
+
+
+class StreamBroker(Running):
+    """A RabbitMQ Streams broker in memory.
+
+    It runs in the event loop of the test::
+
+        async with StreamBroker() as broker:
+            client = streams_client(broker.uri)
+
+    or in a thread of its own, for tests that have no event loop, or whose loop is busy::
+
+        with StreamBroker() as broker:
+            client = streams_client(broker.uri)
+
+    Its methods work from any thread, also when it has stopped; what it has stored stays until it is
+    dropped.  Started again, it has the same ports.
+
+    :param host: address at which it listens.
+    :param port: port of the first node, those of the others follow; 0 for any that are free.
+    :param nodes: how many nodes it has; every stream is on each of them.
+    :param users: passwords by user; `guest` with password `guest` if there are none.
+    :param vhosts: names of the virtual hosts.
+    :param frame_max: most bytes of a frame; 0 for no limit.
+    :param heartbeat: interval that clients are told, in seconds; 0 for none.
+    :param on_event: called with a line of text for each connection, opened or closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = '127.0.0.1',
+        port: int = 0,
+        nodes: int = 1,
+        users: Mapping[str, str] | None = None,
+        vhosts: Iterable[str] = ('/',),
+        frame_max: int = 2**20,
+        heartbeat: int = 60,
+        on_event: Callable[[str], object] | None = None,
+    ) -> None:
+        check_integer('port', port, 0, 0xFFFF)
+        check_integer('nodes', nodes, 1, 255)
+        check_integer('frame_max', frame_max, 0, 2**32 - 1)
+        check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
+        users = {'guest': 'guest'} if users is None else users
+        self._vhosts = tuple(vhosts)
+        if not self._vhosts:
+            raise ArgumentError('a broker needs a virtual host')
+        cluster = Cluster(users, self._vhosts, frame_max, heartbeat)
+        for number in range(nodes):
+            node = Node(number, host, port and port + number, cluster.faults)
+            node.make = lambda node: Session(cluster, node, HANDLERS)
+            cluster.nodes.append(node)
+        if on_event is not None:
+            cluster.told = on_event
+        super().__init__(cluster)
+
+    # -- where it is
+
+    @property
+    def uri(self) -> str:
+        """URI of the first node, with the first user and virtual host."""
+        return self.uris[0]
+
+    @property
+    def uris(self) -> list[str]:
+        """URIs of all nodes."""
+        from urllib.parse import quote
+
+        user = ''.join(
+            f'{quote(name, safe="")}:{quote(password, safe="")}@'
+            for name, password in [*self._cluster.users.items()][:1]
+        )
+        vhost = '' if self._vhosts[0] == '/' else quote(self._vhosts[0], safe='')
+        return [
+            f'rabbitmq-stream://{user}{f"[{node.host}]" if ":" in node.host else node.host}'
+            f':{node.port}/{vhost}'
+            for node in self._cluster.nodes
+        ]
+
+    @property
+    def port(self) -> int:
+        """Port of the first node."""
+        return self._cluster.nodes[0].port
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return self._call(lambda: len(self._cluster.sessions))
+
+    # -- what it has stored
+
+    def _stream(self, name: str, vhost: str | None) -> Stream:
+        check_type('stream', name, str)
+        try:
+            return self._cluster.vhosts[self._vhost(vhost)][name]
+        except KeyError:
+            raise StreamDoesNotExist(name) from None
+
+    def _vhost(self, vhost: str | None) -> str:
+        found = self._vhosts[0] if vhost is None else vhost
+        if found not in self._cluster.vhosts:
+            raise ArgumentError(f'there is no virtual host {found!r}')
+        return found
+
+    @property
+    def streams(self) -> list[str]:
+        """Names of the streams of the first virtual host."""
+        return self._call(lambda: [*self._cluster.vhosts[self._vhosts[0]]])
+
+    @property
+    def published(self) -> int:
+        """How many messages were stored, in all streams, deleted ones as well."""
+        return self._call(
+            lambda: (
+                self._cluster.published
+                + sum(stream.published for stream in self._cluster.streams())
+            )
+        )
+
+    def messages(self, stream: str, *, raw: bool = False, vhost: str | None = None) -> list[Any]:
+        """The messages of a stream, from its first.
+
+        :param stream: name of the stream.
+        :param raw: give bytes as they are stored; otherwise bodies, decoded as AMQP 1.0.
+        :param vhost: its virtual host; None for the first one.
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises AMQPDecoderError: a message is not AMQP 1.0.
+        :raises ChunkError: a sub-entry cannot be read.
+        """
+        found = self._call(lambda: self._stream(stream, vhost).messages())
+        return found if raw else [decode_amqp(data).body for data in found]
+
+    def offsets(self, stream: str, *, vhost: str | None = None) -> dict[str, int]:
+        """Stored offsets of a stream, by reference.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        return self._call(lambda: dict(self._stream(stream, vhost).offsets))
+
+    # -- what it is given
+
+    def create_stream(self, stream: str, *, vhost: str | None = None, **arguments: str) -> None:
+        """Create a stream, unless there is one of that name.
+
+        :param arguments: arguments of the protocol, with `_` for `-`: `max_age='1h'`.
+        :raises ProtocolError: it cannot be created, as a broker would refuse it.
+        :raises ArgumentError: an argument that is no number, or no age.
+        """
+        given = {name.replace('_', '-'): value for name, value in arguments.items()}
+
+        def create() -> None:
+            cluster, where = self._cluster, self._vhost(vhost)
+            if stream in cluster.vhosts[where]:
+                return
+            try:
+                cluster.create(where, stream, given, cluster.nodes[0])
+            except Refused as ex:
+                raise protocol_error(ex.code, stream=stream) from None
+            except Crash as ex:
+                raise ArgumentError(str(ex)) from None
+
+        self._call(create)
+
+    def delete_stream(self, stream: str, *, vhost: str | None = None) -> None:
+        """Delete a stream; who uses it is told.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        self._call(lambda: self._cluster.delete(self._vhost(vhost), self._stream(stream, vhost)))
+
+    def publish(
+        self, stream: str, *messages: AMQPBody | MessageCtx, vhost: str | None = None
+    ) -> None:
+        """Store messages in one chunk, as if somebody had published them.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises AMQPEncoderError: AMQP 1.0 cannot hold a message.
+        """
+        data = [encode_amqp_bytes(message) for message in messages]
+        self._call(lambda: self._stream(stream, vhost).append(data))
+
+    # -- nodes and time
+
+    def _node(self, number: int) -> Node:
+        check_integer('node', number, 0, len(self._cluster.nodes) - 1)
+        return self._cluster.nodes[number]
+
+    def leader(self, stream: str, *, vhost: str | None = None) -> int:
+        """The number of the node that leads a stream, from 0.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        return self._call(lambda: self._stream(stream, vhost).leader)
+
+    def move_leader(self, stream: str, node: int, *, vhost: str | None = None) -> None:
+        """Let another node lead a stream.
+
+        :param node: its number, from 0.
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        found = self._node(node)
+        self._call(lambda: self._cluster.move_leader(self._stream(stream, vhost), found))
+
+    def stop_node(self, node: int) -> None:
+        """Stop a node; others lead its streams."""
+        self._call(self._cluster.stop_node, self._node(node))
+
+    def start_node(self, node: int) -> None:
+        """Start a node that was stopped, at the same port."""
+        self._call(self._cluster.start_node, self._node(node))
+
+    def advance(self, seconds: float) -> None:
+        """Set the broker's clock forward: chunks get older, and those above `max_age` go."""
+        check_type('seconds', seconds, int, float)
+        check_timeout('seconds', seconds)
+
+        def advance() -> None:
+            self._cluster.clock.ahead += seconds
+            for stream in self._cluster.streams():
+                stream.retain()
+
+        self._call(advance)
+
+    # -- what goes wrong
+
+    def cut(self, after: int | None = None) -> None:
+        """Cut all connections.
+
+        :param after: when so many bytes more have come and gone, within a frame if it is so; None
+            for at once.
+        """
+        if after is not None:
+            check_integer('after', after, 1, 2**63)
+        self._call(self._cluster.cut, after)
+
+    def refuse(self) -> None:
+        """Close new connections at once, until :meth:`heal`."""
+        self._call(setattr, self._cluster.faults, 'refusing', True)
+
+    def stall(self) -> None:
+        """Neither read nor write, heartbeats included, until :meth:`heal`."""
+        self._call(self._cluster.stall, True)
+
+    def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
+        """Answer whoever authenticates with a code, until :meth:`heal`."""
+        check_integer('code', code, 2, 0xFFFF)
+        self._call(setattr, self._cluster.faults, 'authentication', code)
+
+    def publish_error(
+        self, code: int = ResponseCode.PUBLISHER_DOES_NOT_EXIST, count: int = 1
+    ) -> None:
+        """Refuse the next messages, which are not stored.
+
+        :param code: why, a code of the protocol.
+        :param count: how many messages.
+        """
+        check_integer('code', code, 2, 0xFFFF)
+        check_integer('count', count, 1, 2**31)
+        self._call(lambda: self._cluster.faults.errors.extend([code] * count))
+
+    def withhold_confirms(self) -> None:
+        """Store messages, but confirm them at :meth:`heal` only."""
+        self._call(setattr, self._cluster.faults, 'withholding', True)
+
+    def lose_confirms(self, count: int = 1) -> None:
+        """Store the next messages, and never confirm them on their connection.
+
+        :param count: how many messages.
+        """
+        check_integer('count', count, 1, 2**31)
+        self._call(setattr, self._cluster.faults, 'lost', count)
+
+    def damage_chunk(self, count: int = 1) -> None:
+        """Deliver the next chunks with a wrong CRC.
+
+        :param count: how many chunks, over all subscriptions.
+        """
+        check_integer('count', count, 1, 2**31)
+        self._call(setattr, self._cluster.faults, 'damaged', count)
+
+    def metadata_update(
+        self,
+        stream: str,
+        code: int = ResponseCode.STREAM_NOT_AVAILABLE,
+        *,
+        vhost: str | None = None,
+    ) -> None:
+        """Remove the publishers and subscriptions of a stream, and tell whom they belong to.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        self._call(
+            lambda: self._cluster.remove_from(self._stream(stream, vhost), True, True, code=code)
+        )
+
+    def close_connections(
+        self, code: int = ResponseCode.OK, reason: str = 'closed by the broker'
+    ) -> None:
+        """Ask all clients to close their connections."""
+        self._call(self._cluster.close_sessions, code, reason)
+
+    def heal(self) -> None:
+        """End every fault."""
+        self._call(self._cluster.heal)

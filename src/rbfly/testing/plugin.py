@@ -1,0 +1,33 @@
+"""Fixtures of pytest; nothing is imported for them until a test wants one.
+
+async def test_orders(rbfly_broker, rbfly_stream):
+    async with streams_client(rbfly_broker.uri) as client:
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .broker import StreamBroker
+
+
+@pytest.fixture
+def rbfly_broker() -> Iterator[StreamBroker]:
+    """A broker of this test, in a thread of its own (rbfly.testing.StreamBroker)."""
+    from .broker import StreamBroker
+
+    with StreamBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def rbfly_stream(rbfly_broker: StreamBroker) -> str:
+    """The name of an empty stream of `rbfly_broker`."""
+    name = 'rbfly-stream'
+    rbfly_broker.create_stream(name)
+    return name

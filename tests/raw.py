@@ -1,0 +1,108 @@
+"""A client that sends what a test says, frame by frame, and says what came back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from rbfly.protocol import commands
+from rbfly.protocol.chunks import PublishEntry, message
+from rbfly.protocol.commands import Command, OneWay, Request, Response
+from rbfly.protocol.const import Key
+
+TIMEOUT = 10.0  # a guard only
+
+
+def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
+    """Entries of a Publish frame: each message is its publishing id."""
+    return tuple(PublishEntry(i, filter, message(b'%d' % i)) for i in ids)
+
+
+class RawClient:
+    """One connection.
+
+    :ivar aside: frames that came while an answer was waited for.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.aside: list[Any] = []
+        self.sent = 0
+
+    def write(self, *frames: bytes) -> None:
+        self.writer.write(b''.join(frames))
+
+    def send(self, *items: OneWay) -> None:
+        self.write(*(item.encode() for item in items))
+
+    async def receive(self) -> Any:
+        """The next frame; None at the end of the connection."""
+        if self.aside:
+            return self.aside.pop(0)
+        return await self._next()
+
+    async def _next(self) -> Any:
+        async with asyncio.timeout(TIMEOUT):
+            try:
+                size = int.from_bytes(await self.reader.readexactly(4))
+                data = await self.reader.readexactly(size)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return None
+        key, version = int.from_bytes(data[:2]), int.from_bytes(data[2:4])
+        found = commands.decode(key, version, data[4:])
+        return found.command if isinstance(found, Request) else found
+
+    async def ask(self, command: Command[Any]) -> Response:
+        """The response to a request."""
+        self.sent += 1
+        self.write(command.encode(self.sent))
+        while True:
+            found = await self._next()
+            assert found is not None, 'the connection has ended'
+            if isinstance(found, Response) and found.command is type(command):
+                assert found.correlation_id == self.sent
+                return found
+            self.aside.append(found)
+
+    async def code(self, command: Command[Any]) -> int:
+        return (await self.ask(command)).code
+
+    async def value(self, command: Command[Any]) -> Any:
+        response = await self.ask(command)
+        assert response.code == 1
+        return response.value
+
+    async def handshake(self, vhost: str = '/') -> None:
+        await self.value(commands.PeerProperties({}))
+        await self.value(commands.SaslHandshake())
+        await self.value(commands.SaslAuthenticate('PLAIN', b'\0guest\0guest'))
+        tune = await self.receive()
+        assert isinstance(tune, commands.Tune)
+        self.send(tune)
+        await self.value(commands.Open(vhost))
+
+    async def deliver_v2(self) -> None:
+        await self.value(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
+
+
+@contextlib.asynccontextmanager
+async def connected(uri: str) -> AsyncIterator[RawClient]:
+    """A connection, nothing of the handshake done."""
+    address = urlsplit(uri)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def opened(uri: str) -> AsyncIterator[RawClient]:
+    """A connection with the virtual host open."""
+    async with connected(uri) as client:
+        await client.handshake()
+        yield client

@@ -1,0 +1,48 @@
+"""`python -m rbfly broker`."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import rbfly.streams as rbs
+
+COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
+
+
+def test_broker_until_it_is_interrupted() -> None:
+    async def use(uri: str) -> None:
+        async with rbs.streams_client(uri, connection_name='my-app') as client:
+            await client.create_stream('orders')
+            async with client.publisher('orders') as publisher:
+                await publisher.send(1)
+
+    with subprocess.Popen(
+        [*COMMAND, '0'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        uri = process.stdout.readline().strip()
+        asyncio.run(use(uri))
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert errors == ''
+    lines = output.splitlines()
+    assert any("'my-app" in line and "opened '/' as 'guest'" in line for line in lines)
+    assert sum('closed' in line for line in lines) == sum('opened' in line for line in lines)
+
+
+@pytest.mark.parametrize('port', ['taken', '70000'])
+def test_port_that_cannot_be_had(port: str) -> None:
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        if port == 'taken':
+            port = str(taken.getsockname()[1])
+        result = subprocess.run(
+            [*COMMAND, port], capture_output=True, text=True, timeout=30, check=False
+        )
+    assert result.returncode == 1
+    assert result.stdout == ''
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,373 @@
+"""The same conversations with the broker for tests and with RabbitMQ: the same frames come back.
+
+RabbitMQ may divide the entries of a Publish frame among chunks, so a chunk is one entry here.
+"""
+
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from brokers import RabbitMQ
+from rbfly.protocol import commands
+from rbfly.protocol._chunk import Chunk
+from rbfly.protocol.chunks import PublishEntry, message
+from rbfly.protocol.commands import (
+    Create,
+    Credit,
+    DeclarePublisher,
+    Delete,
+    DeletePublisher,
+    Deliver,
+    DeliverV2,
+    Metadata,
+    Publish,
+    PublishConfirm,
+    PublishV2,
+    QueryOffset,
+    QueryPublisherSequence,
+    Response,
+    StoreOffset,
+    StreamStats,
+    Subscribe,
+    Unsubscribe,
+)
+from rbfly.protocol.const import Key
+from rbfly.protocol.offset import Offset
+from rbfly.testing import StreamBroker
+from tests.raw import RawClient, entries, opened
+
+Conversation = Callable[[RawClient, str], Awaitable[list[Any]]]
+
+
+def batch(number: int, *messages: bytes) -> tuple[PublishEntry, ...]:
+    """Messages in a sub-entry, which is not divided."""
+    data = b''.join(map(message, messages))
+    head = struct.pack('>BHII', 0x80, len(messages), len(data), len(data))
+    return (PublishEntry(number, None, head + data),)
+
+
+async def confirmed(client: RawClient, count: int) -> list[tuple[int, int]]:
+    """Publisher and publishing id of each confirm; RabbitMQ divides them as it likes."""
+    found: list[tuple[int, int]] = []
+    while len(found) < count:
+        item = await client.receive()
+        assert isinstance(item, PublishConfirm)
+        found += [(item.publisher_id, number) for number in item.publishing_ids]
+    return sorted(found)
+
+
+async def chunks(client: RawClient, stream: str, *values: bytes | None) -> None:
+    """Chunks of one message with a filter value each, or of three without."""
+    await client.value(DeclarePublisher(0, '', stream))
+    for i, value in enumerate(values):
+        if value is None:
+            client.send(Publish(0, batch(i, b'a', b'b', b'%d' % i)))
+        else:
+            client.send(PublishV2(0, entries(i, filter=value)))
+        await confirmed(client, 1)
+
+
+async def aside(client: RawClient, stream: str) -> list[Any]:
+    """What has come; two answers of the stream's leader, so that it was told, and has told."""
+    for _ in range(2):
+        await client.ask(QueryPublisherSequence('nobody', stream))
+        await client.ask(StreamStats(stream))
+    found, client.aside = client.aside, []
+    return found
+
+
+async def delivered(client: RawClient, count: int) -> list[Any]:
+    return [await client.receive() for _ in range(count)]
+
+
+# -- conversations, by their names
+
+
+async def creating(client: RawClient, stream: str) -> list[Any]:
+    given: list[dict[str, str]] = [
+        {},
+        {},
+        {'max-age': '1h'},
+        {'unknown': 'x'},
+    ]
+    found = [await client.code(Create(stream, arguments)) for arguments in given]
+    refused = [
+        {'stream-max-segment-size-bytes': '3000000001'},
+        {'initial-cluster-size': '0'},
+        {'queue-leader-locator': 'nearest'},
+        {'stream-filter-size-bytes': '15'},
+        {'stream-filter-size-bytes': '256'},
+    ]
+    found += [await client.code(Create(f'{stream}-x', arguments)) for arguments in refused]
+    found += [await client.code(Create(name, {})) for name in ('', 'amq.test')]
+    taken = {'max-age': '7D', 'max-length-bytes': '-1', 'queue-leader-locator': 'balanced'}
+    for arguments in (taken, taken, taken | {'max-age': '1D'}):
+        found.append(await client.code(Create(f'{stream}-y\n', arguments)))
+    for name in (stream, stream, f'{stream}-x', f'{stream}-y'):
+        found.append(await client.code(Delete(name)))
+    return found
+
+
+async def declaring(client: RawClient, stream: str) -> list[Any]:
+    long = struct.pack('>IBH', 99, 7, 256) + b'x' * 256 + commands.string(stream)
+    codes = [
+        await client.code(DeclarePublisher(*arguments))
+        for arguments in (
+            (0, '', stream),
+            (0, '', stream),
+            (1, '', stream),
+            (2, 'name', stream),
+            (255, 'name', stream),
+            (255, '', 'nothing'),
+        )
+    ]
+    client.write(commands.frame(Key.DECLARE_PUBLISHER, long))
+    found = [*codes, await client.receive()]
+    return [*found, *[await client.code(DeletePublisher(i)) for i in (0, 0, 2, 255)]]
+
+
+async def publishing(client: RawClient, stream: str) -> list[Any]:
+    await client.value(DeclarePublisher(0, '', stream))
+    await client.value(DeclarePublisher(1, '', stream))
+    client.send(
+        Publish(0, entries(5, 5, 1)),
+        Publish(1, ()),
+        PublishV2(1, entries(7, filter=b'')),
+        PublishV2(1, entries(8, filter=b'x')),
+        Publish(9, entries(1, 2)),
+        PublishV2(9, entries(3, filter=b'x')),
+    )
+    refused: list[Any] = []
+    confirms: list[tuple[int, int]] = []
+    while len(confirms) < 5 or len(refused) < 2:
+        item = await client.receive()
+        if isinstance(item, PublishConfirm):
+            confirms += [(item.publisher_id, number) for number in item.publishing_ids]
+        else:
+            refused.append(item)
+    return [sorted(confirms), *refused, *await aside(client, stream)]
+
+
+async def deduplicating(client: RawClient, stream: str) -> list[Any]:
+    found: list[Any] = [await client.ask(QueryPublisherSequence('p', stream))]
+    await client.value(DeclarePublisher(0, 'p', stream))
+    client.send(Publish(0, entries(3, 4, 2, 4, 10, 9)))
+    found.append(await confirmed(client, 6))
+    client.send(Publish(0, entries(1, 2)))
+    found.append(await confirmed(client, 2))
+    found.append(await client.ask(QueryPublisherSequence('p', stream)))
+    found.append(await client.ask(QueryPublisherSequence('p', 'nothing')))
+    client.send(Publish(0, entries(11)))
+    await confirmed(client, 1)
+    await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
+    stored: list[bytes] = []
+    while stored[-1:] != [b'11']:
+        last = (await delivered(client, 1))[0]
+        stored += Chunk.parse(last.chunk).messages()
+    return [*found, stored, last]
+
+
+async def starting(client: RawClient, stream: str) -> list[Any]:
+    empty = (Offset.FIRST, Offset.LAST, Offset.NEXT, Offset.offset(0), Offset.offset(7))
+    for number, offset in enumerate(empty):
+        await client.value(Subscribe(number, stream, offset, 10, {}))
+    client.send(StoreOffset('r', stream, 1))
+    await client.value(QueryOffset('r', stream))
+    found: list[Any] = [await client.ask(StreamStats(stream))]
+    await client.value(DeclarePublisher(0, '', stream))
+    client.send(Publish(0, batch(0, b'0', b'1', b'2')))
+    first = [item for item in await delivered(client, 6) if isinstance(item, Deliver)]
+    found += sorted(first, key=lambda item: item.subscription_id)
+    for number in range(5):
+        await client.value(Unsubscribe(number))
+    client.send(Publish(0, batch(1, b'3', b'4')))
+    await confirmed(client, 1)
+    given = (
+        Offset.FIRST, Offset.LAST, Offset.NEXT, *map(Offset.offset, (0, 1, 3, 4, 5, 6, 99)),
+        Offset.timestamp(0), Offset.timestamp(2**40),
+    )  # fmt: skip
+    for number, offset in enumerate(given):
+        await client.value(Subscribe(number, stream, offset, 10, {}))
+        found += [number, *await settled(client, stream)]
+    found.append(await client.ask(StreamStats(stream)))
+    return found
+
+
+async def settled(client: RawClient, stream: str) -> list[Any]:
+    """What is delivered to who is subscribed: what one reads of it who has subscribed later."""
+    await client.value(Subscribe(200, stream, Offset.LAST, 1, {}))
+    found = []
+    while True:
+        item = await client.receive()
+        if item.subscription_id == 200:
+            break
+        found.append(item)
+    await client.value(Unsubscribe(200))
+    return found + await aside(client, stream)
+
+
+async def crediting(client: RawClient, stream: str) -> list[Any]:
+    await chunks(client, stream, *[None] * 14)
+    found: list[Any] = []
+    for number, credit in enumerate((0, 1, 2, 4)):
+        await client.value(Subscribe(number, stream, Offset.FIRST, credit, {}))
+        found += await settled(client, stream)
+        for _ in range(4):
+            client.send(Credit(number, 1))
+            found += ['credit', *await settled(client, stream)]
+    client.send(Credit(77, 1))
+    return found + await delivered(client, 1)
+
+
+async def filtering(client: RawClient, stream: str) -> list[Any]:
+    await chunks(client, stream, b'a', b'b', b'c', b'', None)
+    await client.deliver_v2()
+    found: list[Any] = []
+    for number, properties in enumerate(
+        (
+            {},
+            {'filter.0': 'b'},
+            {'filter.0': 'a', 'filter.x': 'c'},
+            {'filter.0': 'a', 'match-unfiltered': 'true'},
+            {'filter.0': 'b', 'match-unfiltered': 'True'},
+            {'match-unfiltered': 'true'},
+            {'filter.0': ''},
+        )
+    ):
+        await client.value(Subscribe(number, stream, Offset.FIRST, 10, properties))
+        found += [properties, *await settled(client, stream)]
+    return found
+
+
+async def tracking(client: RawClient, stream: str) -> list[Any]:
+    found = [await client.ask(QueryOffset(*item)) for item in (('r', stream), ('r', 'nothing'))]
+    client.send(StoreOffset('r', 'nothing', 5))
+    for offset in (5, 3, 2**64 - 1):
+        client.send(StoreOffset('r', stream, offset))
+        found.append(await client.ask(QueryOffset('r', stream)))
+    await chunks(client, stream, None)
+    client.send(StoreOffset('', stream, 4))
+    found.append(await client.ask(QueryOffset('', stream)))
+    client.write(
+        commands.frame(Key.STORE_OFFSET, b'\1\0' + b'x' * 256 + commands.string(stream) + bytes(8))
+    )
+    found.append(await client.ask(QueryOffset('x', stream)))
+    client.send(Publish(0, entries(9)))
+    await confirmed(client, 1)
+    await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
+    return found + await delivered(client, 2) + [await client.ask(StreamStats(stream))]
+
+
+async def subscribing(client: RawClient, stream: str) -> list[Any]:
+    given: tuple[tuple[int, str, dict[str, str]], ...] = (
+        (0, 'nothing', {}),
+        (0, stream, {}),
+        (0, stream, {}),
+        (1, stream, {'name': 'x' * 256}),
+        (255, stream, {'name': 'x' * 255}),
+    )
+    found: list[Any] = [
+        await client.code(Subscribe(number, name, Offset.FIRST, 1, properties))
+        for number, name, properties in given
+    ]
+    return [*found, *[await client.code(Unsubscribe(i)) for i in (0, 0, 1, 255)]]
+
+
+async def deleting(client: RawClient, stream: str) -> list[Any]:
+    await client.value(DeclarePublisher(0, '', stream))
+    await client.value(DeclarePublisher(1, 'p', stream))
+    await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
+    client.write(Delete(stream).encode(99))
+    found = await delivered(client, 2)
+    client.send(Publish(0, entries(1)))
+    found += await delivered(client, 1)
+    found += [await client.code(DeletePublisher(0)), await client.code(Unsubscribe(0))]
+    found.append(await client.ask(Metadata((stream,))))
+    await client.value(Create(stream, {}))
+    return [*found, await client.code(DeclarePublisher(0, '', stream))]
+
+
+async def versions(client: RawClient, stream: str) -> list[Any]:
+    await client.ask(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2), Key.PUBLISH: (1, 2)}))
+    await chunks(client, stream, None, None)
+    await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
+    return await delivered(client, 2)
+
+
+def ending(*frames: bytes) -> Conversation:
+    async def conversation(client: RawClient, stream: str) -> list[Any]:
+        client.write(*frames)
+        found = [await client.receive()]
+        if found[0] is not None:
+            client.write(commands.close_response(1))
+            found.append(await client.receive())
+        return found
+
+    return conversation
+
+
+CONVERSATIONS: dict[str, Conversation] = {
+    item.__name__: item
+    for item in (
+        creating, declaring, publishing, deduplicating, starting, crediting, filtering, tracking,
+        subscribing, deleting, versions,
+    )
+} | {
+    'a key that nobody knows': ending(commands.frame(0x7000, b'')),
+    'a version that nobody knows': ending(commands.frame(Key.PUBLISH, b'', 3)),
+    'the answer to no heartbeat': ending(commands.frame(0x8000 | Key.HEARTBEAT, b'')),
+    'a null as name': ending(commands.frame(Key.CREATE, b'\0\0\0\1\xff\xff\0\0\0\0')),
+    'a deliver': ending(Deliver(0, b'').encode()),
+    'a null as reference': ending(
+        commands.frame(Key.DECLARE_PUBLISHER, b'\0\0\0\1\0\xff\xff' + commands.string('s'))
+    ),
+    'an entry that ends early': ending(
+        commands.frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100))
+    ),
+    'no such type of an offset': ending(
+        commands.frame(Key.SUBSCRIBE, b'\0\0\0\1\0\0\1s\0\x09\0\1')
+    ),
+    'a size that is none': ending(Create('t', {'max-length-bytes': '1GB'}).encode(1)),
+    'versions of what nobody knows': ending(
+        commands.ExchangeCommandVersions({0x7F: (1, 1)}).encode(1)
+    ),
+    'the end': ending(commands.Close().encode(1)),
+}  # fmt: skip
+
+
+def comparable(item: Any) -> Any:
+    """Without what differs each time: when a chunk was written, and where a broker is."""
+    if isinstance(item, Deliver | DeliverV2):
+        chunk = item.chunk[:8] + bytes(8) + item.chunk[16:]
+        return type(item).__name__, item.subscription_id, chunk.hex(' ', 8)
+    if isinstance(item, Response) and item.command is StreamStats:
+        stats = {key: value for key, value in item.value.items() if key != 'committed_offset'}
+        return item.code, stats  # RabbitMQ 4.0 does not tell the last
+    return item.__dict__ if isinstance(item, Response) else item
+
+
+async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
+    """What a broker answers."""
+    async with opened(uri) as client:
+        made = conversation is not creating
+        if made:
+            await client.value(Create(stream, {}))
+        try:
+            async with opened(uri) as talking:
+                return [comparable(item) for item in await conversation(talking, stream)]
+        finally:
+            if made:
+                await client.value(Delete(stream))
+
+
+@pytest.mark.parametrize('name', CONVERSATIONS)
+async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
+    stream, conversation = f'test-{uuid4()}', CONVERSATIONS[name]
+    async with StreamBroker() as memory:
+        found = await held(memory.uri, stream, conversation)
+    expected = await held(broker.uri, stream, conversation)
+    assert found == expected
+    assert found

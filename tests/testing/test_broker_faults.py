@@ -1,0 +1,207 @@
+"""Each fault of the broker for tests, as the client meets it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.error import AuthenticationError
+from rbfly.protocol import commands
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+from tests.leaks import Snapshot
+from tests.raw import opened
+
+HANG = 20.0  # a guard only
+
+
+@pytest_asyncio.fixture
+async def memory() -> AsyncIterator[StreamBroker]:
+    async with StreamBroker() as memory:
+        memory.create_stream('orders')
+        yield memory
+
+
+@pytest_asyncio.fixture
+async def client(memory: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
+    async with rbs.streams_client(memory.uri) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def publisher(client: rbs.StreamsClient) -> AsyncIterator[rbs.Publisher]:
+    async with client.publisher('orders', name='shop') as publisher:
+        await publisher.send(0)
+        yield publisher
+
+
+@pytest_asyncio.fixture
+async def messages(client: rbs.StreamsClient) -> AsyncIterator[rbs.Subscription]:
+    options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
+    async with client.subscribe('orders', **options) as messages:
+        yield messages
+
+
+async def test_cut(
+    memory: StreamBroker,
+    publisher: rbs.Publisher,
+    messages: rbs.Subscription,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert await anext(messages) == 0
+    memory.cut()
+    await publisher.send(1)
+    assert await anext(messages) == 1
+    assert 'connection lost' in caplog.text
+    assert memory.messages('orders') == [0, 1]
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize('after', [1, 3, 100, 1000, 5000, 20_000, 60_000])
+async def test_cut_after_so_many_bytes(after: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever it is cut, each message is stored once and read once."""
+    before = Snapshot(futures=True)
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_stream('orders')
+        options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
+        async with (
+            client.publisher('orders', name='shop') as publisher,
+            client.subscribe('orders', **options) as messages,
+        ):
+            await publisher.send(0)
+            assert await anext(messages) == 0
+            memory.cut(after=after)
+            await publisher.send_many(range(1, 2000))
+            assert [await anext(messages) for _ in range(1999)] == [*range(1, 2000)]
+        assert memory.messages('orders') == [*range(2000)]
+        assert 'connection lost' in caplog.text
+    await before.check()
+
+
+async def test_refuse(memory: StreamBroker) -> None:
+    memory.refuse()
+    async with rbs.streams_client(memory.uri, connect_timeout=0.3) as client:
+        with pytest.raises(rbs.StreamConnectionError):
+            await client.create_stream('other')
+    memory.heal()
+    async with rbs.streams_client(memory.uri) as client:
+        await client.create_stream('other')
+
+
+async def test_fail_authentication(memory: StreamBroker) -> None:
+    for code in (0x08, 0x0B):
+        memory.fail_authentication(code)
+        async with rbs.streams_client(memory.uri) as client:
+            with pytest.raises(AuthenticationError) as caught:
+                await client.create_stream('other')
+        assert caught.value.code == code
+    memory.heal()
+    async with rbs.streams_client(memory.uri) as client:
+        await client.create_stream('other')
+
+
+async def test_publish_error(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    async with client.publisher('orders') as publisher:
+        memory.publish_error(0x11, count=2)
+        with pytest.raises(rbs.PublishError) as caught:
+            await publisher.send_many(range(4))
+        assert caught.value.code == 0x11
+        assert caught.value.index == 0
+        await publisher.send('last')
+    assert memory.messages('orders') == [2, 3, 'last']
+
+
+async def test_withheld_confirms(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    memory.withhold_confirms()
+    with pytest.raises(rbs.ConfirmTimeout):
+        await publisher.send('a', timeout=0.05)
+    waiting = [await publisher.submit('b'), await publisher.submit('c')]
+    await until(lambda: memory.published == 4, 'both are stored')
+    assert not any(item.done() for item in waiting)
+    memory.heal()
+    await asyncio.wait_for(asyncio.gather(*waiting), HANG)
+    await publisher.send('d')
+
+
+async def test_lost_confirms(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    memory.lose_confirms(2)
+    for body in ('a', 'b'):
+        with pytest.raises(rbs.ConfirmTimeout):
+            await publisher.send(body, timeout=0.05)
+    await publisher.send('c')
+    assert memory.messages('orders') == [0, 'a', 'b', 'c']
+    memory.cut()  # what was not confirmed is sent again, and known
+    await publisher.send('d')
+    assert memory.messages('orders') == [0, 'a', 'b', 'c', 'd']
+
+
+async def test_metadata_update(
+    memory: StreamBroker, publisher: rbs.Publisher, messages: rbs.Subscription
+) -> None:
+    assert await anext(messages) == 0
+    async with opened(memory.uri) as client:
+        await client.value(commands.DeclarePublisher(0, '', 'orders'))
+        memory.metadata_update('orders', 0x02)
+        assert await client.receive() == commands.MetadataUpdate(0x02, 'orders')
+        assert await client.code(commands.DeletePublisher(0)) == 0x12
+    for i in range(1, 4):
+        memory.metadata_update('orders')
+        await publisher.send(i)
+        assert await anext(messages) == i
+    assert memory.messages('orders') == [0, 1, 2, 3]
+
+
+async def test_close_connections(
+    memory: StreamBroker,
+    publisher: rbs.Publisher,
+    messages: rbs.Subscription,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert await anext(messages) == 0
+    memory.close_connections(0x01, 'for maintenance')
+    await publisher.send(1)
+    assert await anext(messages) == 1
+    assert 'for maintenance' in caplog.text
+
+
+async def test_damaged_chunk(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    memory.damage_chunk()
+    async with rbs.streams_client(memory.uri) as client:
+        options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
+        async with client.subscribe('orders', **options) as messages:
+            with pytest.raises(rbs.ChunkError, match='CRC'):
+                await anext(messages)
+        async with client.subscribe('orders', **options) as messages:
+            assert await anext(messages) == 0
+
+
+async def test_stall(
+    memory: StreamBroker, publisher: rbs.Publisher, messages: rbs.Subscription
+) -> None:
+    assert await anext(messages) == 0
+    memory.stall()
+    with pytest.raises(rbs.ConfirmTimeout):
+        await publisher.send(1, timeout=0.05)
+    assert memory.messages('orders') == [0]
+    async with rbs.streams_client(memory.uri, connect_timeout=0.2) as other:
+        with pytest.raises(rbs.ConnectTimeout):
+            await other.create_stream('other')
+    memory.publish('orders', 'from within')
+    memory.heal()
+    await publisher.send(2)
+    assert [await anext(messages) for _ in range(3)] == ['from within', 1, 2]
+
+
+async def test_faults_from_another_thread(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    def disturb() -> None:
+        memory.stall()
+        memory.heal()
+        memory.cut()
+        memory.metadata_update('orders')
+
+    await asyncio.to_thread(disturb)
+    await publisher.send(1)
+    assert memory.messages('orders') == [0, 1]

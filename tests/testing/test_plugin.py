@@ -1,0 +1,64 @@
+"""The fixtures for pytest, in a test run of their own; one without them imports nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = """
+import asyncio
+import sys
+import threading
+
+import pytest
+
+assert 'rbfly.testing.broker' not in sys.modules
+
+def test_nothing_is_imported():
+    assert not {'rbfly.testing.broker', 'rbfly.amqp', 'rbfly.error'} & set(sys.modules)
+    assert threading.active_count() == 1
+
+def test_blocking(rbfly_broker, rbfly_stream):
+    import rbfly.streams as rbs
+
+    async def publish():
+        async with rbs.streams_client(rbfly_broker.uri) as client:
+            async with client.publisher(rbfly_stream) as publisher:
+                await publisher.send('blocking')
+
+    asyncio.run(publish())
+    assert rbfly_broker.messages(rbfly_stream) == ['blocking']
+
+@pytest.mark.asyncio
+async def test_asyncio(rbfly_broker, rbfly_stream):
+    import rbfly.streams as rbs
+
+    assert rbfly_broker.messages(rbfly_stream) == []
+    rbfly_broker.publish(rbfly_stream, 1)
+    async with rbs.streams_client(rbfly_broker.uri) as client:
+        async with client.subscribe(rbfly_stream, offset=rbs.Offset.FIRST) as messages:
+            assert await anext(messages) == 1
+
+def test_end():
+    assert threading.active_count() == 1
+"""
+
+
+def test_fixtures(tmp_path: Path) -> None:
+    (tmp_path / 'test_program.py').write_text(TESTS)
+    options = ['-W', 'error', '-p', 'no:cacheprovider', '-p', 'no:timeout', '-p', 'no:xdist']
+    options += ['-o', 'asyncio_default_fixture_loop_scope=function']
+    result = subprocess.run(
+        [sys.executable, '-X', 'dev', '-m', 'pytest', '-q', *options],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+    assert '4 passed' in result.stdout
+
+
+def test_fixtures_are_described(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, '-m', 'pytest', '--fixtures', '-q'],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert 'rbfly_broker' in result.stdout
+    assert 'rbfly_stream' in result.stdout

@@ -1,0 +1,346 @@
+"""The broker for tests as programs use it: with the client, in a loop and in a thread."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.error import (
+    AuthenticationError,
+    EventLoopError,
+    StreamDoesNotExist,
+    VirtualHostError,
+)
+from rbfly.protocol.compression import Compression
+from rbfly.testing import StreamBroker
+from tests.leaks import Snapshot
+
+HANG = 20.0  # a guard only
+
+
+@pytest_asyncio.fixture
+async def memory() -> AsyncIterator[StreamBroker]:
+    async with StreamBroker() as memory:
+        yield memory
+
+
+@pytest_asyncio.fixture
+async def client(memory: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
+    async with rbs.streams_client(memory.uri) as client:
+        yield client
+
+
+async def take(client: rbs.StreamsClient, stream: str, n: int, **options: Any) -> list[Any]:
+    arguments: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'timeout': HANG, **options}
+    async with client.subscribe(stream, **arguments) as messages:
+        return [await anext(messages) for _ in range(n)]
+
+
+@pytest.mark.both_loops
+async def test_what_is_published_is_read_and_looked_at() -> None:
+    before = Snapshot(futures=True)
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        await client.create_stream('orders')
+        async with client.publisher('orders') as publisher:
+            await publisher.send({'id': 1})
+            await publisher.send_many({'id': i} for i in range(2, 20_001))
+        expected = [{'id': i} for i in range(1, 20_001)]
+        assert memory.streams == ['orders']
+        assert memory.messages('orders') == expected
+        assert memory.published == 20_000
+        assert await take(client, 'orders', 20_000) == expected
+        assert memory.connections > 0
+    assert memory.connections == 0
+    assert memory.messages('orders') == expected
+    await before.check()
+
+
+@pytest.mark.both_loops
+async def test_end_with_clients_that_are_connected() -> None:
+    before = Snapshot(futures=True)
+    memory = StreamBroker()
+    await memory.__aenter__()
+    client = rbs.streams_client(memory.uri)
+    await client.create_stream('orders')
+    async with client.subscribe('orders', offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        memory.publish('orders', 1)
+        assert await anext(messages) == 1
+        await memory.__aexit__()
+    assert not memory.running
+    await client.disconnect()
+    await before.check()
+
+
+async def test_started_again_it_has_its_port_and_its_streams() -> None:
+    memory = StreamBroker()
+    uris = []
+    for number in range(2):
+        async with memory, rbs.streams_client(memory.uri) as client:
+            uris.append(memory.uri)
+            await client.create_stream('orders')
+            async with client.publisher('orders') as publisher:
+                await publisher.send(number)
+    assert memory.messages('orders') == [0, 1]
+    assert uris[0] == uris[1]
+
+
+async def test_many_at_once() -> None:
+    brokers = [StreamBroker() for _ in range(20)]
+    for memory in brokers:
+        await memory.__aenter__()
+    assert len({memory.port for memory in brokers}) == 20
+    for i, memory in enumerate(brokers):
+        async with rbs.streams_client(memory.uri) as client:
+            await client.create_stream(f'stream-{i}')
+        assert memory.streams == [f'stream-{i}']
+    for memory in brokers:
+        await memory.__aexit__()
+
+
+async def test_runs_once(memory: StreamBroker) -> None:
+    with pytest.raises(EventLoopError, match='runs already'):
+        await memory.__aenter__()
+    with pytest.raises(EventLoopError, match='runs already'):
+        memory.start()
+
+
+async def test_port_that_is_in_use() -> None:
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        memory = StreamBroker(port=taken.getsockname()[1])
+        with pytest.raises(OSError, match='in use'):
+            await memory.__aenter__()
+        with pytest.raises(OSError, match='in use'):
+            memory.start()
+        assert not memory.running
+        memory.stop()
+
+
+@pytest.mark.parametrize(
+    'arguments', [{'port': 70_000}, {'nodes': 0}, {'frame_max': -1}, {'vhosts': ()}]
+)
+def test_arguments_are_checked(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r'must be in|needs a virtual host'):
+        StreamBroker(**arguments)  # type: ignore[arg-type]
+
+
+def test_arguments_of_faults_are_checked() -> None:
+    memory = StreamBroker()
+    for function, wrong in (
+        (memory.cut, 0),
+        (memory.publish_error, 1),
+        (memory.lose_confirms, 0),
+        (memory.damage_chunk, -1),
+        (memory.fail_authentication, 0x10000),
+        (memory.advance, -1),
+    ):
+        with pytest.raises(ValueError, match='must be'):
+            function(wrong)
+
+
+@pytest.mark.parametrize(
+    ('stream', 'arguments', 'error'),
+    [
+        ('', {}, rbs.ProtocolError),
+        ('amq.x', {}, rbs.ProtocolError),
+        ('x', {'stream_filter_size_bytes': '1'}, rbs.ProtocolError),
+        ('x', {'max_age': 'old'}, rbs.ArgumentError),
+        ('x', {'max_length_bytes': '1GB'}, rbs.ArgumentError),
+    ],
+)
+def test_streams_that_cannot_be_made(
+    stream: str, arguments: dict[str, str], error: type[Exception]
+) -> None:
+    memory = StreamBroker()
+    with pytest.raises(error):
+        memory.create_stream(stream, **arguments)
+    assert memory.streams == []
+
+
+# -- threads
+
+
+def test_in_a_thread_of_its_own() -> None:
+    async def publish(uri: str) -> None:
+        async with rbs.streams_client(uri) as client, client.publisher('orders') as publisher:
+            await publisher.send_many(range(100))
+            await client.write_offset('orders', 'reader', 7)
+            await client.read_offset('orders', 'reader')
+
+    before = threading.active_count()
+    with StreamBroker() as memory:
+        memory.create_stream('orders')
+        asyncio.run(publish(memory.uri))
+        assert memory.messages('orders') == [*range(100)]
+        assert memory.offsets('orders') == {'reader': 7}
+    assert threading.active_count() == before
+    assert memory.messages('orders') == [*range(100)]
+    memory.stop()
+
+
+async def test_methods_from_other_threads(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    await asyncio.to_thread(memory.create_stream, 'orders')
+    async with client.publisher('orders') as publisher:
+        await publisher.send('a')
+        assert await asyncio.to_thread(memory.messages, 'orders') == ['a']
+        with pytest.raises(StreamDoesNotExist):
+            await asyncio.to_thread(memory.messages, 'nothing')
+        await asyncio.to_thread(memory.cut)
+        await publisher.send('b')
+    assert memory.messages('orders') == ['a', 'b']
+
+
+async def test_thread_beside_the_loop_of_the_test() -> None:
+    with StreamBroker() as memory:
+        async with rbs.streams_client(memory.uri) as client:
+            await client.create_stream('orders')
+            memory.publish('orders', *range(10))
+            assert await take(client, 'orders', 10) == [*range(10)]
+
+
+# -- streams
+
+
+async def test_streams_that_the_test_makes(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    memory.create_stream('orders', max_age='1h')
+    memory.create_stream('orders')
+    await client.create_stream('orders', max_age=timedelta(hours=1))
+    with pytest.raises(rbs.ProtocolError) as caught:
+        await client.create_stream('orders', max_age=timedelta(hours=2))
+    assert caught.value.code == 0x11
+    memory.publish('orders', 'a', rbs.stream_message_ctx('b', app_properties={'k': 1}))
+    async with client.subscribe('orders', offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        assert await anext(messages) == 'a'
+        assert await anext(messages) == 'b'
+        assert rbs.get_message_ctx().app_properties == {'k': 1}
+    memory.delete_stream('orders')
+    assert memory.streams == []
+    assert memory.published == 2
+    assert not await client.stream_exists('orders')
+
+
+async def test_what_is_read_waits_for_what_is_published(
+    memory: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    memory.create_stream('orders')
+    async with client.subscribe('orders', timeout=HANG) as messages:
+        waiting = asyncio.ensure_future(anext(messages))
+        async with client.publisher('orders') as publisher:
+            await client.stream_stats('orders')
+            while not waiting.done():
+                await publisher.send('a')
+        assert await waiting == 'a'
+
+
+async def test_unknown_streams(memory: StreamBroker) -> None:
+    for function in (memory.messages, memory.offsets, memory.delete_stream, memory.publish):
+        with pytest.raises(StreamDoesNotExist):
+            function('nothing')
+
+
+async def test_raw_messages(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    memory.create_stream('orders')
+    async with client.publisher('orders', cls=rbs.PublisherBin) as publisher:
+        await publisher.send(b'not AMQP')
+    assert memory.messages('orders', raw=True) == [b'not AMQP']
+    with pytest.raises(rbs.AMQPDecoderError):
+        memory.messages('orders')
+
+
+@pytest.mark.parametrize('compression', Compression)
+async def test_sub_entries_are_stored_as_they_are(
+    memory: StreamBroker, client: rbs.StreamsClient, compression: Compression
+) -> None:
+    memory.create_stream('orders')
+    async with client.publisher('orders', sub_entry_size=7, compression=compression) as publisher:
+        await publisher.send_many(range(1000))
+    assert memory.messages('orders') == [*range(1000)]
+    assert memory.published == 1000
+    assert await take(client, 'orders', 10, offset=rbs.Offset.offset(500)) == [*range(500, 510)]
+
+
+async def test_users_and_virtual_hosts() -> None:
+    async with StreamBroker(users={'a b': 'p@ss/'}, vhosts=('tests/1', '/')) as memory:
+        async with rbs.streams_client(memory.uri) as client:
+            await client.create_stream('orders')
+            memory.create_stream('orders', vhost='/')
+            memory.publish('orders', 1, vhost='/')
+            assert memory.messages('orders') == []
+            assert memory.messages('orders', vhost='/') == [1]
+            with pytest.raises(ValueError, match='no virtual host'):
+                memory.messages('orders', vhost='nothing')
+        address = f'127.0.0.1:{memory.port}'
+        with pytest.raises(AuthenticationError) as refused:
+            await rbs.streams_client(f'rabbitmq-stream://guest:x@{address}/').get_protocol()
+        assert refused.value.code == 0x08
+        uri = memory.uri.replace('tests%2F1', 'nothing')
+        with pytest.raises(VirtualHostError):
+            await rbs.streams_client(uri).get_protocol()
+
+
+# -- exactly once, filters, where to start
+
+
+async def test_named_publishers_go_on(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    memory.create_stream('orders')
+    for start in (0, 5):
+        async with client.publisher('orders', name='shop') as publisher:
+            await publisher.send_many(range(start, start + 5))
+    assert memory.messages('orders') == [*range(10)]
+
+
+async def test_filters(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    def extract(message: rbs.MessageCtx) -> str | None:
+        return str(message.body)[0] if message.body else None
+
+    memory.create_stream('orders')
+    async with client.publisher('orders', filter_extract=extract) as publisher:
+        for body in ('a1', 'b1', '', 'a2'):
+            await publisher.send(body)
+    wanted = rbs.MessageFilter(extract, {'a'})
+    assert await take(client, 'orders', 2, filter=wanted) == ['a1', 'a2']
+    wanted = rbs.MessageFilter(extract, {'a'}, match_unfiltered=True)
+    assert await take(client, 'orders', 3, filter=wanted) == ['a1', '', 'a2']
+
+
+async def test_offsets(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    memory.create_stream('orders')
+    async with client.publisher('orders') as publisher:
+        for i in range(5):
+            await publisher.send(i)
+            memory.advance(3600)
+    assert await take(client, 'orders', 1, offset=rbs.Offset.LAST) == [4]
+    assert await take(client, 'orders', 2, offset=rbs.Offset.offset(3)) == [3, 4]
+    async with client.subscribe('orders', offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        times = []
+        for _ in range(5):
+            await anext(messages)
+            times.append(rbs.get_message_ctx().stream_timestamp)
+    assert [round((time - times[0]) / 3600) for time in times] == [0, 1, 2, 3, 4]
+    assert await take(client, 'orders', 3, offset=rbs.Offset.timestamp(times[2])) == [2, 3, 4]
+
+
+async def test_age_and_size(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    await client.create_stream('old', max_age=timedelta(hours=1))
+    await client.create_stream('large', max_length_bytes=100_000)
+    for stream in ('old', 'large'):
+        async with client.publisher(stream) as publisher:
+            for i in range(10):
+                await publisher.send(bytes([i]) * 30_000)
+    memory.advance(1800)
+    async with client.publisher('old') as publisher:
+        await publisher.send('new')
+    assert len(memory.messages('old')) == 11
+    memory.advance(1801)
+    assert memory.messages('old') == ['new']
+    assert [body[0] for body in memory.messages('large')] == [7, 8, 9]
+    assert [body[0] for body in await take(client, 'large', 3)] == [7, 8, 9]
+    stats = await client.stream_stats('large')
+    assert stats.first_chunk_id == 7
+    assert stats.committed_offset == 9
+    assert memory.published == 21
