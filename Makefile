@@ -9,6 +9,7 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.pyx' -o -n
 # Objects of one variant never serve another.
 SWITCH_debug = RBFLY_DEBUG=1
 SWITCH_sanitize = RBFLY_SANITIZE=1
+SWITCH_portable = RBFLY_PORTABLE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 EXTRAS ?= uvloop compression perf test lint doc
 FUZZ ?= codec --seconds 60
@@ -32,11 +33,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) 2> build/venv.log || { \
 	    echo 'installing python3-venv and python3-dev'; rm -rf $(VENV); \
 	    { apt-get update && apt-get install -y python3-venv python3-dev; } >> build/venv.log 2>&1 && \
-	    $(PYTHON) -m venv $(VENV); } || { cat build/venv.log; exit 1; }
+	    $(PYTHON) -m venv $(VENV); } || { cat build/venv.log; \
+	    echo 'Python needs venv and its headers; on Debian: python3-venv, python3-dev'; exit 1; }
 	@$(PIP) install -U pip
 
 $(VENV)/requirements: pyproject.toml $(BIN)/python
-	@echo 'installing what tests, benchmarks and documentation need into $(VENV)'
+	@echo 'installing requirements of the build and of $(EXTRAS) into $(VENV)'
 	@$(PIP) install $$($(BIN)/python tools/requirements.py $(EXTRAS))
 	@touch $@
 
@@ -49,12 +51,12 @@ $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 
 build: $(VENV)/installed  ## build and install into build/venv (VARIANT=debug, sanitize: another one)
 
-debug:  ## the same with bounds checks and assertions, into build/venv-debug
+debug:  ## the same with assertions, not optimized, into build/venv-debug
 	@$(MAKE) --no-print-directory build VARIANT=debug
 
-demo: build  ## publish and consume 100,000 messages on a real broker
-	@$(BIN)/python -m perf demo
-	@test -n "$$RBFLY_URI" || echo 'The broker goes on running; make brokers-down stops it.'
+demo:  ## publish and consume 100,000 messages (BROKER=rabbitmq: on RabbitMQ, as with RBFLY_URI)
+	@$(MAKE) --no-print-directory build VENV=build/venv-demo EXTRAS=demo
+	@build/venv-demo/bin/python -m perf demo $(addprefix --broker ,$(BROKER))
 
 test: build  ## every test, against a real broker (WORKERS=0: in one process)
 	@$(PYTEST)

@@ -1,6 +1,7 @@
 """The command line: `python -m perf`."""
 
 import argparse
+import contextlib
 import random
 import signal
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from brokers import BrokerError
+from brokers import BrokerError, RabbitMQ
 from brokers import cli as brokers
 
 from . import environment, lanes, proofs, target
@@ -183,6 +184,11 @@ def parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(func=do_demo)
     demo.add_argument('--count', type=at_least_one, default=100_000, help='default: 100000')
+    demo.add_argument(
+        '--broker',
+        choices=('memory', 'rabbitmq'),
+        help='default: memory, but with RBFLY_URI the one that it names',
+    )
 
     commands.add_parser(
         'brokers', help='the same as python -m brokers', parents=[brokers.parser(add_help=False)]
@@ -495,19 +501,29 @@ def do_list(args: argparse.Namespace) -> int:
 
 
 def do_demo(args: argparse.Namespace) -> int:
-    """Publish and consume messages with RbFly, and say how fast."""
+    """Publish and consume messages with RbFly, and say how fast.
+
+    On the broker that RBFLY_URI names, or on one in memory, in a thread of this process.
+    """
     if lanes.version('rbfly') is None:
         raise CommandError(f'rbfly is not installed; {lanes.INSTALL}')
     from rbfly.error import RbFlyError
+    from rbfly.testing import StreamBroker
 
     from . import demo
 
-    uri = target.address('rabbitmq')
-    try:
-        demo.run(uri, args.count)
-    except (RbFlyError, OSError) as ex:
-        host = uri.rpartition('@')[2]
-        raise CommandError(f'{host}: {type(ex).__name__}: {ex}') from None
+    broker = args.broker or ('rabbitmq' if RabbitMQ.named() else 'memory')
+    with contextlib.ExitStack() as stack:
+        if broker == 'memory':
+            where = 'a broker in memory, in a thread of this process'
+            uri = stack.enter_context(StreamBroker()).uri
+        else:
+            where, uri = '', target.address('rabbitmq')
+        try:
+            demo.run(uri, args.count, where)
+        except (RbFlyError, OSError) as ex:
+            host = uri.rpartition('@')[2]
+            raise CommandError(f'{host}: {type(ex).__name__}: {ex}') from None
     return 0
 
 

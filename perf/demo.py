@@ -1,4 +1,4 @@
-"""The demonstration: publish and consume with RbFly on a real broker, and say how fast."""
+"""The demonstration: publish and consume with RbFly, and say how fast, and on what."""
 
 import asyncio
 import importlib.util
@@ -49,16 +49,20 @@ async def consume(client: rbs.StreamsClient, stream: str, messages: list[bytes])
         return seconds
 
 
-async def demo(uri: str, count: int) -> None:
+async def demo(uri: str, count: int, where: str) -> None:
     messages = bodies(count)
     stream = f'rbfly-demo-{secrets.token_hex(4)}'
     async with rbs.streams_client(uri, connect_timeout=30) as client:
+        if not where:
+            found = (await client.get_protocol()).server_properties
+            where = f'{found.get("product")} {found.get("version")}'
         await client.create_stream(stream)
         try:
             sent = await publish(client, stream, messages)
             received = await consume(client, stream, messages)
         finally:
             await client.delete_stream(stream)
+    print(f'on {where}:')
     for text, seconds in (
         ('published {:,} messages of 10 bytes, each confirmed', sent),
         ('consumed {:,} messages, each compared with the one sent', received),
@@ -66,10 +70,13 @@ async def demo(uri: str, count: int) -> None:
         print(f'{text.format(count)}, in {seconds:.2f} s: {count / seconds:,.0f}/s')
 
 
-def run(uri: str, count: int) -> None:
-    """Run the demonstration, on uvloop if it is installed."""
+def run(uri: str, count: int, where: str = '') -> None:
+    """Run the demonstration, on uvloop if it is installed.
+
+    :param where: what it runs on; empty for what the broker says of itself.
+    """
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec('uvloop') is not None:
         factory = importlib.import_module('uvloop').new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(demo(uri, count))
+        runner.run(demo(uri, count, where))
