@@ -3,13 +3,11 @@
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import retry
 from rbfly.net.cluster import Cluster, Role
 from rbfly.net.connection import IDS
 from rbfly.net.observer import Observer, State
@@ -108,7 +106,7 @@ async def test_many_are_opened_and_recover_together(
     attempts: Counter[Role], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No jitter: all try again in one turn.
-    monkeypatch.setattr(retry, 'random', SimpleNamespace(uniform=lambda low, high: high))
+    monkeypatch.setattr('random.uniform', lambda low, high: high)
     leave = asyncio.Event()
     async with (
         FakeBroker() as fake,

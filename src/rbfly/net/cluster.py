@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..error import (
     ConnectTimeout,
@@ -44,8 +43,7 @@ UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is anot
 UNUSED = 60.0  # seconds until a connection that nobody uses is closed
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """How to connect.
 
     :param infos: addresses, tried in turn.
@@ -62,7 +60,7 @@ class Settings:
     connection_name: str = ''
     connect_timeout: float | None = 30.0
     reconnect_timeout: float | None = None
-    tune: Tune = Tune(0, 60)  # noqa: RUF009 - immutable
+    tune: Tune = Tune(0, 60)
     load_balancer: bool = False
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
@@ -174,9 +172,9 @@ class Cluster:
                 assert found.leader is not None
                 node = found.leader
                 if role is Role.CONSUME and found.replicas:
-                    node = random.choice(
-                        [*filter(self._is_reachable, found.replicas)] or found.replicas
-                    )
+                    from random import choice  # not before it is needed: it is large
+
+                    node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
                 return await self._get(role, node, deadline)
             except RbFlyError as ex:
                 if not can_retry(ex, Key.METADATA, again=False):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import random
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from math import inf
@@ -53,9 +52,11 @@ def can_retry(error: RbFlyError, command: Key, again: bool) -> bool:
 
 def backoff() -> Iterator[float]:
     """Seconds to wait before each next try: exponential, with jitter, from 0.1 to 30."""
+    from random import uniform  # not before it is needed: it is large
+
     delay = BACKOFF_FIRST
     while True:
-        yield delay * random.uniform(0.5, 1.0)
+        yield delay * uniform(0.5, 1.0)
         delay = min(2 * delay, BACKOFF_LAST)
 
 
