@@ -64,6 +64,7 @@ FLOORS = {
     ],
     'rbfly.testing': [
         ['clock', 'faults', 'arguments'],
+        ['outgoing'],
         ['wire', 'stream'],
         ['node', 'publishing', 'consuming'],
         ['cluster'],

@@ -18,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
         '--port', type=int, default=5552, help='0 for any that is free (default: %(default)s)'
     )
     broker.add_argument('--nodes', type=int, default=1, help='how many (default: %(default)s)')
+    broker.add_argument('--quiet', action='store_true', help='print the addresses, and no more')
     return found
 
 
@@ -34,7 +35,8 @@ async def serve(broker: StreamBroker) -> None:
 def main() -> int:
     args = parser().parse_args()
     try:
-        broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=tell)
+        told = None if args.quiet else tell
+        broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=told)
         asyncio.run(serve(broker))
     except KeyboardInterrupt:
         pass

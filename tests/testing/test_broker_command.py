@@ -46,3 +46,18 @@ def test_port_that_cannot_be_had(port: str) -> None:
     assert result.returncode == 1
     assert result.stdout == ''
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_quiet() -> None:
+    command = [*COMMAND, '0', '--quiet']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        uri = process.stdout.readline().strip()
+
+        async def use() -> None:
+            async with rbs.streams_client(uri) as client:
+                await client.create_stream('orders')
+
+        asyncio.run(use())
+        process.terminate()
+        assert process.stdout.read() == ''

@@ -13,7 +13,7 @@ from rbfly.protocol import commands
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.leaks import Snapshot
-from tests.raw import opened
+from tests.raw import entries, opened
 
 HANG = 20.0  # a guard only
 
@@ -176,6 +176,111 @@ async def test_damaged_chunk(memory: StreamBroker, publisher: rbs.Publisher) -> 
                 await anext(messages)
         async with client.subscribe('orders', **options) as messages:
             assert await anext(messages) == 0
+
+
+async def test_corrupt_chunk(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    memory.corrupt_chunk()
+    async with rbs.streams_client(memory.uri) as client:
+        options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
+        async with client.subscribe('orders', **options) as messages:
+            with pytest.raises(rbs.ChunkError, match='longer than its chunk'):
+                await anext(messages)
+        async with client.subscribe('orders', **options) as messages:
+            assert await anext(messages) == 0
+
+
+async def test_confirms_out_of_order(memory: StreamBroker) -> None:
+    ids = tuple(range(100))
+    confirmed = []
+    for _ in range(2):  # the same, by the seed
+        async with StreamBroker(seed=7) as other, opened(other.uri) as client:
+            other.create_stream('orders')
+            other.shuffle_confirms()
+            await client.value(commands.DeclarePublisher(3, '', 'orders'))
+            client.send(commands.Publish(3, entries(*ids)))
+            found: list[int] = []
+            while len(found) < len(ids):
+                frame = await client.receive()
+                assert isinstance(frame, commands.PublishConfirm)
+                found += frame.publishing_ids
+            assert sorted(found) == [*ids]
+            assert found != [*ids]
+            confirmed.append(found)
+            other.heal()
+            client.send(commands.Publish(3, entries(*ids)))
+            assert await client.receive() == commands.PublishConfirm(3, ids)
+    assert confirmed[0] == confirmed[1]
+    memory.shuffle_confirms()
+    async with (
+        rbs.streams_client(memory.uri) as confirming,
+        confirming.publisher('orders') as publisher,
+    ):
+        sends = (publisher.send(i) for i in range(1000))
+        await asyncio.wait_for(asyncio.gather(*sends), HANG)
+        assert await publisher.send_many(range(10_000)) == 10_000
+    assert memory.messages('orders') == [*range(1000), *range(10_000)]
+
+
+async def test_delay(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    loop = asyncio.get_running_loop()
+    memory.delay(0.05)
+    began = loop.time()
+    await publisher.send(1)
+    assert loop.time() - began > 0.04
+    many = asyncio.create_task(publisher.send_many(range(2, 5000)))
+    await until(lambda: memory.published == 5000, 'all are stored')
+    assert not many.done()
+    memory.heal()  # what is under way stays so
+    await asyncio.wait_for(many, HANG)
+    assert memory.messages('orders') == [*range(5000)]
+
+
+async def test_delay_is_over_with_the_connection(memory: StreamBroker) -> None:
+    memory.delay(3600)
+    async with rbs.streams_client(memory.uri, connect_timeout=0.1) as client:
+        with pytest.raises(rbs.ConnectTimeout):
+            await client.create_stream('other')
+    memory.heal()
+    async with rbs.streams_client(memory.uri) as client:
+        await client.create_stream('other')
+
+
+async def test_split(
+    memory: StreamBroker, publisher: rbs.Publisher, messages: rbs.Subscription
+) -> None:
+    assert await anext(messages) == 0
+    for most in (1, 7, 1000):
+        memory.split(most)
+        first = memory.published
+        await publisher.send_many(range(first, first + 100))
+        found = [await anext(messages) for _ in range(100)]
+        assert found == [*range(first, first + 100)]
+        async with rbs.streams_client(memory.uri) as other:
+            assert await other.stream_exists('orders')
+        memory.heal()
+
+
+async def test_close_behind_what_is_under_way(memory: StreamBroker) -> None:
+    async with opened(memory.uri) as client:
+        memory.split(3)
+        client.write(commands.Close(1, 'done').encode(9))
+        assert await client.receive() == commands.Response(commands.Close, 9, 1, None)
+        assert await client.receive() is None
+
+
+async def test_silence(
+    memory: StreamBroker, publisher: rbs.Publisher, messages: rbs.Subscription
+) -> None:
+    assert await anext(messages) == 0
+    memory.silence()
+    for i in range(1, 30):
+        await publisher.send(i)
+    waiting = asyncio.create_task(messages.__anext__())
+    await asyncio.wait([waiting], timeout=0.05)
+    assert not waiting.done()
+    memory.heal()
+    assert await asyncio.wait_for(waiting, HANG) == 1
+    assert [await anext(messages) for _ in range(2, 30)] == [*range(2, 30)]
 
 
 async def test_stall(

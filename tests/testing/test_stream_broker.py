@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import trustme
 
 import rbfly.streams as rbs
 from rbfly.error import (
     AuthenticationError,
     EventLoopError,
     StreamDoesNotExist,
+    TLSError,
     VirtualHostError,
 )
 from rbfly.protocol.compression import Compression
@@ -344,3 +347,94 @@ async def test_age_and_size(memory: StreamBroker, client: rbs.StreamsClient) -> 
     assert stats.first_chunk_id == 7
     assert stats.committed_offset == 9
     assert memory.published == 21
+
+
+# -- TLS
+
+
+@pytest.fixture(scope='module')
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def server_side(authority: trustme.CA, verify: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = verify
+    return context
+
+
+def client_side(authority: trustme.CA, user: str = '') -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    if user:
+        authority.issue_cert(common_name=user).configure_cert(context)
+    return context
+
+
+@pytest.mark.both_loops
+async def test_tls(authority: trustme.CA) -> None:
+    before = Snapshot(futures=True)
+    async with (
+        StreamBroker(ssl=server_side(authority), nodes=2) as memory,
+        rbs.streams_client(memory.uris, ssl=client_side(authority)) as client,
+    ):
+        assert all(uri.startswith('rabbitmq-stream+tls://') for uri in memory.uris)
+        await client.create_stream('orders')
+        async with client.publisher('orders') as publisher:
+            memory.split(50)
+            await publisher.send(0)
+            memory.heal()
+            memory.cut(after=20_000)
+            await publisher.send_many(range(1, 10_000))
+            memory.stop_node(memory.leader('orders'))
+            await publisher.send(10_000)
+        assert {*await take(client, 'orders', memory.published)} == {*range(10_001)}
+    await before.check()
+
+
+async def test_tls_is_all_there_is(authority: trustme.CA) -> None:
+    async with StreamBroker(ssl=server_side(authority)) as memory:
+        uri = memory.uri.replace('+tls', '')
+        async with rbs.streams_client(uri, connect_timeout=0.5) as client:
+            with pytest.raises(rbs.StreamConnectionError):
+                await client.create_stream('orders')
+        async with rbs.streams_client(memory.uri) as client:
+            with pytest.raises(TLSError):  # nobody knows the authority
+                await client.create_stream('orders')
+        async with rbs.streams_client(memory.uri, ssl=client_side(authority)) as client:
+            await client.create_stream('orders')
+
+
+@pytest.mark.both_loops
+async def test_end_while_a_client_says_nothing(authority: trustme.CA) -> None:
+    async with StreamBroker(ssl=server_side(authority)) as memory:
+        with socket.create_connection(('127.0.0.1', memory.port)):
+            async with rbs.streams_client(memory.uri, ssl=client_side(authority)) as client:
+                await client.create_stream('orders')
+            async with asyncio.timeout(5):
+                await memory.__aexit__()
+
+
+async def test_external(authority: trustme.CA) -> None:
+    async with StreamBroker(
+        ssl=server_side(authority, ssl.CERT_OPTIONAL), users={'shop': ''}
+    ) as memory:
+        for user, known in [('shop', True), ('other', False), ('', False)]:
+            async with rbs.streams_client(
+                memory.uri, rbs.AuthMechanism.EXTERNAL, client_side(authority, user)
+            ) as client:
+                if known:
+                    await client.create_stream('orders')
+                    continue
+                with pytest.raises(AuthenticationError) as caught:
+                    await client.create_stream('orders')
+                assert caught.value.code == 0x08
+    assert memory.streams == ['orders']
+
+
+async def test_external_needs_tls(memory: StreamBroker) -> None:
+    async with rbs.streams_client(memory.uri, rbs.AuthMechanism.EXTERNAL) as client:
+        with pytest.raises(AuthenticationError, match='EXTERNAL'):
+            await client.create_stream('orders')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl as tls
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -39,9 +40,13 @@ class StreamBroker(Running):
     :param port: port of the first node, those of the others follow; 0 for any that are free.
     :param nodes: how many nodes it has; every stream is on each of them.
     :param users: passwords by user; `guest` with password `guest` if there are none.
+    :param ssl: its certificate, for TLS alone on all its ports; None for plain TCP. With a
+        certificate of the client, which it has to ask for (`verify_mode`), the mechanism `EXTERNAL`
+        makes the certificate's common name the user.
     :param vhosts: names of the virtual hosts.
     :param frame_max: most bytes of a frame; 0 for no limit.
     :param heartbeat: interval that clients are told, in seconds; 0 for none.
+    :param seed: of what faults leave to chance.
     :param on_event: called with a line of text for each connection, opened or closed.
     """
 
@@ -52,22 +57,27 @@ class StreamBroker(Running):
         port: int = 0,
         nodes: int = 1,
         users: Mapping[str, str] | None = None,
+        ssl: tls.SSLContext | None = None,
         vhosts: Iterable[str] = ('/',),
         frame_max: int = 2**20,
         heartbeat: int = 60,
+        seed: int = 0,
         on_event: Callable[[str], object] | None = None,
     ) -> None:
         check_integer('port', port, 0, 0xFFFF)
         check_integer('nodes', nodes, 1, 255)
         check_integer('frame_max', frame_max, 0, 2**32 - 1)
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
+        check_integer('seed', seed, 0, 2**64 - 1)
+        if ssl is not None:
+            check_type('ssl', ssl, tls.SSLContext)
         users = {'guest': 'guest'} if users is None else users
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
             raise ArgumentError('a broker needs a virtual host')
-        cluster = Cluster(users, self._vhosts, frame_max, heartbeat)
+        cluster = Cluster(users, self._vhosts, frame_max, heartbeat, seed)
         for number in range(nodes):
-            node = Node(number, host, port and port + number, cluster.faults)
+            node = Node(number, host, port and port + number, cluster.faults, ssl)
             node.make = lambda node: Session(cluster, node, HANDLERS)
             cluster.nodes.append(node)
         if on_event is not None:
@@ -91,11 +101,12 @@ class StreamBroker(Running):
             for name, password in [*self._cluster.users.items()][:1]
         )
         vhost = '' if self._vhosts[0] == '/' else quote(self._vhosts[0], safe='')
-        return [
-            f'rabbitmq-stream://{user}{f"[{node.host}]" if ":" in node.host else node.host}'
-            f':{node.port}/{vhost}'
-            for node in self._cluster.nodes
-        ]
+        found = []
+        for node in self._cluster.nodes:
+            scheme = 'rabbitmq-stream+tls' if node.ssl else 'rabbitmq-stream'
+            host = f'[{node.host}]' if ':' in node.host else node.host
+            found.append(f'{scheme}://{user}{host}:{node.port}/{vhost}')
+        return found
 
     @property
     def port(self) -> int:
@@ -261,6 +272,24 @@ class StreamBroker(Running):
         """Neither read nor write, heartbeats included, until :meth:`heal`."""
         self._call(self._cluster.stall, True)
 
+    def delay(self, seconds: float) -> None:
+        """Send everything so many seconds later, until :meth:`heal`."""
+        check_type('seconds', seconds, int, float)
+        check_timeout('seconds', seconds)
+        self._call(setattr, self._cluster.faults, 'delay', seconds)
+
+    def split(self, most: int = 100) -> None:
+        """Send everything in pieces, each in a turn of its own, until :meth:`heal`.
+
+        :param most: bytes of a piece; each is of any size up to it.
+        """
+        check_integer('most', most, 1, 2**31)
+        self._call(setattr, self._cluster.faults, 'most', most)
+
+    def silence(self) -> None:
+        """Deliver nothing to subscriptions, until :meth:`heal`; all else is answered."""
+        self._call(setattr, self._cluster.faults, 'silent', True)
+
     def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
         """Answer whoever authenticates with a code, until :meth:`heal`."""
         check_integer('code', code, 2, 0xFFFF)
@@ -290,6 +319,10 @@ class StreamBroker(Running):
         check_integer('count', count, 1, 2**31)
         self._call(setattr, self._cluster.faults, 'lost', count)
 
+    def shuffle_confirms(self) -> None:
+        """Confirm what is stored at once in any order, until :meth:`heal`."""
+        self._call(setattr, self._cluster.faults, 'shuffling', True)
+
     def damage_chunk(self, count: int = 1) -> None:
         """Deliver the next chunks with a wrong CRC.
 
@@ -297,6 +330,14 @@ class StreamBroker(Running):
         """
         check_integer('count', count, 1, 2**31)
         self._call(setattr, self._cluster.faults, 'damaged', count)
+
+    def corrupt_chunk(self, count: int = 1) -> None:
+        """Deliver the next chunks with a message that does not end within them, and the right CRC.
+
+        :param count: how many chunks, over all subscriptions.
+        """
+        check_integer('count', count, 1, 2**31)
+        self._call(setattr, self._cluster.faults, 'corrupted', count)
 
     def metadata_update(
         self,

@@ -56,13 +56,14 @@ class Cluster:
         vhosts: Iterable[str],
         frame_max: int,
         heartbeat: int,
+        seed: int,
     ) -> None:
         self.users = dict(users)
         self.vhosts: dict[str, Streams] = {name: {} for name in vhosts}
         self.frame_max = frame_max
         self.heartbeat = heartbeat
         self.clock = Clock()
-        self.faults = Faults()
+        self.faults = Faults(seed)
         self.nodes: list[Node] = []
         self.sessions: dict[User, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -59,7 +59,7 @@ class Subscription:
             return
         self._interrupted = False
         while self.credit > 0 and not self._wire.ended:
-            if self._wire.paused:
+            if self._wire.paused or self._faults.silent:
                 self._interrupted = True
                 break
             chunk = self.stream.at(self.at)

@@ -18,6 +18,7 @@ PROPERTIES = {
 }
 KEYS = frozenset(map(int, Key))
 MECHANISMS = ('PLAIN', 'ANONYMOUS')
+EXTERNAL = 'EXTERNAL'  # over TLS
 # Of the commands that a client may send behind Open.
 VERSIONS = {
     Key.DECLARE_PUBLISHER: (1, 1),
@@ -47,7 +48,7 @@ def peer_properties(session: Session, command: commands.PeerProperties) -> Mappi
 
 def sasl_handshake(session: Session, command: commands.SaslHandshake) -> tuple[str, ...]:
     session.enter('authenticating')
-    return MECHANISMS
+    return (*MECHANISMS, EXTERNAL) if session.certificate is not None else MECHANISMS
 
 
 def sasl_authenticate(session: Session, command: commands.SaslAuthenticate) -> None:
@@ -58,7 +59,7 @@ def sasl_authenticate(session: Session, command: commands.SaslAuthenticate) -> N
     code = session.cluster.faults.authentication
     if code:
         raise Refused(code)
-    user = authenticate(session.cluster.users, command)
+    user = authenticate(session, command)
     if again and user != session.user:
         raise Refused(ResponseCode.SASL_CANNOT_CHANGE_USERNAME)
     session.user, session.mechanism = user, command.mechanism
@@ -69,17 +70,24 @@ def sasl_authenticate(session: Session, command: commands.SaslAuthenticate) -> N
         session.then(lambda: session.write(session.tune.encode()))
 
 
-def authenticate(users: Mapping[str, str], command: commands.SaslAuthenticate) -> str:
+def authenticate(session: Session, command: commands.SaslAuthenticate) -> str:
     """The user."""
+    users, certificate = session.cluster.users, session.certificate
     if command.mechanism == 'ANONYMOUS':
         return 'guest'
-    if command.mechanism != 'PLAIN':
+    if command.mechanism == 'PLAIN':
+        parts = command.data.split(b'\0')
+        if len(parts) != 3:
+            raise Refused(ResponseCode.SASL_ERROR)
+        user, password = (part.decode(errors='replace') for part in parts[1:])
+        known = users.get(user) == password
+    elif command.mechanism == EXTERNAL and certificate is not None:
+        names = dict(item for part in certificate.get('subject', ()) for item in part)
+        user = names.get('commonName', '')
+        known = user in users
+    else:
         raise Refused(ResponseCode.SASL_MECHANISM_NOT_SUPPORTED)
-    parts = command.data.split(b'\0')
-    if len(parts) != 3:
-        raise Refused(ResponseCode.SASL_ERROR)
-    user, password = (part.decode(errors='replace') for part in parts[1:])
-    if users.get(user) != password:
+    if not known:
         raise Refused(ResponseCode.AUTHENTICATION_FAILURE)
     return user
 

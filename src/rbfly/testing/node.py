@@ -2,11 +2,12 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 
 from ..protocol.commands import Broker
 from .faults import Faults
-from .wire import Wire
+from .wire import STEP_TIMEOUT, Wire
 
 
 class Node:
@@ -15,14 +16,18 @@ class Node:
     :ivar number: which node it is, from 0.
     :ivar host: its address.
     :ivar port: its port; 0 until it was opened first, if it may be any.
+    :ivar ssl: what its TLS is made with; None for none.
     :ivar wires: connections that are open.
     :ivar connected: how many there have been.
     """
 
-    def __init__(self, number: int, host: str, port: int, faults: Faults) -> None:
+    def __init__(
+        self, number: int, host: str, port: int, faults: Faults, ssl: ssl.SSLContext | None = None
+    ) -> None:
         self.number = number
         self.host = host
         self.port = port
+        self.ssl = ssl
         self.wires: dict[Wire, None] = {}
         self.connected = 0
         self.make: Callable[[Node], Wire]
@@ -49,7 +54,15 @@ class Node:
         self._socket = socket.create_server((self.host, self.port), family=family, backlog=512)
         self._socket.setblocking(False)
         self.port = self._socket.getsockname()[1]
-        listening = loop.create_server(self._accept, sock=self._socket, backlog=512)
+        limit = STEP_TIMEOUT if self.ssl else None
+        listening = loop.create_server(
+            self._accept,
+            sock=self._socket,
+            backlog=512,
+            ssl=self.ssl,
+            ssl_handshake_timeout=limit,
+            ssl_shutdown_timeout=limit,
+        )
         self._serving = loop.create_task(listening)
         return self._serving
 

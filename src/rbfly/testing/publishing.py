@@ -79,9 +79,9 @@ class Publisher:
         if self._faults.withholding:
             self._withheld = ids
             return
-        for start in range(0, len(ids), CONFIRMS_MAX):
-            part = ids[start : start + CONFIRMS_MAX]
-            self._wire.write(confirms(self.id, part))
+        for part in self._faults.ordered(ids):
+            for start in range(0, len(part), CONFIRMS_MAX):
+                self._wire.write(confirms(self.id, part[start : start + CONFIRMS_MAX]))
 
 
 def confirms(publisher_id: int, ids: list[int]) -> bytes:

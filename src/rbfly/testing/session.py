@@ -190,6 +190,7 @@ class Session(Wire):
     def heal(self) -> None:
         for publisher in self.publishers.values():
             publisher.confirm([])
+        self.on_resume()
 
     def on_resume(self) -> None:
         for subscription in [*self.subscriptions.values()]:

@@ -3,10 +3,11 @@
 import asyncio
 import struct
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from ..protocol.commands import HEARTBEAT
 from .faults import Faults
+from .outgoing import Outgoing
 
 WRITE_HIGH = 2**22  # bytes the transport may hold before nothing more is delivered
 STEP_TIMEOUT = 10.0  # seconds for each step of the handshake, and for the answer to a Close
@@ -41,10 +42,17 @@ class Wire(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._have = 0
         self._need = 0
-        self._waiting: list[bytes] = []  # while the broker is stalled
+        self._out = Outgoing(faults, self._send, self._close)
         self._timer: asyncio.TimerHandle | None = None
         self._wrote = self._heard = False
         self._silent = 0
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """That of the client, empty if it has none; None without TLS."""
+        if self.transport.get_extra_info('sslcontext') is None:
+            return None
+        return self.transport.get_extra_info('peercert') or {}
 
     # -- for the session above
 
@@ -74,6 +82,7 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended = True
         self._stop_timer()
+        self._out.drop()
         self.on_lost()
         self.on_end(self)
 
@@ -126,12 +135,13 @@ class Wire(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self._wrote = True
-        if self.faults.stalled:
-            self._waiting.append(data)
-            return
+        self._out.write(data)
+
+    def _send(self, data: bytes) -> None:
         self.transport.write(self.faults.passing(data))
         if self.faults.cutting:
-            self.close()  # the client gets the part of the frame
+            self._out.drop()
+            self.transport.close()  # the client gets the part of the frame
             self._cut()
 
     def stall(self) -> None:
@@ -142,20 +152,22 @@ class Wire(asyncio.Protocol):
             self.transport.pause_reading()
             return
         self.transport.resume_reading()
-        waiting, self._waiting = self._waiting, []
-        for data in waiting:
-            self.write(data)
+        self._out.go_on()
 
     def close(self) -> None:
         """Close it when what was written has left, or in a while if the client does not read it."""
         self.ended = True
         self.expect_step()
+        self._out.close()
+
+    def _close(self) -> None:
         self.transport.close()
 
     def abort(self) -> None:
         """Close it without a word."""
         self.ended = True
         self._stop_timer()
+        self._out.drop()
         self.transport.abort()
 
     def cut(self) -> None:
