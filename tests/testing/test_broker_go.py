@@ -1,0 +1,70 @@
+"""The Go client publishes and reads, on the broker for tests and on RabbitMQ alike."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+import rbfly.streams as rbs
+from brokers import RabbitMQ
+from rbfly.testing import StreamBroker
+
+SOURCE = Path(__file__).parent.parent / 'data' / 'go'
+BEFORE = [b'%d' % -i for i in range(100)]
+COUNT = 1000
+HANG = 20.0  # a guard only
+
+
+async def run(*command: str, cwd: Path | None = None) -> bytes:
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out
+
+
+@pytest.fixture(scope='module')
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Go program, built."""
+    made = tmp_path_factory.mktemp('go') / 'roundtrip'
+    asyncio.run(run('go', 'build', '-o', str(made), '.', cwd=SOURCE))
+    return str(made)
+
+
+async def round_trip(program: str, uri: str, stream: str) -> list[Any]:
+    """What is in the stream, when both clients have published to it and read all of it."""
+    async with rbs.streams_client(uri) as client:
+        await client.create_stream(stream)
+        async with client.publisher(stream) as publisher:
+            await publisher.send_many(BEFORE)
+        port = str(urlsplit(uri).port)
+        out = await run(program, port, stream, str(COUNT), str(len(BEFORE)))
+        found = json.loads(out)
+        total = len(BEFORE) + 2 * COUNT
+        async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+            bodies: list[Any] = [await anext(messages) for _ in range(total)]
+        assert found['messages'] == [body.decode() for body in bodies]
+        assert found['offset'] == total - 1
+        assert await client.read_offset(stream, 'go') == total - 1
+        await client.delete_stream(stream)
+    return [found['sequence'], bodies]
+
+
+@pytest.mark.go
+async def test_go(program: str) -> None:
+    with StreamBroker() as memory:
+        sequence, bodies = await round_trip(program, memory.uri, 'orders')
+    assert sequence == COUNT  # they begin with 1
+    assert bodies == BEFORE + [b'%d' % i for i in range(2 * COUNT)]
+
+
+@pytest.mark.go
+async def test_go_with_rabbitmq(program: str, broker: RabbitMQ) -> None:
+    with StreamBroker() as memory:
+        there = await round_trip(program, memory.uri, 'orders')
+    assert await round_trip(program, broker.uri, f'test-{uuid4()}') == there
