@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .room import UNSHARE
@@ -22,6 +22,10 @@ SUITES = {'4.0': 'trixie', '4.3': 'forky'}
 PACKAGES = ('rabbitmq-server', 'openssl', 'ca-certificates')
 # the numbers at the end change when what is installed changes
 RABBITMQ_FOLDER = 'rabbitmq-{}-1'
+
+# programs, and the packages that have them
+TO_ENTER = dict.fromkeys(('nsenter', 'setsid', 'unshare'), 'util-linux')
+TO_INSTALL = {**TO_ENTER, 'debootstrap': 'debootstrap', 'mount': 'mount'}
 
 # set in the environment of commands that run in a root filesystem: the version that it has
 INSIDE = 'RBFLY_INSIDE'
@@ -64,52 +68,66 @@ def apt_install(packages: Sequence[str], progress: Progress) -> None:
             run_shown(install, progress, env=env)
 
 
-def need(programs: dict[str, str], progress: Progress) -> None:
+def missing(programs: Mapping[str, str]) -> dict[str, str]:
+    return {prog: package for prog, package in programs.items() if not shutil.which(prog)}
+
+
+def can_install() -> bool:
+    return os.geteuid() == 0 and shutil.which('apt-get') is not None
+
+
+def lack(programs: Mapping[str, str]) -> str:
+    """What to do where programs are missing that cannot be installed."""
+    names = ', '.join(f'{prog} (package {package})' for prog, package in programs.items())
+    return (
+        f'missing: {names}; install it, or run as root on Debian, '
+        'or start a container engine (docker or podman)'
+    )
+
+
+def need(programs: Mapping[str, str], progress: Progress) -> None:
     """See to it that these programs exist; they are named with the package that has them."""
-    missing = {prog: package for prog, package in programs.items() if not shutil.which(prog)}
-    if not missing:
-        return
-    packages = sorted(set(missing.values()))
-    if os.geteuid() == 0 and shutil.which('apt-get'):
-        apt_install(packages, progress)
-        missing = {prog: package for prog, package in missing.items() if not shutil.which(prog)}
-    if missing:
-        names = ', '.join(f'{prog} (package {package})' for prog, package in missing.items())
-        raise BrokerError(
-            f'missing: {names}; install it, or run as root on Debian, '
-            'or start a container engine (docker or podman)'
+    left = missing(programs)
+    if left and can_install():
+        apt_install(sorted({*left.values()}), progress)
+        left = missing(programs)
+    if left:
+        raise BrokerError(lack(left))
+
+
+def obstacle(version: str) -> str | None:
+    """Why this RabbitMQ can be had in no root filesystem here; None if it can."""
+    if inside := os.environ.get(INSIDE):
+        if inside != version:
+            return f'this root filesystem has RabbitMQ {inside}, not {version}'
+        return None
+    if os.geteuid() != 0:
+        return (
+            'no container engine answers, and RabbitMQ can be run without one by root only: '
+            'start docker or podman, run as root, or name a running broker by RBFLY_URI'
         )
+    left = missing(TO_ENTER if root_of(version).is_dir() else TO_INSTALL)
+    return lack(left) if left and not can_install() else None
+
+
+def root_of(version: str) -> Path:
+    return cache_folder() / RABBITMQ_FOLDER.format(SUITES[version])
 
 
 def rabbitmq_root(version: str, progress: Progress) -> Path:
     """The root filesystem with this RabbitMQ in it; installed when it is not there."""
-    suite = SUITES[version]
-    root = cache_folder() / RABBITMQ_FOLDER.format(suite)
-    if inside := os.environ.get(INSIDE):
-        if inside != version:
-            raise BrokerError(f'this root filesystem has RabbitMQ {inside}, not {version}')
+    if reason := obstacle(version):
+        raise BrokerError(reason)
+    if INSIDE in os.environ:
         return Path('/')
-    if os.geteuid() != 0:
-        raise BrokerError(
-            'no container engine answers, and RabbitMQ can be run without one by root only: '
-            'start docker or podman, run as root, or name a running broker by RBFLY_URI'
-        )
+    suite, root = SUITES[version], root_of(version)
     if root.is_dir():
-        need({'nsenter': 'util-linux', 'unshare': 'util-linux', 'setsid': 'util-linux'}, progress)
+        need(TO_ENTER, progress)
         return root
     with locked('install-rabbitmq', progress):
         if root.is_dir():  # another process was faster
             return root
-        need(
-            {
-                'debootstrap': 'debootstrap',
-                'nsenter': 'util-linux',
-                'unshare': 'util-linux',
-                'setsid': 'util-linux',
-                'mount': 'mount',
-            },
-            progress,
-        )
+        need(TO_INSTALL, progress)
         temporary = root.with_name(root.name + '.new')
         remove(temporary)
         temporary.mkdir(parents=True)

@@ -193,6 +193,21 @@ class RabbitMQ(Broker):
         """Let a paused node go on."""
         self._signal(node, 'CONT')
 
+    def isolate_node(self, node: int = 0) -> None:
+        """Part a node from all others; clients still reach every one of them.
+
+        Its connections to them are cut, and none is made while it holds another secret.
+        """
+        self._with_others(node, 'erlang:set_cookie(N, isolated), erlang:disconnect_node(N)')
+
+    def join_node(self, node: int = 0) -> None:
+        """Let an isolated node be part of the cluster again."""
+        self._with_others(node, 'erlang:set_cookie(N, erlang:get_cookie()), net_adm:ping(N)')
+
+    def _with_others(self, node: int, code: str) -> None:
+        others = ', '.join(f"'{other.name}'" for other in self.nodes if other.index != node)
+        self.ctl('eval', f'[begin {code} end || N <- [{others}]].', node=node)
+
     def stop(self, *, orderly: bool = True, timeout: float = 30) -> None:
         """Stop all nodes and remove the data; nothing is left."""
         current = self._in_room
@@ -268,6 +283,13 @@ class RabbitMQ(Broker):
                     broker._in_room.release()
                 else:
                     broker.stop(orderly=False)
+
+    @classmethod
+    def obstacle(cls) -> str | None:
+        """Why there is none here and none can be started; None if one can be had."""
+        if cls.named() or cls.running() or room.engine():
+            return None
+        return install.obstacle(cls.chosen())
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
         """Start all nodes; a cluster's first one before the others, which join it."""

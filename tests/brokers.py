@@ -1,8 +1,8 @@
 """The real broker of the integration tests.
 
 The one that RBFLY_URI names is used; otherwise the shared one of `python -m brokers up`, if
-it runs; otherwise one is started for this run.  Where there is none, the tests fail.  Those that
-are found or started here are of the version that RBFLY_RABBITMQ names (4.0 by default).
+it runs; otherwise one is started for this run.  Those that are found or started here are of the
+version that RBFLY_RABBITMQ names (4.0 by default).  Where none can be had, see `without.py`.
 
 Tests run beside each other, so they touch nothing of it but what they have made themselves; those
 that stop a node or set an alarm do it to `private_broker`.
@@ -11,6 +11,8 @@ that stop a node or set an alarm do it to `private_broker`.
 import asyncio
 import functools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +24,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from brokers import BrokerError, RabbitMQ
+from tests.without import in_memory
 
 CONNECT_TIMEOUT = 20.0
 # Commands of rabbitmqctl that concern more than a user, a virtual host or a stream.
@@ -52,8 +55,22 @@ def private_broker() -> Iterator[Callable[[], RabbitMQ]]:
 
 
 @pytest.fixture(scope='session')
-def broker(joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
-    """A running RabbitMQ, whoever started it."""
+def memory_uri() -> Iterator[str]:
+    """The broker in memory, as a process."""
+    command = [sys.executable, '-m', 'rbfly', 'broker', '--port', '0', '--quiet']
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+@pytest.fixture(scope='session')
+def broker(request: pytest.FixtureRequest, joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
+    """A running RabbitMQ, whoever started it; the broker in memory in its place, if it has to."""
+    if in_memory(request.config):
+        found = RabbitMQ.named({RabbitMQ.variable: request.getfixturevalue('memory_uri')})
+        assert found is not None
+        return guarded(found)
     try:
         found = RabbitMQ.named() or RabbitMQ.running() or joined_broker()
     except (BrokerError, OSError) as ex:

@@ -14,7 +14,7 @@ from tests.leaks import Snapshot
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-pytest_plugins = ['tests.brokers']
+pytest_plugins = ['tests.without', 'tests.brokers']
 
 # Files of a minute; they begin first, so that no worker is at one alone in the end.
 LONGEST = ('test_package', 'test_prove', 'test_proofs_faults', 'test_proofs_leader', 'test_exact')

@@ -64,7 +64,7 @@ async def test_what_the_broker_keeps(
     [
         *((read_rbfly, compression) for compression in Compression),
         (read_rstream, 'none'),
-        (read_pika, 'none'),
+        pytest.param(read_pika, 'none', marks=pytest.mark.rabbitmq),
         (read_rstream, 'gzip'),
     ],
 )

@@ -1,0 +1,45 @@
+"""What cannot run is named in the last lines, and is a failure where everything is asked for."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PYTEST = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider']
+
+
+def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {'RBFLY_URI': '', 'RBFLY_TESTS': ''} | environ
+    return subprocess.run([*PYTEST, *args], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize('workers', ['0', '2'])
+def test_what_needs_rabbitmq_is_named(workers: str) -> None:
+    files = ('tests/streams/test_confirms.py', 'tests/streams/test_tls.py')
+    done = run('-n', workers, '--broker', 'memory', *files, '-k', 'broker or tls or real')
+    end = done.stdout[done.stdout.index('NOT RUN') :].splitlines()
+    found = re.match(r'NOT RUN: (\d+) tests need RabbitMQ', end[0])
+    assert found
+    counts = {line.split()[-1]: int(line.split()[0]) for line in end[1:3]}
+    assert counts.keys() == {*files}
+    assert sum(counts.values()) == int(found[1])
+    assert end[3] == 'why: --broker memory'
+    assert 'RBFLY_URI' in end[4]
+
+
+def test_what_needs_go_is_named() -> None:
+    path = os.path.dirname(sys.executable)
+    done = run('tests/testing/test_broker_go.py', PATH=path)
+    assert 'NOT RUN: 2 tests need Go' in done.stdout
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_where_everything_is_asked_for_it_fails() -> None:
+    path = os.path.dirname(sys.executable)
+    done = run(
+        'tests/testing/test_broker_go.py', '-k', 'not rabbitmq', PATH=path, RBFLY_TESTS='all'
+    )
+    assert 'NOT RUN' not in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED

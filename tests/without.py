@@ -1,0 +1,104 @@
+"""What is not run where something is missing, RabbitMQ or Go: the last lines name it, loudly.
+
+Without RabbitMQ, tests with a broker run on the one in memory; only those that need a RabbitMQ that
+was started here, or are marked `rabbitmq`, are left out.  With RBFLY_TESTS=all, nothing is.
+"""
+
+import os
+import shutil
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from brokers import RabbitMQ
+
+OWN = {'own_broker', 'joined_broker', 'private_broker'}
+HOW = {
+    'RabbitMQ': 'run as root on Debian, or with docker or podman, or name one: '
+    'RBFLY_URI=rabbitmq-stream://...',
+    'Go': 'install it (package golang, https://go.dev)',
+}
+MISSING = pytest.StashKey[dict[str, str]]()  # and why
+NOT_RUN = pytest.StashKey[Counter[tuple[str, str]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        '--broker',
+        choices=('rabbitmq', 'memory'),
+        default='rabbitmq',
+        help='what tests with a broker run on (default: rabbitmq; memory, where there is none)',
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line('markers', 'rabbitmq: the broker in memory is no substitute here')
+    config.addinivalue_line('markers', 'go: needs Go')
+    missing: dict[str, str | None] = {}
+    if config.getoption('--broker') == 'memory':
+        missing['RabbitMQ'] = '--broker memory'
+    elif os.environ.get('RBFLY_TESTS') != 'all':
+        missing['RabbitMQ'] = RabbitMQ.obstacle()
+        missing['Go'] = None if shutil.which('go') else 'there is no program `go`'
+    config.stash[MISSING] = {what: why for what, why in missing.items() if why}
+    config.stash[NOT_RUN] = Counter()
+
+
+def in_memory(config: pytest.Config) -> bool:
+    """Whether tests with a broker run on the one in memory."""
+    return 'RabbitMQ' in config.stash[MISSING]
+
+
+def needs(item: pytest.Item) -> set[str]:
+    """What a test does not run without."""
+    names = {*getattr(item, 'fixturenames', ())}
+    if 'broker' in names:  # which can be any, if the test asks for no other
+        names.discard('joined_broker')
+        own = bool(names & OWN)
+    else:
+        own = bool(names & OWN) or item.get_closest_marker('broker') is not None
+    found = set()
+    if own or item.get_closest_marker('rabbitmq'):
+        found.add('RabbitMQ')
+    if item.get_closest_marker('go'):
+        found.add('Go')
+    return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = config.stash[MISSING].keys()
+    left = [item for item in items if needs(item) & missing]
+    if not left:
+        return
+    items[:] = [item for item in items if not needs(item) & missing]
+    config.hook.pytest_deselected(items=left)
+    config.stash[NOT_RUN] = Counter(
+        (min(needs(item) & missing), item.nodeid.partition('::')[0]) for item in left
+    )
+    if hasattr(config, 'workeroutput'):  # of pytest-xdist: only the first process prints
+        config.workeroutput['not_run'] = [*config.stash[NOT_RUN].items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    output = getattr(node, 'workeroutput', {})
+    found = {tuple(key): count for key, count in output.get('not_run', ())}
+    node.config.stash[NOT_RUN] = Counter(found)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin('terminalreporter')
+    found = config.stash.get(NOT_RUN, Counter())
+    if terminal is None or hasattr(config, 'workeroutput'):
+        return
+    for what in sorted({what for what, _ in found}):
+        counts = {path: n for (need, path), n in sorted(found.items()) if need == what}
+        title = f'NOT RUN: {sum(counts.values())} tests need {what}'
+        terminal.write_sep('=', title, red=True, bold=True)
+        for path, count in counts.items():
+            terminal.write_line(f'{count:5} of {path}')
+        terminal.write_line(f'why: {config.stash[MISSING][what]}')
+        terminal.write_line(f'how: {HOW[what]}')
+    if in_memory(config):
+        terminal.write_line('All other tests with a broker ran on that of rbfly.testing.')
