@@ -14,13 +14,16 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 EXTRAS ?= uvloop compression perf test lint doc
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/protocol
+SECONDS ?= 3600
+SEED ?= 1
+ON ?= memory rabbitmq
 # A file goes to one worker, from its first test to its last: what is made for a module is made once.
 WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help build debug demo test quick lint types sanitize fuzz hot doc perf brokers-down clean
+.PHONY: help build debug demo test quick lint types sanitize fuzz soak hot doc perf brokers-down clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
@@ -83,6 +86,11 @@ fuzz: $(VENV)/requirements  ## coverage-guided fuzzing (FUZZ='codec --seconds 60
 	    apt-get install -y --no-install-recommends clang llvm libclang-rt-dev; } > build/clang.log \
 	    2>&1; } || { cat build/clang.log; exit 1; }
 	@$(BIN)/python fuzz/run.py $(FUZZ)
+
+soak: build  ## every way of use through random faults (SECONDS=3600 SEED=1 ON='memory rabbitmq')
+	@for on in $(ON); do \
+	    $(BIN)/python -m perf prove soak --seconds $(SECONDS) --seed $(SEED) --on $$on || exit 1; \
+	done
 
 hot: $(VENV)/requirements  ## hold the hot functions to their share of Python calls
 	@$(BIN)/python tools/hot.py

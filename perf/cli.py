@@ -37,6 +37,10 @@ Brokers are taken from RBFLY_URI and RBFLY_KAFKA; without these they are started
 """
 
 
+# Of the settings of proofs.
+CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
+
+
 class CommandError(Exception):
     """Something that the user is to be told in one line."""
 
@@ -170,6 +174,8 @@ def parser() -> argparse.ArgumentParser:
             prove.add_argument('--unnamed', action='store_true', default=None, help=about)
         elif name == 'by':
             prove.add_argument('--by', metavar='HOW', help=about)
+        elif name in CHOICES:
+            prove.add_argument(f'--{name}', choices=CHOICES[name], help=about)
         else:
             prove.add_argument(f'--{name}', type=at_least_one, metavar='N', help=about)
     prove.add_argument('--out', type=Path, metavar='FILE', help='result file, JSON')

@@ -19,6 +19,9 @@ SETTINGS = {
     'tasks': 'number of tasks that send at once',
     'rounds': 'number of interleaved rounds',
     'milliseconds': 'how long a lane runs in a round, about',
+    'seconds': 'how long',
+    'how': "pause or partition the leader's node, or roll: stop and start all, one by one",
+    'on': 'rabbitmq or memory: a cluster of three, or the broker in memory',
     'by': 'published by send, flush or send-many; consumed by body, context or batch',
     'unnamed': 'publish without a name: at least once',
 }
@@ -85,6 +88,18 @@ PROOFS = {
             unnamed=False,
         ),
         proof(
+            'publish-nodes',
+            'nodes of a cluster of three paused, parted or stopped in turn, while publishing',
+            'publish',
+            nodes=3,
+            messages=1_000_000,
+            cuts=6,
+            tasks=1_000,
+            by='send',
+            how='partition',
+            unnamed=False,
+        ),
+        proof(
             'tasks',
             'many tasks on one publisher, each confirm to its own caller',
             'publish',
@@ -145,6 +160,16 @@ PROOFS = {
             by='body',
         ),
         proof(
+            'consume-nodes',
+            'nodes of a cluster of three paused, parted or stopped in turn, while consuming',
+            'consume',
+            nodes=3,
+            messages=1_000_000,
+            cuts=6,
+            by='body',
+            how='partition',
+        ),
+        proof(
             'consume-anything',
             'valid messages among others, of which each is told with its offset',
             'anything',
@@ -162,6 +187,14 @@ PROOFS = {
             'memory',
             messages=50_000_000,
             by='body',
+        ),
+        proof(
+            'soak',
+            'every way of publishing and consuming at once, through random faults of every kind',
+            'soak',
+            nodes=3,
+            seconds=3_600,
+            on='rabbitmq',
         ),
     )
 }

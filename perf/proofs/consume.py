@@ -10,6 +10,7 @@ import rbfly.streams as rbs
 
 from .faults import (
     LEADER_FAULTS,
+    NODE_FAULTS,
     Gate,
     change_leader,
     lose_node,
@@ -22,7 +23,7 @@ from .publish import check_faults
 from .run import ProofError, Run
 from .site import ENTRY_DOWN, Site, body
 
-__all__ = ['consume_cuts', 'consume_leader', 'consume_restart', 'read_all']
+__all__ = ['consume_cuts', 'consume_leader', 'consume_nodes', 'consume_restart', 'read_all']
 
 LEAD = 50_000  # messages that the publisher may be ahead
 TICK = 0.001
@@ -134,6 +135,17 @@ async def consume_restart(run: Run, site: Site) -> None:
         run, site, lambda gate, stream: gate.drive(run, lambda number: restart(run, site, number))
     )
     check_faults(run, 'restarts')
+
+
+async def consume_nodes(run: Run, site: Site) -> None:
+    """Messages are consumed while nodes of the cluster fail in one way."""
+
+    def drive(gate: Gate, stream: str) -> Awaitable[None]:
+        fault = NODE_FAULTS[run['how']]
+        return gate.drive(run, lambda number: fault(run, site, stream, number))
+
+    await consume(run, site, drive)
+    check_faults(run, 'faults')
 
 
 async def consume_leader(run: Run, site: Site) -> None:

@@ -10,10 +10,21 @@ from brokers.proxy import Direction, Proxy
 from .run import ProofError, Run
 from .site import Site
 
-__all__ = ['LEADER_FAULTS', 'Gate', 'change_leader', 'lose_node', 'note', 'plan_cuts', 'restart']
+__all__ = [
+    'LEADER_FAULTS',
+    'NODE_FAULTS',
+    'Gate',
+    'change_leader',
+    'lose_node',
+    'move_leader',
+    'note',
+    'plan_cuts',
+    'restart',
+]
 
 ELECTED = 15.0  # seconds for another leader while the node of the last one is away
 MOVES = 5
+PAUSE = 2.0, 15.0  # seconds
 MOVED = 10.0  # seconds: the node that is preferred may not be the one that is chosen
 SYNC = 'lists:foreach(fun dets:sync/1, dets:all()).'
 TRICKLE = 0.001  # seconds for a message while a fault takes longer than there are messages for
@@ -124,6 +135,44 @@ async def restart(run: Run, site: Site, number: int) -> None:
     await lose_node(site, 0, how)
 
 
+async def pause(run: Run, site: Site, stream: str, number: int) -> None:
+    """Stop the process of the leader's node in its tracks, and let it go on."""
+    node = await site.leader(stream)
+    seconds = run.random.uniform(*PAUSE)
+    await asyncio.to_thread(site.broker.pause_node, node)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.to_thread(site.broker.resume_node, node)
+    note(run, 'faults', f'{node + 1} paused for {seconds:.0f} s')
+    await site.leader(stream, replicated=True)
+
+
+async def partition(run: Run, site: Site, stream: str, number: int) -> None:
+    """Part the leader's node from the others, and join them again."""
+    node = await site.leader(stream, replicated=True)
+    seconds = run.random.uniform(*PAUSE)
+    await asyncio.to_thread(site.broker.isolate_node, node)
+    await asyncio.sleep(seconds)
+    await asyncio.to_thread(site.broker.join_node, node)
+    # Mnesia, which 4.0 has, does not join what was parted before one of the two starts again.
+    how = 'alone'
+    if site.broker.release.startswith('4.0'):
+        await asyncio.to_thread(site.broker.restart_node, node)
+        how = 'alone, then started again'
+    note(run, 'faults', f'{node + 1} for {seconds:.0f} s {how}')
+    await site.leader(stream, replicated=True)
+
+
+async def roll(run: Run, site: Site, stream: str, number: int) -> None:
+    """Stop one node after the other and start it again, as for an upgrade."""
+    node = number % len(site.proxies)
+    await lose_node(site, node, 'stop')
+    note(run, 'faults', f'{node + 1} stopped and started')
+    await site.leader(stream, replicated=True)
+
+
+NODE_FAULTS = {'pause': pause, 'partition': partition, 'roll': roll}
 LEADER_FAULTS = ('kill', 'move', 'stop')
 
 

@@ -7,13 +7,21 @@ from typing import Any
 
 import rbfly.streams as rbs
 
-from .faults import LEADER_FAULTS, Gate, change_leader, plan_cuts, restart
+from .faults import LEADER_FAULTS, NODE_FAULTS, Gate, change_leader, plan_cuts, restart
 from .peers import Tap
 from .run import ProofError, Run
 from .site import CONFIRM, ENTRY_UP, Site, body
 from .verify import at_least_once, exactly_once, in_order, tasks_in_order
 
-__all__ = ['cancels', 'publish_cuts', 'publish_leader', 'publish_restart', 'send_all', 'tasks']
+__all__ = [
+    'cancels',
+    'publish_cuts',
+    'publish_leader',
+    'publish_nodes',
+    'publish_restart',
+    'send_all',
+    'tasks',
+]
 
 BATCH = 1_000
 NAME = 'proof'
@@ -212,6 +220,17 @@ async def publish_leader(run: Run, site: Site) -> None:
     look()
     check_faults(run, 'leaders')
     run.check('publishing followed the leader', set(followed) == {'yes'}, ', '.join(followed))
+
+
+async def publish_nodes(run: Run, site: Site) -> None:
+    """Messages arrive while nodes of the cluster fail in one way."""
+
+    def drive(gate: Gate, stream: str) -> Awaitable[None]:
+        fault = NODE_FAULTS[run['how']]
+        return gate.drive(run, lambda number: fault(run, site, stream, number))
+
+    await publish(run, site, lambda gate: gate.epoch, drive)
+    check_faults(run, 'faults')
 
 
 def check_faults(run: Run, name: str) -> None:

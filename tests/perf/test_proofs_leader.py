@@ -1,4 +1,4 @@
-"""Short versions of the proofs, while the leader of the stream changes: each must hold."""
+"""Short versions of the proofs with a cluster of three: each must hold."""
 
 from collections.abc import Iterator
 
@@ -20,3 +20,12 @@ async def test_publish_leader(three_nodes: Sites) -> None:
 
 async def test_consume_leader(three_nodes: Sites) -> None:
     await holds(three_nodes, 'consume-leader', messages=6_000, cuts=2)
+
+
+@pytest.mark.parametrize('how', ['pause', 'partition', 'roll'])
+async def test_publish_nodes(three_nodes: Sites, how: str) -> None:
+    await holds(three_nodes, 'publish-nodes', messages=6_000, cuts=1, how=how)
+
+
+async def test_consume_nodes(three_nodes: Sites) -> None:
+    await holds(three_nodes, 'consume-nodes', messages=6_000, cuts=1, how='partition')
