@@ -2,7 +2,8 @@
 
     python fuzz/run.py codec --seconds 60           any bytes as a message
     python fuzz/run.py values --runs 1000000        Python values, derived from bytes, as a message
-    python fuzz/run.py stream --workers 2           any bytes as a chunk, or as frames
+    python fuzz/run.py stream --workers 2           any bytes as a chunk, or as what is received
+    python fuzz/run.py commands                     any bytes as a frame of client or broker
     python fuzz/run.py codec FILE...                only these inputs, such as a finding
     python fuzz/run.py codec --minimise             keep in fuzz/corpus what build/fuzz has found
 
@@ -33,9 +34,9 @@ BUILD = ROOT / 'build' / 'fuzz'
 LIB = BUILD / f'lib-{sys.implementation.cache_tag}'
 KEPT = ROOT / 'fuzz' / 'corpus'
 FINDINGS = BUILD / 'findings'
-TARGETS = ('codec', 'values', 'stream')
+TARGETS = ('codec', 'values', 'stream', 'commands')
 # Longest input: beyond sizes of one byte, beyond the depth limit, and still quick.
-MAX_LEN = {'codec': 640, 'values': 512, 'stream': 1024}
+MAX_LEN = {'codec': 640, 'values': 512, 'stream': 1024, 'commands': 256}
 KEPT_FILES = 300
 
 CC = os.environ.get('FUZZ_CC', 'clang')
@@ -234,12 +235,35 @@ def frames() -> Iterator[bytes]:
             yield cuts + data
 
 
+def bodies() -> Iterator[bytes]:
+    """Bodies of frames, each behind the byte that chooses what it is to be."""
+    name, number = b'\x00\x04test', b'\x00\x00\x00\x01'
+    options = number + name + b'\x00\x01x'
+    for body in (
+        number,
+        number + name,
+        number + b'\x00\x01' + number + name,
+        number + b'\x01' + name + name,
+        number + b'\x01' + name + b'\x00\x01\x00\x0a' + options,
+        number + name + options,
+        number + b'\x00\x01' + options,
+        b'\x01' + number + bytes(8) + b'\x00\x00\x00\x02hi',
+        b'\x01' + number + bytes(8) + name + b'\x00\x00\x00\x02hi',
+        b'\x01' + number + bytes(8) + b'\x00\x12',
+        b'\x00\x04' + name,
+    ):
+        for kind in range(64):
+            yield bytes([kind]) + body
+
+
 def seeds(target: str) -> Iterator[bytes]:
     if target == 'codec':
         yield from vectors()
     elif target == 'stream':
         yield from chunks()
         yield from frames()
+    elif target == 'commands':
+        yield from bodies()
     else:
         for i in range(256):
             yield bytes((i * j + (j >> 3)) & 0xFF for j in range(1, 48))

@@ -1,0 +1,49 @@
+# cython: language_level=3str
+"""Target: any bytes as the body of any frame, of the client's side and of the broker's."""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t
+
+from fuzz.checks cimport finding
+
+from rbfly.error import FrameError
+from rbfly.protocol.commands import READERS, decode
+from rbfly.protocol.const import Key
+from rbfly.testing.publishing import read_publish
+
+cdef list KINDS = sorted(READERS)
+
+
+cdef object read(bytes frame):
+    key, version = int.from_bytes(frame[4:6], 'big'), int.from_bytes(frame[6:8], 'big')
+    if int.from_bytes(frame[:4], 'big') != len(frame) - 4:
+        finding(f'a frame of {len(frame)} bytes has another size: {frame[:8].hex()}')
+    return decode(key, version, frame[8:])
+
+
+cdef int check(int key, int version, bytes body) except -1:
+    try:
+        command = decode(key, version, body)
+    except FrameError:
+        return 0
+    frame = command.encode()
+    again = read(frame)
+    if again != command:
+        finding(f'{command!r} comes back as {again!r}')
+    if again.encode() != frame:
+        finding(f'{command!r} is encoded differently the second time')
+    return 0
+
+
+cdef api int target(const uint8_t *data, Py_ssize_t size) except -1:
+    if size < 1:
+        return 0
+    key, version = KINDS[data[0] % len(KINDS)]
+    body = PyBytes_FromStringAndSize(<const char *> data + 1, size - 1)
+    check(key, version, body)
+    if key == Key.PUBLISH:
+        try:
+            read_publish(version, body)
+        except FrameError:
+            pass
+    return 0
