@@ -11,7 +11,26 @@ from rbfly.protocol.commands import READERS, decode
 from rbfly.protocol.const import Key
 from rbfly.testing.publishing import read_publish
 
+cdef extern from *:
+    """extern uint8_t fuzz_places[1 << 12];"""
+    uint8_t fuzz_places[1 << 12]
+
 cdef list KINDS = sorted(READERS)
+
+
+cdef int note(tuple place) except -1:
+    fuzz_places[<size_t> hash(place) & 0xfff] += 1
+    return 0
+
+
+cdef tuple lines(object error):
+    """Where it was raised."""
+    cdef list found = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return tuple(found)
 
 
 cdef object read(bytes frame):
@@ -24,9 +43,11 @@ cdef object read(bytes frame):
 cdef int check(int key, int version, bytes body) except -1:
     try:
         command = decode(key, version, body)
-    except FrameError:
+    except FrameError as ex:
+        note((key, version, *lines(ex)))
         return 0
     frame = command.encode()
+    note((key, version, len(frame).bit_length()))
     again = read(frame)
     if again != command:
         finding(f'{command!r} comes back as {again!r}')

@@ -203,6 +203,9 @@ def read_stored(uri: str, stream: str) -> tuple['array[int]', 'array[int]']:
     numbers, offsets = array('q'), array('q')
     connection = wire.Connection(uri, 'proof')
     try:
+        stats = connection.stats(stream)
+        if stats['committed_chunk_id'] != stats['last_chunk_id']:  # of a leader that is new
+            raise wire.WireError('not all of the stream is committed yet')
         for offset, message in connection.stored(stream):
             if message[:5] != b'\x00\x53\x75\xa0' + bytes((WIDTH,)):
                 raise ProofError(f'no number at offset {offset}: {message!r}')
