@@ -116,6 +116,38 @@ async def test_leaving_while_another_task_opens_a_publisher(key: int) -> None:
 
 
 @pytest.mark.own_clock
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_leaving_without_waiting_ends_a_close_that_waits(cls: type) -> None:
+    """No confirm can come behind it: waiting for `close_timeout` would be in vain."""
+    loop = asyncio.get_running_loop()
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri, close_timeout=60) as client,
+    ):
+        context = client.publisher('test', cls=cls)
+        publisher: Any = await context.__aenter__()
+        if cls is rbs.Publisher:
+            sending = asyncio.create_task(publisher.send('x'))
+        else:
+            publisher.batch('x')
+            sending = asyncio.create_task(publisher.flush())
+        await until(
+            lambda: any(wire.PUBLISH in peer.commands() for peer in fake.connections), 'sent'
+        )
+        closing = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        began = loop.time()
+        error = asyncio.CancelledError()
+        assert not await context.__aexit__(asyncio.CancelledError, error, None)
+        await asyncio.wait([sending, closing])
+        assert loop.time() - began < 1
+        with pytest.raises(PublisherError, match='was closed by CancelledError'):
+            await sending
+        await asyncio.wait([closing])
+        assert cls is rbs.Publisher or isinstance(closing.exception(), PublisherError)
+
+
+@pytest.mark.own_clock
 async def test_node_that_closes_each_connection_at_once() -> None:
     def close(connection: Peer, request: Frame) -> None:
         connection.answer(request, struct.pack('>I', 0))

@@ -276,14 +276,19 @@ class PublisherDriver:
             self._ended.set()
 
     def abort(self, error: Exception) -> None:
-        """Close without waiting: what is queued leaves, and its confirms are given up."""
+        """Close without waiting: what is queued leaves, and its confirms are given up.
+
+        Whoever waits in :meth:`close` is through with it then, too.
+        """
         core = self.core
+        if self._ended.is_set():
+            return
         if not core.closed:
             core.close()
             if core.error is None:
                 self._release()
-            self._part(error)
-            self._ended.set()
+        self._part(error)
+        self._ended.set()
 
     def _part(
         self, error: Exception, unsent: Exception | None = None
