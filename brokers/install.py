@@ -107,7 +107,11 @@ def obstacle(version: str) -> str | None:
             'start docker or podman, run as root, or name a running broker by RBFLY_URI'
         )
     left = missing(TO_ENTER if root_of(version).is_dir() else TO_INSTALL)
-    return lack(left) if left and not can_install() else None
+    if left and not can_install():
+        return lack(left)
+    if not left and subprocess.run([*UNSHARE, 'true'], capture_output=True).returncode:
+        return 'root may make no namespaces here, as in a container without privileges'
+    return None
 
 
 def root_of(version: str) -> Path:

@@ -199,6 +199,8 @@ class RabbitMQ(Broker):
         Its connections to them are cut, and none is made while it holds another secret.
         """
         self._with_others(node, 'erlang:set_cookie(N, isolated), erlang:disconnect_node(N)')
+        if left := self.ctl('eval', 'nodes().', node=node).strip('[] \n'):
+            raise BrokerError(f'{self.nodes[node].name} is still connected to {left}')
 
     def join_node(self, node: int = 0) -> None:
         """Let an isolated node be part of the cluster again."""

@@ -103,7 +103,8 @@ def guarded(broker: RabbitMQ) -> RabbitMQ:
             refuse()
         return ctl(*args, **options)
 
-    refused = dict.fromkeys(('stop_node', 'restart_node', 'kill_node', 'pause_node'), refuse)
+    names = ('stop_node', 'restart_node', 'kill_node', 'pause_node', 'isolate_node', 'join_node')
+    refused = dict.fromkeys(names, refuse)
     vars(broker).update(refused, ctl=ctl_of_others)
     return broker
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,15 +30,15 @@ def test_what_needs_rabbitmq_is_named(workers: str) -> None:
     assert 'RBFLY_URI' in end[4]
 
 
-def test_what_needs_go_is_named() -> None:
-    path = os.path.dirname(sys.executable)
-    done = run('tests/testing/test_broker_go.py', PATH=path)
+def test_what_needs_go_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    done = run('tests/testing/test_broker_go.py', '--broker', 'memory', PATH=path)
     assert 'NOT RUN: 2 tests need Go' in done.stdout
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_where_everything_is_asked_for_it_fails() -> None:
-    path = os.path.dirname(sys.executable)
+def test_where_everything_is_asked_for_it_fails(tmp_path: Path) -> None:
+    path = str(tmp_path)
     done = run(
         'tests/testing/test_broker_go.py', '-k', 'not rabbitmq', PATH=path, RBFLY_TESTS='all'
     )

@@ -36,11 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line('markers', 'rabbitmq: the broker in memory is no substitute here')
     config.addinivalue_line('markers', 'go: needs Go')
     missing: dict[str, str | None] = {}
+    everything = os.environ.get('RBFLY_TESTS') == 'all'
     if config.getoption('--broker') == 'memory':
         missing['RabbitMQ'] = '--broker memory'
-    elif os.environ.get('RBFLY_TESTS') != 'all':
+    elif not everything:
         missing['RabbitMQ'] = RabbitMQ.obstacle()
-        missing['Go'] = None if shutil.which('go') else 'there is no program `go`'
+    if not everything and shutil.which('go') is None:
+        missing['Go'] = 'there is no program `go`'
     config.stash[MISSING] = {what: why for what, why in missing.items() if why}
     config.stash[NOT_RUN] = Counter()
 
@@ -84,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_testnodedown(node: Any, error: object) -> None:
     output = getattr(node, 'workeroutput', {})
     found = {tuple(key): count for key, count in output.get('not_run', ())}
-    node.config.stash[NOT_RUN] = Counter(found)
+    node.config.stash[NOT_RUN] |= Counter(found)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

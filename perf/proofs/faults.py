@@ -152,9 +152,11 @@ async def partition(run: Run, site: Site, stream: str, number: int) -> None:
     """Part the leader's node from the others, and join them again."""
     node = await site.leader(stream, replicated=True)
     seconds = run.random.uniform(*PAUSE)
-    await asyncio.to_thread(site.broker.isolate_node, node)
-    await asyncio.sleep(seconds)
-    await asyncio.to_thread(site.broker.join_node, node)
+    try:
+        await asyncio.to_thread(site.broker.isolate_node, node)
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.to_thread(site.broker.join_node, node)
     # Mnesia, which 4.0 has, does not join what was parted before one of the two starts again.
     how = 'alone'
     if site.broker.release.startswith('4.0'):

@@ -23,7 +23,7 @@ async def prove(run: Run, site: Site) -> None:
 async def run_privately(run: Run, path: Path) -> None:
     place = Site.private
     if run.settings.get('on') == 'memory':
-        place = importlib.import_module('.soak', __package__).in_memory
+        place = importlib.import_module('.trouble', __package__).in_memory
     async with place(run.proof.nodes, run.seed) as site:
         about = await asyncio.to_thread(site.about)
         await prove(run, site)

@@ -10,26 +10,22 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
-from multiprocessing import get_context
-from multiprocessing.managers import BaseManager
 from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
-from rbfly.testing import StreamBroker
 
-from .faults import lose_node, move_leader
 from .memory import GROWTH, resident
 from .run import ProofError, Run
 from .site import Site, body
+from .trouble import InMemory, OnCluster, Trouble
 
-__all__ = ['in_memory', 'soak']
+__all__ = ['soak']
 
 ROUNDS = {'memory': 10.0, 'rabbitmq': 60.0}  # seconds of a round
 MESSAGES = 30_000  # of a publisher in a round, at most
@@ -157,6 +153,7 @@ class Reader:
         self.numbers = array('q')
         self.wrong: Counter[str] = Counter()
         self.next = 0  # offset
+        self.again = False  # it may read again what it has read
 
     def options(self) -> dict[str, Any]:
         if self.how == 'filter':
@@ -165,14 +162,16 @@ class Reader:
                 'filter': rbs.MessageFilter(kind, {'even'}),
             }
         if self.how == 'tracking':
+            self.again = True
             tracking = rbs.OffsetTracking('soak', every=500)
             return {'offset': rbs.Offset.reference('soak'), 'auto_offset': tracking}
         return {'offset': rbs.Offset.offset(self.next)}
 
     def come(self, offset: int, data: Any) -> None:
         """A message has come."""
-        if self.how == 'tracking' and offset < self.next:
+        if self.again and offset < self.next:
             return  # behind the offset that was stored last
+        self.again = False
         if offset < self.next:
             self.wrong['offset out of turn'] += 1
         self.next = offset + 1
@@ -226,6 +225,7 @@ class Round:
         self.stored: dict[str, array[int]] = {}  # numbers in each stream, in the end
         self.failures: Counter[str] = Counter()
         self.calls = 0
+        self.longest = 0.0  # seconds of a call
 
     def wanted(self, reader: Reader) -> 'array[int] | None':
         """What it is to read; None if that is not known yet."""
@@ -248,9 +248,11 @@ class Round:
                             await asyncio.sleep(0.005)
                             continue
                         self.calls += 1
-                        before = log.next
-                        well = await send(publisher, log)
-                        self.run.done += log.next - before
+                        began = loop.time()
+                        try:
+                            well = await send(publisher, log)
+                        finally:
+                            self.longest = max(self.longest, loop.time() - began)
             except RbFlyError as ex:
                 self.failures[type(ex).__name__] += 1
                 await asyncio.sleep(AGAIN)
@@ -273,7 +275,7 @@ class Round:
                 await asyncio.sleep(AGAIN)
 
 
-async def one_round(run: Run, site: Site, seconds: float) -> Counter[str]:
+async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
     """One round; what was wrong."""
     wrong: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
@@ -297,17 +299,30 @@ async def one_round(run: Run, site: Site, seconds: float) -> Counter[str]:
                 for log in this.logs:
                     this.stored[log.stream] = await read_all(site, client, log)
                 await asyncio.gather(*consumers)
+        except TimeoutError:
+            late = [log.how for log in this.logs if log.stream not in this.stored]
+            late += [
+                f'{reader.how}: {len(reader.numbers):,} messages'
+                for reader, task in zip(this.readers, consumers, strict=True)
+                if not task.done()
+            ]
+            raise ProofError(f'not at its end after {END:.0f} s: {", ".join(late)}') from None
         finally:
             for task in (faults, *publishers, *consumers):
                 task.cancel()
             await asyncio.wait([faults, *publishers, *consumers])
     for log in this.logs:
         wrong += log.wrong(this.stored[log.stream])
+        wrong[f'{log.how} confirmed nothing'] += CONFIRMED not in log.states
+    wrong[f'call of more than {2 * CONFIRM:.0f} s'] += this.longest > 2 * CONFIRM
     for reader in this.readers:
         wrong += reader.wrong
         wrong[f'read by {reader.how} and not as stored'] += reader.numbers != this.wanted(reader)
     found = run.found
     found['calls'] = found.get('calls', 0) + this.calls
+    found['longest call, seconds'] = max(
+        found.get('longest call, seconds', 0.0), round(this.longest, 3)
+    )
     found['stored'] = found.get('stored', 0) + sum(map(len, this.stored.values()))
     found['read'] = found.get('read', 0) + sum(len(item.numbers) for item in this.readers)
     found['failures that were told'] = dict(
@@ -316,7 +331,7 @@ async def one_round(run: Run, site: Site, seconds: float) -> Counter[str]:
     return +wrong
 
 
-async def read_all(site: Site, client: rbs.StreamsClient, log: Log) -> 'array[int]':
+async def read_all(site: Trouble, client: rbs.StreamsClient, log: Log) -> 'array[int]':
     """Numbers that are stored, read without this client where that can read them."""
     if log.how != 'sub-entries':
         numbers, _ = await site.stored(log.stream)
@@ -334,11 +349,11 @@ async def read_all(site: Site, client: rbs.StreamsClient, log: Log) -> 'array[in
 # -- faults
 
 
-async def disturb(run: Run, site: Site, streams: Sequence[str], seconds: float) -> None:
+async def disturb(run: Run, site: Trouble, streams: Sequence[str], seconds: float) -> None:
     """Faults of every kind, at random, until the round is over; then all is well."""
     rnd = run.random
-    made = Counter(run.found.get('faults', {}))
-    faults: dict[str, Callable[[], Awaitable[None]]] = site.faults(rnd, streams)  # type: ignore[attr-defined]
+    made = Counter(run.found.get('faults asked for', {}))
+    faults = site.faults(rnd, streams)
     limit = time.monotonic() + seconds
     try:
         while (left := limit - time.monotonic()) > 0:
@@ -347,183 +362,8 @@ async def disturb(run: Run, site: Site, streams: Sequence[str], seconds: float) 
             await faults[name]()
             made[name] += 1
     finally:
-        site.heal()  # type: ignore[attr-defined]
-        run.found['faults'] = dict(sorted(made.items()))
-
-
-class OnCluster(Site):
-    """RabbitMQ, and a proxy before each node."""
-
-    def faults(self, rnd: Any, streams: Sequence[str]) -> dict[str, Callable[[], Awaitable[None]]]:
-        proxies = self.proxies
-
-        async def cut() -> None:
-            for proxy in proxies:
-                proxy.cut(reset=rnd.random() < 0.5)
-
-        async def cut_at_a_byte() -> None:
-            rnd.choice(proxies).cut_after(rnd.randrange(1, 100_000), rnd.choice(('up', 'down')))
-
-        async def refuse() -> None:
-            for proxy in proxies:
-                proxy.refuse()
-                proxy.cut()
-            await asyncio.sleep(rnd.uniform(0, 1))
-            for proxy in proxies:
-                proxy.accept()
-
-        async def stall() -> None:
-            for proxy in proxies:
-                proxy.stall(*rnd.choice((('up',), ('down',), ('up', 'down'))))
-            await asyncio.sleep(rnd.uniform(0, 2))
-            for proxy in proxies:
-                proxy.resume()
-
-        async def slow(name: str, value: object) -> None:
-            for proxy in proxies:
-                setattr(proxy, name, value)
-            await asyncio.sleep(rnd.uniform(0, 2))
-            for proxy in proxies:
-                setattr(proxy, name, type(value)())
-
-        async def lose(how: str) -> None:
-            node = rnd.randrange(len(proxies))
-            await lose_node(self, node, how)
-            for stream in streams:
-                await self.leader(stream, replicated=True)
-
-        async def pause() -> None:
-            node = rnd.randrange(len(proxies))
-            await asyncio.to_thread(self.broker.pause_node, node)
-            await asyncio.sleep(rnd.uniform(0, 5))
-            await asyncio.to_thread(self.broker.resume_node, node)
-
-        async def move() -> None:
-            stream = rnd.choice(streams)
-            before = await self.leader(stream, replicated=True)
-            other = rnd.choice([node for node in range(len(proxies)) if node != before])
-            with suppress(ProofError):
-                await move_leader(self, stream, before, other)
-
-        return {
-            'connections cut': cut,
-            'cut at a byte': cut_at_a_byte,
-            'connections refused': refuse,
-            'stalled': stall,
-            'delayed': lambda: slow('delay', rnd.uniform(0, 0.05)),
-            'split': lambda: slow('split', True),
-            'node killed': lambda: lose('kill'),
-            'node stopped': lambda: lose('stop'),
-            'node paused': pause,
-            'leader moved': move,
-        }
-
-    def heal(self) -> None:
-        for proxy in self.proxies:
-            proxy.resume()
-
-
-class InMemory(Site):
-    """The broker in memory, in a process of its own: what it stores is not the client's memory."""
-
-    def __init__(self, broker: Any, uris: Sequence[str]) -> None:
-        super().__init__(broker, ())
-        self._uris = list(uris)
-
-    @property
-    def uris(self) -> list[str]:
-        return self._uris
-
-    @property
-    def direct(self) -> list[str]:
-        return self._uris
-
-    async def leader(self, stream: str, **_: Any) -> int:
-        found: int = await asyncio.to_thread(self.broker.leader, stream)  # type: ignore[attr-defined]
-        return found
-
-    def faults(self, rnd: Any, streams: Sequence[str]) -> dict[str, Callable[[], Awaitable[None]]]:
-        broker: Any = self.broker
-
-        async def call(name: str, *args: Any) -> None:
-            await asyncio.to_thread(getattr(broker, name), *args)
-
-        async def once(name: str, *args: Any) -> None:
-            await call(name, *args)
-
-        async def awhile(name: str, *args: Any, cut: bool = False) -> None:
-            await call(name, *args)
-            if cut:
-                await call('cut')
-            await asyncio.sleep(rnd.uniform(0, 1))
-            await call('heal')
-
-        async def lose_confirms() -> None:
-            await call('lose_confirms', rnd.randrange(1, 500))
-            await asyncio.sleep(rnd.uniform(0, 1))
-            await call('cut')  # which is how a client finds out
-            await call('heal')
-
-        async def stop_node() -> None:
-            node = rnd.randrange(len(self._uris))
-            await call('stop_node', node)
-            await asyncio.sleep(rnd.uniform(0, 1))
-            await call('start_node', node)
-
-        def stream() -> str:
-            return str(rnd.choice(streams))
-
-        return {
-            'connections cut': partial(once, 'cut'),
-            'cut at a byte': lambda: once('cut', rnd.randrange(1, 100_000)),
-            'connections refused': partial(awhile, 'refuse', cut=True),
-            'stalled': partial(awhile, 'stall'),
-            'delayed': lambda: awhile('delay', rnd.uniform(0, 0.05)),
-            'split': lambda: awhile('split', rnd.randrange(20, 1000)),
-            'silent': partial(awhile, 'silence'),
-            'authentication refused': partial(awhile, 'fail_authentication', cut=True),
-            'messages refused': lambda: once('publish_error', 0x11, rnd.randrange(1, 100)),
-            'confirms withheld': partial(awhile, 'withhold_confirms'),
-            'confirms lost': lose_confirms,
-            'confirms out of order': partial(awhile, 'shuffle_confirms'),
-            'chunk with a wrong CRC': partial(once, 'damage_chunk'),
-            'chunk that is damaged': partial(once, 'corrupt_chunk'),
-            'publishers and subscriptions gone': lambda: once('metadata_update', stream()),
-            'connections closed': partial(once, 'close_connections'),
-            'leader moved': lambda: once('move_leader', stream(), rnd.randrange(len(self._uris))),
-            'node stopped': stop_node,
-        }
-
-    def heal(self) -> None:
-        self.broker.heal()  # type: ignore[attr-defined]
-
-
-class Memory(StreamBroker):
-    """The broker, as another process reaches it."""
-
-    def where(self) -> list[str]:
-        return self.uris
-
-
-class Manager(BaseManager):
-    Memory: Callable[..., Any]
-
-
-Manager.register('Memory', Memory)
-
-
-@asynccontextmanager
-async def in_memory(nodes: int, seed: int) -> AsyncIterator[Site]:
-    """The broker in memory, in a process of its own."""
-    manager = Manager(ctx=get_context('spawn'))
-    await asyncio.to_thread(manager.start)
-    try:
-        broker = manager.Memory(nodes=nodes, seed=seed)
-        broker.start()
-        yield InMemory(broker, broker.where())
-        broker.stop()
-    finally:
-        await asyncio.to_thread(manager.shutdown)
+        site.heal()
+        run.found['faults asked for'] = dict(sorted(made.items()))
 
 
 # -- all of it
@@ -536,43 +376,47 @@ def left() -> dict[str, int]:
         'subscriptions': rbs.Subscription,
         'publishers': rbs.Publisher,
         'clients': rbs.StreamsClient,
-        'futures': asyncio.Future,
     }
     found = dict.fromkeys(kinds, 0)
+    found['futures'] = 0
     for item in gc.get_objects():
         for name, cls in kinds.items():
             found[name] += isinstance(item, cls)
+        found['futures'] += isinstance(item, asyncio.Future) and not item.done()
     found['tasks'] = len(asyncio.all_tasks())
     found['sockets'] = len(psutil.Process(os.getpid()).net_connections('tcp'))
     return found
 
 
-async def soak(run: Run, site: Site) -> None:
-    """Rounds until the time is over."""
-    if not isinstance(site, InMemory):
-        site = OnCluster(site.broker, site.proxies)
+async def soak(run: Run, place: Site) -> None:
+    """Rounds until the time is over, two at least."""
+    site = place if isinstance(place, InMemory) else OnCluster(place.broker, place.proxies)
     wrong: Counter[str] = Counter()
     grown: list[int] = []
     more: Counter[str] = Counter()
     seconds = run['seconds']
     begin = time.monotonic()
     rounds, before = 0, None
-    while (past := time.monotonic() - begin) < seconds and not wrong:
-        wrong += await one_round(run, site, min(ROUNDS[run['on']], max(1.0, seconds - past)))
+    while ((past := time.monotonic() - begin) < seconds or rounds < 2) and not wrong:
+        length = min(ROUNDS[run['on']], seconds / 2, max(1.0, seconds - past))
+        wrong += await one_round(run, site, length)
         rounds += 1
         now = left()
         if before is None:  # what one round leaves: caches
             before = now
         more |= Counter(now) - Counter(before)
-        if time.monotonic() - begin >= seconds / WARM_UP:
-            grown.append(resident())
+        if past < seconds / WARM_UP:
+            grown.clear()
+        grown.append(resident())
     growth = max(grown) - grown[0]
     run.found |= {'rounds': rounds, 'memory behind the warm-up': grown[0]}
     run.found['memory at the end'] = grown[-1]
-    run.check('every call ended', True, f'{run.found["calls"]:,}')
+    slow = f'call of more than {2 * CONFIRM:.0f} s'
+    run.check('every call ended in time', not wrong[slow], f'{run.found["calls"]:,}')
+    del wrong[slow]
     for what in ('confirmed and lost', 'doubled', 'out of order', 'refused and stored'):
         run.check(f'nothing {what}', not wrong[what], f'{wrong[what]:,}' if wrong[what] else '')
         del wrong[what]
-    run.check('read as it is stored, in every way', not wrong, dict(wrong) if wrong else '')
+    run.check('published and read as it is stored, in every way', not wrong, dict(wrong) or '')
     run.check('memory grows by less than 5 MB', growth < GROWTH, f'{growth:,} bytes at most')
     run.check('no task, socket, subscription or future is left', not more, dict(more) or '')

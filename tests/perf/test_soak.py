@@ -1,23 +1,46 @@
 """A short soak on the broker in memory; that it finds what is wrong."""
 
+import logging
 from array import array
+from collections import Counter
+from typing import Any
 
-from perf.proofs import PROOFS
+import pytest
+
+from perf.proofs import PROOFS, soak
 from perf.proofs.main import prove
 from perf.proofs.run import Run
-from perf.proofs.soak import CONFIRMED, REFUSED, Log, in_memory
+from perf.proofs.soak import CONFIRMED, REFUSED, Log
+from perf.proofs.trouble import in_memory
 
 SEED = 1
 
 
-async def test_soak() -> None:
-    run = Run(PROOFS['soak'], SEED, seconds=6, on='memory')
+async def short(**settings: Any) -> Run:
+    run = Run(PROOFS['soak'], SEED, seconds=6, on='memory', **settings)
     async with in_memory(3, SEED) as site:
         await prove(run, site)
+    return run
+
+
+async def test_soak(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL, logger='rbfly'):  # errors that are kept hold frames
+        run = await short()
     assert run.holds, '\n'.join(run.summary())
-    assert run.found['rounds'] == 1
+    assert run.found['rounds'] == 2
     assert run.found['stored'] > 0
-    assert sum(run.found['faults'].values()) > 0
+    assert sum(run.found['faults asked for'].values()) > 0
+
+
+async def test_what_a_round_finds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def one_round(run: Run, *_: object) -> Counter[str]:
+        run.found['calls'] = 1
+        return Counter({'confirmed and lost': 7})
+
+    monkeypatch.setattr(soak, 'one_round', one_round)
+    run = await short()
+    assert not run.holds
+    assert any('NO  nothing confirmed and lost (7)' in line for line in run.summary())
 
 
 def test_what_a_soak_calls_wrong() -> None:

@@ -124,7 +124,7 @@ async def test_leaving_without_waiting_ends_a_close_that_waits(cls: type) -> Non
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri, close_timeout=60) as client,
     ):
-        context = client.publisher('test', cls=cls)
+        context: Any = client.publisher('test', cls=cls)
         publisher: Any = await context.__aenter__()
         if cls is rbs.Publisher:
             sending = asyncio.create_task(publisher.send('x'))

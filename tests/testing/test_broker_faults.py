@@ -230,9 +230,31 @@ async def test_delay(memory: StreamBroker, publisher: rbs.Publisher) -> None:
     many = asyncio.create_task(publisher.send_many(range(2, 5000)))
     await until(lambda: memory.published == 5000, 'all are stored')
     assert not many.done()
-    memory.heal()  # what is under way stays so
+    memory.heal()
     await asyncio.wait_for(many, HANG)
     assert memory.messages('orders') == [*range(5000)]
+
+
+async def test_what_was_delayed_for_long_is_sent_when_it_is_healed(
+    memory: StreamBroker, publisher: rbs.Publisher
+) -> None:
+    memory.delay(3600)
+    first = asyncio.create_task(publisher.send(1))
+    await until(lambda: memory.published == 2, 'it is stored')
+    memory.heal()
+    await asyncio.wait_for(first, HANG)
+    await asyncio.wait_for(publisher.send(2), HANG)
+
+
+async def test_behind_a_cut_within_an_answer_nothing_is_obeyed(memory: StreamBroker) -> None:
+    memory.create_stream('others')
+    async with opened(memory.uri) as client:
+        names = ('orders', 'others')
+        frames = b''.join(commands.Delete(name).encode(i) for i, name in enumerate(names))
+        memory.cut(after=len(frames) + 3)
+        client.write(frames)
+        assert await client.receive() is None
+    assert memory.streams == ['others']
 
 
 async def test_delay_is_over_with_the_connection(memory: StreamBroker) -> None:

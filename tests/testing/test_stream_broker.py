@@ -14,6 +14,7 @@ import trustme
 
 import rbfly.streams as rbs
 from rbfly.error import (
+    ArgumentError,
     AuthenticationError,
     EventLoopError,
     StreamDoesNotExist,
@@ -432,6 +433,23 @@ async def test_external(authority: trustme.CA) -> None:
                     await client.create_stream('orders')
                 assert caught.value.code == 0x08
     assert memory.streams == ['orders']
+
+
+async def test_context_for_clients(authority: trustme.CA) -> None:
+    with pytest.raises(ArgumentError, match='for clients'):
+        StreamBroker(ssl=client_side(authority))
+
+
+def test_methods_beside_the_end() -> None:
+    """A call that comes while the broker stops is answered all the same."""
+    for _ in range(50):
+        memory = StreamBroker()
+        memory.start()
+        asking = threading.Thread(target=lambda: [memory.published for _ in range(200)])  # noqa: B023
+        asking.start()
+        memory.stop()
+        asking.join(HANG)
+        assert not asking.is_alive()
 
 
 async def test_external_needs_tls(memory: StreamBroker) -> None:

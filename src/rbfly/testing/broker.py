@@ -42,7 +42,7 @@ class StreamBroker(Running):
     :param users: passwords by user; `guest` with password `guest` if there are none.
     :param ssl: its certificate, for TLS alone on all its ports; None for plain TCP. With a
         certificate of the client, which it has to ask for (`verify_mode`), the mechanism `EXTERNAL`
-        makes the certificate's common name the user.
+        makes the certificate's common name the user. Faults begin behind the TLS handshake.
     :param vhosts: names of the virtual hosts.
     :param frame_max: most bytes of a frame; 0 for no limit.
     :param heartbeat: interval that clients are told, in seconds; 0 for none.
@@ -71,6 +71,8 @@ class StreamBroker(Running):
         check_integer('seed', seed, 0, 2**64 - 1)
         if ssl is not None:
             check_type('ssl', ssl, tls.SSLContext)
+            if ssl.protocol is tls.PROTOCOL_TLS_CLIENT:
+                raise ArgumentError('ssl is a context for clients, not for servers')
         users = {'guest': 'guest'} if users is None else users
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
@@ -273,7 +275,10 @@ class StreamBroker(Running):
         self._call(self._cluster.stall, True)
 
     def delay(self, seconds: float) -> None:
-        """Send everything so many seconds later, until :meth:`heal`."""
+        """Send everything so many seconds later, until :meth:`heal`.
+
+        A connection that is being opened, or closed, waits for 10 seconds at most.
+        """
         check_type('seconds', seconds, int, float)
         check_timeout('seconds', seconds)
         self._call(setattr, self._cluster.faults, 'delay', seconds)
@@ -361,5 +366,5 @@ class StreamBroker(Running):
         self._call(self._cluster.close_sessions, code, reason)
 
     def heal(self) -> None:
-        """End every fault."""
+        """End every fault; what waits is sent."""
         self._call(self._cluster.heal)

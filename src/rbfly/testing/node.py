@@ -91,6 +91,11 @@ class Node:
             self._empty = asyncio.Event()
             await self._empty.wait()
         if server is not None:
+            abort = getattr(server, 'abort_clients', None)  # of asyncio's, from Python 3.13 on
+            if abort is not None:
+                abort()  # who is in the TLS handshake yet
+            elif isinstance(server, asyncio.Server):
+                return  # 3.12's would wait for them
             await server.wait_closed()
 
     def cut(self) -> None:

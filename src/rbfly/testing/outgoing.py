@@ -45,6 +45,15 @@ class Outgoing:
         """Nothing of it is sent any more."""
         self._closing = True
         self._queue.clear()
+        self._stop_timer()
+
+    def hurry(self) -> None:
+        """Nothing is late any more."""
+        self._stop_timer()
+        self._queue = deque((0.0, data) for _, data in self._queue)
+        self.go_on()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -22,6 +22,7 @@ class Running:
         self._cluster = cluster
         self._thread: threading.Thread | None = None
         self._end: asyncio.Event | None = None
+        self._scheduling = threading.Lock()  # what is scheduled before the end is done
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -98,7 +99,9 @@ class Running:
         for node in self._cluster.nodes:
             await node.end()
         self._cluster.flush()
-        self._cluster.loop = None
+        with self._scheduling:
+            self._cluster.loop = None
+        await asyncio.sleep(0)  # what other threads have asked for is answered
 
     @property
     def running(self) -> bool:
@@ -107,13 +110,10 @@ class Running:
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it in the broker's loop, from wherever this is; at once where there is none."""
-        loop = self._cluster.loop
         try:
             current = asyncio.get_running_loop()
         except RuntimeError:
             current = None
-        if loop is None or loop is current:
-            return function(*args, **kwargs)
         found: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def call() -> None:
@@ -122,5 +122,10 @@ class Running:
             except BaseException as ex:
                 found.set_exception(ex)
 
-        loop.call_soon_threadsafe(call)
+        with self._scheduling:
+            loop = self._cluster.loop
+            if loop is not None and loop is not current:
+                loop.call_soon_threadsafe(call)
+        if loop is None or loop is current:
+            call()
         return found.result()

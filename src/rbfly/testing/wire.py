@@ -141,7 +141,8 @@ class Wire(asyncio.Protocol):
         self.transport.write(self.faults.passing(data))
         if self.faults.cutting:
             self._out.drop()
-            self.transport.close()  # the client gets the part of the frame
+            self.close()
+            self._close()  # the client gets the part of the frame
             self._cut()
 
     def stall(self) -> None:
@@ -152,7 +153,7 @@ class Wire(asyncio.Protocol):
             self.transport.pause_reading()
             return
         self.transport.resume_reading()
-        self._out.go_on()
+        self._out.hurry()
 
     def close(self) -> None:
         """Close it when what was written has left, or in a while if the client does not read it."""
