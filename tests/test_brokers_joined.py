@@ -8,6 +8,7 @@ from brokers import RabbitMQ
 from brokers.state import run_folder
 
 
+@pytest.mark.rabbitmq
 def test_broker_ends_with_the_last_that_uses_it() -> None:
     name = f'private-{os.getpid()}-joined'
     with RabbitMQ.joined(name) as first:

@@ -291,6 +291,7 @@ def bind(broker: RabbitMQ, stream: str, exchange: str, key: str) -> None:
         connection.channel().queue_bind(stream, exchange, key)
 
 
+@pytest.mark.rabbitmq
 @pytest.mark.parametrize('protocol', ['mqtt', 'stomp'])
 async def test_other_protocols_to_stream(plugged: tuple[RabbitMQ, int, int], protocol: str) -> None:
     broker, mqtt, stomp = plugged

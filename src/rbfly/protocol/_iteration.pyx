@@ -58,6 +58,10 @@ cdef extern from *:
 cdef enum:
     SPENT = 3               # it was given
     WAITING = 4             # a coroutine waits for it
+    FAILED = 5              # what was looked for is damaged, or not to be had
+
+# The same function with its error left set, which costs less than try and except.
+ctypedef int (*raw_has)(Ready ready) noexcept
 
 
 cdef class SubscriptionBase:
@@ -103,14 +107,19 @@ cdef class MessageIterator:
 cdef class Ready:
     # What `__anext__` gives, to be awaited or to become a task: finished at once if something has
     # arrived, else a coroutine waits.  Being awaited it hands that over, and is in no cycle.
-    cdef object source              # the subscription; or the coroutine that waits
+    cdef object source              # the subscription; the coroutine that waits; why it failed
     cdef int kind
     cdef Py_ssize_t limit
 
     def __await__(self):
-        if self.kind < SPENT and (
-            (<SubscriptionBase> self.source).cursor._has(self.kind, self.limit)
-        ):
+        cdef int found
+        if self.kind < SPENT:
+            found = (<raw_has> has)(self)
+            if found:
+                if found < 0:
+                    fail(self)      # `async for` makes a TypeError of what is raised here
+                return self
+        elif self.kind == FAILED:
             return self
         return begun(self).__await__()
 
@@ -127,6 +136,8 @@ cdef class Ready:
         return begun(self).throw(*args)
 
     def close(self):
+        if self.kind == FAILED:
+            self.kind = SPENT
         if self.kind != SPENT:
             begun(self).close()
 
@@ -137,6 +148,25 @@ cdef Ready new_ready(SubscriptionBase subscription, int kind, Py_ssize_t limit):
     ready.kind = kind
     ready.limit = limit
     return ready
+
+
+cdef int has(Ready ready) except -1:
+    return (<SubscriptionBase> ready.source).cursor._has(ready.kind, ready.limit)
+
+
+cdef int keep_error() except -1:
+    # it is set already
+    return -1
+
+
+cdef int fail(Ready ready) except -1:
+    # the error that is set is raised when it is asked for
+    try:
+        keep_error()
+    except BaseException as ex:
+        ready.source = ex
+        ready.kind = FAILED
+    return 0
 
 
 cdef object give(object ready):
@@ -157,6 +187,10 @@ cdef object begun(object item):
     cdef Ready ready = <Ready> item
     if ready.kind == SPENT:
         raise RuntimeError('cannot reuse already awaited __anext__()')
+    if ready.kind == FAILED:
+        error, ready.source = ready.source, None
+        ready.kind = SPENT
+        raise error
     if ready.kind != WAITING:
         # it keeps the subscription while it waits
         ready.source = (<SubscriptionBase> ready.source).cursor.driver.wait(
