@@ -112,14 +112,12 @@ cdef class Ready:
     cdef Py_ssize_t limit
 
     def __await__(self):
-        cdef int found
+        cdef int found = self.kind == FAILED
         if self.kind < SPENT:
             found = (<raw_has> has)(self)
-            if found:
-                if found < 0:
-                    fail(self)      # `async for` makes a TypeError of what is raised here
-                return self
-        elif self.kind == FAILED:
+            if found < 0:
+                fail(self)          # `async for` makes a TypeError of what is raised here
+        if found:
             return self
         return begun(self).__await__()
 
