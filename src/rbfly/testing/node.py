@@ -53,6 +53,8 @@ class Node:
         family = socket.AF_INET6 if ':' in self.host else socket.AF_INET
         self._socket = socket.create_server((self.host, self.port), family=family, backlog=512)
         self._socket.setblocking(False)
+        # asyncio sets it only for sockets that name their protocol; connections have it from here
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = self._socket.getsockname()[1]
         limit = STEP_TIMEOUT if self.ssl else None
         listening = loop.create_server(
