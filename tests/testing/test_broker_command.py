@@ -20,9 +20,12 @@ def test_broker_until_it_is_interrupted() -> None:
             async with client.publisher('orders') as publisher:
                 await publisher.send(1)
 
+    # what is started in the background may have been told to ignore interrupts, and would tell it on
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [*COMMAND, '0'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         uri = process.stdout.readline().strip()
         asyncio.run(use(uri))
