@@ -281,25 +281,6 @@ def resumed(args: argparse.Namespace) -> Results:
     return results
 
 
-def open_stores(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Connect to the brokers that lanes need; also say which there are not."""
-    from .store import KafkaStore, RabbitStore, StoreError
-
-    classes = {'rabbitmq': RabbitStore, 'kafka': KafkaStore}
-    stores: dict[str, Any] = {}
-    errors: dict[str, str] = {}
-    brokers_needed = {lanes.find(name).library.broker: None for name in names}
-    brokers_needed.pop('', None)
-    for broker in brokers_needed:
-        try:
-            stores[broker] = classes[broker](target.address(broker))
-            stores[broker].about()
-        except (target.TargetError, *StoreError) as ex:
-            stores.pop(broker, None)
-            errors[broker] = str(ex)
-    return stores, errors
-
-
 def describe_lane(name: str) -> dict[str, str]:
     lane = lanes.find(name)
     return {
@@ -307,7 +288,7 @@ def describe_lane(name: str) -> dict[str, str]:
         'scenario': lane.kind.scenario,
         'kind': lane.kind.name,
         'library': lane.library.name,
-        'broker': lane.library.broker,
+        'broker': lane.broker,
         'loop': lane.library.loop,
         'how': lane.library.how,
     }
@@ -322,13 +303,17 @@ def describe_kind(name: str) -> dict[str, Any]:
         'full': kind.full,
         'warm_up': kind.warm_up,
         'floor': kind.floor,
+        'series': kind.series,
+        'at': kind.at,
+        'body': kind.stored.size if kind.stored else kind.body,
     }
 
 
 def do_run(args: argparse.Namespace) -> int:
     """Run every lane once in each round, in an order shuffled with the seed of the run."""
-    from . import runner, table
+    from . import store
 
+    earlier = None
     if args.resume:
         earlier = resumed(args)
         path, settings = earlier.path, earlier.settings
@@ -339,12 +324,29 @@ def do_run(args: argparse.Namespace) -> int:
     else:
         path, settings, left_out = begin(args)
 
-    stores, errors = open_stores(settings.lanes)
-    if errors and args.resume:
+    signal.signal(signal.SIGTERM, terminated)
+    brokers_needed = dict.fromkeys(lanes.find(name).broker for name in settings.lanes)
+    brokers_needed.pop('', None)
+    with store.opened(list(brokers_needed)) as (stores, errors):
+        return measure(path, settings, left_out, earlier, stores, errors)
+
+
+def measure(
+    path: Path,
+    settings: Settings,
+    left_out: list[dict[str, str]],
+    earlier: Results | None,
+    stores: dict[str, Any],
+    errors: dict[str, str],
+) -> int:
+    """Begin a run, or go on with an earlier one."""
+    from . import runner, table
+
+    if errors and earlier:
         raise CommandError('; '.join(errors.values()))
     kept = []
     for name in settings.lanes:
-        broker = lanes.find(name).library.broker
+        broker = lanes.find(name).broker
         if broker in errors:
             left_out.append({'lane': name, 'reason': errors[broker]})
         else:
@@ -362,7 +364,7 @@ def do_run(args: argparse.Namespace) -> int:
         lanes.versions(libraries),
         {name: {**target.about(name), **store.about()} for name, store in stores.items()},
     )
-    if args.resume:
+    if earlier:
         for line in environment.differences(earlier.header['environment'], about):
             say(f'since this run was begun, it differs in {line}')
         writer = Writer.resume(earlier)
@@ -379,7 +381,6 @@ def do_run(args: argparse.Namespace) -> int:
                 'left_out': left_out,
             },
         )
-    signal.signal(signal.SIGTERM, terminated)
     say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
     try:
         runner.run(settings, writer, stores)

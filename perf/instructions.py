@@ -167,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
     name, count = argv
     lane = lanes.find(name)
     module = importlib.import_module(f'perf.lanes.{lane.library.module}')
-    work: Codec = module.make(lane.kind.name, Target('', ''))
+    work: Codec = module.make(lane.kind, Target('', ''))
     work.case.check()
     work.case.timer().timeit(int(count))
     return 0

@@ -1,9 +1,10 @@
 """Runs lanes in interleaved rounds.
 
-A round runs every lane once, one after the other, in an order that is shuffled with the seed of
-the run and the number of the round.  Each lane has a process of its own for the whole run.  After
-each turn of a lane the messages in the broker are counted; a lane whose count is not what it
-said has failed, and takes no further part.  Lanes that need no broker have nothing to count.
+One scenario is run after the other.  A round of it runs every lane once, one after the other, in an
+order that is shuffled with the seed of the run and the number of the round.  Each lane has a
+process of its own, or several, for all rounds.  After each turn of a lane the messages in the
+broker are counted; a lane whose count is not what it said has failed, and takes no further part.
+Lanes that need no broker have nothing to count.
 """
 
 import json
@@ -15,17 +16,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
-from . import environment, lanes
+from . import environment, lanes, programs
 from .progress import Progress
 from .results import Settings, Writer
-from .store import RabbitStore, Store, StoreError
+from .store import Store, StoreError
 
 __all__ = ['LaneError', 'order', 'run']
 
 PATIENCE = 60.0
+SETTLED = 10.0  # seconds for what was not confirmed to be stored
 
 
 class LaneError(Exception):
@@ -39,14 +41,21 @@ def order(seed: int, number: int, names: Sequence[str]) -> list[str]:
     return shuffled
 
 
+def command(lane: lanes.Lane) -> list[str]:
+    """How the process of a lane is started."""
+    if program := lane.library.program:
+        return programs.command(program, lane.kind.work)
+    return [sys.executable, '-m', 'perf.worker', lane.name]
+
+
 class Worker:
-    """The process of a lane."""
+    """A process of a lane."""
 
     def __init__(self, lane: lanes.Lane) -> None:
         self.lane = lane
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by end()
         self.process = subprocess.Popen(
-            [sys.executable, '-m', 'perf.worker', lane.name],
+            command(lane),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -55,13 +64,16 @@ class Worker:
             start_new_session=True,  # an interrupt from the keyboard is for the runner only
         )
 
-    def ask(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a command and wait for its answer."""
+    def tell(self, command: dict[str, Any]) -> None:
+        """Send a command."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        data = b''
         with suppress(BrokenPipeError):  # if it has ended, it may have left its reason
             self.process.stdin.write(json.dumps(command).encode() + b'\n')
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        """Wait for the answer to a command."""
+        assert self.process.stdout is not None
+        data = b''
         deadline = monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -98,29 +110,58 @@ class Worker:
 
 
 class Turn:
-    """A lane with its process and, if it needs a broker, its stream."""
+    """A lane with its processes and, if it needs a broker, its stream."""
 
     def __init__(self, lane: lanes.Lane, store: Store | None, stream: str) -> None:
         self.lane = lane
         self.store = store
         self.stream = stream
-        self.worker = Worker(lane)
-        self.expected = store.count(stream) if store and lane.kind.stored else 0
+        self.workers = [Worker(lane) for _ in range(lane.kind.processes)]
+        self.expected = self.count() if lane.kind.stored else 0
+
+    def ask(self, command: dict[str, Any], timeout: float = PATIENCE) -> list[dict[str, Any]]:
+        """Send a command to all processes and wait for their answers."""
+        for worker in self.workers:
+            worker.tell(command)
+        return [worker.answer(timeout) for worker in self.workers]
+
+    def count(self) -> int:
+        """Messages in its streams."""
+        assert self.store is not None
+        return sum(self.store.count(name) for name in names_of(self.stream, self.lane.kind))
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+
+    def end(self) -> None:
+        """End the processes."""
+        for worker in self.workers:
+            worker.end()
 
     def open(self) -> None:
         """Connect and warm up."""
         address = self.store.address if self.store else ''
-        command = {'do': 'open', 'address': address, 'stream': self.stream}
-        self.worker.ask(command, PATIENCE)
+        self.ask({'do': 'open', 'address': address, 'stream': self.stream})
         self.run(self.lane.kind.warm_up, warm_up=True)
 
     def run(self, count: int, warm_up: bool = False) -> dict[str, Any]:
         """Let the lane work, then count what the broker has."""
         kind = self.lane.kind
         consumes = kind.stored is not None
+        if not warm_up and self.lane.library.part != 1:
+            count = kind.whole(count * self.lane.library.part)
         if kind.stored:
             count = min(count, self.expected * kind.stored.readers)
-        answer = self.worker.ask({'do': 'run', 'count': count}, PATIENCE + count / kind.slowest)
+        if self.store:
+            self.store.far(0 if warm_up else kind.delay or 0)
+        made = self.ask({'do': 'prepare', 'count': count // len(self.workers)})
+        trips = [answer['round_trip'] for answer in made if 'round_trip' in answer]
+        if not warm_up and trips and min(trips) * 1000 < (kind.delay or 0):
+            raise LaneError(f'a round trip of {min(trips) * 1000:.3f} ms, below {kind.delay} ms')
+        answer = together(self.ask({'do': 'run'}, PATIENCE + count / kind.slowest))
+        if trips:
+            answer['round_trip'] = max(trips)
         reported = answer['count']
         if reported != count and not (consumes and warm_up):
             raise LaneError(f'asked for {count:,} messages, it reports {reported:,}')
@@ -128,15 +169,36 @@ class Turn:
             return {**answer, 'stored': None}
         if not consumes:
             self.expected += reported
-        stored = self.store.count(self.stream)
+        stored = self.count()
+        deadline = monotonic() + SETTLED
+        while stored < self.expected and kind.work == 'unconfirmed' and monotonic() < deadline:
+            sleep(0.1)
+            stored = self.count()
         if stored != self.expected:
             raise LaneError(f'the broker holds {stored:,} messages, not {self.expected:,}')
         return {**answer, 'stored': stored}
 
 
+def names_of(stream: str, kind: lanes.Kind) -> list[str]:
+    """The streams of a kind of work."""
+    return [stream] if kind.streams == 1 else [f'{stream}-{i}' for i in range(kind.streams)]
+
+
+def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the processes of a lane have done, from the first of them to the last."""
+    added = {
+        name: sum(answer[name] for answer in answers)
+        for name in ('count', 'cpu_user', 'cpu_sys', 'max_rss')
+    }
+    begun = min(answer['begun'] for answer in answers)
+    ended = max(answer['ended'] for answer in answers)
+    return answers[0] | added | {'seconds': ended - begun}
+
+
 def record(lane: lanes.Lane, number: int, position: int, answer: dict[str, Any]) -> dict[str, Any]:
     """Make the line of the result file."""
     count, seconds = answer['count'], answer['seconds']
+    also = {name: answer[name] for name in ('histograms', 'late', 'round_trip') if answer.get(name)}
     return {
         'type': 'result',
         'scenario': lane.kind.scenario,
@@ -151,34 +213,35 @@ def record(lane: lanes.Lane, number: int, position: int, answer: dict[str, Any])
         'cpu_per_message': (answer['cpu_user'] + answer['cpu_sys']) / count,
         'max_rss': answer['max_rss'],
         'stored': answer['stored'],
+        **also,
     }
 
 
 @contextmanager
 def streams(
-    settings: Settings, stores: dict[str, Store], writer: Writer
+    chosen: Sequence[lanes.Lane], settings: Settings, stores: dict[str, Store], writer: Writer
 ) -> Iterator[dict[str, str]]:
-    """Make the stream of every lane; the lanes that consume share one, which is filled."""
+    """Make the streams of every lane; those who consume the same share one, which is filled."""
     token = secrets.token_hex(4)
     made: list[tuple[Store, str]] = []
     names: dict[str, str] = {}
     try:
-        for lane in map(lanes.find, settings.lanes):
-            if not lane.library.broker:
+        for lane in chosen:
+            if not lane.broker:
                 continue
-            store = stores[lane.library.broker]
-            kind = lane.kind.name
-            name = f'perf-{token}-{kind if lane.kind.stored else lane.name}'
-            names[lane.name] = name
-            if (store, name) in made:
+            store = stores[lane.broker]
+            kind = lane.kind
+            stream = f'perf-{token}-{kind.name if kind.stored else lane.name}'
+            names[lane.name] = stream
+            if (store, stream) in made:
                 continue
-            store.create(name)
-            made.append((store, name))
-            if stored := lane.kind.stored:
-                assert isinstance(store, RabbitStore)
-                store.fill(name, settings.counts[kind] // stored.readers, stored)
-                count = store.count(name)
-                filled = {'scenario': kind, 'count': count, 'chunks': store.chunks[name]}
+            for name in names_of(stream, kind):
+                store.create(name)
+                made.append((store, name))
+            if stored := kind.stored:
+                store.fill(stream, settings.counts[kind.name] // stored.readers, stored)
+                count = store.count(stream)
+                filled = {'scenario': kind.name, 'count': count, 'chunks': store.chunks[stream]}
                 writer.write({'type': 'filled', **filled})
         yield names
     finally:
@@ -192,14 +255,36 @@ def streams(
 def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
     """Run what the result file does not have yet."""
     done = writer.results.done()
-    turns: dict[str, Turn] = {}
-    total = settings.rounds * len(settings.lanes) - len(done)
-    if not total:
+    chosen = [lanes.find(name) for name in settings.lanes]
+    wanted = {(lane.name, i) for lane in chosen for i in range(1, rounds(lane, settings) + 1)}
+    left = wanted - done
+    if not left:
         return
+    open_still = {lanes.find(name).kind.scenario for name, _ in left}
+    with Progress(len(left), 'perf', 'turns') as progress:
+        for scenario in dict.fromkeys(lane.kind.scenario for lane in chosen):
+            if scenario in open_still:
+                of_it = [lane for lane in chosen if lane.kind.scenario == scenario]
+                run_scenario(of_it, settings, writer, stores, progress)
 
+
+def rounds(lane: lanes.Lane, settings: Settings) -> int:
+    """In how many rounds a lane takes part."""
+    return 1 if lane.kind.once else settings.rounds
+
+
+def run_scenario(
+    chosen: Sequence[lanes.Lane],
+    settings: Settings,
+    writer: Writer,
+    stores: dict[str, Store],
+    progress: Progress,
+) -> None:
+    """Run the rounds of a scenario."""
+    done = writer.results.done()
+    turns: dict[str, Turn] = {}
     with ExitStack() as stack:
-        names = stack.enter_context(streams(settings, stores, writer))
-        progress = stack.enter_context(Progress(total, 'perf', 'turns'))
+        names = stack.enter_context(streams(chosen, settings, stores, writer))
 
         def fail(lane: lanes.Lane, number: int, ex: Exception) -> None:
             error = str(ex) or type(ex).__name__
@@ -207,31 +292,30 @@ def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
             progress.say(f'FAILED {lane.name}: {error}; it takes no further part')
             turn = turns.pop(lane.name, None)
             if turn is not None:
-                turn.worker.process.kill()
+                turn.kill()
 
-        for name in settings.lanes:
-            lane = lanes.find(name)
-            progress.doing(f'starting {name}')
+        for lane in chosen:
+            progress.doing(f'starting {lane.name}')
             try:
-                turn = Turn(lane, stores.get(lane.library.broker), names.get(name, ''))
-                stack.callback(turn.worker.end)
-                turns[name] = turn
+                turn = Turn(lane, stores.get(lane.broker), names.get(lane.name, ''))
+                stack.callback(turn.end)
+                turns[lane.name] = turn
                 turn.open()
             except (LaneError, *StoreError) as ex:
                 fail(lane, 0, ex)
 
+        by_name = {lane.name: lane for lane in chosen}
         for number in range(1, settings.rounds + 1):
-            for position, name in enumerate(order(settings.seed, number, settings.lanes), 1):
-                if (name, number) in done:
+            for position, name in enumerate(order(settings.seed, number, list(by_name)), 1):
+                lane = by_name[name]
+                if (name, number) in done or number > rounds(lane, settings):
                     continue
                 if name not in turns:
                     progress.step()
                     continue
-                turn = turns[name]
-                lane = turn.lane
                 progress.doing(f'round {number}, {name}')
                 try:
-                    answer = turn.run(settings.counts[lane.kind.name])
+                    answer = turns[name].run(settings.counts[lane.kind.name])
                 except (LaneError, *StoreError) as ex:
                     fail(lane, number, ex)
                 else:

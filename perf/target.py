@@ -7,7 +7,7 @@ from brokers.install import KAFKA_VERSION
 
 __all__ = ['TargetError', 'about', 'address']
 
-VARIABLES = {'rabbitmq': 'RBFLY_URI', 'kafka': 'RBFLY_KAFKA'}
+VARIABLES = {'rabbitmq': 'RBFLY_URI', 'amqp': 'RBFLY_AMQP_URI', 'kafka': 'RBFLY_KAFKA'}
 
 
 class TargetError(Exception):
@@ -19,16 +19,21 @@ def address(broker: str) -> str:
     variable = VARIABLES[broker]
     if found := os.environ.get(variable):
         return found
+    if broker == 'amqp' and os.environ.get(VARIABLES['rabbitmq']):
+        raise TargetError(f'the AMQP address of the broker is to be named in {variable}')
     try:
         if broker == 'kafka':
             return kafka.up().address
-        return rabbitmq.up().uri
+        node = rabbitmq.up()
+        return str(node.amqp_uri) if broker == 'amqp' else node.uri
     except BrokerError as ex:
         raise TargetError(f'{ex}; or name a running one in {variable}') from None
 
 
 def about(broker: str) -> dict[str, str]:
     """What is known of a broker without asking it; Kafka does not tell its version."""
+    if broker.endswith('-far'):
+        return {'mode': 'a node of its own, behind proxies that delay'}
     if broker == 'kafka' and VARIABLES[broker] not in os.environ:
         return {'version': KAFKA_VERSION, 'mode': 'KRaft, one node'}
     return {}

@@ -63,6 +63,7 @@ REASONS = {
 }
 
 OFFSET_FIRST = 1
+OFFSET_NEXT = 3
 OFFSET_ABSOLUTE = 4
 CREDIT_AT_START = 10
 FRAME_MAX = 1024 * 1024
@@ -323,6 +324,11 @@ class Connection:
         else:
             spec = struct.pack('>HQ', OFFSET_ABSOLUTE, offset)
         self.request(SUBSCRIBE, b'\x00' + string(stream) + spec + U16.pack(CREDIT_AT_START))
+
+    def subscribe_next(self, stream: str) -> None:
+        """Start subscription 0 behind the last message, with 10 chunks of credit."""
+        spec = U16.pack(OFFSET_NEXT) + U16.pack(CREDIT_AT_START)
+        self.request(SUBSCRIBE, b'\x00' + string(stream) + spec)
 
     def subscribe_all(self, stream: str, readers: int) -> None:
         """Start subscriptions at the first message; `chunks` reads the answers among the rest."""

@@ -4,10 +4,13 @@ Commands are JSON lines on standard input; each gets one JSON line as an answer.
 library prints goes to standard error.
 
     {"do": "open", "address": "...", "stream": "..."}   -> {"loop": "..."}
-    {"do": "run", "count": 1000}                        -> {"count": 1000, "seconds": ..., ...}
+    {"do": "prepare", "count": 1000}                    -> {}
+    {"do": "run"}                                       -> {"count": 1000, "begun": ..., ...}
 
-At the end of its input the process disconnects and ends.  Being a process of its own, its CPU
-time and its peak memory are those of the lane.
+`begun` and `ended` are seconds of the machine's monotonic clock, which all processes share; of a
+kind of work with a delay, `prepare` answers with the `round_trip` that was measured.  At the end of
+its input the process disconnects and ends.  Being a process of its own, its CPU time and its peak
+memory are those of the lane.
 """
 
 import asyncio
@@ -53,21 +56,23 @@ def peak_memory() -> int:
     return peak if sys.platform == 'darwin' else peak * 1024
 
 
-async def measure(work: Work, count: int) -> dict[str, Any]:
+async def measure(work: Work) -> dict[str, Any]:
     """Run the work once with the clock on."""
-    await work.prepare(count)
     gc.collect()
     reset_peak()
     before = resource.getrusage(resource.RUSAGE_SELF)
-    start = perf_counter()
+    begun = perf_counter()
     done = await work.run()
-    seconds = perf_counter() - start
+    ended = perf_counter()
     after = resource.getrusage(resource.RUSAGE_SELF)
     peak = peak_memory()
     await work.finish()
     return {
+        'late': work.late,
+        'histograms': {name: found.dump() for name, found in work.histograms.items()},
         'count': done,
-        'seconds': seconds,
+        'begun': begun,
+        'ended': ended,
         'cpu_user': after.ru_utime - before.ru_utime,
         'cpu_sys': after.ru_stime - before.ru_stime,
         'max_rss': peak,
@@ -106,14 +111,20 @@ async def serve(lane: lanes.Lane, reply: Callable[[dict[str, Any]], None]) -> No
             command = json.loads(line)
             if command['do'] == 'open':
                 target = Target(command['address'], command['stream'])
-                made: Work = module.make(lane.kind.name, target)
+                made: Work = module.make(lane.kind, target)
                 await made.open()
                 work = made
                 loop = type(asyncio.get_running_loop())
                 reply({'loop': f'{loop.__module__}.{loop.__qualname__}'})
+            elif command['do'] == 'prepare':
+                assert work is not None
+                far = lane.kind.delay is not None
+                answer = {'round_trip': await work.round_trip()} if far else {}
+                await work.prepare(command['count'])
+                reply(answer)
             else:
                 assert work is not None
-                reply(await measure(work, command['count']))
+                reply(await measure(work))
     finally:
         if work is not None:
             await work.close()

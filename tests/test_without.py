@@ -37,6 +37,14 @@ def test_what_needs_go_is_named(tmp_path: Path) -> None:
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+def test_what_needs_java_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    done = run('tests/perf/test_programs.py', '-k', 'java', '--broker', 'memory', PATH=path)
+    assert 'NOT RUN: 8 tests need Java' in done.stdout
+    assert 'Maven' in done.stdout
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 def test_where_everything_is_asked_for_it_fails(tmp_path: Path) -> None:
     path = str(tmp_path)
     done = run(

@@ -1,4 +1,4 @@
-"""What is not run where something is missing, RabbitMQ or Go: the last lines name it, loudly.
+"""What is not run where something is missing, RabbitMQ, Go or Java: the last lines name it, loudly.
 
 Without RabbitMQ, tests with a broker run on the one in memory; only those that need a RabbitMQ that
 was started here, or are marked `rabbitmq`, are left out.  With RBFLY_TESTS=all, nothing is.
@@ -18,6 +18,7 @@ HOW = {
     'RabbitMQ': 'run as root on Debian, or with docker or podman, or name one: '
     'RBFLY_URI=rabbitmq-stream://...',
     'Go': 'install it (package golang, https://go.dev)',
+    'Java': 'install a JDK and Maven (packages default-jdk-headless, maven)',
 }
 MISSING = pytest.StashKey[dict[str, str]]()  # and why
 NOT_RUN = pytest.StashKey[Counter[tuple[str, str]]]()
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line('markers', 'rabbitmq: the broker in memory is no substitute here')
     config.addinivalue_line('markers', 'go: needs Go')
+    config.addinivalue_line('markers', 'java: needs a JDK and Maven')
     missing: dict[str, str | None] = {}
     everything = os.environ.get('RBFLY_TESTS') == 'all'
     if config.getoption('--broker') == 'memory':
@@ -43,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
         missing['RabbitMQ'] = RabbitMQ.obstacle()
     if not everything and shutil.which('go') is None:
         missing['Go'] = 'there is no program `go`'
+    for name in ('javac', 'mvn'):
+        if shutil.which(name) is None:
+            missing['Java'] = f'there is no program `{name}`'
     config.stash[MISSING] = {what: why for what, why in missing.items() if why}
     config.stash[NOT_RUN] = Counter()
 
@@ -65,6 +70,8 @@ def needs(item: pytest.Item) -> set[str]:
         found.add('RabbitMQ')
     if item.get_closest_marker('go'):
         found.add('Go')
+    if item.get_closest_marker('java'):
+        found.add('Java')
     return found
 
 

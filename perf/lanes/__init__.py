@@ -6,8 +6,11 @@ the process of that lane only, so nothing of what is measured has to be installe
 
 import importlib.metadata
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from .. import programs
+from . import studies
+from .model import Kind, Lane, Library, Stored
 
 __all__ = [
     'KINDS',
@@ -33,98 +36,8 @@ SCENARIOS = {
     'sub-entries': 'messages of 10 bytes in uncompressed sub-entries of 100',
     'consume': 'a stream read from first message to last, of 10 bytes if nothing else is said',
     'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
+    **studies.SCENARIOS,
 }
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What a stream holds that is consumed.
-
-    :ivar size: bytes of a body.
-    :ivar properties: messages have the properties of the codec's message.
-    :ivar sub_entry: messages in an uncompressed sub-entry; 0 if there is none.
-    :ivar frame: messages in the frames that it is filled by, each confirmed before the next; it
-        depends on little but the broker how they are cut into chunks then, so runs can be compared.
-    :ivar readers: subscriptions of one connection that read all of it at once.
-    """
-
-    size: int = 10
-    properties: bool = False
-    sub_entry: int = 0
-    frame: int = 4_000
-    readers: int = 1
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of work that several libraries do, so that their lanes can be compared.
-
-    :ivar full: messages per round at scale 1.
-    :ivar scale: scale when none is given.
-    :ivar quick: messages per round of a quick run.
-    :ivar size: messages in a batch; counts are multiples of it.
-    :ivar floor: library whose lane is the floor of this kind; empty if it has none.
-    :ivar slowest: messages per second, below which a lane is taken for stuck.
-    :ivar stored: what is consumed; None if the kind does not consume.
-    :ivar warm_up: messages of the turn before the first round, which is not recorded.
-    :ivar like: kind whose scale it takes when none is given for itself.
-    :ivar references: what else lanes are compared with, titles and names of lanes.
-    """
-
-    name: str
-    scenario: str
-    title: str
-    full: int
-    scale: float
-    quick: int
-    size: int
-    floor: str
-    slowest: int
-    warm_up: int
-    stored: Stored | None = None
-    like: str = ''
-    references: tuple[tuple[str, str], ...] = ()
-
-    def count(self, scale: float) -> int:
-        """Messages per round at that scale."""
-        return max(1, round(self.full * scale / self.size)) * self.size
-
-
-@dataclass(frozen=True)
-class Library:
-    """Something that publishes, consumes, encodes or decodes.
-
-    :ivar module: module of its lanes, in this package.
-    :ivar kinds: names of the kinds of work that it does.
-    :ivar needs: distributions on the package index without which it cannot run.
-    :ivar loop: event loop that its lanes run on.
-    :ivar broker: broker it talks to; empty if it needs none.
-    :ivar how: how it is used.
-    """
-
-    name: str
-    module: str
-    kinds: tuple[str, ...]
-    needs: tuple[str, ...]
-    loop: str
-    broker: str
-    how: str
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One library doing one kind of work."""
-
-    library: Library
-    kind: Kind
-
-    @property
-    def name(self) -> str:
-        return f'{self.library.name}-{self.kind.name}'
-
-    @property
-    def is_floor(self) -> bool:
-        return self.library.name == self.kind.floor
 
 
 # What is encoded and decoded, and how: a kind of work for each pair that has a meaning.
@@ -206,6 +119,7 @@ def consume_kind(name: str, title: str, full: int, stored: Stored) -> Kind:
         floor='raw-socket',
         slowest=5_000,
         warm_up=5 * size,
+        work='consume',
         stored=stored,
     )
 
@@ -226,6 +140,7 @@ KINDS = {
             floor='bare-uvloop',
             slowest=100,
             warm_up=200,
+            work='single',
         ),
         Kind(
             name='batch',
@@ -238,6 +153,9 @@ KINDS = {
             floor='bare-uvloop',
             slowest=2_000,
             warm_up=2_000,
+            work='batch',
+            frame=100,
+            window=100,
         ),
         Kind(
             name='single-format',
@@ -250,6 +168,7 @@ KINDS = {
             floor='',
             slowest=100,
             warm_up=200,
+            work='single',
             like='single',
             references=(('raw bytes', 'rbfly-raw-single-format'),),
         ),
@@ -264,6 +183,7 @@ KINDS = {
             floor='',
             slowest=2_000,
             warm_up=2_000,
+            work='batch',
             like='batch',
             references=(('raw bytes', 'rbfly-raw-batch-format'),),
         ),
@@ -278,6 +198,9 @@ KINDS = {
             floor='raw-socket',
             slowest=5_000,
             warm_up=20_000,
+            work='window',
+            frame=1_000,
+            window=10_000,
         ),
         Kind(
             name='tasks-100',
@@ -290,6 +213,10 @@ KINDS = {
             floor='bare-uvloop',
             slowest=1_000,
             warm_up=2_000,
+            work='tasks',
+            tasks=100,
+            frame=100,
+            window=100,
         ),
         Kind(
             name='tasks-1000',
@@ -302,6 +229,10 @@ KINDS = {
             floor='raw-socket',
             slowest=2_000,
             warm_up=20_000,
+            work='tasks',
+            tasks=1_000,
+            frame=1_000,
+            window=1_000,
         ),
         Kind(
             name='sub-publish',
@@ -314,9 +245,13 @@ KINDS = {
             floor='raw-socket',
             slowest=50_000,
             warm_up=100_000,
+            work='sub-publish',
+            frame=100,
+            window=1_000,
         ),
         *CONSUME_KINDS.values(),
         *CODEC_KINDS.values(),
+        *studies.KINDS.values(),
     )
 }
 
@@ -474,6 +409,7 @@ CODECS = (
     ),
 )
 LIBRARIES |= {f'{library.name} codec': library for library in CODECS}
+LIBRARIES |= {f'{library.name} {library.kinds[0]}': library for library in studies.LIBRARIES}
 
 LANES = {
     lane.name: lane
@@ -521,6 +457,8 @@ def select(words: list[str], scenarios: list[str]) -> list[Lane]:
 
 def missing(library: Library) -> str:
     """Say what is not installed and how to get it; empty if nothing is missing."""
+    if library.program:
+        return programs.missing(library.program)
     absent = [name for name in library.needs if version(name) is None]
     if not absent:
         return ''
@@ -541,6 +479,8 @@ def version(name: str) -> str | None:
 
 def versions(libraries: Iterable[Library]) -> dict[str, str]:
     """Versions of what these libraries need."""
-    names = sorted({name for library in libraries for name in library.needs})
+    chosen = list(libraries)
+    names = sorted({name for library in chosen for name in library.needs})
     found = {name: version(name) for name in names}
+    found |= {ln.program: programs.version(ln.program) for ln in chosen if ln.program}
     return {name: text for name, text in found.items() if text is not None}

@@ -1,20 +1,24 @@
 """aiokafka on Kafka, with MessagePack as its encoding."""
 
+import asyncio
 from typing import Any
 
 import msgpack
 from aiokafka import AIOKafkaProducer
 
+from . import Kind
 from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-BATCH = 100
+# bytes of a record beside its value, and more
+RECORD = 32
 
 
 class Publish(Work):
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
+        self.kind = kind
         self.bodies: list[bytes] = []
 
     async def open(self) -> None:
@@ -22,12 +26,14 @@ class Publish(Work):
             bootstrap_servers=self.target.address,
             acks='all',
             linger_ms=0,
+            # the usual one, unless a batch takes more
+            max_batch_size=max(16_384, self.kind.size * RECORD if self.kind.work == 'batch' else 0),
             value_serializer=msgpack.packb,
         )
         await self.producer.start()
 
     async def prepare(self, count: int) -> None:
-        self.bodies = bodies(count)
+        self.bodies = bodies(count, self.kind.body)
 
     async def finish(self) -> None:
         self.bodies = []
@@ -38,10 +44,16 @@ class Publish(Work):
 
 class Single(Publish):
     async def run(self) -> int:
+        done = [self.each(self.bodies[i :: self.kind.tasks]) for i in range(self.kind.tasks)]
+        if len(done) == 1:
+            return await done[0]
+        return sum(await asyncio.gather(*done))
+
+    async def each(self, data: list[bytes]) -> int:
         send_and_wait = self.producer.send_and_wait
         topic = self.target.stream
         count = 0
-        for body in self.bodies:
+        for body in data:
             await send_and_wait(topic, body, partition=0)
             count += 1
         return count
@@ -54,10 +66,11 @@ class Batch(Publish):
         pack = msgpack.packb
         topic = self.target.stream
         data = self.bodies
+        size = self.kind.size
         count = 0
-        for i in range(0, len(data), BATCH):
+        for i in range(0, len(data), size):
             batch = create_batch()
-            for body in data[i : i + BATCH]:
+            for body in data[i : i + size]:
                 if batch.append(key=None, value=pack(body), timestamp=None) is None:
                     raise ValueError('batch is larger than a Kafka batch may be')
             sent = await send_batch(batch, topic, partition=0)
@@ -66,5 +79,25 @@ class Batch(Publish):
         return count
 
 
-def make(kind: str, target: Target) -> Work:
-    return Single(target) if kind == 'single' else Batch(target)
+class Window(Publish):
+    """As many unconfirmed as the producer allows."""
+
+    async def run(self) -> int:
+        send = self.producer.send
+        topic = self.target.stream
+        sent = [await send(topic, body, partition=0) for body in self.bodies]
+        for future in sent:
+            await future
+        return len(sent)
+
+
+MAKE: dict[str, type[Publish]] = {
+    'single': Single,
+    'tasks': Single,
+    'batch': Batch,
+    'window': Window,
+}
+
+
+def make(kind: Kind, target: Target) -> Work:
+    return MAKE[kind.work](target, kind)

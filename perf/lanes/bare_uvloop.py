@@ -3,11 +3,10 @@
 import asyncio
 
 from .. import wire
+from . import Kind
 from .base import Target, Work, bodies
 
 __all__ = ['make']
-
-SIZE = {'single': 1, 'batch': 100, 'tasks-100': 100}
 
 
 class Confirms(asyncio.Protocol):
@@ -42,9 +41,10 @@ class Confirms(asyncio.Protocol):
 
 
 class Publish(Work):
-    def __init__(self, target: Target, size: int) -> None:
+    def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
-        self.size = size
+        self.size = kind.frame
+        self.body = kind.body
         self.frames: list[bytes] = []
 
     async def open(self) -> None:
@@ -56,7 +56,7 @@ class Publish(Work):
         )
 
     async def prepare(self, count: int) -> None:
-        self.frames = wire.publish_frames(bodies(count), self.size)
+        self.frames = wire.publish_frames(bodies(count, self.body), self.size)
 
     async def run(self) -> int:
         create_future = asyncio.get_running_loop().create_future
@@ -79,5 +79,5 @@ class Publish(Work):
         self.transport.close()
 
 
-def make(kind: str, target: Target) -> Work:
-    return Publish(target, SIZE[kind])
+def make(kind: Kind, target: Target) -> Work:
+    return Publish(target, kind)

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from ..histogram import Histogram
+
 __all__ = ['Target', 'Work', 'bodies', 'numbered']
 
 
@@ -22,10 +24,16 @@ class Work(ABC):
     """The work of one lane: opened once, then prepared and run in every round, closed at last.
 
     Only `run` is on the clock.
+
+    :ivar histograms: latencies of the last round by name, where they are taken.
+    :ivar late: seconds that the last round ended behind its schedule, if it has one and did not
+        keep it.
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.histograms: dict[str, Histogram] = {}
+        self.late = 0.0
 
     @abstractmethod
     async def open(self) -> None:
@@ -47,12 +55,16 @@ class Work(ABC):
     async def close(self) -> None:
         """Disconnect."""
 
+    async def round_trip(self) -> float:
+        """Ask the broker for something, off the clock; seconds until it has answered."""
+        raise NotImplementedError
+
 
 def numbered(number: int, size: int = 10) -> bytes:
     """The body of a message: its number, in so many bytes."""
     return b'%0*d' % (size, number)
 
 
-def bodies(count: int) -> list[bytes]:
-    """Make the bodies of a round: 10 bytes each, no two alike."""
-    return [numbered(i) for i in range(count)]
+def bodies(count: int, size: int = 10) -> list[bytes]:
+    """Make the bodies of a round: no two alike."""
+    return [numbered(i, size) for i in range(count)]

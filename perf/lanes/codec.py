@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from timeit import Timer
 from typing import Any
 
+from . import Kind
 from .base import Target, Work
 
 __all__ = ['APP_PROPERTIES', 'MESSAGES', 'PROPERTIES', 'Case', 'Codec', 'Message', 'same']
@@ -111,9 +112,9 @@ class Case:
 class Codec(Work):
     """Runs the statement of a case, which is checked first."""
 
-    def __init__(self, make: Callable[[str, Message], Case], kind: str, target: Target) -> None:
+    def __init__(self, make: Callable[[str, Message], Case], kind: Kind, target: Target) -> None:
         super().__init__(target)
-        work, _, message = kind.rpartition('-')
+        work, _, message = kind.name.rpartition('-')
         self.case = make(work, MESSAGES[message])
 
     async def open(self) -> None:

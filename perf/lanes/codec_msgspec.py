@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from . import Kind
 from .base import Target, Work
 from .codec import Case, Codec, Message
 
@@ -51,5 +52,5 @@ def case(work: str, message: Message) -> Case:
     return Case('decode(raw)', names, data)
 
 
-def make(kind: str, target: Target) -> Work:
+def make(kind: Kind, target: Target) -> Work:
     return Codec(case, kind, target)

@@ -4,6 +4,7 @@ from typing import Any
 
 import proton
 
+from . import Kind
 from .base import Target, Work
 from .codec import Case, Codec, Message
 
@@ -71,5 +72,5 @@ def case(work: str, message: Message) -> Case:
     )
 
 
-def make(kind: str, target: Target) -> Work:
+def make(kind: Kind, target: Target) -> Work:
     return Codec(case, kind, target)

@@ -11,6 +11,7 @@ from rbfly.amqp import (
     stream_message_ctx,
 )
 
+from . import Kind
 from .base import Target, Work
 from .codec import PROPERTIES, Case, Codec, Message
 
@@ -71,5 +72,5 @@ def case(work: str, message: Message) -> Case:
     )
 
 
-def make(kind: str, target: Target) -> Work:
+def make(kind: Kind, target: Target) -> Work:
     return Codec(case, kind, target)

@@ -4,6 +4,7 @@ from typing import Any
 
 from rstream import AMQPMessage, Properties, amqp_decoder
 
+from . import Kind
 from .base import Target, Work
 from .codec import PROPERTIES, Case, Codec, Message
 
@@ -53,5 +54,5 @@ def case(work: str, message: Message) -> Case:
     return Case('amqp_decoder(raw)', names, expected, contents)
 
 
-def make(kind: str, target: Target) -> Work:
+def make(kind: Kind, target: Target) -> Work:
     return Codec(case, kind, target)

@@ -1,45 +1,53 @@
 """Floor: a blocking socket, frames that are ready, confirms that are counted, nothing else."""
 
+from time import perf_counter
+
 from .. import wire
-from . import KINDS
+from . import Kind
 from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-# entries in a frame, entries unconfirmed at most
-SHAPE = {
-    'single': (1, 1),
-    'batch': (100, 100),
-    'window': (1_000, 10_000),
-    'tasks-100': (100, 100),
-    'tasks-1000': (1_000, 1_000),
-    'sub-publish': (100, 1_000),  # sub-entries
-}
 SUB_ENTRY = 100
 
 
-class Publish(Work):
-    def __init__(self, target: Target, size: int, window: int) -> None:
-        super().__init__(target)
-        self.size = size
-        self.window = window
-        self.frames: list[bytes] = []
+class Connected(Work):
+    """What the lanes have in common: one connection."""
 
     async def open(self) -> None:
         self.connection = wire.Connection(self.target.address, timeout=None)
+
+    async def round_trip(self) -> float:
+        start = perf_counter()
+        self.connection.stats(self.target.stream)
+        return perf_counter() - start
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+class Publish(Connected):
+    """Frames of `size` bodies of `body` bytes, `window` messages unconfirmed at most."""
+
+    def __init__(self, target: Target, size: int, window: int, body: int = 10) -> None:
+        super().__init__(target)
+        self.size = size
+        self.window = window
+        self.body = body
+        self.frames: list[bytes] = []
+
+    async def open(self) -> None:
+        await super().open()
         self.connection.declare_publisher(self.target.stream)
 
     async def prepare(self, count: int) -> None:
-        self.frames = wire.publish_frames(bodies(count), self.size)
+        self.frames = wire.publish_frames(bodies(count, self.body), self.size)
 
     async def run(self) -> int:
         return self.connection.publish(self.frames, self.size, self.window)
 
     async def finish(self) -> None:
         self.frames = []
-
-    async def close(self) -> None:
-        self.connection.close()
 
 
 class SubEntries(Publish):
@@ -52,13 +60,10 @@ class SubEntries(Publish):
         return SUB_ENTRY * await super().run()
 
 
-class Consume(Work):
+class Consume(Connected):
     def __init__(self, target: Target, readers: int) -> None:
         super().__init__(target)
         self.readers = readers
-
-    async def open(self) -> None:
-        self.connection = wire.Connection(self.target.address, timeout=None)
 
     async def prepare(self, count: int) -> None:
         self.count = count
@@ -78,13 +83,9 @@ class Consume(Work):
         for number in range(self.readers):
             self.connection.unsubscribe(number)
 
-    async def close(self) -> None:
-        self.connection.close()
 
-
-def make(kind: str, target: Target) -> Work:
-    if stored := KINDS[kind].stored:
-        return Consume(target, stored.readers)
-    if kind == 'sub-publish':
-        return SubEntries(target, *SHAPE[kind])
-    return Publish(target, *SHAPE[kind])
+def make(kind: Kind, target: Target) -> Work:
+    if kind.stored:
+        return Consume(target, kind.stored.readers)
+    way = SubEntries if kind.work == 'sub-publish' else Publish
+    return way(target, kind.frame, kind.window, kind.body)

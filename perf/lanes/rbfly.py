@@ -2,17 +2,20 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from time import perf_counter
 from typing import Any
 
 import rbfly.streams as rbs
 
-from . import KINDS, Stored
+from . import Kind
 from .base import Target, Work, bodies, numbered
 from .codec import APP_PROPERTIES, PROPERTIES
+from .values import MESSAGES, context
 
 __all__ = ['MAKE', 'Consume', 'ConsumeBatches', 'ConsumeMessages', 'make']
 
-BATCH = 100
+SUB_ENTRY = 100
+AT_ONCE = 100_000  # messages that are made, where all of them would be too many
 
 
 class Client(Work):
@@ -21,13 +24,20 @@ class Client(Work):
     :ivar amqp: publish as AMQP 1.0, not as raw bytes.
     """
 
-    def __init__(self, target: Target, amqp: bool = True) -> None:
+    def __init__(self, target: Target, kind: Kind, amqp: bool = True) -> None:
         super().__init__(target)
+        self.kind = kind
         self.amqp = amqp
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:
         self.client = await self.stack.enter_async_context(rbs.streams_client(self.target.address))
+
+    async def round_trip(self) -> float:
+        await self.client.get_protocol()
+        start = perf_counter()
+        await self.client.stream_stats(self.target.stream)
+        return perf_counter() - start
 
     async def close(self) -> None:
         await self.stack.aclose()
@@ -37,11 +47,21 @@ class Single(Client):
     async def open(self) -> None:
         await super().open()
         self.publisher: rbs.Publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, amqp=self.amqp)
+            self.client.publisher(self.target.stream, amqp=self.amqp, **self.arguments())
         )
 
+    def arguments(self) -> dict[str, Any]:
+        """Other arguments of the publisher."""
+        return {}
+
     async def prepare(self, count: int) -> None:
-        self.bodies = bodies(count)
+        kind = self.kind
+        self.bodies: list[Any] = bodies(count, kind.body)
+        if kind.value:
+            given = MESSAGES[kind.value]
+            self.bodies = [
+                context(kind.value) if given.app_properties else given.body for _ in range(count)
+            ]
 
     async def run(self) -> int:
         send = self.publisher.send
@@ -56,31 +76,28 @@ class Single(Client):
 
 
 class Window(Single):
+    def arguments(self) -> dict[str, Any]:
+        return {'max_unconfirmed': self.kind.window}
+
     async def run(self) -> int:
         return await self.publisher.send_many(self.bodies)
 
 
 class SubEntries(Window):
-    async def open(self) -> None:
-        await Client.open(self)
-        self.publisher = await self.stack.enter_async_context(
-            self.client.publisher(
-                self.target.stream, sub_entry_size=BATCH, max_unconfirmed=1_000 * BATCH
-            )
-        )
+    def arguments(self) -> dict[str, Any]:
+        return {'sub_entry_size': SUB_ENTRY, 'max_unconfirmed': self.kind.window * SUB_ENTRY}
 
 
 class Tasks(Single):
     """As many tasks as the kind says, which share the messages."""
 
-    tasks: int
-
     async def run(self) -> int:
-        part = len(self.bodies) // self.tasks
+        tasks = self.kind.tasks
+        part = len(self.bodies) // tasks
         async with asyncio.TaskGroup() as group:
-            for i in range(self.tasks):
+            for i in range(tasks):
                 group.create_task(self.each(self.bodies[i * part : (i + 1) * part]))
-        return part * self.tasks
+        return part * tasks
 
     async def each(self, data: list[bytes]) -> None:
         send = self.publisher.send
@@ -88,12 +105,42 @@ class Tasks(Single):
             await send(body)
 
 
-class Tasks100(Tasks):
-    tasks = 100
+class Publishers(Single):
+    """Several publishers at once, of one stream or of a stream each, share the messages."""
+
+    async def open(self) -> None:
+        await Client.open(self)
+        name, streams = self.target.stream, self.kind.streams
+        self.publishers = [
+            await self.stack.enter_async_context(
+                self.client.publisher(f'{name}-{i}' if streams > 1 else name)
+            )
+            for i in range(max(self.kind.publishers, streams))
+        ]
+
+    async def run(self) -> int:
+        part = len(self.bodies) // len(self.publishers)
+        done = await asyncio.gather(
+            *(
+                publisher.send_many(self.bodies[i * part : (i + 1) * part])
+                for i, publisher in enumerate(self.publishers)
+            )
+        )
+        return sum(done)
 
 
-class Tasks1000(Tasks):
-    tasks = 1_000
+class OnAndOn(Single):
+    """The same messages again and again, more than there is room for."""
+
+    async def prepare(self, count: int) -> None:
+        self.left = count
+        self.bodies = bodies(min(count, AT_ONCE))
+
+    async def run(self) -> int:
+        count = 0
+        while left := self.left - count:
+            count += await self.publisher.send_many(self.bodies[:left])
+        return count
 
 
 class Batch(Client):
@@ -105,7 +152,8 @@ class Batch(Client):
 
     async def prepare(self, count: int) -> None:
         data = bodies(count)
-        self.batches = [data[i : i + BATCH] for i in range(0, count, BATCH)]
+        size = self.kind.size
+        self.batches = [data[i : i + size] for i in range(0, count, size)]
 
     async def run(self) -> int:
         batch = self.publisher.batch
@@ -125,9 +173,10 @@ class Batch(Client):
 class Consume(Client):
     """As many subscriptions at once as the kind says, each of which reads all that is stored."""
 
-    def __init__(self, target: Target, stored: Stored) -> None:
-        super().__init__(target)
-        self.stored = stored
+    def __init__(self, target: Target, kind: Kind) -> None:
+        super().__init__(target, kind)
+        assert kind.stored is not None
+        self.stored = kind.stored
         self.subscriptions: list[rbs.Subscription] = []
 
     async def open(self) -> None:
@@ -135,8 +184,13 @@ class Consume(Client):
         (subscription,) = self.subscribe(1)
         found = await self.collect(subscription, self.stored.frame)
         await subscription.aclose()
-        if found != [numbered(i, self.stored.size) for i in range(self.stored.frame)]:
+        if found != [self.body(i) for i in range(self.stored.frame)]:
             raise ValueError('other bodies than those that were published')
+
+    def body(self, number: int) -> Any:
+        """Body of the message with that number."""
+        value = self.stored.value
+        return MESSAGES[value].body if value else numbered(number, self.stored.size)
 
     def subscribe(self, count: int) -> list[rbs.Subscription]:
         subscribe = self.client.subscribe
@@ -155,8 +209,8 @@ class Consume(Client):
             await subscription.aclose()
         self.subscriptions = []
         for count, data in self.last:
-            if data != numbered(count - 1, self.stored.size):
-                raise ValueError(f'message {count - 1} has the body {data[:50]!r}')
+            if data != self.body(count - 1):
+                raise ValueError(f'message {count - 1} has the body {repr(data)[:50]}')
 
     async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
         """So many bodies."""
@@ -208,6 +262,10 @@ class ConsumeMessages(Consume):
                 properties = {name: str(getattr(given, name)) for name in PROPERTIES}
                 if (properties, message.app_properties) != (PROPERTIES, APP_PROPERTIES):
                     raise ValueError(f'other properties than those that were published: {given}')
+            if (value := self.stored.value) and (
+                message.app_properties != MESSAGES[value].app_properties
+            ):
+                raise ValueError(f'other properties than those: {message.app_properties}')
             if message.stream_offset != len(found):
                 raise ValueError(f'offset {message.stream_offset} for message {len(found)}')
             found.append(message.body)
@@ -218,7 +276,7 @@ class ConsumeMessages(Consume):
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         left = count
         data = None
-        properties = self.stored.properties
+        properties = self.stored.properties or self.stored.value
         async for message in subscription.messages():
             _ = message.stream_offset, message.stream_timestamp
             if properties:
@@ -232,17 +290,18 @@ class ConsumeMessages(Consume):
 
 MAKE: dict[str, type[Client]] = {
     'single': Single,
-    'single-format': Single,
     'batch': Batch,
-    'batch-format': Batch,
     'window': Window,
-    'tasks-100': Tasks100,
-    'tasks-1000': Tasks1000,
+    'tasks': Tasks,
     'sub-publish': SubEntries,
+    'publishers': Publishers,
+    'streams': Publishers,
+    'on-and-on': OnAndOn,
+    'consume': Consume,
 }
 
 
-def make(kind: str, target: Target) -> Work:
-    if stored := KINDS[kind].stored:
-        return Consume(target, stored)
-    return MAKE[kind](target)
+def make(kind: Kind, target: Target) -> Work:
+    if kind.stored and kind.stored.value and MESSAGES[kind.stored.value].app_properties:
+        return ConsumeMessages(target, kind)  # who is given bodies does not read properties
+    return MAKE[kind.work](target, kind)

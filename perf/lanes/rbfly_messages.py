@@ -1,13 +1,11 @@
 """This client, all that a message has."""
 
-from . import KINDS
+from . import Kind
 from .base import Target, Work
 from .rbfly import ConsumeMessages
 
 __all__ = ['make']
 
 
-def make(kind: str, target: Target) -> Work:
-    stored = KINDS[kind].stored
-    assert stored is not None
-    return ConsumeMessages(target, stored)
+def make(kind: Kind, target: Target) -> Work:
+    return ConsumeMessages(target, kind)

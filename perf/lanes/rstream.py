@@ -5,18 +5,22 @@ import asyncio
 from rstream import AMQPMessage, ConfirmationStatus, Producer
 
 from .. import wire
+from . import Kind
 from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-BATCH = 100
-
 
 class Publish(Work):
-    def __init__(self, target: Target, size: int) -> None:
+    """Batches, the next of which is sent while less than a window is unconfirmed."""
+
+    def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
-        self.size = size
-        self.pending = 0
+        self.size = kind.size
+        self.window = kind.window
+        self.body = kind.body
+        self.pending = 0  # messages
+        self.most = 0
         self.waiter: asyncio.Future[None] | None = None
         self.batches: list[list[AMQPMessage]] = []
 
@@ -32,43 +36,38 @@ class Publish(Work):
         await self.producer.start()
 
     async def prepare(self, count: int) -> None:
-        messages = [AMQPMessage(body=body) for body in bodies(count)]
+        messages = [AMQPMessage(body=body) for body in bodies(count, self.body)]
         self.batches = [messages[i : i + self.size] for i in range(0, count, self.size)]
 
     async def run(self) -> int:
-        return await (self.run_single() if self.size == 1 else self.run_batch())
-
-    async def run_single(self) -> int:
-        send_wait = self.producer.send_wait
-        stream = self.target.stream
-        count = 0
-        for (message,) in self.batches:
-            await send_wait(stream, message)
-            count += 1
-        return count
-
-    async def run_batch(self) -> int:
-        create_future = asyncio.get_running_loop().create_future
         send_batch = self.producer.send_batch
         stream = self.target.stream
+        room = self.window - self.size
         count = 0
         for batch in self.batches:
-            self.pending = len(batch)
-            self.waiter = waiter = create_future()
+            await self.settled(room)
+            self.pending += len(batch)
             await send_batch(stream, batch, on_publish_confirm=self.on_confirm)
-            await waiter
             count += len(batch)
+        await self.settled(0)
         return count
 
+    async def settled(self, most: int) -> None:
+        """Wait until at most so many are unconfirmed."""
+        if self.pending > most:
+            self.most = most
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+
     def on_confirm(self, status: ConfirmationStatus) -> None:
-        assert self.waiter is not None
-        if not status.is_confirmed:
-            if not self.waiter.done():
-                self.waiter.set_exception(wire.WireError(f'not confirmed: {status}'))
-            return
         self.pending -= 1
-        if not self.pending:
-            self.waiter.set_result(None)
+        waiter = self.waiter
+        if waiter is None or waiter.done():
+            return
+        if not status.is_confirmed:
+            waiter.set_exception(wire.WireError(f'not confirmed: {status}'))
+        elif self.pending <= self.most:
+            waiter.set_result(None)
 
     async def finish(self) -> None:
         self.batches = []
@@ -77,5 +76,35 @@ class Publish(Work):
         await self.producer.close()
 
 
-def make(kind: str, target: Target) -> Work:
-    return Publish(target, 1 if kind == 'single' else BATCH)
+class Single(Publish):
+    """Messages from tasks, each of which awaits its own confirm."""
+
+    def __init__(self, target: Target, kind: Kind) -> None:
+        super().__init__(target, kind)
+        self.tasks = kind.tasks
+        self.messages: list[AMQPMessage] = []
+
+    async def prepare(self, count: int) -> None:
+        self.messages = [AMQPMessage(body=body) for body in bodies(count, self.body)]
+
+    async def run(self) -> int:
+        done = [self.each(self.messages[i :: self.tasks]) for i in range(self.tasks)]
+        if len(done) == 1:
+            return await done[0]
+        return sum(await asyncio.gather(*done))
+
+    async def each(self, messages: list[AMQPMessage]) -> int:
+        send_wait = self.producer.send_wait
+        stream = self.target.stream
+        count = 0
+        for message in messages:
+            await send_wait(stream, message)
+            count += 1
+        return count
+
+    async def finish(self) -> None:
+        self.messages = []
+
+
+def make(kind: Kind, target: Target) -> Work:
+    return (Single if kind.work in ('single', 'tasks') else Publish)(target, kind)

@@ -5,6 +5,7 @@ import functools
 import math
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,8 +13,8 @@ import rbfly.streams as rbs
 from brokers.proxy import Proxy
 
 from .. import stats, wire
-from ..lanes import raw_socket, rbfly
-from ..lanes.base import Target, Work, bodies
+from ..lanes import KINDS, raw_socket, rbfly
+from ..lanes.base import Target, Work
 from ..store import RabbitStore
 from .peers import in_child
 from .run import Run
@@ -136,29 +137,6 @@ ROUND_TRIP = 4e-4  # and of the broker alone
 Make = Callable[[Target], Work]
 
 
-class SendMany(rbfly.Client):
-    """All messages by one call."""
-
-    def __init__(self, target: Target, window: int) -> None:
-        super().__init__(target)
-        self.window = window
-
-    async def open(self) -> None:
-        await super().open()
-        self.publisher: Any = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, max_unconfirmed=self.window)
-        )
-
-    async def prepare(self, count: int) -> None:
-        self.bodies = bodies(count)
-
-    async def run(self) -> int:
-        return int(await self.publisher.send_many(self.bodies))
-
-    async def finish(self) -> None:
-        self.bodies = []
-
-
 def measure(make: Make, address: str, stream: str, warm_up: int, count: int) -> float:
     """Run a lane in this process, a little before the clock starts; seconds that it took."""
 
@@ -186,19 +164,14 @@ def measure(make: Make, address: str, stream: str, warm_up: int, count: int) -> 
 
 def pairs(delay: int) -> dict[str, tuple[Make, Make, int]]:
     """Lanes at a round trip: ours, the floor, and messages per round trip."""
+    kinds = {'send': KINDS['single'], 'batch of 100': KINDS['batch']}
+    for window in (10_000, FAR_WINDOW) if delay == max(DELAYS) else (10_000,):
+        kinds[f'send_many, window {window:,}'] = replace(KINDS['window'], window=window)
     part = functools.partial
-    found: dict[str, tuple[Make, Make, int]] = {
-        'send': (rbfly.Single, part(raw_socket.Publish, size=1, window=1), 1),
-        'batch of 100': (rbfly.Batch, part(raw_socket.Publish, size=100, window=100), 100),
+    return {
+        name: (part(rbfly.make, kind), part(raw_socket.make, kind), kind.window)
+        for name, kind in kinds.items()
     }
-    if hasattr(rbs.Publisher, 'send_many'):
-        for window in (10_000, FAR_WINDOW) if delay == max(DELAYS) else (10_000,):
-            found[f'send_many, window {window:,}'] = (
-                part(SendMany, window=window),
-                part(raw_socket.Publish, size=1_000, window=window),
-                window,
-            )
-    return found
 
 
 async def rtt(run: Run, site: Site) -> None:

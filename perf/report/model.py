@@ -43,6 +43,9 @@ class Kind:
 
     :ivar count: messages per round of this run.
     :ivar full: messages per round at `--full`.
+    :ivar series: in a study, what is done for several values of `at`; empty elsewhere.
+    :ivar at: the value that a study is about.
+    :ivar body: bytes of a body.
     """
 
     name: str
@@ -53,6 +56,9 @@ class Kind:
     warm_up: int
     floor: str
     count: int
+    series: str = ''
+    at: int = 0
+    body: int = 10
 
 
 @dataclass(frozen=True)

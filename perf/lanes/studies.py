@@ -1,0 +1,540 @@
+"""What studies measure: one kind of work after the other along a scale, and what takes its time.
+
+As :mod:`perf.lanes`, a table of plain data.
+"""
+
+from typing import Any
+
+from .model import Kind, Library, Stored
+
+__all__ = ['KINDS', 'LIBRARIES', 'SCENARIOS']
+
+SCENARIOS = {
+    'batch-size': 'messages of 10 bytes in batches of 1 to 1,000, each confirmed before the next',
+    'concurrent': 'messages of 10 bytes from 1 to 1,000 tasks, each of which awaits its own',
+    'latency': 'messages of 10 bytes through a proxy that delays, 0 to 100 ms there and back',
+    'percentiles': 'messages of 10 bytes at a fixed rate, whatever is unconfirmed: how long each'
+    ' takes from when it was due to its confirm, and to a consumer',
+    'processes': 'messages of 10 bytes from 1 and 2 processes with 1 to 5 publishers each',
+    'sizes': 'messages of 10 bytes to 900 KB, published and consumed',
+    'values': 'what the types of AMQP 1.0 cost, published and consumed',
+    'clients': "beside the other fast clients of RabbitMQ's streams, in programs of their own",
+    'growth': 'the cost of a message as messages, streams and subscriptions become more',
+}
+
+BATCHES = (1, 10, 50, 100, 200, 500, 1_000)
+TASKS = (1, 8, 32, 100, 1_000)
+DELAYS = (0, 1, 5, 10, 50, 100)  # milliseconds
+RATES = (1_000, 10_000)  # messages a second
+PUBLISHERS = (1, 2, 3, 4, 5)
+SIZES = (10, 100, 1_000, 10_000, 100_000, 900_000)  # bytes
+VALUES = {
+    'bytes': '10 bytes',
+    'str': 'a str of 10 letters',
+    'int': 'an int of 32 bits',
+    'map': 'the map of three values of the codec',
+    'map-20': 'a map of 20 fields',
+    'properties': '10 bytes with 5 application properties',
+}
+MESSAGES = tuple(10**i for i in range(4, 9))
+MANY = (1, 10, 100, 1_000)  # streams, subscriptions
+
+WINDOW = 10_000
+FRAME = 1_000
+SUB_SECONDS = 2  # of an open loop
+
+
+def study(scenario: str, name: str, title: str, count: int, **about: Any) -> Kind:
+    """A kind of work with so many messages a round; a quick one has a tenth of them."""
+    size = about.setdefault('size', 1)
+    about = {'floor': '', 'slowest': 100, 'warm_up': size} | about
+    return Kind(
+        name=f'{scenario}-{name}',
+        scenario=scenario,
+        title=title,
+        full=max(count // size, 1) * size,
+        scale=1,
+        quick=about.pop('quick', max(count // 10 // size, 1) * size),
+        **about,
+    )
+
+
+def some(count: int, what: str) -> str:
+    return f'{count:,} {what}' if count == 1 else f'{count:,} {what}s'
+
+
+def batch_sizes() -> list[Kind]:
+    return [
+        study(
+            'batch-size',
+            str(size),
+            f'batches of {size:,}' if size > 1 else 'batches of 1',
+            size * (500 if size < 100 else 250 if size < 500 else 100),
+            work='batch',
+            size=size,
+            frame=size,
+            window=size,
+            at=size,
+            series='batch',
+            floor='bare-uvloop',
+        )
+        for size in BATCHES
+    ]
+
+
+def concurrent() -> list[Kind]:
+    return [
+        study(
+            'concurrent',
+            str(tasks),
+            f'{some(tasks, "task")}, each awaits the confirm of a message before its next',
+            tasks * max(500 // tasks, 100 if tasks < 1_000 else 40),
+            work='tasks',
+            tasks=tasks,
+            size=tasks,
+            frame=tasks,
+            window=tasks,
+            at=tasks,
+            series='tasks',
+            floor='bare-uvloop',
+        )
+        for tasks in TASKS
+    ]
+
+
+def latency() -> list[Kind]:
+    # what is done, messages at 0 ms and round trips at most, and what else there is to say
+    series: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+        'each': ('each message confirmed before the next', 300, 5, {'work': 'single'}),
+        'batch': (
+            'batches of 100, each confirmed before the next',
+            20_000,
+            500,
+            {'work': 'batch', 'size': 100, 'frame': 100, 'window': 100},
+        ),
+        'flight': (
+            'up to 10,000 unconfirmed',
+            20_000,
+            20_000,
+            {'work': 'window', 'size': FRAME, 'frame': FRAME, 'window': WINDOW},
+        ),
+        'unconfirmed': ('without confirms', 2_000, 2_000, {'work': 'unconfirmed'}),
+        'connection': ('a connection for each message', 10, 2, {'work': 'connection'}),
+    }
+    found = []
+    for name, (title, count, least, about) in series.items():
+        floor = 'raw-socket' if about['work'] in ('single', 'batch', 'window') else ''
+        for delay in DELAYS:
+            # half a second of round trips; a connection takes eight of them for its message
+            trips = (
+                about.get('size', 1) * 500 // max(delay, 1) // (8 if name == 'connection' else 1)
+            )
+            found.append(
+                study(
+                    'latency',
+                    f'{name}-{delay}',
+                    f'{title}, round trips of {delay} ms',
+                    max(min(count, trips), least),
+                    series=name,
+                    at=delay,
+                    delay=delay,
+                    floor=floor,
+                    slowest=1,
+                    **about,
+                )
+            )
+    return found
+
+
+def percentiles() -> list[Kind]:
+    return [
+        study(
+            'percentiles',
+            str(rate),
+            f'{rate:,} messages a second',
+            rate * SUB_SECONDS,
+            work='open-loop',
+            at=rate,
+            rate=rate,
+            series='rate',
+            floor='bare-uvloop',
+            warm_up=rate // 2,
+        )
+        for rate in RATES
+    ]
+
+
+def processes() -> list[Kind]:
+    return [
+        study(
+            'processes',
+            f'{number}-{publishers}',
+            f'{number} process{"es" if number > 1 else ""}, {some(publishers, "publisher")} each',
+            480_000,
+            work='publishers',
+            size=12_000,  # a part of it for each publisher of each process, pika's as well
+            frame=FRAME,
+            window=WINDOW,
+            processes=number,
+            publishers=publishers,
+            at=publishers,
+            series=str(number),
+            references=(('pika', f'pika-processes-{number}-{publishers}'),),
+        )
+        for number in (1, 2)
+        for publishers in PUBLISHERS
+    ]
+
+
+def sizes() -> list[Kind]:
+    found = []
+    for size in SIZES:
+        about: dict[str, Any] = {'at': size, 'body': size}
+        frame = max(1, min(FRAME, 500_000 // size))
+        stored = Stored(size=size, frame=max(1, min(4_000, 800_000 // (size + 10))))
+        read = min(200_000, 60_000_000 // size)
+        found += [
+            study(
+                'sizes',
+                f'send-{size}',
+                f'{size:,} bytes, each confirmed before the next',
+                max(min(600, 30_000_000 // size), 30),
+                work='single',
+                series='send',
+                floor='bare-uvloop',
+                slowest=10,
+                warm_up=10,
+                **about,
+            ),
+            study(
+                'sizes',
+                f'many-{size}',
+                f'{size:,} bytes, up to 10,000 messages unconfirmed',
+                min(100_000, 40_000_000 // size),
+                work='window',
+                series='many',
+                size=frame,
+                frame=frame,
+                window=WINDOW,
+                floor='raw-socket',
+                slowest=10,
+                **about,
+            ),
+            study(
+                'sizes',
+                f'read-{size}',
+                f'{size:,} bytes, consumed',
+                read // stored.frame * stored.frame,
+                work='consume',
+                series='read',
+                size=stored.frame,
+                floor='raw-socket',
+                slowest=10,
+                stored=stored,
+                **about,
+            ),
+        ]
+    return found
+
+
+def values() -> list[Kind]:
+    found = []
+    for name, title in VALUES.items():
+        bare = name == 'bytes'
+        found += [
+            study(
+                'values',
+                f'{verb}-{name}',
+                f'{title}, {done}',
+                count,
+                size=4_000,
+                series=verb,
+                references=() if bare else (('bytes', f'rbfly-values-{verb}-bytes'),),
+                **about,
+            )
+            for verb, done, count, about in (
+                (
+                    'publish',
+                    'published',
+                    80_000,
+                    {'work': 'window', 'window': WINDOW, 'value': name},
+                ),
+                ('read', 'consumed', 200_000, {'work': 'consume', 'stored': Stored(value=name)}),
+            )
+        ]
+    return found
+
+
+def clients() -> list[Kind]:
+    return [
+        study(
+            'clients',
+            'publish',
+            'up to 10,000 messages unconfirmed',
+            200_000,
+            work='window',
+            size=FRAME,
+            frame=FRAME,
+            window=WINDOW,
+            floor='raw-socket',
+            warm_up=100_000,
+        ),
+        study(
+            'clients',
+            'consume',
+            'a stream read from first message to last',
+            800_000,
+            work='consume',
+            size=4_000,
+            stored=Stored(),
+            floor='raw-socket',
+            warm_up=100_000,
+        ),
+    ]
+
+
+def growth() -> list[Kind]:
+    found = [
+        study(
+            'growth',
+            f'messages-{count}',
+            f'{count:,} messages published',
+            count,
+            quick=min(count, 10**6),
+            work='on-and-on',
+            window=WINDOW,
+            series='messages',
+            at=count,
+            once=True,
+            slowest=5_000,
+        )
+        for count in MESSAGES
+    ]
+    found += [
+        study(
+            'growth',
+            f'streams-{streams}',
+            f'to {some(streams, "stream")}',
+            200_000,
+            work='streams',
+            size=1_000,
+            streams=streams,
+            series='streams',
+            at=streams,
+            once=True,
+        )
+        for streams in MANY
+    ]
+    found += [
+        study(
+            'growth',
+            f'subscriptions-{readers}',
+            f'by {some(readers, "subscription")}',
+            1_000_000,
+            work='consume',
+            size=1_000 * readers,
+            stored=Stored(frame=1_000, readers=readers),
+            series='subscriptions',
+            at=readers,
+            once=True,
+        )
+        for readers in MANY
+    ]
+    return found
+
+
+STUDIES = [
+    *batch_sizes(), *concurrent(), *latency(), *percentiles(), *processes(), *sizes(), *values(),
+    *clients(), *growth(),
+]  # fmt: skip
+KINDS = {kind.name: kind for kind in STUDIES}
+
+
+def names(scenario: str, *series: str) -> tuple[str, ...]:
+    """Kinds of a scenario, of some series, or all of them."""
+    return tuple(
+        kind.name
+        for kind in STUDIES
+        if kind.scenario == scenario and (not series or kind.series in series)
+    )
+
+
+NEEDS = {
+    'bare-uvloop': ('uvloop',),
+    'rbfly': ('rbfly', 'uvloop'),
+    'rbfly-batches': ('rbfly', 'uvloop'),
+    'rstream': ('rstream', 'uvloop'),
+    'aiokafka': ('aiokafka', 'msgpack', 'uvloop'),
+    'pika': ('pika', 'uvloop'),
+    'aio-pika': ('aio-pika', 'uvloop'),
+}
+
+
+def library(
+    name: str, module: str, kinds: tuple[str, ...], how: str, broker: str = 'rabbitmq', **about: Any
+) -> Library:
+    loop = 'uvloop' if name in NEEDS else 'none'
+    return Library(name, module, kinds, NEEDS.get(name, ()), loop, broker, how, **about)
+
+
+LIBRARIES = (
+    library(
+        'raw-socket',
+        'raw_socket',
+        (
+            *names('latency', 'each', 'batch', 'flight'),
+            *names('sizes', 'many', 'read'),
+            *names('clients'),
+        ),
+        'blocking socket; frames encoded before the clock starts, of a batch, or of up to 1,000'
+        ' messages and 500 KB; confirms counted; consuming: record counts read from chunk headers',
+    ),
+    library(
+        'bare-uvloop',
+        'bare_uvloop',
+        (*names('batch-size'), *names('concurrent'), *names('sizes', 'send')),
+        'the same frames from an asyncio protocol, one future per round trip; concurrent: what all'
+        ' tasks send at once in a frame',
+    ),
+    library(
+        'bare-uvloop',
+        'open_loop_floor',
+        names('percentiles'),
+        'a frame of what is due from an asyncio protocol; bodies read by another',
+    ),
+    library(
+        'rbfly',
+        'rbfly',
+        (
+            *names('batch-size'),
+            *names('concurrent'),
+            *names('latency', 'each', 'batch', 'flight'),
+            *names('processes'),
+            *names('sizes'),
+            *names('values'),
+            *names('clients'),
+            *names('growth'),
+        ),
+        'one after the other and from tasks: `Publisher.send`; batches:'
+        ' `PublisherBatchFast.batch`, then `flush`; else `Publisher.send_many` of a list; growth'
+        ' of messages: of 100,000 at a time; several publishers: a task for each; consuming:'
+        ' `async for` over decoded bodies, `Offset.FIRST`',
+    ),
+    library(
+        'rbfly',
+        'open_loop_rbfly',
+        names('percentiles'),
+        '`Publisher.send` in a task for each message; consumed by `async for` of another client',
+    ),
+    library(
+        'rbfly-batches',
+        'rbfly_batches',
+        (*names('sizes', 'read'), 'clients-consume'),
+        '`async for` over `subscription.batches()`, `for` over the bodies of each',
+    ),
+    library(
+        'rstream',
+        'rstream',
+        (*names('batch-size'), *names('sizes', 'send', 'many')),
+        '`Producer` with its defaults; `AMQPMessage(body=body)` made before the clock starts; one'
+        ' after the other: `send_wait`; batches: `send_batch` with'
+        ' `on_publish_confirm`, the next when all are confirmed; many unconfirmed: `send_batch` of'
+        ' up to 1,000 messages and 500 KB, the next while less than 10,000 are unconfirmed',
+    ),
+    library(
+        'rstream',
+        'rstream',
+        names('concurrent'),
+        '`send_wait` in each task; a tenth of the messages',
+        part=0.1,
+    ),
+    library(
+        'rstream',
+        'rstream_consume',
+        names('sizes', 'read'),
+        '`Consumer.subscribe` from the first offset, `amqp_decoder`, `initial_credit` 10;'
+        ' a quarter of the messages',
+        part=0.25,
+    ),
+    library(
+        'rstream',
+        'open_loop_rstream',
+        names('percentiles'),
+        '`send_batch` of what is due, with `on_publish_confirm`; a `Consumer` with its defaults',
+    ),
+    library(
+        'aiokafka',
+        'aiokafka',
+        (*names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
+        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values by `msgpack.packb`, one partition, one"
+        ' replica; one after the other and from tasks: `send_and_wait`; batches: `create_batch`,'
+        ' `append`, `send_batch`, its future awaited; many unconfirmed: `send`, all futures'
+        ' awaited at the end',
+        broker='kafka',
+    ),
+    library(
+        'aiokafka',
+        'aiokafka_consume',
+        names('sizes', 'read'),
+        '`AIOKafkaConsumer` with its defaults, assigned to the partition, `getmany`, values by'
+        ' `msgpack.unpackb`',
+        broker='kafka',
+    ),
+    library(
+        'aiokafka',
+        'open_loop_aiokafka',
+        names('percentiles'),
+        "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of what is due; an `AIOKafkaConsumer`"
+        ' with its defaults',
+        broker='kafka',
+    ),
+    library(
+        'pika',
+        'pika',
+        names('latency', 'each', 'unconfirmed', 'connection'),
+        '`BlockingConnection` to a queue that is a stream, by AMQP 0.9.1: `basic_publish` with'
+        ' `confirm_delivery`, without it, and on a new connection for each message',
+        broker='amqp',
+    ),
+    library(
+        'pika',
+        'pika',
+        names('latency', 'flight'),
+        '`AsyncioConnection`, `basic_publish` with up to 10,000 unconfirmed; half the messages',
+        broker='amqp',
+        part=0.5,
+    ),
+    library(
+        'pika',
+        'pika',
+        names('processes'),
+        '`AsyncioConnection` for each publisher, `basic_publish` with up to 10,000 unconfirmed; a'
+        ' fortieth of the messages',
+        broker='amqp',
+        part=1 / 40,
+    ),
+    library(
+        'aio-pika',
+        'aio_pika',
+        names('latency', 'each', 'unconfirmed'),
+        '`Exchange.publish` to a queue that is a stream, by AMQP 0.9.1, with and without'
+        ' `publisher_confirms`',
+        broker='amqp',
+    ),
+    library(
+        'go',
+        '',
+        names('clients'),
+        'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed; a'
+        ' consumer from the first offset, bodies decoded; socket buffers left to the system',
+        program='go',
+    ),
+    library(
+        'java',
+        '',
+        names('clients'),
+        'the official Java client: a producer with its defaults and up to 10,000 unconfirmed; a'
+        ' consumer from the first offset, bodies decoded',
+        program='java',
+    ),
+)

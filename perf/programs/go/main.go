@@ -1,0 +1,317 @@
+// A worker of the benchmark with the official Go client, see perf/programs/__init__.py.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/amqp"
+	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/message"
+	"github.com/rabbitmq/rabbitmq-stream-go-client/pkg/stream"
+)
+
+const (
+	window = 10_000
+	batch  = 500
+	hang   = 60 * time.Second // a guard only: nothing has come or is confirmed for so long
+)
+
+// work is what a kind does; only run is on the clock.
+type work interface {
+	open(env *stream.Environment, name string) error
+	prepare(count int)
+	run() (int, error)
+	finish() error
+	close() error
+}
+
+// publish sends batches, at most `window` messages unconfirmed.
+type publish struct {
+	producer  *stream.Producer
+	bodies    [][]byte
+	confirmed atomic.Int64  // since it was opened
+	failed    atomic.Int64  // as well
+	sent      int64         // as well
+	news      chan struct{} // there is something new in the counters
+}
+
+func (p *publish) open(env *stream.Environment, name string) error {
+	producer, err := env.NewProducer(name, stream.NewProducerOptions())
+	if err != nil {
+		return err
+	}
+	p.producer = producer
+	p.news = make(chan struct{}, 1)
+	notified := producer.NotifyPublishConfirmation()
+	go func() {
+		for statuses := range notified {
+			var confirmed, failed int64
+			for _, status := range statuses {
+				if status.IsConfirmed() {
+					confirmed++
+				} else {
+					failed++
+				}
+			}
+			p.confirmed.Add(confirmed)
+			p.failed.Add(failed)
+			select {
+			case p.news <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return nil
+}
+
+func (p *publish) prepare(count int) {
+	p.bodies = make([][]byte, count)
+	for i := range p.bodies {
+		p.bodies[i] = []byte(fmt.Sprintf("%010d", i))
+	}
+}
+
+// wait returns when at most so many messages are unconfirmed.
+func (p *publish) wait(unconfirmed int64) error {
+	for p.sent-p.confirmed.Load() > unconfirmed {
+		if failed := p.failed.Load(); failed > 0 {
+			return fmt.Errorf("%d messages have failed", failed)
+		}
+		select {
+		case <-p.news:
+		case <-time.After(hang):
+			return fmt.Errorf("%d messages are not confirmed", p.sent-p.confirmed.Load())
+		}
+	}
+	return nil
+}
+
+func (p *publish) run() (int, error) {
+	before := p.confirmed.Load()
+	for rest := p.bodies; len(rest) > 0; {
+		size := min(batch, len(rest))
+		// of its own for each: the client keeps messages until they are confirmed
+		messages := make([]message.StreamMessage, size)
+		for i, body := range rest[:size] {
+			messages[i] = amqp.NewMessage(body)
+		}
+		rest = rest[size:]
+		if err := p.wait(window - int64(size)); err != nil {
+			return 0, err
+		}
+		p.sent += int64(size)
+		if err := p.producer.BatchSend(messages); err != nil {
+			return 0, err
+		}
+	}
+	err := p.wait(0)
+	return int(p.confirmed.Load() - before), err
+}
+
+func (p *publish) finish() error {
+	p.bodies = nil
+	if failed := p.failed.Load(); failed > 0 {
+		return fmt.Errorf("%d messages have failed", failed)
+	}
+	return nil
+}
+
+func (p *publish) close() error {
+	return p.producer.Close()
+}
+
+// consume reads from the first message on, with a new consumer in each run.
+type consume struct {
+	env      *stream.Environment
+	name     string
+	count    int
+	last     []byte
+	consumer *stream.Consumer
+}
+
+func (c *consume) open(env *stream.Environment, name string) error {
+	c.env, c.name = env, name
+	exists, err := env.StreamExists(name)
+	if err == nil && !exists {
+		err = stream.StreamDoesNotExist
+	}
+	return err
+}
+
+func (c *consume) prepare(count int) {
+	c.count = count
+}
+
+func (c *consume) run() (int, error) {
+	var received atomic.Int64
+	var number int // only the client's goroutine of this consumer has it
+	ended := make(chan []byte, 1)
+	handle := func(_ stream.ConsumerContext, message *amqp.Message) {
+		data := message.GetData()
+		number++
+		if number == c.count {
+			received.Store(int64(number))
+			ended <- data
+		} else if number%100_000 == 0 {
+			received.Store(int64(number))
+		}
+	}
+	options := stream.NewConsumerOptions().SetOffset(stream.OffsetSpecification{}.First())
+	consumer, err := c.env.NewConsumer(c.name, handle, options)
+	if err != nil {
+		return 0, err
+	}
+	c.consumer = consumer
+	for before := int64(-1); ; {
+		select {
+		case c.last = <-ended:
+			return int(received.Load()), nil
+		case <-time.After(hang):
+			if now := received.Load(); now == before {
+				return 0, fmt.Errorf("of %d messages, no more than about %d come", c.count, now)
+			} else {
+				before = now
+			}
+		}
+	}
+}
+
+func (c *consume) finish() error {
+	if err := c.consumer.Close(); err != nil {
+		return err
+	}
+	if want := fmt.Sprintf("%010d", c.count-1); string(c.last) != want {
+		return fmt.Errorf("message %d has the body %q", c.count-1, c.last)
+	}
+	return nil
+}
+
+func (c *consume) close() error {
+	return nil
+}
+
+// now tells the time of CLOCK_MONOTONIC, seconds.
+func now() float64 {
+	const clockMonotonic = 1
+	var found syscall.Timespec
+	syscall.Syscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&found)), 0)
+	return float64(found.Sec) + float64(found.Nsec)/1e9
+}
+
+// cpu tells how long the process was on a CPU, user and system, seconds.
+func cpu() (float64, float64) {
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	seconds := func(t syscall.Timeval) float64 { return float64(t.Sec) + float64(t.Usec)/1e6 }
+	return seconds(usage.Utime), seconds(usage.Stime)
+}
+
+// peak tells the peak of resident memory, bytes.
+func peak() int {
+	status, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(status)) {
+		if rest, found := strings.CutPrefix(line, "VmHWM:"); found {
+			kilobytes, _ := strconv.Atoi(strings.Fields(rest)[0])
+			return kilobytes * 1024
+		}
+	}
+	return 0
+}
+
+func measure(work work) (map[string]any, error) {
+	runtime.GC()
+	_ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0)
+	user, system := cpu()
+	begun := now()
+	count, err := work.run()
+	ended := now()
+	userThen, systemThen := cpu()
+	rss := peak()
+	if err == nil {
+		err = work.finish()
+	}
+	return map[string]any{
+		"count": count, "begun": begun, "ended": ended,
+		"cpu_user": userThen - user, "cpu_sys": systemThen - system, "max_rss": rss,
+	}, err
+}
+
+// connect leaves the buffers of sockets to the system, as the client's best practices have it: with
+// its own of 8 KiB, the connection stalls on the loopback interface, for its packets are larger.
+func connect(address string) (*stream.Environment, error) {
+	return stream.NewEnvironment(stream.NewEnvironmentOptions().
+		SetUri(address).SetReadBuffer(-1).SetWriteBuffer(-1))
+}
+
+type command struct {
+	Do, Address, Stream string
+	Count               int
+}
+
+func serve(kind string, reply func(any)) error {
+	kinds := map[string]work{"window": &publish{}, "consume": &consume{}}
+	work, known := kinds[kind]
+	if !known {
+		return fmt.Errorf("no kind %s", kind)
+	}
+	var env *stream.Environment
+	defer func() {
+		if env != nil {
+			_ = work.close()
+			_ = env.Close()
+		}
+	}()
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var order command
+		if err := json.Unmarshal(lines.Bytes(), &order); err != nil {
+			return err
+		}
+		if env == nil && order.Do != "open" {
+			return errors.New("it is not open")
+		}
+		switch order.Do {
+		case "open":
+			made, err := connect(order.Address)
+			if err != nil {
+				return err
+			}
+			if err := work.open(made, order.Stream); err != nil {
+				_ = made.Close()
+				return err
+			}
+			env = made
+			reply(map[string]string{"loop": "none"})
+		case "prepare":
+			work.prepare(order.Count)
+			reply(map[string]string{})
+		case "run":
+			answer, err := measure(work)
+			if err != nil {
+				return err
+			}
+			reply(answer)
+		default:
+			return fmt.Errorf("no command %s", order.Do)
+		}
+	}
+	return nil
+}
+
+func main() {
+	out := json.NewEncoder(os.Stdout)
+	reply := func(answer any) { _ = out.Encode(answer) }
+	if err := serve(os.Args[1], reply); err != nil {
+		reply(map[string]string{"error": err.Error()})
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,231 @@
+"""Lanes of an open loop: each message confirmed and consumed once, timed from when it was due."""
+
+import importlib
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from perf import lanes, worker
+from perf.lanes import open_loop
+from perf.lanes.base import Target, Work
+from perf.lanes.open_loop import OpenLoop
+from perf.store import RabbitStore
+
+KIND = lanes.KINDS['percentiles-1000']
+
+
+async def measure(work: Work, count: int) -> dict[str, Any]:
+    await work.prepare(count)
+    return await worker.measure(work)
+
+
+COUNT = 500
+RABBITMQ = ('floor', 'rbfly', 'rstream')
+
+
+def lane_of(name: str, target: Target) -> OpenLoop:
+    module = importlib.import_module(f'perf.lanes.open_loop_{name}')
+    work: OpenLoop = module.make(KIND, target)
+    return work
+
+
+async def check_rounds(work: OpenLoop) -> None:
+    """Two rounds: all there, and every latency counts from when a message was due."""
+    await work.open()
+    try:
+        for _ in range(2):
+            answer = await measure(work, COUNT)
+            assert answer['count'] == COUNT
+            assert answer['seconds'] > COUNT / 1000 - 0.01
+            assert set(answer['histograms']) == {'confirm', 'end to end'}
+            for name, found in work.histograms.items():
+                assert len(found) == sum(answer['histograms'][name].values()) == COUNT
+                assert found.quantile(0) > 2e-9  # the shortest there is: sent before it was due
+    finally:
+        await work.close()
+
+
+@pytest.mark.parametrize('name', RABBITMQ)
+async def test_lane_on_rabbitmq(name: str, stream: str, broker_uri: str) -> None:
+    work = lane_of(name, Target(broker_uri, stream))
+    await check_rounds(work)
+    store = RabbitStore(broker_uri)
+    store.counted[stream] = (0, 0)
+    store.chunks[stream] = 0
+    assert store.count(stream) == 2 * COUNT
+    store.connection.close()
+
+
+@pytest.mark.parametrize('name', RABBITMQ)
+async def test_message_that_the_consumer_misses(name: str, stream: str, broker_uri: str) -> None:
+    work = lane_of(name, Target(broker_uri, stream))
+    consumed = work.consumed
+    bodies: list[Any] = []
+
+    def miss(body: Any) -> None:
+        bodies.append(body)
+        if len(bodies) != 10:
+            consumed(body)
+
+    work.consumed = miss  # type: ignore[method-assign]
+    await work.open()
+    try:
+        await work.prepare(20)
+        with pytest.raises(ValueError, match=r"in place of message 9 .*'0000000010'"):
+            await work.run()
+    finally:
+        await work.close()
+
+
+# -- without a broker
+
+
+class Echo(OpenLoop):
+    """What is sent is confirmed and consumed at once, or as a test wants it."""
+
+    patience = 0.05
+
+    def __init__(self, kind: lanes.Kind = KIND) -> None:
+        super().__init__(kind, Target('', ''))
+        self.sent: list[int] = []
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        await self.end_tasks()
+
+    def send(self, first: int, end: int) -> None:
+        for index in range(first, end):
+            self.sent.append(index)
+            self.confirm(index)
+            self.consume(index)
+
+    def confirm(self, index: int) -> None:
+        self.confirmed(index)
+
+    def consume(self, index: int) -> None:
+        self.consumed(self.bodies[index])
+
+
+async def run_of(work: OpenLoop, count: int = 50) -> int:
+    await work.prepare(count)
+    try:
+        return await work.run()
+    finally:
+        await work.finish()
+        await work.close()
+
+
+PACES: list[type[open_loop.Pace]] = [open_loop.LoopPace]
+if sys.platform == 'linux':
+    PACES.append(open_loop.KernelPace)
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize(
+    'kind', [k for k in lanes.KINDS.values() if k.rate], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize('pace', PACES)
+async def test_nothing_is_sent_before_it_is_due(
+    pace: Any, rate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_loop, 'PACE', pace)
+    work = Echo(lanes.KINDS[f'percentiles-{rate}'])
+    count = work.rate // 5
+    assert await run_of(work, count) == count
+    assert work.sent == list(range(count))
+    for found in work.histograms.values():
+        assert len(found) == count
+        assert found.quantile(0) > 2e-9
+
+
+async def test_time_counts_from_when_a_message_was_due() -> None:
+    work = Echo()
+
+    def send(first: int, end: int) -> None:
+        if not work.sent:
+            time.sleep(0.1)  # about 100 messages come due meanwhile
+        Echo.send(work, first, end)
+
+    work.send = send  # type: ignore[method-assign]
+    assert await run_of(work, 200) == 200
+    times = work.histograms['confirm']
+    assert times.quantile(0.8) > 0.04  # a sleep does not end early
+    assert times.quantile(1) > 0.09
+
+
+@pytest.mark.parametrize(
+    ('name', 'indices', 'message'),
+    [
+        ('consume', [0, 0], 'in place of message 1 came one with'),
+        ('consume', [0, 1, 3, 2], 'in place of message 2 came one with'),
+        ('consume', [0, 2], 'in place of message 1 came one with'),
+        ('consume', [0], '0 of 50 messages were not confirmed, 49 not consumed'),
+        ('confirm', [0, 0], 'message 0 was confirmed, which is not unconfirmed'),
+        ('confirm', [0, -1], 'message -1 was confirmed, which is not unconfirmed'),
+        ('confirm', [0, 60], 'message 60 was confirmed, which is not unconfirmed'),
+        ('confirm', [0, 1], '48 of 50 messages were not confirmed, 0 not consumed'),
+    ],
+)
+async def test_what_a_lane_must_not_do(name: str, indices: list[int], message: str) -> None:
+    work = Echo()
+    real = getattr(work, name)
+    left = list(indices)
+
+    def wrong(index: int) -> None:
+        if left:
+            real(left.pop(0))
+
+    setattr(work, name, wrong)
+    with pytest.raises(ValueError, match=message):
+        await run_of(work)
+
+
+async def test_other_body_is_refused() -> None:
+    work = Echo()
+    work.consume = lambda index: work.consumed(b'other')  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="message 0 came one with the body b'other'"):
+        await run_of(work)
+
+
+async def test_message_doubled_behind_a_round_fails_the_next() -> None:
+    work = Echo()
+    await run_of(work)
+    work.consumed(b'0000000049')
+    with pytest.raises(ValueError, match="came one with the body b'0000000049'"):
+        await run_of(work)
+
+
+async def test_round_fails_with_what_a_task_raised() -> None:
+    work = Echo()
+
+    async def one() -> None:
+        raise RuntimeError('no')
+
+    work.send = lambda first, end: work.spawn(one())  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match='no'):
+        await run_of(work)
+
+
+async def test_lane_that_does_not_keep_the_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not (await measure(Echo(), 20))['late']
+    monkeypatch.setattr(open_loop, 'LATE', 0.05)
+    work = Echo()
+
+    def send(first: int, end: int) -> None:
+        if end == work.count:
+            time.sleep(0.1)
+        Echo.send(work, first, end)
+
+    work.send = send  # type: ignore[method-assign]
+    answer = await measure(work, 20)
+    assert 0.05 < answer['late'] < answer['seconds']
+    assert sum(answer['histograms']['confirm'].values()) == 20
+
+
+def test_every_rate_has_a_tick_of_whole_nanoseconds() -> None:
+    for rate in {kind.rate for kind in lanes.KINDS.values()} - {0}:
+        assert open_loop.NANO % rate == 0
+        assert rate % min(rate, open_loop.TICK) == 0

@@ -1,0 +1,240 @@
+"""The workers in Go and in Java, and how they are built."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from brokers import RabbitMQ
+from perf import environment, programs
+from perf.lanes import Stored
+from perf.programs import Program, ProgramError
+from perf.store import RabbitStore
+
+BOTH = [
+    pytest.param('go', marks=pytest.mark.go),
+    pytest.param('java', marks=pytest.mark.java),
+]
+
+
+class Worker:
+    def __init__(self, program: str, kind: str) -> None:
+        self.process = subprocess.Popen(
+            programs.command(program, kind),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, **command: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(command) + '\n')
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def measure(self, count: int) -> Any:
+        assert self.ask(do='prepare', count=count) == {}
+        asked = perf_counter()
+        answer = self.ask(do='run')
+        assert asked <= answer['begun'] < answer['ended'] <= perf_counter()
+        assert answer['cpu_user'] >= 0
+        assert answer['cpu_sys'] >= 0
+        assert 1 < answer['max_rss'] / 2**20 < 4096
+        return answer['count']
+
+    def end(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(30)
+
+
+@contextmanager
+def started(program: str, kind: str) -> Iterator[Worker]:
+    worker = Worker(program, kind)
+    with worker.process:
+        try:
+            yield worker
+        finally:
+            worker.process.kill()
+
+
+@pytest.fixture
+def store(broker: RabbitMQ, stream_name: str) -> Iterator[RabbitStore]:
+    store = RabbitStore(broker.uri)
+    store.create(stream_name)
+    yield store
+    store.connection.close()
+
+
+@pytest.mark.parametrize('program', BOTH)
+def test_program_publishes(
+    program: str, broker: RabbitMQ, store: RabbitStore, stream_name: str
+) -> None:
+    with started(program, 'window') as worker:
+        opened = worker.ask(do='open', address=broker.uri, stream=stream_name)
+        assert opened == {'loop': 'none'}
+        assert worker.measure(25_001) == 25_001
+        assert store.count(stream_name) == 25_001
+        assert worker.measure(1) == 1
+        assert store.count(stream_name) == 25_002
+        assert worker.end() == 0
+
+
+@pytest.mark.parametrize('program', BOTH)
+def test_program_consumes(
+    program: str, broker: RabbitMQ, store: RabbitStore, stream_name: str
+) -> None:
+    store.fill(stream_name, 24_000, Stored())
+    with started(program, 'consume') as worker:
+        assert worker.ask(do='open', address=broker.uri, stream=stream_name) == {'loop': 'none'}
+        for count in (24_000, 9_001, 1):
+            assert worker.measure(count) == count
+        assert worker.end() == 0
+
+
+@pytest.mark.parametrize('program', BOTH)
+def test_what_a_program_has_published_another_reads(
+    program: str, broker: RabbitMQ, store: RabbitStore, stream_name: str
+) -> None:
+    """A program compares the last body with its number."""
+    for kind in ('window', 'consume'):
+        with started(program, kind) as worker:
+            worker.ask(do='open', address=broker.uri, stream=stream_name)
+            assert worker.measure(12_000) == 12_000
+
+
+@pytest.mark.parametrize('kind', ['window', 'consume'])
+@pytest.mark.parametrize('program', BOTH)
+def test_program_without_its_stream(
+    program: str, kind: str, broker: RabbitMQ, stream_name: str
+) -> None:
+    with started(program, kind) as worker:
+        answer = worker.ask(do='open', address=broker.uri, stream=stream_name)
+        assert list(answer) == ['error']
+        assert 'exist' in answer['error'].lower()
+        assert worker.process.wait(30) == 1
+
+
+@pytest.mark.parametrize('program', BOTH)
+def test_program_tells_what_it_does_not_know(program: str) -> None:
+    with started(program, 'window') as worker:
+        assert 'open' in worker.ask(do='run')['error']
+        assert worker.process.wait(30) == 1
+    with started(program, 'other') as worker:
+        assert 'other' in worker.ask(do='open')['error']
+        assert worker.process.wait(30) == 1
+
+
+@pytest.mark.parametrize('program', BOTH)
+def test_program_ends_with_its_input(program: str) -> None:
+    assert programs.missing(program) == ''
+    with started(program, 'consume') as worker:
+        assert worker.end() == 0
+
+
+@pytest.mark.parametrize(
+    ('program', 'client'),
+    [
+        pytest.param('go', '1.8.1, go 1.', marks=pytest.mark.go),
+        pytest.param('java', '1.11.0, java ', marks=pytest.mark.java),
+    ],
+)
+def test_version_of_client_and_language(program: str, client: str) -> None:
+    assert programs.version(program).startswith(client)
+
+
+# -- how they are built
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a program that is built by Python."""
+    source = tmp_path / 'source'
+    source.mkdir()
+    (source / 'client').write_text('client v1.2\n')
+    (source / 'make.py').write_text(
+        'import pathlib, sys\n'
+        "with open('../calls', 'a') as f:\n"
+        "    f.write('.')\n"
+        "(pathlib.Path(sys.argv[1]) / 'worker').write_text('made')\n"
+    )
+    add(monkeypatch, 'fake', source)
+    monkeypatch.setattr(environment, 'folder', lambda: tmp_path)
+    return source
+
+
+def add(monkeypatch: pytest.MonkeyPatch, name: str, source: Path, needs: str = '') -> None:
+    made = Program(
+        source=source,
+        needs={needs or sys.executable: ('Fake', 'package fake')},
+        client=('client', r'client v(\S+)'),
+        language=((sys.executable, '--version'), r'Python (\S+)'),
+        build=(sys.executable, 'make.py', '{out}'),
+        start=('start', '{out}/worker'),
+    )
+    monkeypatch.setitem(programs.PROGRAMS, name, made)
+
+
+def calls(source: Path) -> int:
+    return len((source.parent / 'calls').read_text())
+
+
+def test_built_once(fake: Path, tmp_path: Path) -> None:
+    made = programs.build('fake')
+    assert made == programs.build('fake')
+    assert made.parent == tmp_path / 'build' / 'programs'
+    assert (made / 'worker').read_text() == 'made'
+    assert programs.missing('fake') == ''
+    assert programs.command('fake', 'window') == ['start', f'{made}/worker', 'window']
+    assert programs.version('fake').startswith('1.2, fake 3.')
+    assert calls(fake) == 1
+    assert [*made.parent.iterdir()] == [made]
+
+
+def test_built_again_when_the_sources_change(fake: Path) -> None:
+    first = programs.build('fake')
+    (fake / 'more').write_text('')
+    assert programs.build('fake') != first
+    (fake / 'more').unlink()
+    assert programs.build('fake') == first
+    assert calls(fake) == 2
+
+
+def test_built_at_once(fake: Path) -> None:
+    script = fake / 'make.py'
+    script.write_text(script.read_text() + 'import time\ntime.sleep(0.5)\n')
+    with ThreadPoolExecutor(4) as pool:
+        made = {*pool.map(programs.build, ['fake'] * 4)}
+    (folder,) = made
+    assert (folder / 'worker').read_text() == 'made'
+    assert [*folder.parent.iterdir()] == [folder]
+
+
+def test_what_cannot_be_built_tells_why(fake: Path, tmp_path: Path) -> None:
+    (fake / 'make.py').write_text("import sys\nprint('begun')\nsys.exit('no room')\n")
+    assert programs.missing('fake') == 'building fake failed: no room'
+    with pytest.raises(ProgramError, match='no room'):
+        programs.command('fake', 'window')
+    assert [*(tmp_path / 'build' / 'programs').iterdir()] == []
+
+
+def test_reason_of_maven() -> None:
+    output = '\x1b[0m[ERROR] COMPILATION ERROR\n[ERROR] [Help 1] https://example.org\n'
+    assert programs.reason(output) == 'COMPILATION ERROR'
+    assert programs.reason('\n') == 'no message'
+
+
+def test_what_is_not_installed(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, 'absent', fake, needs='no-such-program')
+    assert programs.missing('absent') == 'Fake is not installed; package fake'
+    assert programs.version('absent') == '1.2'
+    with pytest.raises(ProgramError, match='not installed'):
+        programs.build('absent')
