@@ -16,6 +16,7 @@ from tests.leaks import Snapshot
 from tests.raw import entries, opened
 
 HANG = 20.0  # a guard only
+ALL: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
 
 
 @pytest_asyncio.fixture
@@ -40,8 +41,7 @@ async def publisher(client: rbs.StreamsClient) -> AsyncIterator[rbs.Publisher]:
 
 @pytest_asyncio.fixture
 async def messages(client: rbs.StreamsClient) -> AsyncIterator[rbs.Subscription]:
-    options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
-    async with client.subscribe('orders', **options) as messages:
+    async with client.subscribe('orders', **ALL) as messages:
         yield messages
 
 
@@ -66,10 +66,9 @@ async def test_cut_after_so_many_bytes(after: int, caplog: pytest.LogCaptureFixt
     before = Snapshot(futures=True)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('orders')
-        options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
         async with (
             client.publisher('orders', name='shop') as publisher,
-            client.subscribe('orders', **options) as messages,
+            client.subscribe('orders', **ALL) as messages,
         ):
             await publisher.send(0)
             assert await anext(messages) == 0
@@ -167,26 +166,22 @@ async def test_close_connections(
     assert 'for maintenance' in caplog.text
 
 
-async def test_damaged_chunk(memory: StreamBroker, publisher: rbs.Publisher) -> None:
-    memory.damage_chunk()
-    async with rbs.streams_client(memory.uri) as client:
-        options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
-        async with client.subscribe('orders', **options) as messages:
-            with pytest.raises(rbs.ChunkError, match='CRC'):
-                await anext(messages)
-        async with client.subscribe('orders', **options) as messages:
-            assert await anext(messages) == 0
-
-
-async def test_corrupt_chunk(memory: StreamBroker, publisher: rbs.Publisher) -> None:
-    memory.corrupt_chunk()
-    async with rbs.streams_client(memory.uri) as client:
-        options: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
-        async with client.subscribe('orders', **options) as messages:
-            with pytest.raises(rbs.ChunkError, match='longer than its chunk'):
-                await anext(messages)
-        async with client.subscribe('orders', **options) as messages:
-            assert await anext(messages) == 0
+@pytest.mark.parametrize(
+    ('fault', 'problem'), [('damage_chunk', 'CRC'), ('corrupt_chunk', 'longer than its chunk')]
+)
+async def test_damaged_chunk(
+    memory: StreamBroker,
+    client: rbs.StreamsClient,
+    publisher: rbs.Publisher,
+    fault: str,
+    problem: str,
+) -> None:
+    getattr(memory, fault)()
+    async with client.subscribe('orders', **ALL) as messages:
+        with pytest.raises(rbs.ChunkError, match=problem):
+            await anext(messages)
+    async with client.subscribe('orders', **ALL) as messages:
+        assert await anext(messages) == 0
 
 
 async def test_confirms_out_of_order(memory: StreamBroker) -> None:
