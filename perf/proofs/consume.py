@@ -16,6 +16,7 @@ from .faults import (
     lose_node,
     note,
     plan_cuts,
+    repeat,
     restart,
 )
 from .peers import publishing
@@ -131,20 +132,13 @@ async def consume_cuts(run: Run, site: Site) -> None:
 
 async def consume_restart(run: Run, site: Site) -> None:
     """Messages are consumed while the broker is restarted."""
-    await consume(
-        run, site, lambda gate, stream: gate.drive(run, lambda number: restart(run, site, number))
-    )
+    await consume(run, site, repeat(run, site, restart))
     check_faults(run, 'restarts')
 
 
 async def consume_nodes(run: Run, site: Site) -> None:
     """Messages are consumed while nodes of the cluster fail in one way."""
-
-    def drive(gate: Gate, stream: str) -> Awaitable[None]:
-        fault = NODE_FAULTS[run['how']]
-        return gate.drive(run, lambda number: fault(run, site, stream, number))
-
-    await consume(run, site, drive)
+    await consume(run, site, repeat(run, site, NODE_FAULTS[run['how']]))
     check_faults(run, 'faults')
 
 

@@ -18,7 +18,9 @@ __all__ = [
     'lose_node',
     'move_leader',
     'note',
+    'pause_node',
     'plan_cuts',
+    'repeat',
     'restart',
 ]
 
@@ -27,6 +29,7 @@ MOVES = 5
 PAUSE = 2.0, 15.0  # seconds
 MOVED = 10.0  # seconds: the node that is preferred may not be the one that is chosen
 SYNC = 'lists:foreach(fun dets:sync/1, dets:all()).'
+Fault = Callable[[Run, Site, str, int], Awaitable[None]]
 TRICKLE = 0.001  # seconds for a message while a fault takes longer than there are messages for
 
 
@@ -128,7 +131,12 @@ class Gate:
         self._raise(self.total)
 
 
-async def restart(run: Run, site: Site, number: int) -> None:
+def repeat(run: Run, site: Site, fault: Fault) -> Callable[[Gate, str], Awaitable[None]]:
+    """Make a fault on the stream of a proof, again and again."""
+    return lambda gate, stream: gate.drive(run, lambda number: fault(run, site, stream, number))
+
+
+async def restart(run: Run, site: Site, stream: str, number: int) -> None:
     """Stop the broker, or kill it, and start it again."""
     how = run.random.choice(('stop', 'kill'))
     note(run, 'restarts', how)
@@ -136,14 +144,10 @@ async def restart(run: Run, site: Site, number: int) -> None:
 
 
 async def pause(run: Run, site: Site, stream: str, number: int) -> None:
-    """Stop the process of the leader's node in its tracks, and let it go on."""
+    """Pause the leader's node."""
     node = await site.leader(stream)
     seconds = run.random.uniform(*PAUSE)
-    await asyncio.to_thread(site.broker.pause_node, node)
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        await asyncio.to_thread(site.broker.resume_node, node)
+    await pause_node(site, node, seconds)
     note(run, 'faults', f'{node + 1} paused for {seconds:.0f} s')
     await site.leader(stream, replicated=True)
 
@@ -227,6 +231,15 @@ async def stop_node(site: Site, node: int, how: str) -> None:
         await asyncio.to_thread(broker.kill_node, node)
     else:
         await asyncio.to_thread(broker.stop_node, node)
+
+
+async def pause_node(site: Site, node: int, seconds: float) -> None:
+    """Stop the process of a node in its tracks, and let it go on."""
+    try:
+        await asyncio.to_thread(site.broker.pause_node, node)
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.to_thread(site.broker.resume_node, node)
 
 
 async def lose_node(site: Site, node: int, how: str) -> None:

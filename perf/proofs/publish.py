@@ -7,7 +7,7 @@ from typing import Any
 
 import rbfly.streams as rbs
 
-from .faults import LEADER_FAULTS, NODE_FAULTS, Gate, change_leader, plan_cuts, restart
+from .faults import LEADER_FAULTS, NODE_FAULTS, Gate, change_leader, plan_cuts, repeat, restart
 from .peers import Tap
 from .run import ProofError, Run
 from .site import CONFIRM, ENTRY_UP, Site, body
@@ -186,11 +186,7 @@ async def publish_cuts(run: Run, site: Site) -> None:
 
 async def publish_restart(run: Run, site: Site) -> None:
     """Messages arrive while the broker is restarted."""
-
-    def drive(gate: Gate, stream: str) -> Awaitable[None]:
-        return gate.drive(run, lambda number: restart(run, site, number))
-
-    await publish(run, site, lambda gate: gate.epoch, drive)
+    await publish(run, site, lambda gate: gate.epoch, repeat(run, site, restart))
     check_faults(run, 'restarts')
 
 
@@ -224,12 +220,7 @@ async def publish_leader(run: Run, site: Site) -> None:
 
 async def publish_nodes(run: Run, site: Site) -> None:
     """Messages arrive while nodes of the cluster fail in one way."""
-
-    def drive(gate: Gate, stream: str) -> Awaitable[None]:
-        fault = NODE_FAULTS[run['how']]
-        return gate.drive(run, lambda number: fault(run, site, stream, number))
-
-    await publish(run, site, lambda gate: gate.epoch, drive)
+    await publish(run, site, lambda gate: gate.epoch, repeat(run, site, NODE_FAULTS[run['how']]))
     check_faults(run, 'faults')
 
 

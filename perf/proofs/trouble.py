@@ -10,7 +10,7 @@ from typing import Any
 
 from rbfly.testing import StreamBroker
 
-from .faults import lose_node, move_leader
+from .faults import lose_node, move_leader, pause_node
 from .run import ProofError
 from .site import Site
 
@@ -73,12 +73,6 @@ class OnCluster(Trouble):
             for stream in streams:
                 await self.leader(stream, replicated=True)
 
-        async def pause() -> None:
-            node = rnd.randrange(len(proxies))
-            await asyncio.to_thread(self.broker.pause_node, node)
-            await asyncio.sleep(rnd.uniform(0, 5))
-            await asyncio.to_thread(self.broker.resume_node, node)
-
         async def move() -> None:
             stream = rnd.choice(streams)
             before = await self.leader(stream, replicated=True)
@@ -95,7 +89,7 @@ class OnCluster(Trouble):
             'split': lambda: slow('split', True),
             'node killed': lambda: lose('kill'),
             'node stopped': lambda: lose('stop'),
-            'node paused': pause,
+            'node paused': lambda: pause_node(self, rnd.randrange(len(proxies)), rnd.uniform(0, 5)),
             'leader moved': move,
         }
 
@@ -131,9 +125,6 @@ class InMemory(Trouble):
         async def call(name: str, *args: Any) -> None:
             await asyncio.to_thread(getattr(broker, name), *args)
 
-        async def once(name: str, *args: Any) -> None:
-            await call(name, *args)
-
         async def awhile(name: str, *args: Any, cut: bool = False) -> None:
             await call(name, *args)
             if cut:
@@ -157,23 +148,23 @@ class InMemory(Trouble):
             return str(rnd.choice(streams))
 
         return {
-            'connections cut': partial(once, 'cut'),
-            'cut at a byte': lambda: once('cut', rnd.randrange(1, 100_000)),
+            'connections cut': partial(call, 'cut'),
+            'cut at a byte': lambda: call('cut', rnd.randrange(1, 100_000)),
             'connections refused': partial(awhile, 'refuse', cut=True),
             'stalled': partial(awhile, 'stall'),
             'delayed': lambda: awhile('delay', rnd.uniform(0, 0.05)),
             'split': lambda: awhile('split', rnd.randrange(20, 1000)),
             'silent': partial(awhile, 'silence'),
             'authentication refused': partial(awhile, 'fail_authentication', cut=True),
-            'messages refused': lambda: once('publish_error', 0x11, rnd.randrange(1, 100)),
+            'messages refused': lambda: call('publish_error', 0x11, rnd.randrange(1, 100)),
             'confirms withheld': partial(awhile, 'withhold_confirms'),
             'confirms lost': lose_confirms,
             'confirms out of order': partial(awhile, 'shuffle_confirms'),
-            'chunk with a wrong CRC': partial(once, 'damage_chunk'),
-            'chunk that is damaged': partial(once, 'corrupt_chunk'),
-            'publishers and subscriptions gone': lambda: once('metadata_update', stream()),
-            'connections closed': partial(once, 'close_connections'),
-            'leader moved': lambda: once('move_leader', stream(), rnd.randrange(len(self._uris))),
+            'chunk with a wrong CRC': partial(call, 'damage_chunk'),
+            'chunk that is damaged': partial(call, 'corrupt_chunk'),
+            'publishers and subscriptions gone': lambda: call('metadata_update', stream()),
+            'connections closed': partial(call, 'close_connections'),
+            'leader moved': lambda: call('move_leader', stream(), rnd.randrange(len(self._uris))),
             'node stopped': stop_node,
         }
 
