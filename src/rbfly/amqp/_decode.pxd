@@ -22,8 +22,11 @@ cdef inline void cursor_open(
     c.zero_width = MAX_ZERO_WIDTH
 
 
+# Fail with the error that is set already.
+cdef inline int keep_error() except -1:
+    return -1
+
+
 # Take one value.  `depth` is the number of compounds and described values around it.
 cdef object decode_value(Cursor *c, int depth)
 cdef object decode_error(Cursor *c, const uint8_t *at, str problem)
-# Fail with the error that is set already.
-cdef int keep_error() except -1

@@ -144,10 +144,6 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
     return items
 
 
-cdef int keep_error() except -1:
-    return -1
-
-
 cdef object fail_key(Cursor *c, const uint8_t *at, object key):
     if not PyErr_ExceptionMatches(TypeError):
         keep_error()

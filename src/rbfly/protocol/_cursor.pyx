@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from rbfly._cpython cimport rbfly_list_give, rbfly_mark_step
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_body, decode_context
+from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport DATA, data_head
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._batch cimport MessageBatch, new_batch
@@ -47,11 +48,6 @@ cdef uint64_t NEVER = 0xffffffffffffffff
 
 # The same function with its error left set, which costs less than try and except.
 ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
-
-
-cdef int keep_error() except -1:
-    # it is set already
-    return -1
 
 
 cdef inline PyObject *read_body(bint amqp, const uint8_t *p, Py_ssize_t n) noexcept:

@@ -8,6 +8,7 @@ cimport cython
 from cpython.object cimport PyObject
 
 from rbfly._cpython cimport PySendResult, rbfly_inherit_anext, rbfly_set_next
+from rbfly.amqp._decode cimport keep_error
 from rbfly.protocol._cursor cimport BODY, MessageCursor
 
 cdef extern from *:
@@ -150,11 +151,6 @@ cdef Ready new_ready(SubscriptionBase subscription, int kind, Py_ssize_t limit):
 
 cdef int has(Ready ready) except -1:
     return (<SubscriptionBase> ready.source).cursor._has(ready.kind, ready.limit)
-
-
-cdef int keep_error() except -1:
-    # it is set already
-    return -1
 
 
 cdef int fail(Ready ready) except -1:
