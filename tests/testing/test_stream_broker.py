@@ -207,6 +207,71 @@ async def test_thread_beside_the_loop_of_the_test() -> None:
             assert await take(client, 'orders', 10) == [*range(10)]
 
 
+# -- waiting for what is stored
+
+
+async def publish_slowly(uri: str, count: int) -> None:
+    async with rbs.streams_client(uri) as client:
+        await client.create_stream('orders')
+        async with client.publisher('orders') as publisher:
+            for i in range(count):
+                await publisher.send(i)
+
+
+@pytest.mark.both_loops
+async def test_wait_for_messages_of_a_stream_that_is_not_there_yet() -> None:
+    before = Snapshot(futures=True)
+    async with StreamBroker() as memory:
+        program = asyncio.create_task(publish_slowly(memory.uri, 20))
+        found = await memory.wait_for('orders', 7, timeout=HANG)
+        assert found == [*range(len(found))]
+        assert len(found) >= 7
+        assert await memory.wait_for('orders', 20, timeout=None) == [*range(20)]
+        assert await memory.wait_for('orders', 1) == [*range(20)]  # there already
+        await program
+    assert await memory.wait_for('orders', 20) == [*range(20)]  # it has stopped
+    await before.check()
+
+
+async def test_wait_for_a_broker_in_a_thread() -> None:
+    with StreamBroker() as memory:
+        program = asyncio.create_task(publish_slowly(memory.uri, 20))
+        assert await memory.wait_for('orders', 20, timeout=HANG) == [*range(20)]
+        await program
+
+
+def test_wait_for_without_a_loop() -> None:
+    with StreamBroker() as memory:
+        program = threading.Thread(target=lambda: asyncio.run(publish_slowly(memory.uri, 20)))
+        program.start()
+        assert asyncio.run(memory.wait_for('orders', 20, timeout=HANG)) == [*range(20)]
+        program.join()
+
+
+async def test_wait_for_in_another_loop(memory: StreamBroker) -> None:
+    memory.create_stream('orders')
+    coro = memory.wait_for('orders', 2, raw=True, timeout=HANG)
+    waiting = asyncio.create_task(asyncio.to_thread(asyncio.run, coro))
+    memory.publish('orders', b'a')
+    await asyncio.sleep(0)
+    memory.publish('orders', b'b')
+    assert await waiting == memory.messages('orders', raw=True)
+
+
+async def test_wait_for_messages_that_do_not_come(memory: StreamBroker) -> None:
+    with pytest.raises(TimeoutError, match=r"0 of 1 messages in 'orders' after 0\.01 s"):
+        await memory.wait_for('orders', 1, timeout=0.01)
+    memory.create_stream('orders')
+    memory.publish('orders', 1, 2)
+    with pytest.raises(TimeoutError, match='2 of 3 messages'):
+        await memory.wait_for('orders', 3, timeout=0.01)
+    for wrong in (0, -1, 1.5):
+        with pytest.raises((ArgumentError, TypeError)):
+            await memory.wait_for('orders', wrong)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match='virtual host'):
+        await memory.wait_for('orders', 1, vhost='other')
+
+
 # -- streams
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl as tls
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -162,6 +163,51 @@ class StreamBroker(Running):
         """
         found = self._call(lambda: self._stream(stream, vhost).messages())
         return found if raw else [decode_amqp(data).body for data in found]
+
+    async def wait_for(
+        self,
+        stream: str,
+        count: int,
+        *,
+        timeout: float | None = 10.0,
+        raw: bool = False,
+        vhost: str | None = None,
+    ) -> list[Any]:
+        """Wait until a stream has stored so many messages, and return :meth:`messages` then.
+
+        The stream may be created meanwhile. It can be awaited in any event loop; a test that has
+        none calls `asyncio.run(broker.wait_for('orders', 3))`.
+
+        :param stream: name of the stream.
+        :param count: how many messages; those that its limits have removed are counted, too.
+        :param timeout: seconds to wait; None or 0 for no limit.
+        :raises TimeoutError: there were fewer.
+        :raises AMQPDecoderError, ChunkError: as of :meth:`messages`.
+        """
+        check_type('stream', stream, str)
+        check_integer('count', count, 1, 2**63)
+        check_timeout('timeout', timeout)
+        streams = self._cluster.vhosts[self._vhost(vhost)]
+        watchers = self._cluster.watchers
+        loop, reached = asyncio.get_running_loop(), asyncio.Event()
+
+        def stored() -> int:
+            found = streams[stream].published if stream in streams else 0
+            if found >= count:
+                loop.call_soon_threadsafe(reached.set)
+            return found
+
+        self._call(watchers.append, stored)
+        try:
+            async with asyncio.timeout(timeout or None):
+                self._call(stored)
+                await reached.wait()
+        except TimeoutError:
+            problem = f'{self._call(stored)} of {count} messages in {stream!r} after {timeout} s'
+            raise TimeoutError(problem) from None
+        finally:
+            self._call(watchers.remove, stored)
+        return self.messages(stream, raw=raw, vhost=vhost)
 
     def offsets(self, stream: str, *, vhost: str | None = None) -> dict[str, int]:
         """Stored offsets of a stream, by reference.

@@ -48,6 +48,7 @@ class Cluster:
     :ivar sessions: connections that are open.
     :ivar loop: the loop in which it runs; None while it does not.
     :ivar told: called with a line for each connection.
+    :ivar watchers: called when a stream has stored something.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Cluster:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.published = 0  # by streams that were deleted
         self.told: Callable[[str], object] = lambda text: None
+        self.watchers: list[Callable[[], object]] = []
         self._leaders = itertools.count()
 
     def soon(self, callback: Callable[[], None]) -> None:
@@ -136,9 +138,15 @@ class Cluster:
         size = arguments.replicas or len(self.nodes)
         others = [item.number for item in running if item is not leader]
         members = (leader.number, *others)[:size]
-        stream = Stream(name, arguments, members, leader.number, self.clock, self.soon)
+        stream = Stream(
+            name, arguments, members, leader.number, self.clock, self.soon, self._stored
+        )
         streams[name] = stream
         return stream
+
+    def _stored(self) -> None:
+        for watcher in [*self.watchers]:
+            watcher()
 
     def delete(self, vhost: str, stream: Stream) -> None:
         del self.vhosts[vhost][stream.name]

@@ -95,6 +95,7 @@ class Stream:
         leader: int,
         clock: Clock,
         soon: Callable[[Callable[[], None]], object],
+        stored: Callable[[], None],
     ) -> None:
         self.name = name
         self.arguments = arguments
@@ -111,6 +112,7 @@ class Stream:
         self.readers: dict[Reader, None] = {}
         self._clock = clock
         self._soon = soon
+        self._stored = stored
         self._batch: Batch | None = None
 
     # -- writing
@@ -187,6 +189,7 @@ class Stream:
         for reader in [*self.readers]:
             reader.send()
         self.retain()
+        self._stored()
 
     def _write(
         self, entries: list[bytes], filters: list[bytes | None], trailer: bytes, type: int = 0
