@@ -533,7 +533,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize('kind', sorted(declared(), key=str))
 @given(data=st.data())
 def test_any_values_of_a_frame(kind: Any, data: st.DataObject) -> None:
-    made = kind(*(data.draw(values(item)) for item in kind.kinds.values()))
+    made = kind(*(data.draw(values(item)) for item in kind._kinds.values()))
     if not issubclass(kind, commands.Command):
         assert decode(made.encode()[4:]) == made
         return

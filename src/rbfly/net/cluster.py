@@ -11,9 +11,8 @@ import functools
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ..error import (
     ConnectTimeout,
@@ -29,6 +28,7 @@ from ..error import (
 )
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
+from ..value import Value
 from .closing import Closing
 from .connection import Connection, Role, call_each, disconnected
 from .observer import Observer
@@ -43,7 +43,7 @@ UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is anot
 UNUSED = 60.0  # seconds until a connection that nobody uses is closed
 
 
-class Settings(NamedTuple):
+class Settings(Value):
     """How to connect.
 
     :param infos: addresses, tried in turn.
@@ -350,7 +350,7 @@ class Cluster:
         infos = sorted(self.settings.infos, key=lambda info: self._failed.get(info, 0.0))
         if node is None or self.settings.load_balancer:
             return infos, []
-        advertised = replace(infos[0], host=node.host, port=node.port)
+        advertised = infos[0].__replace__(host=node.host, port=node.port)
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
         return own, [info for info in infos if info not in own]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import Enum
 
 from ..checks import check_type
 from ..error import URIError
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
+from ..value import Value
 
 __all__ = ['AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
 
@@ -31,8 +31,7 @@ class Scheme(Enum):
 DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
 
 
-@dataclass(frozen=True)
-class ConnectionInfo:
+class ConnectionInfo(Value):
     """One broker address with the credentials for it; the password is never shown."""
 
     scheme: Scheme
@@ -40,8 +39,10 @@ class ConnectionInfo:
     port: int
     virtual_host: str
     username: str
-    password: str = field(repr=False)
+    password: str
     ssl: ssl_module.SSLContext | None = None
+
+    _hidden = ('password',)
 
     def __str__(self) -> str:
         host = f'[{self.host}]' if ':' in self.host else self.host

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from ..error import ArgumentOverflowError, FrameError
+from ..value import Value
 from .chunks import Entries, FilteredEntries
 from .const import RESPONSE, Key, ResponseCode
 from .fields import (
@@ -34,7 +35,6 @@ from .fields import (
     PublisherName,
     Rest,
     String,
-    Value,
     codec_of,
 )
 from .fields import NAME_MAX as NAME_MAX

@@ -10,22 +10,10 @@ A class below :class:`Fields` is declared by its fields alone.
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import FrozenInstanceError
-from inspect import Parameter, Signature
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Never,
-    Self,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
 
 from ..error import ArgumentError, ArgumentOverflowError, FrameError
+from ..value import Value
 from .const import OffsetCode
 from .offset import Offset, OffsetType
 
@@ -151,63 +139,14 @@ def left_out(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
     )  # fmt: skip
 
 
-@dataclass_transform(frozen_default=True)
-class Value:
-    """What is declared by its fields, as a frozen dataclass is, which takes far longer to make."""
-
-    kinds: ClassVar[dict[str, Any]] = {}  # by the names of the fields
-    __match_args__: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        declared = cls.__annotations__.items()
-        kinds = {name: kind for name, kind in declared if get_origin(kind) is not ClassVar}  # type: ignore[comparison-overlap]
-        cls.kinds = cls.kinds | kinds
-        cls.__match_args__ = tuple(cls.kinds)  # type: ignore[misc]
-
-    def __init__(self, /, *values: Any, **named: Any) -> None:
-        if named or len(values) != len(self.kinds):
-            values = self.complete(values, named)
-        held = self.__dict__
-        for name, value in zip(self.kinds, values):  # noqa: B905 - are as many, and asking is slow
-            held[name] = value
-
-    @classmethod
-    def complete(cls, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """All values, in the order of the fields; an attribute of the class is a default."""
-        empty, kind = Parameter.empty, Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [
-            Parameter(name, kind, default=getattr(cls, name, empty)) for name in cls.kinds
-        ]
-        given = Signature(parameters).bind(*values, **named)
-        given.apply_defaults()
-        return given.args
-
-    def __repr__(self) -> str:
-        values = ', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())
-        return f'{type(self).__qualname__}({values})'
-
-    def __eq__(self, other: object) -> bool:
-        return self.__dict__ == other.__dict__ if type(self) is type(other) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.__dict__.values()))
-
-    def __setattr__(self, name: str, value: object) -> Never:
-        raise FrozenInstanceError(f'cannot assign to field {name!r}')
-
-    def __delattr__(self, name: str) -> Never:
-        raise FrozenInstanceError(f'cannot delete field {name!r}')
-
-
 class Fields(Value):
-    """The same, with fields that are written and read as their types say."""
+    """A value with fields that are written and read as their types say."""
 
     codecs: ClassVar[tuple[tuple[str, Codec[Any]], ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.codecs = tuple((name, codec_of(kind)) for name, kind in cls.kinds.items())
+        cls.codecs = tuple((name, codec_of(kind)) for name, kind in cls._kinds.items())
 
     def body(self) -> bytes:
         """

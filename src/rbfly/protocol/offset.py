@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
 from ..error import ArgumentOverflowError, ArgumentTypeError
+from ..value import Value
 from .const import OffsetCode
 
 __all__ = ['Offset', 'OffsetType']
@@ -30,8 +30,7 @@ VALUES: dict[OffsetType, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True, repr=False)
-class Offset:
+class Offset(Value):
     """Where in a stream a subscription starts.
 
     Use the constants and the static methods:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
+from ..value import Value
 from .offsets import chunk_ids
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ __all__ = ['OffsetTracking', 'Tracker']
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OffsetTracking:
+class OffsetTracking(Value):
     """Store the offset of the last message that the program is done with, under a reference.
 
     A message is done with when the next one is asked for.  What is stored never runs ahead of

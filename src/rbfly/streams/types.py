@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from ..error import PublishErrorInfo
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
+from ..value import Value
 
 __all__ = [
     'BloomFilterExtract',
@@ -32,8 +32,7 @@ BloomFilterExtract = Callable[[MessageCtx], str | None]
 """Gives the filter value of a message; None for a message without one."""
 
 
-@dataclass(frozen=True)
-class MessageFilter:
+class MessageFilter(Value):
     """Which messages a subscription wants.
 
     The broker gives whole chunks that hold such a message, or seem to; the other messages in them
@@ -65,8 +64,7 @@ class MessageFilter:
         return found | {'match-unfiltered': 'true'} if self.match_unfiltered else found
 
 
-@dataclass(frozen=True)
-class PublisherInfo:
+class PublisherInfo(Value):
     """What a publisher is constructed with.
 
     :param stream: name of the stream.
@@ -87,8 +85,7 @@ class PublisherInfo:
     compression: Compression = Compression.NONE
 
 
-@dataclass(frozen=True)
-class SubscriptionInfo:
+class SubscriptionInfo(Value):
     """What a subscription is made with; see `StreamsClient.subscribe`.
 
     :param stream: name of the stream.
@@ -121,8 +118,7 @@ class PSubscriber(Protocol):
     async def aclose(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class StreamStats:
+class StreamStats(Value):
     """Positions of a stream; None where an empty stream has none, or the broker does not tell.
 
     :param first_chunk_id: offset of the first message of the first chunk.
