@@ -20,7 +20,7 @@ def test_broker_until_it_is_interrupted() -> None:
             async with client.publisher('orders') as publisher:
                 await publisher.send(1)
 
-    # what is started in the background may have been told to ignore interrupts, and would tell it on
+    # a program in the background may have been told to ignore interrupts, and hands that on
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [*COMMAND, '0'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
