@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perf import lanes, worker
-from perf.lanes import open_loop
+from perf.lanes import open_loop, studies
 from perf.lanes.base import Target, Work
 from perf.lanes.open_loop import OpenLoop
 from perf.store import RabbitStore
@@ -124,9 +124,7 @@ if sys.platform == 'linux':
 
 
 @pytest.mark.both_loops
-@pytest.mark.parametrize(
-    'kind', [k for k in lanes.KINDS.values() if k.rate], ids=lambda kind: kind.name
-)
+@pytest.mark.parametrize('rate', studies.RATES)
 @pytest.mark.parametrize('pace', PACES)
 async def test_nothing_is_sent_before_it_is_due(
     pace: Any, rate: int, monkeypatch: pytest.MonkeyPatch
