@@ -15,6 +15,7 @@ from brokers import BrokerError, RabbitMQ
 from brokers import cli as brokers
 
 from . import environment, lanes, proofs, target
+from .lanes import studies
 from .results import Results, ResultsError, Settings, Writer, read
 
 __all__ = ['main']
@@ -26,6 +27,7 @@ EPILOG = """\
 examples:
   python -m perf --quick                     a first impression, in a few minutes
   python -m perf --lanes rbfly,bare-uvloop   this client and its floor
+  python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
   python -m perf --resume                    go on with the run that was interrupted last
   python -m perf compare old.jsonl new.jsonl
@@ -112,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; studies have {studies.ROUNDS} at most',
     )
     run.add_argument(
         '--scale',
@@ -303,6 +305,7 @@ def describe_kind(name: str) -> dict[str, Any]:
         'full': kind.full,
         'warm_up': kind.warm_up,
         'floor': kind.floor,
+        'rounds': kind.rounds,
         'series': kind.series,
         'at': kind.at,
         'body': kind.stored.size if kind.stored else kind.body,

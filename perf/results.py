@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from . import lanes
+
 __all__ = ['Results', 'ResultsError', 'Settings', 'Writer', 'read']
 
 FORMAT = 1
@@ -77,16 +79,23 @@ class Results:
 
     def failed(self) -> dict[str, str]:
         """Lanes that failed, with the reason, unless every round was made good later."""
-        rounds = self.settings.rounds
         return {
             f['lane']: f'round {f["round"]}: {f["error"]}' if f['round'] else f['error']
             for f in self.failures
-            if len(self.column(f['lane'], 'round')) < rounds
+            if len(self.column(f['lane'], 'round')) < self.rounds(f['lane'])
         }
 
+    def rounds(self, lane: str) -> int:
+        """In how many rounds a lane takes part."""
+        name = next((item['kind'] for item in self.header['lanes'] if item['lane'] == lane), '')
+        about = self.header.get('kinds', {}).get(name, {})
+        # the first file with such kinds does not say how many these have
+        most = about.get('rounds', lanes.KINDS[name].rounds if name in lanes.KINDS else 0)
+        return min(self.settings.rounds, most or self.settings.rounds)
+
     def column(self, lane: str, name: str) -> dict[int, float]:
-        """Values of a lane by round."""
-        return {row['round']: row[name] for row in self.rows if row['lane'] == lane}
+        """Values of a lane by round, of those rounds that have one."""
+        return {row['round']: row[name] for row in self.rows if row['lane'] == lane and name in row}
 
 
 class Writer:

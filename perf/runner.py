@@ -256,7 +256,11 @@ def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
     """Run what the result file does not have yet."""
     done = writer.results.done()
     chosen = [lanes.find(name) for name in settings.lanes]
-    wanted = {(lane.name, i) for lane in chosen for i in range(1, rounds(lane, settings) + 1)}
+    wanted = {
+        (lane.name, number + 1)
+        for lane in chosen
+        for number in range(lane.kind.part_of(settings.rounds))
+    }
     left = wanted - done
     if not left:
         return
@@ -266,11 +270,6 @@ def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
             if scenario in open_still:
                 of_it = [lane for lane in chosen if lane.kind.scenario == scenario]
                 run_scenario(of_it, settings, writer, stores, progress)
-
-
-def rounds(lane: lanes.Lane, settings: Settings) -> int:
-    """In how many rounds a lane takes part."""
-    return 1 if lane.kind.once else settings.rounds
 
 
 def run_scenario(
@@ -308,7 +307,7 @@ def run_scenario(
         for number in range(1, settings.rounds + 1):
             for position, name in enumerate(order(settings.seed, number, list(by_name)), 1):
                 lane = by_name[name]
-                if (name, number) in done or number > rounds(lane, settings):
+                if (name, number) in done or number > lane.kind.part_of(settings.rounds):
                     continue
                 if name not in turns:
                     progress.step()

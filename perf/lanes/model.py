@@ -53,7 +53,7 @@ class Kind:
     :ivar streams: streams that it is spread over; above 1, their names end in a number.
     :ivar delay: milliseconds of a round trip that are injected; None where it is left as it is.
     :ivar rate: messages a second of an open loop; 0 where the loop is closed.
-    :ivar once: done in the first round only.
+    :ivar rounds: in how many rounds it takes part at most; 0 for all.
     """
 
     name: str
@@ -82,11 +82,15 @@ class Kind:
     streams: int = 1
     delay: int | None = None
     rate: int = 0
-    once: bool = False
+    rounds: int = 0
 
     def count(self, scale: float) -> int:
         """Messages per round at that scale."""
         return self.whole(self.full * scale)
+
+    def part_of(self, rounds: int) -> int:
+        """In how many of a run's rounds it takes part."""
+        return min(rounds, self.rounds or rounds)
 
     def whole(self, count: float) -> int:
         """So many messages, in whole batches."""

@@ -39,6 +39,7 @@ VALUES = {
 MESSAGES = tuple(10**i for i in range(4, 9))
 MANY = (1, 10, 100, 1_000)  # streams, subscriptions
 
+ROUNDS = 20  # of what is measured at many points
 WINDOW = 10_000
 FRAME = 1_000
 SUB_SECONDS = 2  # of an open loop
@@ -47,7 +48,7 @@ SUB_SECONDS = 2  # of an open loop
 def study(scenario: str, name: str, title: str, count: int, **about: Any) -> Kind:
     """A kind of work with so many messages a round; a quick one has a tenth of them."""
     size = about.setdefault('size', 1)
-    about = {'floor': '', 'slowest': 100, 'warm_up': size} | about
+    about = {'floor': '', 'slowest': 100, 'warm_up': size, 'rounds': ROUNDS} | about
     return Kind(
         name=f'{scenario}-{name}',
         scenario=scenario,
@@ -305,7 +306,7 @@ def growth() -> list[Kind]:
             window=WINDOW,
             series='messages',
             at=count,
-            once=True,
+            rounds=1,
             slowest=5_000,
         )
         for count in MESSAGES
@@ -321,7 +322,7 @@ def growth() -> list[Kind]:
             streams=streams,
             series='streams',
             at=streams,
-            once=True,
+            rounds=1,
         )
         for streams in MANY
     ]
@@ -336,7 +337,7 @@ def growth() -> list[Kind]:
             stored=Stored(frame=1_000, readers=readers),
             series='subscriptions',
             at=readers,
-            once=True,
+            rounds=1,
         )
         for readers in MANY
     ]

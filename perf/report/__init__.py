@@ -33,7 +33,7 @@ def write(paths: Sequence[Path], out: Path) -> list[Path]:
 
 def write_performance(paths: Sequence[Path], out: Path) -> list[Path]:
     try:
-        from . import figures, page
+        from . import curves, figures, page, studies
     except ModuleNotFoundError as ex:
         raise ReportError(
             f"{ex.name} not installed; pip install '.[doc]' in the checkout"
@@ -44,6 +44,11 @@ def write_performance(paths: Sequence[Path], out: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [figure for figure in figures.FIGURES if figure.panels(report)]
     written = [path for figure in drawn for path in figures.draw(report, figure, folder)]
+    if studies.overview(report):
+        written += curves.draw_overview(report, folder)
+    for scenario in studies.STUDIES:
+        if report.of_study(scenario):
+            written += curves.draw_study(report, scenario, folder)
     for stale in {*folder.glob('*.svg'), *folder.glob('*.png')}.difference(written):
         stale.unlink()
     text = page.compose(report, {figure.scenario: figure for figure in drawn}, FIGURES)

@@ -8,10 +8,11 @@ from statistics import median
 from typing import Any, Self
 
 from .. import environment
+from ..histogram import Histogram
 from ..results import Results, read
 from ..stats import Interval, median_interval, ratio_interval
 
-__all__ = ['OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run']
+__all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run']
 
 OURS = 'rbfly'
 
@@ -25,6 +26,10 @@ TITLES = {
     'rstream': 'rstream',
     'proton': 'Qpid Proton',
     'aiokafka': 'aiokafka (Kafka)',
+    'pika': 'pika (AMQP 0.9.1)',
+    'aio-pika': 'aio-pika (AMQP 0.9.1)',
+    'go': 'Go client',
+    'java': 'Java client',
     'msgspec': 'msgspec (reference)',
     'bare-uvloop': 'bare uvloop (floor)',
     'raw-socket': 'raw socket (floor)',
@@ -43,6 +48,7 @@ class Kind:
 
     :ivar count: messages per round of this run.
     :ivar full: messages per round at `--full`.
+    :ivar rounds: in how many rounds it takes part at most; 0 for all.
     :ivar series: in a study, what is done for several values of `at`; empty elsewhere.
     :ivar at: the value that a study is about.
     :ivar body: bytes of a body.
@@ -56,6 +62,7 @@ class Kind:
     warm_up: int
     floor: str
     count: int
+    rounds: int = 0
     series: str = ''
     at: int = 0
     body: int = 10
@@ -114,6 +121,14 @@ class Lane:
     def memory(self) -> float:
         """Peak of resident memory, MiB."""
         return median(self.values('max_rss')) / 2**20
+
+    def histogram(self, name: str) -> Histogram:
+        """Latencies of all rounds."""
+        found = Histogram()
+        for row in self.run.results.rows:
+            if row['lane'] == self.name:
+                found.merge(Histogram.load(row['histograms'][name]))
+        return found
 
     def ratio(self, other: 'Lane', column: str = 'rate') -> Interval | None:
         """Ratio of the medians to those of another lane, over the rounds that both have.
@@ -236,6 +251,14 @@ class Report:
 
     def lane(self, name: str) -> Lane | None:
         return next((run.lanes[name] for run in self.runs if name in run.lanes), None)
+
+    def of_study(self, scenario: str) -> dict[str, list[Kind]]:
+        """The kinds of work of a study that have results, by series."""
+        found: dict[str, list[Kind]] = {}
+        for kind in self.kinds(scenario):
+            if self.of_kind(kind.name):
+                found.setdefault(kind.series, []).append(kind)
+        return found
 
     def of_kind(self, kind: str) -> list[Lane]:
         run = self.run_of(kind)

@@ -5,11 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .. import environment, lanes, stats
+from . import studies
+from .curves import beside, percentiles_in_words
+from .drawing import THEMES
 from .field import PUBLISHED
-from .figures import FIGURES, THEMES, Figure, alt
+from .figures import FIGURES, Figure, alt
 from .model import OURS, TITLES, Kind, Lane, Report, Run
 from .reading import TARGETS, ahead, cautions, in_short, ratio, reading, verdict
-from .rst import bullets, code, heading, moment, paragraph, plain, table
+from .rst import bullets, code, heading, moment, names, paragraph, plain, sentence, table
 
 __all__ = ['compose']
 
@@ -26,7 +29,15 @@ MORE = {
     'tasks': 'Publishing from many tasks',
     'sub-entries': 'Sub-entries',
     'consume': 'Consuming',
+    'clients': 'Other languages',
 }
+
+BARS = f'Bars: median; lines: {LEVEL} interval; longer is faster.'
+BOXES = (
+    'Line: median; box: from the first quartile to the third; whiskers: up to 1.5 times the height'
+    ' of the box; circles: the rounds outside.'
+)
+CURVES = f'Points: median of the rounds, or of all messages; lines: {LEVEL} interval.'
 
 ABOUT = {
     'time': 'begun',
@@ -52,7 +63,7 @@ def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
         '.. Written by `python -m perf report` from result files; do not edit.',
         '',
         *heading('Performance', '='),
-        *summary(report),
+        *summary(report, folder),
     ]
     for scenario, title in {**SCENARIOS, **MORE}.items():
         if scenario in report.scenarios:
@@ -61,24 +72,20 @@ def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
         elif scenario in SCENARIOS:
             lines += heading(title)
             lines += paragraph(f'No result file has the scenario {code(scenario)}: not measured.')
+    for scenario, study in studies.STUDIES.items():
+        if report.of_study(scenario):
+            lines += heading(study.title)
+            lines += paragraph(sentence(report.scenarios[scenario]))
+            lines += show(scenario, words_of(report, scenario), CURVES, folder)
+            lines += studies.sections(report, scenario)
     lines += [*targets(report), *method(report), *surroundings(report), *field(report)]
     return '\n'.join(lines).rstrip('\n') + '\n'
-
-
-def names(items: Iterable[str]) -> str:
-    """`a`, `b` and `c`."""
-    *most, last = items
-    return f'{", ".join(most)} and {last}' if most else last
-
-
-def sentence(text: str) -> str:
-    return f'{plain(text[0].upper() + text[1:])}.'
 
 
 # -- results
 
 
-def summary(report: Report) -> Iterator[str]:
+def summary(report: Report, folder: str) -> Iterator[str]:
     for run in report.runs:
         about = run.environment
         scenarios = names(dict.fromkeys(code(kind.scenario) for kind in run.kinds.values()))
@@ -93,11 +100,21 @@ def summary(report: Report) -> Iterator[str]:
         ' interval. *Floor* lanes send the same frames as the clients with nothing around them:'
         ' what they reach is what broker, network and event loop leave to a client.'
     )
+    if studies.overview(report):
+        caption = (
+            f'Points: ratio of the medians; lines: {LEVEL} interval. Each kind of work, and how'
+            ' each library is used for it, is described below.'
+        )
+        yield from show('overview', beside(report), caption, folder)
     kinds = [kind for kind in report.kinds() if report.of_kind(kind.name)]
     drawn = {name for figure in FIGURES for _, names in figure.parts for name in names}
     yield from heading('In short')
     yield from bullets(
-        [*(in_short(report, kind) for kind in kinds if kind.name in drawn), ahead(report, kinds)]
+        [
+            *(in_short(report, kind) for kind in kinds if kind.name in drawn),
+            ahead(report, kinds),
+            *([studies.sooner(report)] if report.of_study('percentiles') else []),
+        ]
     )
     if found := list(cautions(report)):
         yield '.. admonition:: To be read with care'
@@ -107,17 +124,18 @@ def summary(report: Report) -> Iterator[str]:
 
 
 def brokers(about: dict[str, Any]) -> str:
-    found = [
+    found = dict.fromkeys(
         f'{plain(str(broker.get("product", name)))} {plain(str(broker.get("version", "")))}'.strip()
         for name, broker in about.get('brokers', {}).items()
-    ]
+    )
     return f', {names(found)}' if found else ''
 
 
 def results(report: Report, scenario: str, figure: Figure | None, folder: str) -> Iterator[str]:
     yield from paragraph(f'{sentence(report.scenarios[scenario])}')
     if figure:
-        yield from show(report, figure, folder)
+        caption = BOXES if figure.boxes else BARS
+        yield from show(figure.scenario, alt(report, figure), caption, folder)
     for kind in report.kinds(scenario):
         yield from heading(f'{kind.name}: {kind.count:,} messages a round', '~')
         yield from paragraph(sentence(kind.title))
@@ -130,24 +148,25 @@ def results(report: Report, scenario: str, figure: Figure | None, folder: str) -
             yield from bullets(f'{code(name)} {plain(why[:300])}' for name, why in absent.items())
 
 
-def show(report: Report, figure: Figure, folder: str) -> Iterator[str]:
-    stem = f'{folder}/{figure.scenario}'
+def words_of(report: Report, scenario: str) -> str:
+    """The figure of a study in words."""
+    if scenario == 'percentiles':
+        return percentiles_in_words(report)
+    return studies.medians(report, scenario)
+
+
+def show(name: str, words: str, caption: str, folder: str) -> Iterator[str]:
+    """A figure, in words as well."""
+    stem = f'{folder}/{name}'
     for theme in THEMES:
         yield f'.. image:: {stem}-{theme}.svg'
         yield f'   :class: only-{theme}'
-        yield f'   :alt: {alt(report, figure)}'
+        yield f'   :alt: {words}'
         yield ''
-    if figure.boxes:
-        text = (
-            'Line: median; box: from the first quartile to the third; whiskers: up to 1.5 times'
-            ' the height of the box; circles: the rounds outside.'
-        )
-    else:
-        text = f'Bars: median; lines: {LEVEL} interval; longer is faster.'
     pictures = names(f':download:`{theme} PNG <{stem}-{theme}.png>`' for theme in THEMES)
     yield '.. rst-class:: perf-caption'
     yield ''
-    yield from paragraph(f'{text} ({pictures})')
+    yield from paragraph(f'{caption} ({pictures})')
 
 
 def cell(values: Any, form: str) -> str:
@@ -254,14 +273,16 @@ def method(report: Report) -> Iterator[str]:
     yield ''
     yield from bullets(
         [
-            'Every lane has a process of its own for the whole run. It connects, and does its work'
-            ' once unrecorded, to warm up, with the number of messages in the table.',
+            'One scenario is run after the other. Every lane has a process of its own for all of'
+            ' its rounds, or several where that is the question. It connects, and does its work'
+            ' once unrecorded, to warm up.',
             'Each round runs every lane once, one after the other, in an order shuffled by seed and'
             ' number of the round, so that what makes the machine slow for a while meets all lanes'
-            ' alike.',
+            ' alike. Growth has a single round.',
             'The clock (``perf_counter``) runs from before the first message to after the last'
             ' confirm. Messages are made, and the garbage collector run, before it starts.',
-            'Every message published is confirmed by its broker; then the messages in the broker'
+            'Every message published is confirmed by its broker, unless the lane says otherwise;'
+            ' then the messages in the broker'
             ' are counted by other code than that which is measured. A lane whose count is not what'
             ' it said has failed and is named.',
             'What needs no broker is a statement that ``timeit`` repeats, which keeps the garbage'
@@ -283,6 +304,7 @@ def method(report: Report) -> Iterator[str]:
             f'{kind.warm_up:,}',
         ]
         for kind in report.kinds()
+        if not kind.series
     ]
     head = ['kind of work', 'messages a round', 'at `--full`', 'scale', 'at once', 'to warm up']
     yield from table([plain(title) for title in head], rows)
@@ -290,11 +312,17 @@ def method(report: Report) -> Iterator[str]:
     yield from table(
         ['library', 'for', 'event loop', 'how'],
         (
-            [plain(lanes[0].title), names(code(lane.kind) for lane in lanes), loop, plain(how)]
+            [plain(lanes[0].title), names(used_for(report, lanes)), loop, plain(how)]
             for (_, loop, how), lanes in grouped(report).items()
         ),
         'perf perf-text',
     )
+
+
+def used_for(report: Report, lanes: Iterable[Lane]) -> Iterable[str]:
+    """Kinds of work; of studies only what these are."""
+    kinds = [report.kind(lane.kind) for lane in lanes]
+    return dict.fromkeys(code(kind.scenario if kind.series else kind.name) for kind in kinds)
 
 
 def grouped(report: Report) -> dict[tuple[str, str, str], list[Lane]]:
@@ -373,7 +401,9 @@ def field(report: Report) -> Iterator[str]:
     told = plain(', '.join(sorted(modes))) or 'not measured'
     rows.append(['Kafka', told, *(plain(p.kafka) for p in PUBLISHED)])
     counts = [
-        f'{kind.name} {kind.count:,} a round' for kind in report.kinds() if kind.scenario != 'codec'
+        f'{kind.name} {kind.count:,} a round'
+        for kind in report.kinds()
+        if kind.scenario != 'codec' and not kind.series
     ]
     rows.append(['messages', plain('; '.join(counts)), *(plain(p.counts) for p in PUBLISHED)])
     machines = {

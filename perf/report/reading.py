@@ -10,7 +10,17 @@ from ..stats import Interval
 from .model import Kind, Lane, Report
 from .rst import code, plain
 
-__all__ = ['TARGETS', 'Target', 'ahead', 'cautions', 'in_short', 'ratio', 'reading', 'verdict']
+__all__ = [
+    'TARGETS',
+    'Target',
+    'ahead',
+    'cautions',
+    'in_short',
+    'number',
+    'ratio',
+    'reading',
+    'verdict',
+]
 
 # a client at this part of its floor, or above, leaves the rest to broker and network
 NEAR = 0.9
@@ -196,7 +206,9 @@ def cautions(report: Report) -> Iterator[str]:
                 f'{name} has {run.rounds} rounds, fewer than {ROUNDS}: its intervals are an'
                 ' impression only.'
             )
-        fewer = [lane.name for lane in run.lanes.values() if lane.rounds < run.rounds]
+        fewer = [
+            lane.name for lane in run.lanes.values() if lane.rounds < run.results.rounds(lane.name)
+        ]
         if fewer:
             yield (
                 f'{name} was ended before its last round; these lanes have fewer rounds than the'

@@ -4,7 +4,17 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ['bullets', 'code', 'heading', 'moment', 'paragraph', 'plain', 'table']
+__all__ = [
+    'bullets',
+    'code',
+    'heading',
+    'moment',
+    'names',
+    'paragraph',
+    'plain',
+    'sentence',
+    'table',
+]
 
 WIDTH = 96
 SPECIAL = re.compile(r'([\\*_|`\[\]<>])')
@@ -20,6 +30,16 @@ def plain(text: str) -> str:
     done = [code(part) if i % 2 else SPECIAL.sub(r'\\\1', part) for i, part in enumerate(parts)]
     found = ''.join(done)
     return f'\\{found}' if OPENING.match(found) else found
+
+
+def names(items: Iterable[str]) -> str:
+    """`a`, `b` and `c`."""
+    *most, last = items
+    return f'{", ".join(most)} and {last}' if most else last
+
+
+def sentence(text: str) -> str:
+    return f'{plain(text[0].upper() + text[1:])}.'
 
 
 def code(text: str) -> str:

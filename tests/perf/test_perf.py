@@ -451,6 +451,7 @@ class FakeWorker:
     def __init__(self, lane: lanes.Lane) -> None:
         self.process = self
         self.count = 0
+        self.stored = 0
         self.told = ''
 
     def tell(self, command: dict[str, Any]) -> None:
@@ -458,6 +459,8 @@ class FakeWorker:
         self.count = command.get('count', self.count)
 
     def answer(self, timeout: float) -> dict[str, Any]:
+        if self.told == 'run':
+            self.stored += self.count
         done = {'count': self.count, 'cpu_user': 0.1, 'cpu_sys': 0.0, 'max_rss': 1}
         return {**done, 'begun': 1.0, 'ended': 1.1} if self.told == 'run' else {}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perf import cli, lanes, report, stats
-from perf.report import figures, reading, rst
+from perf.report import drawing, figures, reading, rst
 from perf.report.page import compose
 from perf.stats import Interval
 from tests.sphinx import build
@@ -378,12 +378,13 @@ def test_figures_are_as_wide_as_a_phone(drawn: Path) -> None:
 def test_every_image_has_words_with_its_numbers(drawn: Path) -> None:
     text = (drawn.parent.parent / 'performance.rst').read_text()
     images = re.findall(r'^\.\. image:: (.*)\n((?:   .*\n)+)', text, re.M)
-    assert len(images) == 6
+    assert len(images) == 8
     for name, options in images:
         assert (drawn.parent.parent / name).exists()
         assert ':alt: ' in options
         assert ':class: only-' in options
-    assert 'RbFly 1,000; rstream 500' in images[0][1]
+    assert 'batches of 100: rstream' in images[0][1]
+    assert 'RbFly 1,000; rstream 500' in images[2][1]
 
 
 def test_figures_are_the_same_for_the_same_file(tmp_path: Path, drawn: Path) -> None:
@@ -394,7 +395,7 @@ def test_figures_are_the_same_for_the_same_file(tmp_path: Path, drawn: Path) -> 
 
 
 def test_colours_are_apart() -> None:
-    used = [figures.COLOURS[name] for name in ('rbfly', 'rstream', 'aiokafka', 'proton', 'msgspec')]
+    used = [drawing.COLOURS[name] for name in ('rbfly', 'rstream', 'aiokafka', 'proton', 'msgspec')]
     assert len(set(used)) == len(used)
 
 

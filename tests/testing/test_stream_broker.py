@@ -272,6 +272,19 @@ async def test_wait_for_messages_that_do_not_come(memory: StreamBroker) -> None:
         await memory.wait_for('orders', 1, vhost='other')
 
 
+def test_a_loop_that_was_closed_waits_no_more() -> None:
+    with StreamBroker() as memory:
+        memory.create_stream('orders')
+        loop = asyncio.new_event_loop()
+        waiting = loop.create_task(memory.wait_for('orders', 1))
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        memory.publish('orders', 1)
+        assert memory.messages('orders') == [1]
+        assert not waiting.done()
+        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 # -- streams
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl as tls
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
@@ -194,7 +195,8 @@ class StreamBroker(Running):
         def stored() -> int:
             found = streams[stream].published if stream in streams else 0
             if found >= count:
-                loop.call_soon_threadsafe(reached.set)
+                with suppress(RuntimeError):  # whose loop was closed waits no more
+                    loop.call_soon_threadsafe(reached.set)
             return found
 
         self._call(watchers.append, stored)

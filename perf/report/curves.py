@@ -1,0 +1,241 @@
+"""The figures of studies: curves, percentiles, and this client beside its peers at a glance."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from . import drawing
+from .drawing import COLOURS, OTHER, short
+from .model import FLOORS, TITLES, Kind, Lane, Report
+from .studies import (
+    LATENCIES,
+    QUANTILES,
+    STUDIES,
+    Compared,
+    label,
+    lane_of,
+    libraries,
+    medians,
+    overview,
+)
+
+__all__ = ['beside', 'draw_overview', 'draw_study', 'percentiles_in_words']
+
+OVERVIEW = 'overview'
+CURVES = 2.3  # inches of height
+ENTRY = 0.2  # of a row of the legend
+ROW = 0.34
+AROUND = 1.1
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
+WIDE = 10  # from as many times between least and most on, a scale is logarithmic
+STYLES = {'p50': 'o', 'p99': 's', 'p99.9': '^'}
+MORE = {'rbfly-batches': '#E69F00'}  # beside curves of the same colour in bars
+
+
+def colour_of(library: str) -> str:
+    return MORE.get(library) or COLOURS.get(library, OTHER)
+
+
+def marker_of(library: str) -> str:
+    return MARKERS[list(TITLES).index(library) % len(MARKERS)] if library in TITLES else 'o'
+
+
+def curves(
+    report: Report, kinds: Sequence[Kind], axis: str, marks: Any, axes: Any, colour: str, page: str
+) -> None:
+    """Rates by the values that a study is about, a curve for each library."""
+    numbers = all(label(kind) == f'{kind.at:,}' for kind in kinds)
+    seen = [rate for _, rate in marks]
+    for library in libraries(report, kinds):
+        found = [(i, lane_of(report, kind, library)) for i, kind in enumerate(kinds)]
+        points = [(i, lane.rate) for i, lane in found if lane]
+        seen += [rate.value for _, rate in points]
+        floor = library in FLOORS
+        axes.errorbar(
+            [i for i, _ in points],
+            [rate.value for _, rate in points],
+            yerr=[
+                [rate.value - rate.low for _, rate in points],
+                [rate.high - rate.value for _, rate in points],
+            ],
+            color=colour if floor else colour_of(library),
+            linestyle='' if not numbers else '--' if floor else '-',
+            linewidth=1 if floor else 1.6,
+            marker=marker_of(library),
+            markersize=4,
+            markerfacecolor=page if floor else None,
+            capsize=2,
+            label=TITLES.get(library, library),
+        )
+    for name, rate in marks:
+        axes.axhline(rate, color=colour, linewidth=0.8, linestyle=':')
+        axes.annotate(
+            f'{name} {rate:,.0f}',
+            (0.02, rate),
+            xycoords=('axes fraction', 'data'),
+            xytext=(0, 2),
+            textcoords='offset points',
+            fontsize=8,
+        )
+    if max(seen) > WIDE * min(seen):
+        axes.set_yscale('log')
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(0, 1.1 * max(seen))
+    axes.yaxis.set_major_formatter(FuncFormatter(short))
+    names = [kind.name.removeprefix(f'{kind.scenario}-{kind.series}-') for kind in kinds]
+    axes.set_xticks(range(len(kinds)), [short(kind.at) for kind in kinds] if numbers else names)
+    axes.set_xlabel(axis)
+    axes.set_ylabel('messages per second')
+    axes.legend(loc='upper center', bbox_to_anchor=(0.4, -0.24), ncols=2, fontsize=8, frameon=False)
+
+
+def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: str) -> None:
+    """The percentiles of each lane, in a row."""
+    for y, lane in enumerate(lanes):
+        found = lane.histogram(what)
+        values = {name: found.quantile(q) * 1000 for name, q in QUANTILES.items()}
+        axes.plot(list(values.values()), [y] * len(values), color=colour, linewidth=0.8, zorder=1)
+        for name, value in values.items():
+            axes.plot(
+                value,
+                y,
+                marker=STYLES[name],
+                markersize=7,
+                color=page if lane.is_floor else colour_of(lane.library),
+                markeredgecolor=colour,
+            )
+    axes.set_xscale('log')
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
+    axes.set_xlabel('milliseconds, logarithmic')
+    axes.set_yticks(range(len(lanes)), [lane.title for lane in lanes])
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.tick_params(axis='y', length=0)
+    axes.legend(
+        handles=[
+            Line2D([], [], marker=style, color=colour, linestyle='', label=name)
+            for name, style in STYLES.items()
+        ],
+        loc='upper center',
+        bbox_to_anchor=(0.35, -0.3),
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None:
+    """This client beside its peers, a row for each kind of work."""
+    used: dict[str, str] = {}
+    for y, (_, ours, peers) in enumerate(found):
+        for peer in peers:
+            interval = ours.ratio(peer)
+            assert interval is not None
+            used[peer.library] = peer.title
+            axes.errorbar(
+                interval.value,
+                y,
+                xerr=[[interval.value - interval.low], [interval.high - interval.value]],
+                marker=marker_of(peer.library),
+                color=colour_of(peer.library),
+                markeredgecolor=colour,
+                markersize=7,
+                capsize=2,
+            )
+    axes.axvline(1, color=colour, linewidth=1.2)
+    axes.set_xscale('log')
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel('rate ÷ that of the peer')
+    axes.set_yticks(range(len(found)), [compared.title for compared in found])
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.tick_params(axis='y', length=0)
+    axes.legend(
+        handles=[
+            Line2D(
+                [], [], linestyle='', marker=marker_of(name), color=colour_of(name), label=text,
+                markeredgecolor=colour,
+            )
+            for name, text in used.items()
+        ],
+        loc='upper center',
+        bbox_to_anchor=(-0.1, -0.12),
+        ncols=2,
+        fontsize=8,
+        frameon=False,
+    )  # fmt: skip
+
+
+def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
+    """Draw a study, a panel for each of its series; return the files."""
+    study = STUDIES[scenario]
+    panels = []
+    for series, kinds in report.of_study(scenario).items():
+        if scenario == 'percentiles':
+            for kind in kinds:
+                lanes = report.of_kind(kind.name)
+                panels += [
+                    drawing.Panel(
+                        f'{kind.at:,} messages a second',
+                        f'until the {what}' if what == 'confirm' else what,
+                        AROUND + 0.3 + ROW * len(lanes),
+                        partial(percentiles, lanes, what),
+                    )
+                    for what in LATENCIES
+                ]
+            continue
+        rows = -(-len(libraries(report, kinds)) // 2)
+        panels.append(
+            drawing.Panel(
+                study.series.get(series, series) or series,
+                '',
+                CURVES + AROUND + ENTRY * rows,
+                partial(curves, report, kinds, study.axis, study.marks),
+                grid='y',
+            )
+        )
+    words = percentiles_in_words(report) if scenario == 'percentiles' else medians(report, scenario)
+    yield from drawing.save(folder, scenario, words, panels)
+
+
+def percentiles_in_words(report: Report) -> str:
+    """The percentiles in words."""
+    parts = []
+    for kind in report.kinds('percentiles'):
+        for lane in report.of_kind(kind.name):
+            values = [
+                f'{what} {name} {lane.histogram(what).quantile(q) * 1000:.2f}'
+                for what in LATENCIES
+                for name, q in QUANTILES.items()
+            ]
+            parts.append(f'{lane.title} at {kind.at:,} a second: {", ".join(values)}.')
+    return f'Percentiles in milliseconds. {" ".join(parts)}'
+
+
+def beside(report: Report) -> str:
+    """The overview in words."""
+    parts = []
+    for title, ours, peers in overview(report):
+        found = [(peer.title, ours.ratio(peer)) for peer in peers]
+        texts = [f'{name} {interval.value:.2f}' for name, interval in found if interval]
+        parts.append(f'{title}: {"; ".join(texts)}.')
+    return f'Rate of RbFly as a multiple of that of its peers. {" ".join(parts)}'
+
+
+def draw_overview(report: Report, folder: Path) -> Iterator[Path]:
+    """Draw this client beside every peer, per kind of work; return the files."""
+    found = overview(report)
+    peers = {peer.library for compared in found for peer in compared.peers}
+    panel = drawing.Panel(
+        'RbFly beside its peers',
+        'right of the line: RbFly is ahead',
+        AROUND + ROW * len(found) + ENTRY * len(peers) / 2,
+        partial(ratios, found),
+    )
+    yield from drawing.save(folder, OVERVIEW, beside(report), [panel])
