@@ -1,7 +1,5 @@
 """rstream at a fixed rate."""
 
-from typing import Any
-
 from rstream import (
     AMQPMessage,
     ConfirmationStatus,
@@ -17,6 +15,7 @@ from .. import wire
 from . import Kind
 from .base import Target, Work
 from .open_loop import OpenLoop
+from .rstream import account
 
 __all__ = ['make']
 
@@ -32,14 +31,7 @@ class Client(OpenLoop):
     """
 
     async def open(self) -> None:
-        address = wire.parse_uri(self.target.address)
-        options: dict[str, Any] = {
-            'host': address.host,
-            'port': address.port,
-            'vhost': address.vhost,
-            'username': address.user,
-            'password': address.password,
-        }
+        options = account(self.target.address)
         self.consumer = Consumer(**options)
         self.producer = Producer(**options)
         await self.consumer.start()

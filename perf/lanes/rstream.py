@@ -1,6 +1,7 @@
 """rstream: the Python client of the RabbitMQ organisation."""
 
 import asyncio
+from typing import Any
 
 from rstream import AMQPMessage, ConfirmationStatus, Producer
 
@@ -8,7 +9,19 @@ from .. import wire
 from . import Kind
 from .base import Target, Work, bodies
 
-__all__ = ['make']
+__all__ = ['account', 'make']
+
+
+def account(uri: str) -> dict[str, Any]:
+    """Where to connect and as whom, as rstream's arguments."""
+    address = wire.parse_uri(uri)
+    return {
+        'host': address.host,
+        'port': address.port,
+        'vhost': address.vhost,
+        'username': address.user,
+        'password': address.password,
+    }
 
 
 class Publish(Work):
@@ -25,14 +38,7 @@ class Publish(Work):
         self.batches: list[list[AMQPMessage]] = []
 
     async def open(self) -> None:
-        address = wire.parse_uri(self.target.address)
-        self.producer = Producer(
-            address.host,
-            address.port,
-            vhost=address.vhost,
-            username=address.user,
-            password=address.password,
-        )
+        self.producer = Producer(**account(self.target.address))
         await self.producer.start()
 
     async def prepare(self, count: int) -> None:

@@ -11,9 +11,9 @@ from rstream import (
     amqp_decoder,
 )
 
-from .. import wire
 from . import Kind
 from .base import Target, Work, numbered
+from .rstream import account
 
 __all__ = ['make']
 
@@ -26,14 +26,7 @@ class Consume(Work):
         self.size = size
 
     async def open(self) -> None:
-        address = wire.parse_uri(self.target.address)
-        self.consumer = Consumer(
-            address.host,
-            address.port,
-            vhost=address.vhost,
-            username=address.user,
-            password=address.password,
-        )
+        self.consumer = Consumer(**account(self.target.address))
         await self.consumer.start()
 
     async def prepare(self, count: int) -> None:

@@ -91,7 +91,7 @@ def curves(
     axes.set_xticks(range(len(kinds)), [short(kind.at) for kind in kinds] if numbers else names)
     axes.set_xlabel(axis)
     axes.set_ylabel('messages per second')
-    axes.legend(loc='upper center', bbox_to_anchor=(0.4, -0.24), ncols=2, fontsize=8, frameon=False)
+    drawing.legend(axes, (0.4, -0.24), 2)
 
 
 def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: str) -> None:
@@ -114,20 +114,12 @@ def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: 
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(short))
     axes.set_xlabel('milliseconds, logarithmic')
-    axes.set_yticks(range(len(lanes)), [lane.title for lane in lanes])
-    axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.tick_params(axis='y', length=0)
-    axes.legend(
-        handles=[
-            Line2D([], [], marker=style, color=colour, linestyle='', label=name)
-            for name, style in STYLES.items()
-        ],
-        loc='upper center',
-        bbox_to_anchor=(0.35, -0.3),
-        ncols=3,
-        fontsize=8,
-        frameon=False,
-    )
+    drawing.rows(axes, [lane.title for lane in lanes])
+    styles = [
+        Line2D([], [], marker=style, color=colour, linestyle='', label=name)
+        for name, style in STYLES.items()
+    ]
+    drawing.legend(axes, (0.35, -0.3), 3, handles=styles)
 
 
 def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None:
@@ -153,23 +145,20 @@ def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(short))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel('rate ÷ that of the peer')
-    axes.set_yticks(range(len(found)), [compared.title for compared in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.tick_params(axis='y', length=0)
-    axes.legend(
-        handles=[
-            Line2D(
-                [], [], linestyle='', marker=marker_of(name), color=colour_of(name), label=text,
-                markeredgecolor=colour,
-            )
-            for name, text in used.items()
-        ],
-        loc='upper center',
-        bbox_to_anchor=(-0.1, -0.12),
-        ncols=2,
-        fontsize=8,
-        frameon=False,
-    )  # fmt: skip
+    drawing.rows(axes, [compared.title for compared in found])
+    styles = [
+        Line2D(
+            [],
+            [],
+            linestyle='',
+            marker=marker_of(name),
+            color=colour_of(name),
+            label=text,
+            markeredgecolor=colour,
+        )
+        for name, text in used.items()
+    ]
+    drawing.legend(axes, (-0.1, -0.12), 2, handles=styles)
 
 
 def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
@@ -193,7 +182,7 @@ def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
         rows = -(-len(libraries(report, kinds)) // 2)
         panels.append(
             drawing.Panel(
-                study.series.get(series, series) or series,
+                study.series[series],
                 '',
                 CURVES + AROUND + ENTRY * rows,
                 partial(curves, report, kinds, study.axis, study.marks),

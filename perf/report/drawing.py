@@ -19,7 +19,7 @@ matplotlib.use('agg')
 import matplotlib.pyplot as plt
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-__all__ = ['COLOURS', 'OTHER', 'THEMES', 'Panel', 'save', 'short']
+__all__ = ['COLOURS', 'OTHER', 'THEMES', 'Panel', 'legend', 'rows', 'save', 'short']
 
 WIDTH = 4.4  # inches
 
@@ -66,6 +66,25 @@ def short(number: float, _: object = None) -> str:
         if number >= unit:
             return f'{number / unit:g}{sign}'
     return f'{number:g}'
+
+
+def rows(axes: Any, names: Sequence[str]) -> None:
+    """Name what stands below each other."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis='y', length=0)
+
+
+def legend(axes: Any, place: tuple[float, float], columns: int, **about: Any) -> None:
+    """A legend below the axes."""
+    axes.legend(
+        loc='upper center',
+        bbox_to_anchor=place,
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+        **about,
+    )
 
 
 def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterator[Path]:

@@ -172,7 +172,5 @@ def draw(report: Report, figure: Figure, folder: Path) -> Iterator[Path]:
 def paint(kind: Any, panel: Panel, axes: Any, colour: str, page: str) -> None:
     """Draw the lanes of a panel below each other."""
     kind(axes, panel, colour, page)
-    axes.set_yticks(range(len(panel.lanes)), [title for title, _ in panel.lanes])
-    axes.set_ylim(len(panel.lanes) - 0.4, -0.6)
+    drawing.rows(axes, [title for title, _ in panel.lanes])
     axes.xaxis.set_major_formatter(FuncFormatter(short))
-    axes.tick_params(axis='y', length=0)

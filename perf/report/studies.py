@@ -1,6 +1,6 @@
 """Studies: one kind of work for several values of what it depends on; tables, and what they say."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -170,7 +170,7 @@ def sections(report: Report, scenario: str) -> Iterator[str]:
     """Tables and text of a study."""
     study = STUDIES[scenario]
     for series, kinds in report.of_study(scenario).items():
-        if text := study.series.get(series, series):
+        if text := study.series[series]:
             yield from heading(f'{scenario}, {text}', '~')
         if scenario == 'percentiles':
             yield from percentiles(report, kinds)
@@ -221,36 +221,37 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
     yield from table(head, rows)
     if len({kind.body for kind in kinds}) > 1:
         yield from paragraph('The same in megabytes of bodies per second:')
-        yield from table(
-            [study.axis, *map(title, names)],
-            [
-                [
-                    plain(label(kind)),
-                    *(
-                        number(lane.rate.value * kind.body / 1e6) if lane else ''
-                        for lane in (lane_of(report, kind, name) for name in names)
-                    ),
-                ]
-                for kind in kinds
-            ],
+        yield from each(
+            report,
+            study.axis,
+            kinds,
+            names,
+            lambda kind, lane: number(lane.rate.value * kind.body / 1e6),
         )
     others = [name for name in names if name != OURS]
     if OURS in names and others:
+
+        def beside(kind: Kind, lane: Lane) -> str:
+            ours = lane_of(report, kind, OURS)
+            return ratio(ours.ratio(lane)) if ours else ''
+
         yield from paragraph(f'Rate of {title(OURS)} ÷ that of:')
-        yield from table(
-            [study.axis, *map(title, others)],
-            [
-                [
-                    plain(label(kind)),
-                    *(
-                        ratio(ours.ratio(lane)) if ours and lane else ''
-                        for lane in (lane_of(report, kind, name) for name in others)
-                    ),
-                ]
-                for kind in kinds
-                for ours in [lane_of(report, kind, OURS)]
-            ],
-        )
+        yield from each(report, study.axis, kinds, others, beside)
+
+
+def each(
+    report: Report,
+    axis: str,
+    kinds: Sequence[Kind],
+    names: Sequence[str],
+    text: Callable[[Kind, Lane], str],
+) -> Iterator[str]:
+    """A table with a text of each lane, a row for each kind of work."""
+    rows = []
+    for kind in kinds:
+        found = [lane_of(report, kind, name) for name in names]
+        rows.append([plain(label(kind)), *(text(kind, lane) if lane else '' for lane in found)])
+    yield from table([axis, *map(title, names)], rows)
 
 
 def listed(labels: Sequence[str], of: int) -> str:

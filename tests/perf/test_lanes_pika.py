@@ -59,14 +59,6 @@ def address(broker: RabbitMQ) -> str:
     return broker.amqp_uri
 
 
-@pytest.fixture
-def store(broker: RabbitMQ, stream_name: str) -> Iterator[RabbitStore]:
-    store = RabbitStore(broker.uri)
-    store.create(stream_name)
-    yield store
-    store.connection.close()
-
-
 def settled(store: RabbitStore, stream: str, count: int) -> int:
     """Messages of the stream, once there are that many."""
     limit = time.monotonic() + SETTLE_TIMEOUT

@@ -66,14 +66,6 @@ def started(program: str, kind: str) -> Iterator[Worker]:
             worker.process.kill()
 
 
-@pytest.fixture
-def store(broker: RabbitMQ, stream_name: str) -> Iterator[RabbitStore]:
-    store = RabbitStore(broker.uri)
-    store.create(stream_name)
-    yield store
-    store.connection.close()
-
-
 @pytest.mark.parametrize('program', BOTH)
 def test_program_publishes(
     program: str, broker: RabbitMQ, store: RabbitStore, stream_name: str
