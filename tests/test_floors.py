@@ -21,7 +21,7 @@ LEAF_IMPORTS = {
 FLOORS = {
     'rbfly': [['_wire', '_crc', '_cpython']],
     'rbfly.amqp': [
-        ['_native', '_constructors'],
+        ['_native', '_constructors', '_datetime'],
         ['_types'],
         ['rbfly.types'],  # names for the types
         ['_scalars'],

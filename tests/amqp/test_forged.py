@@ -176,6 +176,11 @@ class FarAway(datetime):
         return timedelta(days=999999999)
 
 
+class Offsetless(datetime):
+    def utcoffset(self) -> Any:
+        return 7
+
+
 @pytest.mark.parametrize(
     'make',
     [
@@ -185,8 +190,9 @@ class FarAway(datetime):
         lambda: AMQPArray(int, [EvilInt(1)]),
         lambda: AMQPArray(AMQPArray, [AMQPArray.__new__(AMQPArray)]),
         lambda: FarAway(2020, 1, 1, tzinfo=UTC),
+        lambda: Offsetless(2020, 1, 1, tzinfo=UTC),
     ],
-    ids=['class', 'order', 'float', 'int', 'array', 'datetime'],
+    ids=['class', 'order', 'float', 'int', 'array', 'datetime', 'offset'],
 )
 def test_errors_of_values_are_errors_of_the_encoder(make: Any) -> None:
     value = make()

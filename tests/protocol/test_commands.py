@@ -17,8 +17,8 @@ from rbfly.error import RbFlyError
 from rbfly.protocol import chunks, commands, fields
 from rbfly.protocol.chunks import PublishEntry
 from rbfly.protocol.commands import Broker, Reader, StreamMetadata, Tune
-from rbfly.protocol.const import Key, OffsetCode, ResponseCode
-from rbfly.streams import Offset
+from rbfly.protocol.const import Key, ResponseCode
+from rbfly.streams import Offset, OffsetType
 from rbfly.streams.error import ArgumentError, ArgumentOverflowError, FrameError
 from tests.stream_wire import (
     SESSIONS,
@@ -742,7 +742,7 @@ def test_numbers_of_the_cython_modules_are_those_of_const() -> None:
 def test_numbers_of_the_protocol() -> None:
     assert [int(key) for key in Key] == list(range(1, 0x20))
     assert [int(code) for code in ResponseCode] == list(range(1, 0x16))
-    assert [int(code) for code in OffsetCode] == list(range(6))
+    assert [int(kind) for kind in OffsetType] == [1, 2, 3, 4, 5, 0xFFFF]
 
 
 def test_frame_is_what_the_tests_write() -> None:

@@ -2,10 +2,8 @@
 """Encoding of values: one Python value to one AMQP value (part 1 of the specification)."""
 
 from collections.abc import Mapping
-from uuid import UUID
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.datetime cimport datetime, import_datetime
 from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
@@ -19,13 +17,14 @@ from rbfly._wire cimport (
     store_u32,
 )
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._datetime cimport PyDateTime_Check, import_datetime
 from rbfly.amqp._scalars cimport (
     encode_binary, encode_integer, encode_symbol, encode_text, encode_uint, encode_ulong,
     fail_size, put_double, put_integer, put_sized, put_timestamp, put_uuid,
 )
 from rbfly.amqp._types cimport (
     ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol, clip,
-    milliseconds, plain_bytes, plain_dict, plain_list,
+    is_uuid, milliseconds, plain_bytes, plain_dict, plain_list,
 )
 
 from rbfly.amqp._types import Char, Float32, Timestamp
@@ -340,13 +339,13 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             fail_element(value, code)
         put_u32(out, <uint32_t> ord(Char(value)))
     elif code == codes.TIMESTAMP:
-        if isinstance(value, datetime):
+        if PyDateTime_Check(value):
             v = milliseconds(value)
         else:
             v = signed_element(value, code)
         put_u64(out, <uint64_t> v)
     elif code == codes.UUID:
-        if not isinstance(value, UUID):
+        if not is_uuid(value):
             fail_element(value, code)
         put_uuid(out, value)
     elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
@@ -453,16 +452,16 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return encode_sequence(out, value, depth)
     if kind is Symbol:
         return encode_symbol(out, value)
-    if isinstance(value, datetime):
+    if PyDateTime_Check(value):
         return put_timestamp(out, value)
-    if isinstance(value, UUID):
-        out_reserve(out, 17)
-        put_u8(out, codes.UUID)
-        return put_uuid(out, value)
     if kind is Described:
         return encode_described(out, value, depth)
     if kind is AMQPArray:
         return encode_array(out, value, depth)
+    if is_uuid(value):
+        out_reserve(out, 17)
+        put_u8(out, codes.UUID)
+        return put_uuid(out, value)
     for base in kind.__mro__:
         code = WIRE_CLASSES.get(base)
         if code is not None:

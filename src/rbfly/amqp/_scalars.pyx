@@ -3,7 +3,6 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.datetime cimport datetime, import_datetime
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -11,6 +10,7 @@ from rbfly._wire cimport (
     OutBuffer, double_bits, out_reserve, out_size, put_bytes, put_u8, put_u32, put_u64,
 )
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._datetime cimport PyDateTime_Check, import_datetime
 from rbfly.amqp._native cimport rbfly_ascii_data
 from rbfly.amqp._types cimport Symbol, clip, copy_buffer, milliseconds
 
@@ -153,7 +153,7 @@ cdef int encode_binary(OutBuffer *out, object value) except -1:
 cdef int put_timestamp(OutBuffer *out, object value) except -1:
     """A datetime or Timestamp as timestamp."""
     cdef int64_t ms
-    if isinstance(value, datetime):
+    if PyDateTime_Check(value):
         ms = milliseconds(value)
     else:
         ms = <int64_t> value

@@ -1,20 +1,18 @@
 # cython: language_level=3str
 """Sections of AMQP 1.0 messages that have fields, and bodies of several sections (part 3, 3.2)."""
 
-from uuid import UUID
-
 cimport cython
-from cpython.datetime cimport datetime, import_datetime
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
 
 from rbfly._wire cimport OutBuffer, out_reserve, put_u8
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._datetime cimport PyDateTime_Check, import_datetime
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._scalars cimport (
     encode_symbol, encode_ubyte, encode_uint, encode_ulong, put_timestamp,
 )
-from rbfly.amqp._types cimport DECIMALS, Symbol, new_symbol, plain_bytes, plain_text
+from rbfly.amqp._types cimport DECIMALS, Symbol, is_uuid, new_symbol, plain_bytes, plain_text
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
@@ -218,7 +216,7 @@ cdef object check_property(int index, object value):
     if index == MESSAGE_ID or index == CORRELATION_ID:
         if isinstance(value, int) and not isinstance(value, bool):
             return check_uint(value, 0xffffffffffffffff, name)
-        if isinstance(value, UUID) or isinstance(value, bytes) and not isinstance(value, DECIMALS):
+        if is_uuid(value) or isinstance(value, bytes) and not isinstance(value, DECIMALS):
             return value
         if isinstance(value, (bytearray, memoryview)):
             return plain_bytes(value)
@@ -234,7 +232,7 @@ cdef object check_property(int index, object value):
     if index == CONTENT_TYPE or index == CONTENT_ENCODING:
         return check_symbol(value, name)
     if index == ABSOLUTE_EXPIRY_TIME or index == CREATION_TIME:
-        if isinstance(value, (datetime, Timestamp)):
+        if PyDateTime_Check(value) or isinstance(value, Timestamp):
             return value
         raise AMQPEncoderTypeError(f'{name} is datetime, not {type(value).__name__}')
     if index == GROUP_SEQUENCE:

@@ -2,7 +2,6 @@
 # No ABI promise between releases.
 
 cimport cython
-from cpython.datetime cimport datetime
 from libc.stdint cimport int64_t, uint8_t
 
 # Compounds and described values in one another, and elements without bytes in one message.
@@ -59,6 +58,8 @@ cdef bytes plain_bytes(object value)
 cdef bytes copy_buffer(object value)
 cdef dict plain_dict(object value)
 cdef list plain_list(object value)
-cdef int64_t milliseconds(datetime value) except? -1
+cdef int64_t milliseconds(object value) except? -1
 cdef object from_milliseconds(int64_t ms)
+cdef object class_of(int code)
+cdef bint is_uuid(object value) except -1
 cdef object uuid_of(const uint8_t *p)

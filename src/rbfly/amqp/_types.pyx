@@ -5,15 +5,20 @@ Classes and conversions only: nothing here knows a constructor's layout on the w
 """
 
 import struct
-from uuid import UUID, SafeUUID
+from sys import modules
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.datetime cimport datetime, datetime_new, get_utc, import_datetime, timedelta
 from libc.stdint cimport int64_t, uint8_t
 
 from rbfly._wire cimport load_u64
 from rbfly.amqp cimport _constructors as codes
+from rbfly.amqp._datetime cimport (
+    PyDateTime_DATE_GET_HOUR, PyDateTime_DATE_GET_MICROSECOND, PyDateTime_DATE_GET_MINUTE,
+    PyDateTime_DATE_GET_SECOND, PyDateTime_DELTA_GET_DAYS, PyDateTime_DELTA_GET_MICROSECONDS,
+    PyDateTime_DELTA_GET_SECONDS, PyDateTime_GET_DAY, PyDateTime_GET_MONTH, PyDateTime_GET_YEAR,
+    PyDateTime_TimeZone_UTC, PyDateTimeAPI, PyDelta_Check, import_datetime,
+)
 
 from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
@@ -125,6 +130,9 @@ cdef class AMQPArray:
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
+        if code is None and UUID is None and 'uuid' in modules:
+            load_uuid()
+            code = ELEMENT_CODES.get(element_type)
         if code is None:
             raise AMQPEncoderTypeError(f'an array cannot hold {element_type.__name__}')
         self.element_type = ELEMENT_TYPES[code]
@@ -354,8 +362,8 @@ cdef dict ELEMENT_TYPES = {
     codes.FLOAT: Float32,
     codes.DOUBLE: float,
     codes.CHAR: Char,
-    codes.TIMESTAMP: datetime,
-    codes.UUID: UUID,
+    codes.TIMESTAMP: <object> PyDateTimeAPI.DateTimeType,
+    codes.UUID: None,           # until somebody needs it
     codes.VBIN32: bytes,
     codes.STR32: str,
     codes.SYM32: Symbol,
@@ -366,7 +374,7 @@ cdef dict ELEMENT_TYPES = {
     codes.MAP32: dict,
     codes.ARRAY32: AMQPArray,
 }
-cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items()}
+cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items() if t is not None}
 ELEMENT_CODES.update({int: codes.LONG, tuple: codes.LIST32, Timestamp: codes.TIMESTAMP})
 
 # Classes that are written as themselves and not as the Python type they inherit from.
@@ -375,6 +383,9 @@ cdef dict WIRE_CLASSES = {
     if issubclass(t, (_Integer, Float32, Char, _Decimal))
 }
 DECIMALS = (Decimal32, Decimal64, Decimal128)
+
+# Of the standard library, when somebody needs them.
+cdef object UUID = None, UNKNOWN = None
 
 
 # --- conversions ---
@@ -416,10 +427,10 @@ cdef list plain_list(object value):
         raise AMQPEncoderValueError(f'a sequence that cannot be read: {clip(ex)}') from ex
 
 
-cdef int64_t milliseconds(datetime value) except? -1:
-    """Milliseconds since 1970 UTC, rounded down; a naive datetime is UTC."""
-    cdef int64_t year = value.year, month = value.month, era, days, offset = 0
-    cdef timedelta delta
+cdef int64_t milliseconds(object value) except? -1:
+    """Milliseconds since 1970 UTC, rounded down, of a datetime; a naive one is UTC."""
+    cdef int64_t year = PyDateTime_GET_YEAR(value), month = PyDateTime_GET_MONTH(value)
+    cdef int64_t era, days, seconds, offset = 0
     # days of the proleptic Gregorian calendar, counted in years that begin in March
     if month <= 2:
         year -= 1
@@ -427,18 +438,26 @@ cdef int64_t milliseconds(datetime value) except? -1:
     era = year // 400
     days = (
         era * 146097 + (year - era * 400) * 365 + (year - era * 400) // 4
-        - (year - era * 400) // 100 + (153 * (month - 3) + 2) // 5 + value.day - 1 - 719468
+        - (year - era * 400) // 100 + (153 * (month - 3) + 2) // 5
+        + PyDateTime_GET_DAY(value) - 1 - 719468
     )
     if value.tzinfo is not None:
         try:
             delta = value.utcoffset()
+            # a subclass gives what it likes
+            if delta is not None and not PyDelta_Check(delta):
+                raise TypeError(f'{type(delta).__name__} is no timedelta')
+            if delta is not None and not -1 <= PyDateTime_DELTA_GET_DAYS(delta) <= 0:
+                raise ValueError('a day or more')
         except Exception as ex:
             raise AMQPEncoderValueError(f'a datetime without UTC offset: {clip(ex)}') from ex
         if delta is not None:
-            offset = (<int64_t> delta.days * 86400 + delta.seconds) * 1000000 + delta.microseconds
-    cdef int64_t micros = (
-        ((days * 24 + value.hour) * 60 + value.minute) * 60 + value.second
-    ) * 1000000 + value.microsecond - offset
+            seconds = <int64_t> PyDateTime_DELTA_GET_DAYS(delta) * 86400
+            seconds += PyDateTime_DELTA_GET_SECONDS(delta)
+            offset = seconds * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
+    seconds = (days * 24 + PyDateTime_DATE_GET_HOUR(value)) * 60 + PyDateTime_DATE_GET_MINUTE(value)
+    seconds = seconds * 60 + PyDateTime_DATE_GET_SECOND(value)
+    cdef int64_t micros = seconds * 1000000 + PyDateTime_DATE_GET_MICROSECOND(value) - offset
     if micros >= 0:
         return micros // 1000
     return -((999 - micros) // 1000)
@@ -464,19 +483,46 @@ cdef object from_milliseconds(int64_t ms):
         month -= 12
         year += 1
     seconds = ms // 1000
-    return datetime_new(
+    return PyDateTimeAPI.DateTime_FromDateAndTime(
         <int> year, <int> month, <int> day, <int> (seconds // 3600), <int> (seconds // 60 % 60),
-        <int> (seconds % 60), <int> (ms % 1000 * 1000), get_utc(),
+        <int> (seconds % 60), <int> (ms % 1000 * 1000), PyDateTime_TimeZone_UTC,
+        PyDateTimeAPI.DateTimeType,
     )
+
+
+cdef int load_uuid() except -1:
+    global UUID, UNKNOWN
+    import uuid         # takes longer than all of this floor, and few messages have one
+    UUID, UNKNOWN = uuid.UUID, uuid.SafeUUID.unknown
+    ELEMENT_TYPES[codes.UUID] = UUID
+    ELEMENT_CODES[UUID] = codes.UUID
+    return 0
+
+
+cdef object class_of(int code):
+    """The class of array elements with this wide constructor."""
+    if code == codes.UUID and UUID is None:
+        load_uuid()
+    return ELEMENT_TYPES[code]
+
+
+cdef bint is_uuid(object value) except -1:
+    if UUID is None:
+        if 'uuid' not in modules:       # then nobody has one
+            return False
+        load_uuid()
+    return isinstance(value, UUID)
 
 
 cdef object uuid_of(const uint8_t *p):
     # as UUID(bytes=...) does it, without its checks of other forms
+    if UUID is None:
+        load_uuid()
     value = UUID.__new__(UUID)
     PyObject_GenericSetAttr(
         value, 'int',
         (PyLong_FromUnsignedLongLong(load_u64(p)) << 64)
         | PyLong_FromUnsignedLongLong(load_u64(p + 8)),
     )
-    PyObject_GenericSetAttr(value, 'is_safe', SafeUUID.unknown)
+    PyObject_GenericSetAttr(value, 'is_safe', UNKNOWN)
     return value

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-__all__ = ['DEFAULT_PORT', 'DEFAULT_TLS_PORT', 'RESPONSE', 'Key', 'OffsetCode', 'ResponseCode']
+__all__ = ['DEFAULT_PORT', 'DEFAULT_TLS_PORT', 'RESPONSE', 'Key', 'ResponseCode']
 
 DEFAULT_PORT = 5552
 DEFAULT_TLS_PORT = 5551
@@ -69,14 +69,3 @@ class ResponseCode(IntEnum):
     NO_OFFSET = 0x13
     SASL_CANNOT_CHANGE_MECHANISM = 0x14
     SASL_CANNOT_CHANGE_USERNAME = 0x15
-
-
-class OffsetCode(IntEnum):
-    """Types of an offset specification."""
-
-    NONE = 0
-    FIRST = 1
-    LAST = 2
-    NEXT = 3
-    OFFSET = 4
-    TIMESTAMP = 5

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, g
 
 from ..error import ArgumentError, ArgumentOverflowError, FrameError
 from ..value import Value
-from .const import OffsetCode
 from .offset import Offset, OffsetType
 
 T = TypeVar('T')
@@ -246,32 +245,34 @@ def string_map(items: Mapping[str, str]) -> bytes:
 
 # -- where to start
 
+NO_OFFSET = b'\0\0'
+
 
 def offset_spec(offset: Offset | None) -> bytes:
     if offset is None:
-        return struct.pack('>H', OffsetCode.NONE)
+        return NO_OFFSET
     if offset.type == OffsetType.OFFSET:
-        return struct.pack('>HQ', OffsetCode.OFFSET, offset.value)
+        return struct.pack('>HQ', offset.type, offset.value)
     if offset.type == OffsetType.TIMESTAMP:
         assert isinstance(offset.value, int | float)
-        return struct.pack('>Hq', OffsetCode.TIMESTAMP, round(offset.value * 1000))
+        return struct.pack('>Hq', offset.type, round(offset.value * 1000))
     return struct.pack('>H', offset.type)
 
 
 def read_offset(reader: Reader) -> Offset:
     code = reader.u16()
-    if code == OffsetCode.OFFSET:
+    if code == OffsetType.OFFSET:
         return Offset.offset(int.from_bytes(reader.take(8), 'big'))
-    if code == OffsetCode.TIMESTAMP:
+    if code == OffsetType.TIMESTAMP:
         milliseconds = int.from_bytes(reader.take(8), 'big', signed=True)
         return Offset.timestamp(max(-TIME_MAX, min(milliseconds, TIME_MAX)) / 1000)
-    if OffsetCode.FIRST <= code <= OffsetCode.NEXT:
+    if OffsetType.FIRST <= code <= OffsetType.NEXT:
         return Offset(OffsetType(code))
     raise FrameError(f'there is no type {code} of an offset')
 
 
 def read_any_offset(reader: Reader) -> Offset | None:
-    if reader.data[reader.at : reader.at + 2] == b'\0\0':
+    if reader.data[reader.at : reader.at + 2] == NO_OFFSET:
         reader.u16()
         return None
     return read_offset(reader)

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from ..error import ArgumentOverflowError, ArgumentTypeError
 from ..value import Value
-from .const import OffsetCode
 
 __all__ = ['Offset', 'OffsetType']
 
@@ -15,11 +14,11 @@ __all__ = ['Offset', 'OffsetType']
 class OffsetType(IntEnum):
     """Kinds of an offset; all but `REFERENCE` are those of the stream protocol."""
 
-    FIRST = OffsetCode.FIRST
-    LAST = OffsetCode.LAST
-    NEXT = OffsetCode.NEXT
-    OFFSET = OffsetCode.OFFSET
-    TIMESTAMP = OffsetCode.TIMESTAMP
+    FIRST = 1
+    LAST = 2
+    NEXT = 3
+    OFFSET = 4
+    TIMESTAMP = 5
     REFERENCE = 0xFFFF
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from ..checks import check_integer, check_type
 from ..error import ArgumentError, ArgumentTypeError
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from .types import BloomFilterExtract, MessageFilter
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ['check_filter', 'check_folder', 'check_sub_entries', 'stream_arguments']
 
@@ -36,8 +39,10 @@ def stream_arguments(
             arguments[key] = str(value)
 
     integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
-    check_type('max_age', max_age, timedelta, None)
     if max_age is not None:
+        from datetime import timedelta  # few streams have a limit of age
+
+        check_type('max_age', max_age, timedelta, None)
         seconds = max_age // timedelta(seconds=1)
         if seconds < 1 or max_age != timedelta(seconds=seconds):
             raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')

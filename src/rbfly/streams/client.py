@@ -5,9 +5,8 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from ..amqp import get_message_ctx
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -37,6 +36,9 @@ from .publishing import PublisherDriver
 from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 

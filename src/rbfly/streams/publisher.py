@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checks import check_timeout
@@ -16,7 +15,6 @@ from ..error import ArgumentTypeError, ConfirmTimeout, PublisherError, RoomTimeo
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
-from ..types import AMQPBody
 from ._sending import PublisherBase, PublisherCore
 from .publishing import Unusable
 from .send_many import ManyMessages
@@ -24,6 +22,7 @@ from .types import MessageCtx, PublisherInfo
 from .waiting import Confirmation, Failures, WindowSemaphore, deadline, in_time
 
 if TYPE_CHECKING:
+    from ..types import AMQPBody
     from .publishing import PublisherDriver
 
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
@@ -228,4 +227,4 @@ class PublisherBin(Publisher):
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
-        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
+        super().__init__(publisher_id, info.__replace__(amqp=False), client, message_id)

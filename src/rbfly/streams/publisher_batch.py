@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..checks import check_integer
 from ..error import ConfirmTimeout, RoomTimeout
-from ..types import AMQPBody
 from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
 from .publisher import BasePublisher
 from .publishing import PublisherDriver
 from .types import MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time, raise_first
+
+if TYPE_CHECKING:
+    from ..types import AMQPBody
 
 __all__ = [
     'PublisherBatch',
@@ -135,7 +137,7 @@ class PublisherBinBatch(PublisherBatchFast):
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
-        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
+        super().__init__(publisher_id, info.__replace__(amqp=False), client, message_id)
 
 
 class PublisherBatch(PublisherBatchFast):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks import check_timeout
 from ..error import PublishError, PublishErrorInfo
 from ..protocol._frames import PendingConfirms
-from ..types import AMQPBody
 from ._confirm import ConfirmFuture
 from ._sending import PublisherCore, SemaphoreState
 from .types import MessageCtx
+
+if TYPE_CHECKING:
+    from ..types import AMQPBody
 
 __all__ = [
     'Confirmation',

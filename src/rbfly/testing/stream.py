@@ -5,9 +5,8 @@ from typing import NamedTuple, Protocol
 
 from ..protocol._chunk import Chunk
 from ..protocol.chunks import message, records, write_chunk
-from ..protocol.const import OffsetCode
 from ..protocol.fields import NAME_MAX
-from ..protocol.offset import Offset
+from ..protocol.offset import Offset, OffsetType
 from .arguments import Arguments
 from .clock import Clock
 
@@ -243,16 +242,16 @@ class Stream:
         chunks, first = self.chunks, self.dropped
         stop = first + len(chunks)
         value = spec.value if isinstance(spec.value, int | float) else 0
-        match OffsetCode(spec.type):
-            case OffsetCode.FIRST:
+        match spec.type:
+            case OffsetType.FIRST:
                 return first
-            case OffsetCode.LAST:
+            case OffsetType.LAST:
                 messages = [i for i, chunk in enumerate(chunks, first) if chunk.type == 0]
                 return messages[-1] if messages else stop
-            case OffsetCode.OFFSET:
+            case OffsetType.OFFSET:
                 ends = (chunk.offset + chunk.records for chunk in chunks)
                 return next((i for i, end in enumerate(ends, first) if value < end), stop)
-            case OffsetCode.TIMESTAMP:
+            case OffsetType.TIMESTAMP:
                 times = (chunk.timestamp for chunk in chunks)
                 value = round(value * 1000)
                 return next((i for i, time in enumerate(times, first) if time >= value), stop)
