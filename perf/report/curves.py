@@ -32,6 +32,7 @@ ROW = 0.34
 AROUND = 1.1
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 WIDE = 10  # from as many times between least and most on, a scale is logarithmic
+DECADES = 200  # and from as many on its marks are powers of ten alone
 STYLES = {'p50': 'o', 'p99': 's', 'p99.9': '^'}
 MORE = {'rbfly-batches': '#E69F00'}  # beside curves of the same colour in bars
 
@@ -50,10 +51,11 @@ def curves(
     """Rates by the values that a study is about, a curve for each library."""
     numbers = all(label(kind) == f'{kind.at:,}' for kind in kinds)
     seen = [rate for _, rate in marks]
-    for library in libraries(report, kinds):
+    shown = libraries(report, kinds)
+    for library in shown:
         found = [(i, lane_of(report, kind, library)) for i, kind in enumerate(kinds)]
         points = [(i, lane.rate) for i, lane in found if lane]
-        seen += [rate.value for _, rate in points]
+        seen += [end for _, rate in points for end in (rate.low, rate.high)]
         floor = library in FLOORS
         axes.errorbar(
             [i for i, _ in points],
@@ -83,15 +85,19 @@ def curves(
         )
     if max(seen) > WIDE * min(seen):
         axes.set_yscale('log')
+        if max(seen) < DECADES * min(seen):
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        axes.set_ylim(0, 1.1 * max(seen))
+        axes.set_ylim(0, 1.05 * max(seen))
     axes.yaxis.set_major_formatter(FuncFormatter(short))
     names = [kind.name.removeprefix(f'{kind.scenario}-{kind.series}-') for kind in kinds]
+    names = [name.replace('-', '\n') for name in names]
     axes.set_xticks(range(len(kinds)), [short(kind.at) for kind in kinds] if numbers else names)
     axes.set_xlabel(axis)
     axes.set_ylabel('messages per second')
-    drawing.legend(axes, (0.4, -0.24), 2)
+    if len(shown) > 1:
+        drawing.legend(axes, (0.4, -0.24), 2)
 
 
 def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: str) -> None:

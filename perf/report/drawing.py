@@ -6,6 +6,7 @@ nothing is told by colour alone.
 """
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 __all__ = ['COLOURS', 'OTHER', 'THEMES', 'Panel', 'legend', 'rows', 'save', 'short']
 
 WIDTH = 4.4  # inches
+TITLE = 50  # letters of a line
 
 # lines and text, how much of it the grid has, and the page behind
 THEMES = {'light': ('#1b1b1b', 0.18, '#ffffff'), 'dark': ('#e8e8e8', 0.25, '#131416')}
@@ -66,6 +68,10 @@ def short(number: float, _: object = None) -> str:
         if number >= unit:
             return f'{number / unit:g}{sign}'
     return f'{number:g}'
+
+
+def title(panel: Panel) -> str:
+    return textwrap.fill(panel.name, TITLE)
 
 
 def rows(axes: Any, names: Sequence[str]) -> None:
@@ -120,7 +126,7 @@ def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterat
             for (axes,), panel in zip(all_axes, panels, strict=True):
                 axes.patch.set_alpha(0)
                 panel.paint(axes, colour, page)
-                axes.set_title(panel.name, loc='left', fontsize=11, pad=pad, fontweight='bold')
+                axes.set_title(title(panel), loc='left', fontsize=11, pad=pad, fontweight='bold')
                 axes.grid(axis=panel.grid, color=colour, alpha=grid, linewidth=0.8)
                 axes.set_axisbelow(True)
                 for side in ('top', 'right'):
@@ -132,7 +138,7 @@ def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterat
                 place = axes.get_position()
                 left = (0.01 - place.x0) / place.width
                 axes.set_title(
-                    panel.name, loc='left', fontsize=11, pad=pad, fontweight='bold', x=left
+                    title(panel), loc='left', fontsize=11, pad=pad, fontweight='bold', x=left
                 )
                 axes.annotate(
                     panel.about,
