@@ -20,6 +20,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -123,6 +124,7 @@ def build(program: str) -> Path:
     made = folder / f'{program}-{key(program)}'
     if made.exists():
         return made
+    print(f'building perf/programs/{program}', file=sys.stderr, flush=True)  # takes half a minute
     folder.mkdir(parents=True, exist_ok=True)
     # whoever else builds it now does so beside this, and who is first has it in place
     out = Path(tempfile.mkdtemp(prefix=f'.{program}-', dir=folder))
