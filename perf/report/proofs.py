@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from brokers import RabbitMQ
+
 from .model import ReportError
 from .rst import bullets, code, heading, moment, paragraph, plain, table
 
@@ -50,7 +52,11 @@ def compose(proofs: Sequence[Proof]) -> str:
             'Everything on this page comes from the result files. Short versions of all proofs are'
             ' tests.'
         ),
-        *table(['proof', '', 'settings', 'seed', 'seconds'], map(row, proofs), 'perf perf-text'),
+        *table(
+            ['proof', '', 'settings', 'broker', 'seed', 'seconds'],
+            map(row, proofs),
+            'perf perf-text',
+        ),
     ]
     for name in dict.fromkeys(proof['proof'] for proof in proofs):
         runs = [proof for proof in proofs if proof['proof'] == name]
@@ -64,7 +70,15 @@ def compose(proofs: Sequence[Proof]) -> str:
 def row(proof: Proof) -> list[str]:
     settings = ', '.join(setting(name, value) for name, value in proof['settings'].items() if value)
     seconds = f'{proof["found"].get("seconds", 0):,.0f}'
-    return [code(proof['proof']), plain(proof['verdict']), settings, f'{proof["seed"]}', seconds]
+    name, verdict = code(proof['proof']), plain(proof['verdict'])
+    return [name, verdict, settings, broker(proof), f'{proof["seed"]}', seconds]
+
+
+def broker(proof: Proof) -> str:
+    if proof['settings'].get('on') == 'memory':
+        return 'in memory'
+    about = proof['environment']['brokers'].get('rabbitmq', {})
+    return plain(f'{about.get("product", "")} {about.get("version", "")}')
 
 
 def setting(name: str, value: Any) -> str:
@@ -76,6 +90,10 @@ def setting(name: str, value: Any) -> str:
 def command(proof: Proof) -> str:
     """The command that does it again."""
     words = ['python -m perf prove', proof['proof'], f'--seed {proof["seed"]}']
+    version = proof['environment']['brokers'].get('rabbitmq', {}).get('version', '')
+    series = version.rpartition('.')[0]
+    if series in RabbitMQ.versions[1:] and proof['settings'].get('on') != 'memory':
+        words.insert(0, f'{RabbitMQ.version_variable}={series}')
     for name, value in proof['settings'].items():
         if value is not False:
             words.append(f'--{name}' if value is True else f'--{name} {value}')
@@ -124,13 +142,12 @@ def surroundings(proofs: Sequence[Proof]) -> Iterator[str]:
     rows = []
     for proof in proofs:
         about = proof['environment']
-        broker = about['brokers'].get('rabbitmq', {})
         rows.append(
             [
                 code(proof['label']),
                 moment(about['time']),
                 plain(str(about['revision'])),
-                plain(f'{broker.get("product", "")} {broker.get("version", "")}'),
+                broker(proof),
                 plain(', '.join(f'{k} {v}' for k, v in about['libraries'].items())),
             ]
         )

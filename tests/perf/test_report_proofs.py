@@ -17,7 +17,9 @@ from perf.report import proofs
 from tests.sphinx import build
 
 
-def result(folder: Path, name: str = 'publish-cuts', **settings: Any) -> Path:
+def result(
+    folder: Path, name: str = 'publish-cuts', version: str = '4.0.5', **settings: Any
+) -> Path:
     """A result file as a run writes it."""
     run = Run(PROOFS[name], 7, **settings)
     run.check('stored in order', True)
@@ -25,7 +27,7 @@ def result(folder: Path, name: str = 'publish-cuts', **settings: Any) -> Path:
     run.found |= {'stored': 1_234_567, 'seconds': 12.6, 'proxies': [{'port': 1}]}
     run.found['0 ms, send'] = {'rate': 5000, 'ratio': [0.9, 0.85, 0.95]}
     path = folder / f'{name}.json'
-    run.write(path, {'product': 'RabbitMQ', 'version': '4.0.5'})
+    run.write(path, {'product': 'RabbitMQ', 'version': version})
     return path
 
 
@@ -58,6 +60,15 @@ def test_command_on_the_page_makes_the_same_run(tmp_path: Path) -> None:
     assert found is not None
     args = cli.parser().parse_args(found[1].split())
     assert (args.seed, args.messages, args.cuts, args.by) == (7, 500, 50, 'flush')
+
+
+def test_broker_is_told_beside_each_proof_and_in_its_command(tmp_path: Path) -> None:
+    text = page(tmp_path, result(tmp_path, 'consume-nodes', '4.3.6', how='roll'))
+    assert '- RabbitMQ 4.3.6 - 7 -' in text
+    assert 'RBFLY_RABBITMQ=4.3 python -m perf prove consume-nodes' in text
+    text = page(tmp_path, result(tmp_path, 'soak', '4.3.0', on='memory'))
+    assert '- in memory - 7 -' in text
+    assert 'RBFLY_RABBITMQ' not in text
 
 
 def test_file_that_is_no_proof_is_refused(tmp_path: Path) -> None:
