@@ -1,5 +1,7 @@
 """Sphinx configuration; `make doc` builds with warnings as errors."""
 
+from sphinx.util.inspect import TypeAliasForwardRef
+
 from rbfly import __version__
 
 project = 'RbFly'
@@ -15,4 +17,5 @@ html_css_files = ['rbfly.css']
 autodoc_typehints = 'description'
 autodoc_member_order = 'bysource'
 autodoc_type_aliases = {'AMQPBody': 'rbfly.types.AMQPBody'}
+TypeAliasForwardRef.__repr__ = lambda self: self.name  # in a union it would tell of itself
 default_role = 'code'

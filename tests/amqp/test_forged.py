@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import UserDict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -176,9 +176,36 @@ class FarAway(datetime):
         return timedelta(days=999999999)
 
 
-class Offsetless(datetime):
+class OffsetBy(datetime):
+    offset: Any = 7
+
     def utcoffset(self) -> Any:
-        return 7
+        return self.offset
+
+
+class NoZone(datetime):
+    tzinfo = property(fail)
+
+
+def offset_by(offset: Any) -> OffsetBy:
+    made = OffsetBy(2020, 1, 1, tzinfo=UTC)
+    made.offset = offset
+    return made
+
+
+def test_longest_offsets() -> None:
+    for micros in (-86_399_999_999, 86_399_999_999):
+        offset = timedelta(microseconds=micros)
+        assert encode_amqp_bytes(offset_by(offset)) == encode_amqp_bytes(
+            datetime(2020, 1, 1) - offset
+        )
+
+
+def test_zone_is_the_one_that_it_was_made_with() -> None:
+    zone = timezone(timedelta(hours=2))
+    assert encode_amqp_bytes(NoZone(2020, 1, 1, tzinfo=zone)) == encode_amqp_bytes(
+        datetime(2020, 1, 1, tzinfo=zone)
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,9 +217,11 @@ class Offsetless(datetime):
         lambda: AMQPArray(int, [EvilInt(1)]),
         lambda: AMQPArray(AMQPArray, [AMQPArray.__new__(AMQPArray)]),
         lambda: FarAway(2020, 1, 1, tzinfo=UTC),
-        lambda: Offsetless(2020, 1, 1, tzinfo=UTC),
+        lambda: offset_by(7),
+        lambda: offset_by(timedelta(days=1)),
+        lambda: offset_by(timedelta(days=-1)),
     ],
-    ids=['class', 'order', 'float', 'int', 'array', 'datetime', 'offset'],
+    ids=['class', 'order', 'float', 'int', 'array', 'datetime', 'no offset', 'day', 'minus a day'],
 )
 def test_errors_of_values_are_errors_of_the_encoder(make: Any) -> None:
     value = make()

@@ -9,6 +9,7 @@ HEAD = """
 import sys
 from rbfly.amqp import MessageCtx, decode_amqp, encode_amqp_bytes, stream_message_ctx
 from rbfly.amqp._types import AMQPArray
+from rbfly.error import AMQPDecoderError
 assert 'uuid' not in sys.modules
 ID = bytes(range(16))
 
@@ -78,7 +79,67 @@ assert 'uuid' not in sys.modules
         ),
         pytest.param(
             """
+import uuid
+class Below(uuid.UUID): pass
+class Proxy:
+    def __init__(self, value): self.value = value
+    bytes = property(lambda self: self.value.bytes)
+    __class__ = property(lambda self: type(self.value))
+for value in (Proxy(uuid.UUID(bytes=ID)), Below(bytes=ID)):
+    assert encode_amqp_bytes(value) == bytes.fromhex('00537798') + ID
+""",
+            id='subclass and proxy',
+        ),
+        pytest.param(
+            """
+import uuid
+UUID = uuid.UUID
+from rbfly.types import UInt
+for module in (None, object(), 'absent'):
+    sys.modules['uuid'] = module
+    if module == 'absent':
+        del sys.modules['uuid']
+    assert decode(encode_amqp_bytes(UInt(3))) == 3
+    try:
+        AMQPArray(object)
+    except TypeError as ex:
+        assert str(ex) == 'an array cannot hold object'
+    else:
+        assert False
+    if module == 'absent':
+        break
+    try:
+        decode(bytes.fromhex('00537798') + ID)
+    except AMQPDecoderError as ex:
+        assert 'module uuid' in str(ex)
+    else:
+        assert False
+assert encode_amqp_bytes(UUID(bytes=ID)) == bytes.fromhex('00537798') + ID
+assert decode(bytes.fromhex('00537798') + ID).bytes == ID
+""",
+            id='hidden module',
+        ),
+        pytest.param(
+            """
+from enum import IntEnum
+from unittest.mock import patch
+import uuid
+Colour = IntEnum('Colour', 'RED')
+with patch('uuid.UUID'):
+    assert decode(encode_amqp_bytes(Colour.RED)) == 1
+    try:
+        AMQPArray(object)
+    except TypeError:
+        pass
+assert encode_amqp_bytes(uuid.UUID(bytes=ID)) == bytes.fromhex('00537798') + ID
+assert decode(bytes.fromhex('00537798') + ID) == uuid.UUID(bytes=ID)
+""",
+            id='patched module',
+        ),
+        pytest.param(
+            """
 import rbfly.streams
+assert set(rbfly.streams.__all__) <= set(dir(rbfly.streams))
 from rbfly.streams import AMQPBody, AMQPScalar, Symbol
 import datetime, rbfly.types, typing, uuid
 assert AMQPBody is rbfly.types.AMQPBody and Symbol is rbfly.types.Symbol
@@ -98,8 +159,35 @@ else:
     ],
 )
 def test_needed_later(program: str) -> None:
+    run(HEAD + program)
+
+
+def run(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, '-I', '-W', 'error', '-c', HEAD + program],
+        [sys.executable, '-I', '-W', 'error', '-c', program],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_annotations_can_be_evaluated() -> None:
+    """Of all that is public: frameworks do it."""
+    program = """
+import inspect, typing
+from rbfly import streams
+names = [name for name in streams.__all__ if inspect.isclass(getattr(streams, name))]
+done = 0
+for name in names:
+    for member in vars(getattr(streams, name)).values():
+        member = getattr(member, 'fget', None) or getattr(member, '__func__', member)
+        if inspect.isfunction(member) and not member.__name__.startswith('_'):
+            typing.get_type_hints(member)
+            inspect.signature(member, eval_str=True)
+            done += 1
+assert done > 30, done
+import datetime
+hints = typing.get_type_hints(streams.StreamsClient.create_stream)
+assert datetime.timedelta in typing.get_args(hints['max_age'])
+assert int in typing.get_args(typing.get_type_hints(streams.Publisher.send)['message'])
+"""
+    run(program)

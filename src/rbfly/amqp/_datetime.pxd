@@ -24,6 +24,7 @@ cdef extern from 'datetime.h':
     int PyDateTime_DATE_GET_MINUTE(object o) noexcept
     int PyDateTime_DATE_GET_SECOND(object o) noexcept
     int PyDateTime_DATE_GET_MICROSECOND(object o) noexcept
+    PyObject *PyDateTime_DATE_GET_TZINFO(object o) noexcept
 
     bint PyDelta_Check(object o) noexcept
     int PyDateTime_DELTA_GET_DAYS(object o) noexcept

@@ -458,10 +458,6 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return encode_described(out, value, depth)
     if kind is AMQPArray:
         return encode_array(out, value, depth)
-    if is_uuid(value):
-        out_reserve(out, 17)
-        put_u8(out, codes.UUID)
-        return put_uuid(out, value)
     for base in kind.__mro__:
         code = WIRE_CLASSES.get(base)
         if code is not None:
@@ -474,6 +470,10 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_double(out, PyFloat_AS_DOUBLE(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return encode_binary(out, value)
+    if is_uuid(value):      # its memory is of another form than that of the classes before it
+        out_reserve(out, 17)
+        put_u8(out, codes.UUID)
+        return put_uuid(out, value)
     if isinstance(value, Mapping):
         return encode_map(out, value, depth, KEYS_ANY)
     if PySequence_Check(value) and not isinstance(value, type):

@@ -216,12 +216,14 @@ cdef object check_property(int index, object value):
     if index == MESSAGE_ID or index == CORRELATION_ID:
         if isinstance(value, int) and not isinstance(value, bool):
             return check_uint(value, 0xffffffffffffffff, name)
-        if is_uuid(value) or isinstance(value, bytes) and not isinstance(value, DECIMALS):
+        if isinstance(value, bytes) and not isinstance(value, DECIMALS):
             return value
         if isinstance(value, (bytearray, memoryview)):
             return plain_bytes(value)
         if isinstance(value, str):
             return plain_text(value)
+        if is_uuid(value):
+            return value
         raise AMQPEncoderTypeError(
             f'{name} is int, UUID, bytes or str, not {type(value).__name__}'
         )

@@ -5,23 +5,25 @@ Classes and conversions only: nothing here knows a constructor's layout on the w
 """
 
 import struct
-from sys import modules
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport strcmp
 
 from rbfly._wire cimport load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._datetime cimport (
     PyDateTime_DATE_GET_HOUR, PyDateTime_DATE_GET_MICROSECOND, PyDateTime_DATE_GET_MINUTE,
-    PyDateTime_DATE_GET_SECOND, PyDateTime_DELTA_GET_DAYS, PyDateTime_DELTA_GET_MICROSECONDS,
-    PyDateTime_DELTA_GET_SECONDS, PyDateTime_GET_DAY, PyDateTime_GET_MONTH, PyDateTime_GET_YEAR,
-    PyDateTime_TimeZone_UTC, PyDateTimeAPI, PyDelta_Check, import_datetime,
+    PyDateTime_DATE_GET_SECOND, PyDateTime_DATE_GET_TZINFO, PyDateTime_DELTA_GET_DAYS,
+    PyDateTime_DELTA_GET_MICROSECONDS, PyDateTime_DELTA_GET_SECONDS, PyDateTime_GET_DAY,
+    PyDateTime_GET_MONTH, PyDateTime_GET_YEAR, PyDateTime_TimeZone_UTC, PyDateTimeAPI,
+    PyDelta_Check, import_datetime,
 )
 
 from rbfly.error import (
-    AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
+    AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
 )
 
 import_datetime()
@@ -130,8 +132,7 @@ cdef class AMQPArray:
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
-        if code is None and UUID is None and 'uuid' in modules:
-            load_uuid()
+        if code is None and has_uuid(element_type):
             code = ELEMENT_CODES.get(element_type)
         if code is None:
             raise AMQPEncoderTypeError(f'an array cannot hold {element_type.__name__}')
@@ -384,7 +385,7 @@ cdef dict WIRE_CLASSES = {
 }
 DECIMALS = (Decimal32, Decimal64, Decimal128)
 
-# Of the standard library, when somebody needs them.
+# Of the standard library, once somebody needs them.
 cdef object UUID = None, UNKNOWN = None
 
 
@@ -427,6 +428,20 @@ cdef list plain_list(object value):
         raise AMQPEncoderValueError(f'a sequence that cannot be read: {clip(ex)}') from ex
 
 
+cdef int64_t microseconds(object delta) except? -1:
+    """Of a UTC offset: a class below datetime gives what it likes."""
+    cdef int64_t seconds, found
+    if not PyDelta_Check(delta):
+        raise TypeError(f'{type(delta).__name__} is no timedelta')
+    # days are up to a billion: not all of it in microseconds before it is known to be small
+    seconds = <int64_t> PyDateTime_DELTA_GET_DAYS(delta) * 86400
+    seconds += PyDateTime_DELTA_GET_SECONDS(delta)
+    found = max(-86400, min(seconds, 86400)) * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
+    if not -86400000000 < found < 86400000000:
+        raise ValueError(f'{delta} is a day or more')
+    return found
+
+
 cdef int64_t milliseconds(object value) except? -1:
     """Milliseconds since 1970 UTC, rounded down, of a datetime; a naive one is UTC."""
     cdef int64_t year = PyDateTime_GET_YEAR(value), month = PyDateTime_GET_MONTH(value)
@@ -441,20 +456,13 @@ cdef int64_t milliseconds(object value) except? -1:
         - (year - era * 400) // 100 + (153 * (month - 3) + 2) // 5
         + PyDateTime_GET_DAY(value) - 1 - 719468
     )
-    if value.tzinfo is not None:
+    if PyDateTime_DATE_GET_TZINFO(value) is not <PyObject *> None:
         try:
             delta = value.utcoffset()
-            # a subclass gives what it likes
-            if delta is not None and not PyDelta_Check(delta):
-                raise TypeError(f'{type(delta).__name__} is no timedelta')
-            if delta is not None and not -1 <= PyDateTime_DELTA_GET_DAYS(delta) <= 0:
-                raise ValueError('a day or more')
+            if delta is not None:
+                offset = microseconds(delta)
         except Exception as ex:
             raise AMQPEncoderValueError(f'a datetime without UTC offset: {clip(ex)}') from ex
-        if delta is not None:
-            seconds = <int64_t> PyDateTime_DELTA_GET_DAYS(delta) * 86400
-            seconds += PyDateTime_DELTA_GET_SECONDS(delta)
-            offset = seconds * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
     seconds = (days * 24 + PyDateTime_DATE_GET_HOUR(value)) * 60 + PyDateTime_DATE_GET_MINUTE(value)
     seconds = seconds * 60 + PyDateTime_DATE_GET_SECOND(value)
     cdef int64_t micros = seconds * 1000000 + PyDateTime_DATE_GET_MICROSECOND(value) - offset
@@ -490,13 +498,49 @@ cdef object from_milliseconds(int64_t ms):
     )
 
 
-cdef int load_uuid() except -1:
-    global UUID, UNKNOWN
-    import uuid         # takes longer than all of this floor, and few messages have one
-    UUID, UNKNOWN = uuid.UUID, uuid.SafeUUID.unknown
-    ELEMENT_TYPES[codes.UUID] = UUID
-    ELEMENT_CODES[UUID] = codes.UUID
+# `uuid` takes longer to import than all of this floor, and few messages have one: who encodes the
+# first brings its class along, and who decodes it imports the module.
+
+cdef int keep_uuid(object cls) except -1:
+    global UUID
+    ELEMENT_TYPES[codes.UUID] = cls
+    ELEMENT_CODES[cls] = codes.UUID
+    UUID = cls
     return 0
+
+
+cdef int load_uuid() except -1:
+    global UNKNOWN
+    try:
+        import uuid
+        UNKNOWN = uuid.SafeUUID.unknown
+        if UUID is None:
+            keep_uuid(<type?> uuid.UUID)
+    except Exception as ex:
+        raise AMQPDecoderError(f'a UUID, but the module uuid is of no use: {clip(ex)}') from ex
+    return 0
+
+
+cdef bint has_uuid(object cls) except -1:
+    """Whether a class is `uuid.UUID`, or one below it, while that is not known."""
+    if UUID is not None:
+        return False
+    for item in (<type> cls).__mro__:
+        if (
+            strcmp((<PyTypeObject *> item).tp_name, 'UUID') == 0
+            and getattr(item, '__module__', None) == 'uuid'
+        ):
+            keep_uuid(item)
+            return True
+    return False
+
+
+cdef bint is_uuid(object value) except -1:
+    if UUID is None and not has_uuid(type(value)):
+        cls = value.__class__       # as isinstance() asks, which a proxy answers
+        if cls is type(value) or not isinstance(cls, type) or not has_uuid(cls):
+            return False
+    return isinstance(value, UUID)
 
 
 cdef object class_of(int code):
@@ -506,17 +550,9 @@ cdef object class_of(int code):
     return ELEMENT_TYPES[code]
 
 
-cdef bint is_uuid(object value) except -1:
-    if UUID is None:
-        if 'uuid' not in modules:       # then nobody has one
-            return False
-        load_uuid()
-    return isinstance(value, UUID)
-
-
 cdef object uuid_of(const uint8_t *p):
     # as UUID(bytes=...) does it, without its checks of other forms
-    if UUID is None:
+    if UNKNOWN is None:
         load_uuid()
     value = UUID.__new__(UUID)
     PyObject_GenericSetAttr(

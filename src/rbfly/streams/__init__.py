@@ -27,15 +27,6 @@ from .waiting import Confirmation
 
 if TYPE_CHECKING:
     from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar
-else:
-
-    def __getattr__(name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-        from .. import types  # of uuid and datetime, which take long to import
-
-        return getattr(types, name)
-
 
 Subscriber = Subscription  # its name in RbFly 0.x
 
@@ -74,3 +65,16 @@ __all__ = [
 ]
 # Every error: what is raised here can be caught here.
 __all__ += _errors.__all__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+        from .. import types  # of uuid and datetime, which take long to import
+
+        return globals().setdefault(name, getattr(types, name))
+
+    def __dir__() -> list[str]:
+        return sorted(globals().keys() | set(__all__))

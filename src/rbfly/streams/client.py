@@ -6,7 +6,7 @@ import ssl as ssl_module
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from ..amqp import get_message_ctx
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -35,10 +35,14 @@ from .publisher import BasePublisher, Publisher
 from .publishing import PublisherDriver
 from .subscription import Subscription
 from .tracking import OffsetTracking
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
-
-if TYPE_CHECKING:
-    from datetime import timedelta
+from .types import (
+    BloomFilterExtract,
+    MessageFilter,
+    OnDecodeError,
+    PublisherInfo,
+    StreamStats,
+    timedelta,
+)
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 

@@ -18,11 +18,10 @@ from ..protocol.compression import compressor
 from ._sending import PublisherBase, PublisherCore
 from .publishing import Unusable
 from .send_many import ManyMessages
-from .types import MessageCtx, PublisherInfo
+from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import Confirmation, Failures, WindowSemaphore, deadline, in_time
 
 if TYPE_CHECKING:
-    from ..types import AMQPBody
     from .publishing import PublisherDriver
 
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 from ..checks import check_integer
 from ..error import ConfirmTimeout, RoomTimeout
@@ -11,11 +10,8 @@ from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
 from .publisher import BasePublisher
 from .publishing import PublisherDriver
-from .types import MessageCtx, PublisherInfo
+from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time, raise_first
-
-if TYPE_CHECKING:
-    from ..types import AMQPBody
 
 __all__ = [
     'PublisherBatch',

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 
 from ..error import ConfirmTimeout
 from ._confirm import ConfirmGroup
-from .types import MessageCtx
+from .types import AMQPBody, MessageCtx
 from .waiting import of_message, publish_error
 
 if TYPE_CHECKING:
-    from ..types import AMQPBody
     from .publishing import PublisherDriver
-
-    Message = AMQPBody | MessageCtx
 
 __all__ = ['ManyMessages']
 
 TURN = 0.005  # seconds that it keeps the loop at most, if messages come that fast
 RUN = 200  # messages between two looks at the clock
 CHECK = 100_000  # messages whose publish ids are looked at in a turn
+
+Message = AMQPBody | MessageCtx
 
 
 class ManyMessages:

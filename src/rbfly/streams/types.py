@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from ..error import PublishErrorInfo
@@ -12,7 +12,16 @@ from ..protocol.compression import Compression
 from ..protocol.offset import Offset
 from ..value import Value
 
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ..types import AMQPBody
+else:  # for who evaluates annotations: uuid and datetime take long to import
+    timedelta = ForwardRef("__import__('datetime').timedelta")
+    AMQPBody = ForwardRef("__import__('rbfly.types').types.AMQPBody")
+
 __all__ = [
+    'AMQPBody',
     'BloomFilterExtract',
     'MessageCtx',
     'MessageFilter',
@@ -22,6 +31,7 @@ __all__ = [
     'PublisherInfo',
     'StreamStats',
     'SubscriptionInfo',
+    'timedelta',
 ]
 
 OnDecodeError = Literal['raise', 'skip', 'raw']

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..checks import check_timeout
 from ..error import PublishError, PublishErrorInfo
 from ..protocol._frames import PendingConfirms
 from ._confirm import ConfirmFuture
 from ._sending import PublisherCore, SemaphoreState
-from .types import MessageCtx
-
-if TYPE_CHECKING:
-    from ..types import AMQPBody
+from .types import AMQPBody, MessageCtx
 
 __all__ = [
     'Confirmation',
