@@ -220,8 +220,22 @@ def test_zone_is_the_one_that_it_was_made_with() -> None:
         lambda: offset_by(7),
         lambda: offset_by(timedelta(days=1)),
         lambda: offset_by(timedelta(days=-1)),
+        lambda: offset_by(timedelta(days=-1, microseconds=-1)),
+        lambda: offset_by(timedelta(days=-5, microseconds=5)),
     ],
-    ids=['class', 'order', 'float', 'int', 'array', 'datetime', 'no offset', 'day', 'minus a day'],
+    ids=[
+        'class',
+        'order',
+        'float',
+        'int',
+        'array',
+        'datetime',
+        'no offset',
+        'day',
+        'minus a day',
+        'more',
+        'five days',
+    ],
 )
 def test_errors_of_values_are_errors_of_the_encoder(make: Any) -> None:
     value = make()

@@ -7,9 +7,9 @@ import pytest
 
 HEAD = """
 import sys
-from rbfly.amqp import MessageCtx, decode_amqp, encode_amqp_bytes, stream_message_ctx
-from rbfly.amqp._types import AMQPArray
-from rbfly.error import AMQPDecoderError
+from rbfly.amqp import AMQPProperties, decode_amqp, encode_amqp_bytes, stream_message_ctx
+from rbfly.amqp._types import AMQPArray, Symbol, UInt
+from rbfly.error import AMQPDecoderError, AMQPEncoderTypeError
 assert 'uuid' not in sys.modules
 ID = bytes(range(16))
 
@@ -39,7 +39,6 @@ assert encode_amqp_bytes(uuid.UUID(bytes=ID)) == bytes.fromhex('00537798') + ID
         pytest.param(
             """
 import uuid
-from rbfly.amqp import AMQPProperties
 sent = stream_message_ctx('x', properties=AMQPProperties(message_id=uuid.UUID(bytes=ID)))
 assert decode_amqp(encode_amqp_bytes(sent)).properties.message_id.bytes == ID
 """,
@@ -63,16 +62,9 @@ assert array == AMQPArray(uuid.UUID) and array.element_type is uuid.UUID
         ),
         pytest.param(
             """
-from collections import UserDict
-class Other: pass
-assert decode(encode_amqp_bytes(UserDict({1: 2}))) == {1: 2}
-for value in (Other(), Other):
-    try:
-        AMQPArray(value) if isinstance(value, type) else encode_amqp_bytes(value)
-    except TypeError as ex:
-        assert 'Other' in str(ex)
-    else:
-        assert False
+for body in ('text', 1, 2.5, b'data', None, [1, {'key': (True, UInt(3), Symbol('x'))}]):
+    decode(encode_amqp_bytes(body))
+    encode_amqp_bytes(stream_message_ctx(body, properties=AMQPProperties(message_id='x')))
 assert 'uuid' not in sys.modules
 """,
             id='none',
@@ -93,48 +85,67 @@ for value in (Proxy(uuid.UUID(bytes=ID)), Below(bytes=ID)):
         pytest.param(
             """
 import uuid
+from collections import UserDict
 UUID = uuid.UUID
-from rbfly.types import UInt
-for module in (None, object(), 'absent'):
-    sys.modules['uuid'] = module
-    if module == 'absent':
-        del sys.modules['uuid']
-    assert decode(encode_amqp_bytes(UInt(3))) == 3
+module = uuid
+for other in (None, object()):
+    sys.modules['uuid'] = other
+    assert decode(encode_amqp_bytes(UserDict({1: 2}))) == {1: 2}
     try:
         AMQPArray(object)
     except TypeError as ex:
         assert str(ex) == 'an array cannot hold object'
     else:
         assert False
-    if module == 'absent':
-        break
     try:
         decode(bytes.fromhex('00537798') + ID)
     except AMQPDecoderError as ex:
         assert 'module uuid' in str(ex)
     else:
         assert False
+sys.modules['uuid'] = module
 assert encode_amqp_bytes(UUID(bytes=ID)) == bytes.fromhex('00537798') + ID
-assert decode(bytes.fromhex('00537798') + ID).bytes == ID
+assert decode(bytes.fromhex('00537798') + ID) == UUID(bytes=ID)
 """,
             id='hidden module',
         ),
         pytest.param(
             """
-from enum import IntEnum
+from collections import UserDict
 from unittest.mock import patch
 import uuid
-Colour = IntEnum('Colour', 'RED')
-with patch('uuid.UUID'):
-    assert decode(encode_amqp_bytes(Colour.RED)) == 1
+class Fake(uuid.UUID): pass
+with patch('uuid.UUID', Fake):
+    assert decode(bytes.fromhex('00537798') + ID).bytes == ID
+    assert decode(encode_amqp_bytes(UserDict({1: 2}))) == {1: 2}
     try:
         AMQPArray(object)
     except TypeError:
         pass
 assert encode_amqp_bytes(uuid.UUID(bytes=ID)) == bytes.fromhex('00537798') + ID
-assert decode(bytes.fromhex('00537798') + ID) == uuid.UUID(bytes=ID)
+found = decode(bytes.fromhex('00537798') + ID)
+assert found == uuid.UUID(bytes=ID) and type(found) is uuid.UUID
 """,
             id='patched module',
+        ),
+        pytest.param(
+            """
+class Names(type): __mro__ = property(lambda cls: (1, 2))
+class Other(metaclass=Names): pass
+class UUID: bytes = ID
+UUID.__module__ = 'uuid'
+for value in (Other(), UUID()):
+    for make in (encode_amqp_bytes, lambda value: AMQPProperties(message_id=value)):
+        try:
+            make(value)
+        except AMQPEncoderTypeError:
+            pass
+        else:
+            assert False
+import uuid
+assert encode_amqp_bytes(uuid.UUID(bytes=ID)) == bytes.fromhex('00537798') + ID
+""",
+            id='other classes',
         ),
         pytest.param(
             """

@@ -8,9 +8,8 @@ import struct
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport strcmp
 
 from rbfly._wire cimport load_u64
 from rbfly.amqp cimport _constructors as codes
@@ -132,7 +131,7 @@ cdef class AMQPArray:
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
-        if code is None and has_uuid(element_type):
+        if code is None and know_uuid():
             code = ELEMENT_CODES.get(element_type)
         if code is None:
             raise AMQPEncoderTypeError(f'an array cannot hold {element_type.__name__}')
@@ -430,16 +429,17 @@ cdef list plain_list(object value):
 
 cdef int64_t microseconds(object delta) except? -1:
     """Of a UTC offset: a class below datetime gives what it likes."""
-    cdef int64_t seconds, found
+    cdef int days
+    cdef int64_t found
     if not PyDelta_Check(delta):
         raise TypeError(f'{type(delta).__name__} is no timedelta')
-    # days are up to a billion: not all of it in microseconds before it is known to be small
-    seconds = <int64_t> PyDateTime_DELTA_GET_DAYS(delta) * 86400
-    seconds += PyDateTime_DELTA_GET_SECONDS(delta)
-    found = max(-86400, min(seconds, 86400)) * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
-    if not -86400000000 < found < 86400000000:
-        raise ValueError(f'{delta} is a day or more')
-    return found
+    days = PyDateTime_DELTA_GET_DAYS(delta)
+    if -1 <= days <= 0:         # seconds and microseconds are never negative
+        found = <int64_t> days * 86400 + PyDateTime_DELTA_GET_SECONDS(delta)
+        found = found * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
+        if found > -86400000000:
+            return found
+    raise ValueError(f'{delta} is a day or more')
 
 
 cdef int64_t milliseconds(object value) except? -1:
@@ -498,62 +498,49 @@ cdef object from_milliseconds(int64_t ms):
     )
 
 
-# `uuid` takes longer to import than all of this floor, and few messages have one: who encodes the
-# first brings its class along, and who decodes it imports the module.
-
-cdef int keep_uuid(object cls) except -1:
-    global UUID
-    ELEMENT_TYPES[codes.UUID] = cls
-    ELEMENT_CODES[cls] = codes.UUID
-    UUID = cls
-    return 0
-
-
 cdef int load_uuid() except -1:
-    global UNKNOWN
-    try:
-        import uuid
-        UNKNOWN = uuid.SafeUUID.unknown
-        if UUID is None:
-            keep_uuid(<type?> uuid.UUID)
-    except Exception as ex:
-        raise AMQPDecoderError(f'a UUID, but the module uuid is of no use: {clip(ex)}') from ex
+    global UUID, UNKNOWN
+    import uuid         # takes longer than all of this floor, and few messages have one
+    known = uuid.NAMESPACE_DNS      # of the class itself, whatever has its name for now
+    ELEMENT_TYPES[codes.UUID] = type(known)
+    ELEMENT_CODES[type(known)] = codes.UUID
+    UNKNOWN = known.is_safe
+    UUID = type(known)
     return 0
 
 
-cdef bint has_uuid(object cls) except -1:
-    """Whether a class is `uuid.UUID`, or one below it, while that is not known."""
-    if UUID is not None:
-        return False
-    for item in (<type> cls).__mro__:
-        if (
-            strcmp((<PyTypeObject *> item).tp_name, 'UUID') == 0
-            and getattr(item, '__module__', None) == 'uuid'
-        ):
-            keep_uuid(item)
-            return True
-    return False
+cdef bint know_uuid() except -1:
+    if UUID is None:
+        try:
+            load_uuid()
+        except Exception:       # who cannot import it has none
+            return False
+    return True
 
 
 cdef bint is_uuid(object value) except -1:
-    if UUID is None and not has_uuid(type(value)):
-        cls = value.__class__       # as isinstance() asks, which a proxy answers
-        if cls is type(value) or not isinstance(cls, type) or not has_uuid(cls):
-            return False
-    return isinstance(value, UUID)
+    return know_uuid() and isinstance(value, UUID)
+
+
+cdef int need_uuid() except -1:
+    if UUID is None:
+        try:
+            load_uuid()
+        except Exception as ex:
+            raise AMQPDecoderError(f'a UUID, but no module uuid: {clip(ex)}') from ex
+    return 0
 
 
 cdef object class_of(int code):
     """The class of array elements with this wide constructor."""
-    if code == codes.UUID and UUID is None:
-        load_uuid()
+    if code == codes.UUID:
+        need_uuid()
     return ELEMENT_TYPES[code]
 
 
 cdef object uuid_of(const uint8_t *p):
     # as UUID(bytes=...) does it, without its checks of other forms
-    if UNKNOWN is None:
-        load_uuid()
+    need_uuid()
     value = UUID.__new__(UUID)
     PyObject_GenericSetAttr(
         value, 'int',

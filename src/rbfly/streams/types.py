@@ -13,7 +13,7 @@ from ..protocol.offset import Offset
 from ..value import Value
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import timedelta as timedelta
 
     from ..types import AMQPBody
 else:  # for who evaluates annotations: uuid and datetime take long to import
@@ -31,7 +31,6 @@ __all__ = [
     'PublisherInfo',
     'StreamStats',
     'SubscriptionInfo',
-    'timedelta',
 ]
 
 OnDecodeError = Literal['raise', 'skip', 'raw']
