@@ -193,6 +193,15 @@ def offset_by(offset: Any) -> OffsetBy:
     return made
 
 
+class NoBytes(tuple[int, ...]):
+    __class__ = Decimal128  # type: ignore[assignment]
+
+
+def test_class_that_lies_gives_no_memory_away() -> None:
+    with pytest.raises(AMQPEncoderTypeError, match='an array of Decimal128 cannot hold'):
+        encode_amqp_bytes(AMQPArray(Decimal128, [NoBytes(range(16))]))
+
+
 def test_longest_offsets() -> None:
     for micros in (-86_399_999_999, 86_399_999_999):
         offset = timedelta(microseconds=micros)

@@ -130,6 +130,30 @@ assert found == uuid.UUID(bytes=ID) and type(found) is uuid.UUID
         ),
         pytest.param(
             """
+from unittest.mock import MagicMock, patch
+import uuid
+class Stub:
+    __slots__ = ()
+    is_safe = 1
+def fails(make, *args):
+    try:
+        make(*args)
+    except (AMQPEncoderTypeError, AMQPDecoderError):
+        return True
+for name in ('text', None, Stub()):
+    with patch('uuid.NAMESPACE_DNS', name):
+        assert fails(encode_amqp_bytes, object()) and fails(decode, bytes.fromhex('00537798') + ID)
+with patch.dict(sys.modules, uuid=MagicMock()):
+    assert fails(encode_amqp_bytes, object()) and fails(decode, bytes.fromhex('00537798') + ID)
+for array in (AMQPArray(str, ['a']), AMQPArray(type(None), [None])):
+    assert decode(encode_amqp_bytes(array)) == array
+array = AMQPArray(uuid.UUID, [uuid.UUID(bytes=ID)])
+assert decode(encode_amqp_bytes(array)) == array
+""",
+            id='module that is another',
+        ),
+        pytest.param(
+            """
 class Names(type): __mro__ = property(lambda cls: (1, 2))
 class Other(metaclass=Names): pass
 class UUID: bytes = ID

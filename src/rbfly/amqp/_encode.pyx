@@ -349,9 +349,10 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             fail_element(value, code)
         put_uuid(out, value)
     elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
-        # bytes.__new__ makes one of any length
+        # bytes.__new__ makes one of any length, and a class may lie of what it is
         if (
-            not isinstance(value, ELEMENT_TYPES[code])
+            not isinstance(value, bytes)
+            or not isinstance(value, ELEMENT_TYPES[code])
             or PyBytes_GET_SIZE(value) != 1 << ((code >> 4) - codes.FIXED_ONE)
         ):
             fail_element(value, code)

@@ -386,6 +386,7 @@ DECIMALS = (Decimal32, Decimal64, Decimal128)
 
 # Of the standard library, once somebody needs them.
 cdef object UUID = None, UNKNOWN = None
+cdef object NAMESPACE_DNS = 0x6ba7b8109dad11d180b400c04fd430c8
 
 
 # --- conversions ---
@@ -498,14 +499,28 @@ cdef object from_milliseconds(int64_t ms):
     )
 
 
+cdef object new_uuid(object cls, object unknown, object number):
+    # as UUID(int=...) does it, without its checks of other forms
+    value = cls.__new__(cls)
+    PyObject_GenericSetAttr(value, 'int', number)
+    PyObject_GenericSetAttr(value, 'is_safe', unknown)
+    return value
+
+
 cdef int load_uuid() except -1:
     global UUID, UNKNOWN
     import uuid         # takes longer than all of this floor, and few messages have one
+    if uuid is None:
+        raise ImportError('it is blocked')
     known = uuid.NAMESPACE_DNS      # of the class itself, whatever has its name for now
-    ELEMENT_TYPES[codes.UUID] = type(known)
-    ELEMENT_CODES[type(known)] = codes.UUID
-    UNKNOWN = known.is_safe
-    UUID = type(known)
+    cls, unknown = type(known), known.is_safe
+    made = new_uuid(cls, unknown, NAMESPACE_DNS)
+    if type(made) is not cls or made.bytes != NAMESPACE_DNS.to_bytes(16, 'big'):
+        raise ImportError("it is not Python's")     # but what a test has put there
+    ELEMENT_TYPES[codes.UUID] = cls
+    ELEMENT_CODES[cls] = codes.UUID
+    UNKNOWN = unknown
+    UUID = cls
     return 0
 
 
@@ -539,13 +554,9 @@ cdef object class_of(int code):
 
 
 cdef object uuid_of(const uint8_t *p):
-    # as UUID(bytes=...) does it, without its checks of other forms
     need_uuid()
-    value = UUID.__new__(UUID)
-    PyObject_GenericSetAttr(
-        value, 'int',
+    return new_uuid(
+        UUID, UNKNOWN,
         (PyLong_FromUnsignedLongLong(load_u64(p)) << 64)
         | PyLong_FromUnsignedLongLong(load_u64(p + 8)),
     )
-    PyObject_GenericSetAttr(value, 'is_safe', UNKNOWN)
-    return value
