@@ -24,6 +24,7 @@ __all__ = ['COLOURS', 'OTHER', 'THEMES', 'Panel', 'legend', 'rows', 'save', 'sho
 
 WIDTH = 4.4  # inches
 TITLE = 50  # letters of a line
+ABOUT = 580  # of the line below it, letters times points
 
 # lines and text, how much of it the grid has, and the page behind
 THEMES = {'light': ('#1b1b1b', 0.18, '#ffffff'), 'dark': ('#e8e8e8', 0.25, '#131416')}
@@ -146,6 +147,7 @@ def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterat
                     xytext=(0, 5),
                     xycoords='axes fraction',
                     textcoords='offset points',
+                    fontsize=min(10, ABOUT / max(len(panel.about), 1)),
                 )
             for suffix in ('svg', 'png'):
                 path = folder / f'{name}-{theme}.{suffix}'
