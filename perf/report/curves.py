@@ -91,8 +91,10 @@ def curves(
     else:
         axes.set_ylim(0, 1.05 * max(seen))
     axes.yaxis.set_major_formatter(FuncFormatter(short))
-    names = [kind.name.removeprefix(f'{kind.scenario}-{kind.series}-') for kind in kinds]
-    names = [name.replace('-', '\n') for name in names]
+    names = [
+        kind.name.removeprefix(f'{kind.scenario}-{kind.series}-').replace('-', '\n')
+        for kind in kinds
+    ]
     axes.set_xticks(range(len(kinds)), [short(kind.at) for kind in kinds] if numbers else names)
     axes.set_xlabel(axis)
     axes.set_ylabel('messages per second')

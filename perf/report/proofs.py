@@ -90,9 +90,8 @@ def setting(name: str, value: Any) -> str:
 def command(proof: Proof) -> str:
     """The command that does it again."""
     words = ['python -m perf prove', proof['proof'], f'--seed {proof["seed"]}']
-    version = proof['environment']['brokers'].get('rabbitmq', {}).get('version', '')
-    series = version.rpartition('.')[0]
-    if series in RabbitMQ.versions[1:] and proof['settings'].get('on') != 'memory':
+    series = broker(proof).partition(' ')[2].rpartition('.')[0]
+    if series in RabbitMQ.versions[1:]:  # the first is what is started if none is named
         words.insert(0, f'{RabbitMQ.version_variable}={series}')
     for name, value in proof['settings'].items():
         if value is not False:

@@ -524,19 +524,6 @@ cdef int load_uuid() except -1:
     return 0
 
 
-cdef bint know_uuid() except -1:
-    if UUID is None:
-        try:
-            load_uuid()
-        except Exception:       # who cannot import it has none
-            return False
-    return True
-
-
-cdef bint is_uuid(object value) except -1:
-    return know_uuid() and isinstance(value, UUID)
-
-
 cdef int need_uuid() except -1:
     if UUID is None:
         try:
@@ -544,6 +531,18 @@ cdef int need_uuid() except -1:
         except Exception as ex:
             raise AMQPDecoderError(f'a UUID, but no module uuid: {clip(ex)}') from ex
     return 0
+
+
+cdef bint know_uuid() except -1:
+    try:
+        need_uuid()
+    except AMQPDecoderError:    # who cannot import it has none
+        return False
+    return True
+
+
+cdef bint is_uuid(object value) except -1:
+    return know_uuid() and isinstance(value, UUID)
 
 
 cdef object class_of(int code):
