@@ -1,14 +1,14 @@
 """
-Real brokers on loopback, for tests and benchmarks; before one of them, a proxy that cuts.
+Real brokers on loopback for tests and benchmarks, and a proxy that injects network faults.
 
     python -m brokers up rabbitmq --nodes 3
     python -m brokers up rabbitmq --version 4.3
     python -m brokers status
     python -m brokers down
 
-In Python: `rabbitmq.up()` or `kafka.up()` for the shared one, which is started if it does not run,
-and `RabbitMQ.private(nodes=3)` for one of your own; both take a `version`, and RBFLY_RABBITMQ names
-the one that is taken without it.
+From Python, `rabbitmq.up()` and `kafka.up()` return the shared broker and start it if necessary.
+`RabbitMQ.private(nodes=3)` creates a broker for the calling process only. The RabbitMQ functions
+take a `version`; the default is the RBFLY_RABBITMQ environment variable.
 """
 
 from .kafka import Kafka

@@ -1,7 +1,8 @@
 """
-What every broker is, whatever its kind: shared, private or of others; found again, and ended.
+The base class of all brokers: lookup, status and shutdown.
 
-Nothing here knows how a kind is started.
+A broker is shared, private, or external (started by someone else and named by an environment
+variable). Subclasses know how to start their kind.
 """
 
 from __future__ import annotations
@@ -18,44 +19,44 @@ from .state import BrokerError, Progress, locked, remove, run_folder
 
 
 class Broker(abc.ABC):
-    """A running broker, in a room or started by others."""
+    """A running broker, either started in a room or external."""
 
     kind: ClassVar[str]
-    variable: ClassVar[str]  # of the environment: names one that others started
-    versions: ClassVar[Sequence[str]]  # each has a shared one; the first if none is chosen
-    version_variable: ClassVar[str | None] = None  # of the environment: chooses one of them
+    variable: ClassVar[str]  # environment variable that names an external broker
+    versions: ClassVar[Sequence[str]]  # one shared broker each; the first is the default
+    version_variable: ClassVar[str | None] = None  # environment variable that selects a version
 
     def __init__(self, room: Room | None, progress: Progress | None) -> None:
         self._room = room
         self._progress = progress or Progress(quiet=True)
         self._private = False
-        self._complete = False  # whether its start came to its end
+        self._complete = False  # whether startup finished
 
     @property
     def external(self) -> bool:
-        """Whether it is a broker that others started, named by an environment variable."""
+        """Whether someone else started the broker; an environment variable names it."""
         return self._room is None
 
     @abc.abstractmethod
     def variables(self) -> dict[str, str]:
-        """The addresses as environment variables."""
+        """The broker's addresses as environment variables."""
 
     @abc.abstractmethod
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the broker is running."""
 
     @property
     def release(self) -> str:
-        """The whole of its version, as it tells it; empty if it does not."""
+        """The full version that the broker reports, or an empty string."""
         return ''
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start the broker and wait until it is ready."""
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Stop it and remove its data; nothing is left."""
+        """Stop the broker and remove its data."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -70,38 +71,40 @@ class Broker(abc.ABC):
         self._end()
 
     def _end(self) -> None:
-        """Kill it and remove its data."""
+        """Kill the broker and remove its data."""
         self._in_room.kill()
         remove(self._in_room.folder)
 
     @property
     def _in_room(self) -> Room:
         if self._room is None:
-            raise BrokerError(f'{self.variable} is not a broker that was started here')
+            raise BrokerError(f'{self.variable} names a broker that was not started here')
         return self._room
 
     def _details(self) -> dict[str, Any]:
-        """What `status` tells of one that was started here."""
+        """What `status` reports about a broker started here."""
         return {'running': self.alive(), 'logs': str(self._in_room.folder)}
 
-    # --- found again ---
+    # --- lookup ---
 
     @classmethod
     @abc.abstractmethod
     def named(cls, environ: Mapping[str, str] | None = None) -> Self | None:
-        """The broker that an environment variable names, if it does."""
+        """The external broker that the environment variable names, or None."""
 
     @classmethod
     @abc.abstractmethod
     def load(cls, folder: Path, progress: Progress | None = None) -> Self | None:
-        """The instance of this folder, if its state says that there is one."""
+        """The broker recorded in this folder's state file, or None."""
 
     @classmethod
     def chosen(cls, version: str | None = None) -> str:
-        """This version, or the one that the environment names, or the first."""
+        """The given version, else the one the environment selects, else the first."""
         found = version or os.environ.get(cls.version_variable or '') or cls.versions[0]
         if found not in cls.versions:
-            raise BrokerError(f'{cls.kind}: no version {found!r}, but {", ".join(cls.versions)}')
+            raise BrokerError(
+                f'{cls.kind}: unknown version {found!r}; choose from {", ".join(cls.versions)}'
+            )
         return found
 
     @classmethod
@@ -111,7 +114,7 @@ class Broker(abc.ABC):
 
     @classmethod
     def running(cls, version: str | None = None, progress: Progress | None = None) -> Self | None:
-        """The shared broker that was started here, if it runs."""
+        """The shared broker started here, or None if it is not running."""
         broker = cls.load(run_folder(cls.shared(version)), progress)
         if broker is None or not broker._complete or not broker._in_room.alive():
             return None
@@ -119,7 +122,7 @@ class Broker(abc.ABC):
 
     @classmethod
     def down(cls, version: str | None = None, progress: Progress | None = None) -> bool:
-        """Stop the shared broker; `False` if there was none. One of others is never touched."""
+        """Stop the shared broker; return whether it was running. Leaves external brokers alone."""
         progress = progress or Progress()
         name = cls.shared(version)
         folder = run_folder(name)
@@ -136,27 +139,27 @@ class Broker(abc.ABC):
 
     @classmethod
     def status(cls, version: str | None = None) -> list[dict[str, Any]]:
-        """What runs, as plain values: this version, or all, the chosen one behind the others."""
+        """Report on this version, or on all of them with the selected version last."""
         if broker := cls.named():
-            return [broker._tell({'running': broker.alive(), 'how': cls.variable})]
+            return [broker._report({'running': broker.alive(), 'how': cls.variable})]
         chosen = cls.chosen(version)
         others = [] if version else [other for other in cls.versions if other != chosen]
         found = []
         for each in (*others, chosen):
-            told: dict[str, Any] = {'version': each, 'running': False}
+            report: dict[str, Any] = {'version': each, 'running': False}
             if broker := cls.running(each):
-                told = broker._tell(told | {'how': broker._in_room.kind} | broker._details())
-            found.append({'kind': cls.kind, **told})
+                report = broker._report(report | {'how': broker._in_room.kind} | broker._details())
+            found.append({'kind': cls.kind, **report})
         return found
 
-    def _tell(self, told: dict[str, Any]) -> dict[str, Any]:
+    def _report(self, report: dict[str, Any]) -> dict[str, Any]:
         if release := self.release:
-            told = told | {'release': release}
-        return {'kind': self.kind, **told, 'variables': self.variables()}
+            report = report | {'release': release}
+        return {'kind': self.kind, **report, 'variables': self.variables()}
 
     @classmethod
     def _clear(cls, name: str) -> None:
-        """Remove what is left of a shared broker that does not run."""
+        """Remove what a shared broker that is no longer running left behind."""
         folder = run_folder(name)
         if stale := cls.load(folder):
             stale._end()

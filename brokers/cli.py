@@ -1,8 +1,8 @@
 """
-The command `brokers`.
+The `brokers` command.
 
-Standard output has what a program wants (the addresses as shell variables, or JSON), standard
-error says what is being done. Exit codes: 0 done or running, 1 not running or not possible.
+Results (addresses as shell variables, or JSON) go to standard output, progress messages to
+standard error. Exit codes: 0 for success or running, 1 for failure or not running.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from .broker import Broker
 KINDS: dict[str, type[Broker]] = {broker.kind: broker for broker in (RabbitMQ, Kafka)}
 
 DESCRIPTION = """\
-Real brokers on loopback: RabbitMQ 4.0 or 4.3 and Kafka 3.8, by a container engine where one
-answers, otherwise (as root, on Debian) installed into a cache folder. A broker that RBFLY_URI or
-RBFLY_KAFKA names is used as it is, and never stopped. Different versions run beside each other.
+Run real brokers on loopback: RabbitMQ 4.0 or 4.3, and Kafka 3.8. They run in a container engine
+if one is available; otherwise they are installed into a cache folder (RabbitMQ needs root on
+Debian for that). If RBFLY_URI or RBFLY_KAFKA names a broker, that broker is used and never stopped.
+Different versions can run at the same time.
 
-RBFLY_RABBITMQ: the version of RabbitMQ that is started where no option names one (default: 4.0).
-RBFLY_CACHE: the folder for what is installed and what runs (default: ~/.cache/rbfly).
+RBFLY_RABBITMQ: RabbitMQ version to start when --version is not given (default: 4.0).
+RBFLY_CACHE: folder for installations and running brokers (default: ~/.cache/rbfly).
 RBFLY_ENGINE: docker, podman, or none.
 """
 
 
 def parser(**options: Any) -> argparse.ArgumentParser:
-    """The parser of the commands up, down, status and exec."""
+    """The argument parser for up, down, status and exec."""
     main = argparse.ArgumentParser(
         prog='python -m brokers',
         description=DESCRIPTION,
@@ -43,11 +44,11 @@ def parser(**options: Any) -> argparse.ArgumentParser:
     commands = main.add_subparsers(metavar='COMMAND', required=True)
 
     up_parser = commands.add_parser(
-        'up', help='start a broker unless it runs; print its addresses as shell variables'
+        'up', help='start a broker if it is not running; print its addresses as shell variables'
     )
     up_parser.add_argument('kind', nargs='?', choices=KINDS, default='rabbitmq')
     up_parser.add_argument(
-        '--nodes', type=positive, help='nodes of a RabbitMQ cluster (default: 1)'
+        '--nodes', type=positive, help='number of nodes in the RabbitMQ cluster (default: 1)'
     )
     up_parser.add_argument(
         '--plugin',
@@ -55,26 +56,26 @@ def parser(**options: Any) -> argparse.ArgumentParser:
         default=[],
         dest='plugins',
         metavar='NAME',
-        help='enable a plugin of RabbitMQ, too (rabbitmq_mqtt, rabbitmq_auth_mechanism_ssl, ...)',
+        help='also enable this RabbitMQ plugin (rabbitmq_mqtt, rabbitmq_auth_mechanism_ssl, ...)',
     )
     up_parser.add_argument(
         '--config',
         action='append',
         default=[],
         metavar='LINE',
-        help='a further line of rabbitmq.conf',
+        help='an additional line for rabbitmq.conf',
     )
     add_version(up_parser)
     add_common(up_parser, run_up)
 
-    down_parser = commands.add_parser('down', help='stop and remove all that up started')
+    down_parser = commands.add_parser('down', help='stop and remove everything that up started')
     down_parser.add_argument('kind', nargs='?', choices=KINDS, help='default: both')
     add_version(down_parser, 'all')
     add_common(down_parser, run_down)
 
-    status_parser = commands.add_parser('status', help='what runs; exit code 0 if something does')
+    status_parser = commands.add_parser('status', help='list brokers; exit 0 if any is running')
     status_parser.add_argument('kind', nargs='?', choices=KINDS, help='default: both')
-    status_parser.add_argument('--json', action='store_true', help='for programs')
+    status_parser.add_argument('--json', action='store_true', help='print JSON')
     add_version(status_parser, 'all')
     add_common(status_parser, run_status)
 
@@ -82,7 +83,7 @@ def parser(**options: Any) -> argparse.ArgumentParser:
         'exec',
         parents=[exec_options()],
         usage='%(prog)s rabbitmq [OPTION ...] -- COMMAND ...',
-        help="run a command in the broker's root filesystem, the checkout at /checkout",
+        help="run a command in the broker's root filesystem, with the checkout at /checkout",
     )
     exec_parser.add_argument('kind', choices=('rabbitmq',))
     exec_parser.add_argument('command', nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -91,7 +92,7 @@ def parser(**options: Any) -> argparse.ArgumentParser:
 
 
 def exec_options() -> argparse.ArgumentParser:
-    """Options of `exec`: a parser of its own, for those that stand behind the kind."""
+    """The options of `exec`; a separate parser because they follow the kind."""
     parser = argparse.ArgumentParser(add_help=False, prog='brokers exec rabbitmq')
     parser.add_argument(
         '--install',
@@ -99,22 +100,22 @@ def exec_options() -> argparse.ArgumentParser:
         action='extend',
         default=[],
         metavar='PACKAGE',
-        help='packages of Debian to install there first',
+        help='Debian packages to install first',
     )
     parser.add_argument(
         '--bind',
         action='append',
         default=[],
         metavar='HOST:INSIDE',
-        help='a further file or folder to see there',
+        help='an additional host file or folder to mount',
     )
     add_version(parser)
-    parser.add_argument('--quiet', action='store_true', help='say nothing but errors')
+    parser.add_argument('--quiet', action='store_true', help='print errors only')
     return parser
 
 
 def split_exec(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Part what stands behind the kind into options and command, at `--`."""
+    """Split the arguments that follow the kind into options and a command, at `--`."""
     if '--' in words:
         at = words.index('--')
         options, command = words[:at], words[at + 1 :]
@@ -122,35 +123,35 @@ def split_exec(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         at = next((i for i, word in enumerate(words) if not word.startswith('-')), len(words))
         options, command = words[:at], words[at:]
     if not command:
-        raise BrokerError('no command: exec rabbitmq [OPTION ...] -- COMMAND ...')
+        raise BrokerError('no command given; usage: exec rabbitmq [OPTION ...] -- COMMAND ...')
     return exec_options().parse_args(options), command
 
 
 def add_version(parser: argparse.ArgumentParser, default: str = 'RBFLY_RABBITMQ or 4.0') -> None:
-    """The option that chooses a version."""
+    """Add the option that selects a version."""
     parser.add_argument(
         '--version',
         choices=RabbitMQ.versions,
-        help=f'of RabbitMQ, not of Kafka (default: {default})',
+        help=f'RabbitMQ version (default: {default})',
     )
 
 
 def add_common(parser: argparse.ArgumentParser, func: Any) -> None:
-    """Options of every command."""
-    parser.add_argument('--quiet', action='store_true', help='say nothing but errors')
+    """Add the options that every command has."""
+    parser.add_argument('--quiet', action='store_true', help='print errors only')
     parser.set_defaults(func=reporting(func))
 
 
 def positive(text: str) -> int:
-    """A number from 1."""
+    """Parse an integer of at least 1."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError('at least 1')
+        raise argparse.ArgumentTypeError('must be at least 1')
     return number
 
 
 def reporting(func: Any) -> Any:
-    """The function, its errors told in a line."""
+    """Wrap a command so that errors are printed as one line."""
 
     def run(args: argparse.Namespace) -> int:
         try:
@@ -159,7 +160,7 @@ def reporting(func: Any) -> Any:
             print(f'brokers: error: {error}', file=sys.stderr)
             return 1
         except BrokenPipeError:
-            # nobody reads on: not an error, and not to be met again at exit
+            # the reader has gone: exit quietly, and do not fail again when flushing at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except KeyboardInterrupt:
@@ -170,18 +171,18 @@ def reporting(func: Any) -> Any:
 
 
 def print_variables(variables: dict[str, str]) -> None:
-    """Lines that a shell can read."""
+    """Print shell assignments."""
     for name, value in variables.items():
         print(f'{name}={shlex.quote(value)}', flush=True)
 
 
 def run_up(args: argparse.Namespace, progress: Progress) -> int:
-    """`brokers up`."""
-    # a start that is ended clears up after itself
+    """Run `brokers up`."""
+    # on SIGTERM, clean up an unfinished start
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.kind == 'kafka':
         if args.nodes not in (None, 1) or args.plugins or args.config or args.version:
-            raise BrokerError('--nodes, --plugin, --config and --version are for RabbitMQ')
+            raise BrokerError('Kafka does not support --nodes, --plugin, --config or --version')
         print_variables(kafka.up(progress=progress).variables())
     else:
         broker = rabbitmq.up(
@@ -196,26 +197,26 @@ def run_up(args: argparse.Namespace, progress: Progress) -> int:
 
 
 def selected(args: argparse.Namespace) -> dict[str, Sequence[str]]:
-    """Kinds and their versions that a command is about; a version is one of RabbitMQ's."""
+    """The kinds, and their versions, that a command applies to."""
     if args.version:
         if args.kind == 'kafka':
-            raise BrokerError('--version is for RabbitMQ')
+            raise BrokerError('Kafka does not support --version')
         return {'rabbitmq': [args.version]}
     return {kind: KINDS[kind].versions for kind in ([args.kind] if args.kind else KINDS)}
 
 
 def run_down(args: argparse.Namespace, progress: Progress) -> int:
-    """`brokers down`."""
+    """Run `brokers down`."""
     for kind, versions in selected(args).items():
         for version in versions:
             stopped = KINDS[kind].down(version, progress)
-            how = 'stopped and removed' if stopped else 'did not run'
+            how = 'stopped and removed' if stopped else 'was not running'
             progress.say(f'{kind} {version}: {how}')
     return 0
 
 
 def run_status(args: argparse.Namespace, progress: Progress) -> int:
-    """`brokers status`."""
+    """Run `brokers status`."""
     kinds = selected(args)
     found = [entry for kind in kinds for entry in KINDS[kind].status(args.version)]
     if args.json:
@@ -237,7 +238,7 @@ def run_status(args: argparse.Namespace, progress: Progress) -> int:
 
 
 def run_exec(args: argparse.Namespace, progress: Progress) -> int:
-    """`brokers exec`."""
+    """Run `brokers exec`."""
     more, command = split_exec(args.command)
     return inside.run(
         command,
@@ -249,6 +250,6 @@ def run_exec(args: argparse.Namespace, progress: Progress) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m brokers`."""
+    """Run `python -m brokers`."""
     args = parser().parse_args(argv)
     return int(args.func(args))

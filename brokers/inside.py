@@ -1,8 +1,8 @@
 """
-Commands in the root filesystem of a version: another Debian, with another Python.
+Run commands in the root filesystem of a RabbitMQ version: another Debian with another Python.
 
-The network is the host's, so brokers on loopback are reachable. The host's certificates, name
-servers and settings of pip and apt are visible inside, so package installation works as outside.
+Commands share the host's network, so they reach brokers on loopback. They also see the host's
+certificates, name servers and pip and apt settings, so they can install packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .rabbitmq import RabbitMQ
 from .state import BrokerError, Progress, locked, run_shown
 
 CHECKOUT = '/checkout'
-# files of the host that replace those of the root filesystem
+# host files that replace the ones in the root filesystem
 HOST_FILES = ('/etc/resolv.conf', '/etc/ssl/certs/ca-certificates.crt', '/etc/pip.conf')
 PASSED_PREFIXES = ('PIP_', 'SSL_', 'RBFLY_', 'PYTEST_', 'LC_', 'UV_')
 PASSED = frozenset(
@@ -44,11 +44,11 @@ PASSED = frozenset(
     }
 )
 
-# Arguments: root, working directory, number of binds, host and inside of each, the command.
+# Arguments: root, working directory, number of binds, host and inside path of each, the command.
 SCRIPT = f"""
 set -e
 root=$1; cwd=$2; count=$3; shift 3
-mount --bind "$root" "$root"  # a mount of its own, so that commands inside can unshare it
+mount --bind "$root" "$root"  # a mount point, so that commands inside can use unshare
 {room.ROOT_MOUNTS}
 mount --bind /dev/shm "$root/dev/shm" 2>/dev/null || true
 while [ "$count" -gt 0 ]; do
@@ -64,8 +64,8 @@ done
 exec chroot "$root" sh -c 'cd "$1" && shift && exec "$@"' sh "$cwd" "$@"
 """
 
-# Arguments: packages. Those of the lists that the root filesystem was made with fit what is there,
-# and of a Debian to come, apt refuses the newer lists of a mirror that is weeks behind.
+# Arguments: packages. First try the package lists that the root filesystem was created with: they
+# match what is installed, and a mirror's lists may be weeks old, which apt refuses for testing.
 INSTALL = """
 install() { apt-get install -y --no-install-recommends "$@"; }
 install "$@" || { apt-get update && install "$@"; }
@@ -73,13 +73,13 @@ install "$@" || { apt-get update && install "$@"; }
 
 
 def passed_environment(environ: Mapping[str, str], version: str) -> dict[str, str]:
-    """Variables of the environment that mean the same inside."""
+    """The environment variables that are valid inside as well as outside."""
     found = {
         name: value
         for name, value in environ.items()
         if name in PASSED or name.startswith(PASSED_PREFIXES)
     }
-    # it is another system: what is cached and what runs is not to be looked for there
+    # the host's installations and running brokers are not accessible inside
     found.pop('RBFLY_CACHE', None)
     return {
         installation.INSIDE: version,
@@ -88,7 +88,7 @@ def passed_environment(environ: Mapping[str, str], version: str) -> dict[str, st
         'LANG': 'C.UTF-8',
         'DEBIAN_FRONTEND': 'noninteractive',
         **found,
-        'RBFLY_RABBITMQ': version,  # there is no other
+        'RBFLY_RABBITMQ': version,  # the only version available inside
     }
 
 
@@ -96,14 +96,14 @@ def parse_bind(text: str) -> tuple[str, str]:
     """Read HOST:INSIDE."""
     host, _, inside = text.partition(':')
     if not host or not inside.startswith('/') or '..' in Path(inside).parts:
-        raise BrokerError(f'{text!r} is not HOST:INSIDE, with an absolute path inside')
+        raise BrokerError(f'{text!r} is not HOST:INSIDE with an absolute path for INSIDE')
     if not Path(host).exists():
-        raise BrokerError(f'{host} does not exist')
+        raise BrokerError(f'cannot mount {host}: it does not exist')
     return str(Path(host).resolve()), inside
 
 
 def default_binds(environ: Mapping[str, str], checkout: Path) -> list[tuple[str, str]]:
-    """The checkout, the host's settings, and the local folders that its variables name."""
+    """The checkout, the host's settings, and the local folders that its variables refer to."""
     binds = [(str(checkout), CHECKOUT)]
     binds += [(str(Path(f).resolve()), f) for f in HOST_FILES if Path(f).exists()]
     home = Path(environ.get('HOME') or '/root')
@@ -127,7 +127,7 @@ def command_line(
     binds: Sequence[tuple[str, str]],
     cwd: str,
 ) -> list[str]:
-    """The command, run by the host, that runs a command inside."""
+    """The host command that runs a command inside."""
     flat = [path for bind in binds for path in bind]
     return [
         *room.UNSHARE,
@@ -152,12 +152,12 @@ def run(
     binds: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> int:
-    """Run a command inside; its exit code."""
+    """Run a command inside and return its exit code."""
     progress = progress or Progress()
     if room.engine():
         raise BrokerError(
-            'exec is for the root filesystem that is installed where no container engine '
-            'answers; set RBFLY_ENGINE=none to have it in spite of one'
+            'exec needs an installed root filesystem, which is not used while a container engine '
+            'is available; set RBFLY_ENGINE=none to use it anyway'
         )
     version = RabbitMQ.chosen(version)
     root = installation.rabbitmq_root(version, progress)
@@ -185,7 +185,7 @@ def run(
 
 
 def is_installed(root: Path, package: str) -> bool:
-    """Whether Debian's records of the root filesystem know the package as installed."""
+    """Whether dpkg lists the package as installed in the root filesystem."""
     records = (root / 'var/lib/dpkg/status').read_text(errors='replace').split('\n\n')
     wanted = f'Package: {package}\n'
     return any(r.startswith(wanted) and 'Status: install ok installed' in r for r in records)

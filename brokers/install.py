@@ -1,8 +1,8 @@
 """
-Installing the brokers, once, into the cache folder.
+Install the brokers, once, into the cache folder.
 
-Everything is made in a temporary folder that is renamed when it is complete, so an interrupted
-installation is never taken for a finished one.
+Each installation is made in a temporary folder and renamed when complete, so an interrupted one is
+never mistaken for a finished one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from .room import UNSHARE
 from .state import BrokerError, Progress, cache_folder, locked, remove, run_shown
 
-# RabbitMQ's versions, and the Debian that has them
+# RabbitMQ versions and the Debian releases that package them
 SUITES = {'4.0': 'trixie', '4.3': 'forky'}
 PACKAGES = ('rabbitmq-server', 'openssl', 'ca-certificates')
-# the numbers at the end change when what is installed changes
+# increment the trailing number when the contents change
 RABBITMQ_FOLDER = 'rabbitmq-{}-1'
 
-# programs, and the packages that have them
+# programs and the packages that provide them
 TO_ENTER = dict.fromkeys(('nsenter', 'setsid', 'unshare'), 'util-linux')
 TO_INSTALL = {**TO_ENTER, 'debootstrap': 'debootstrap', 'mount': 'mount'}
 
-# set in the environment of commands that run in a root filesystem: the version that it has
+# environment variable of commands in a root filesystem: the RabbitMQ version of that filesystem
 INSIDE = 'RBFLY_INSIDE'
 
 KAFKA_VERSION = '3.8.0'
@@ -57,7 +57,7 @@ JAVA_PACKAGES = ('openjdk-17-jre-headless', 'openjdk-21-jre-headless')
 
 
 def apt_install(packages: Sequence[str], progress: Progress) -> None:
-    """Install packages of Debian on this system; the first failure is met with an update."""
+    """Install Debian packages on this system; if that fails, update the lists and retry."""
     env = {**os.environ, 'DEBIAN_FRONTEND': 'noninteractive'}
     install = ['apt-get', 'install', '--yes', '--no-install-recommends', *packages]
     with progress.step(f'installing {" ".join(packages)}'):
@@ -77,16 +77,16 @@ def can_install() -> bool:
 
 
 def lack(programs: Mapping[str, str]) -> str:
-    """What to do where programs are missing that cannot be installed."""
+    """The error text for missing programs that cannot be installed."""
     names = ', '.join(f'{prog} (package {package})' for prog, package in programs.items())
     return (
-        f'missing: {names}; install it, or run as root on Debian, '
+        f'missing: {names}; install them, or run as root on Debian, '
         'or start a container engine (docker or podman)'
     )
 
 
 def need(programs: Mapping[str, str], progress: Progress) -> None:
-    """See to it that these programs exist; they are named with the package that has them."""
+    """Ensure that programs exist; `programs` maps each to the package that provides it."""
     left = missing(programs)
     if left and can_install():
         apt_install(sorted({*left.values()}), progress)
@@ -96,21 +96,21 @@ def need(programs: Mapping[str, str], progress: Progress) -> None:
 
 
 def obstacle(version: str) -> str | None:
-    """Why this RabbitMQ can be had in no root filesystem here; None if it can."""
+    """The reason why this RabbitMQ version cannot run in a root filesystem here, or None."""
     if inside := os.environ.get(INSIDE):
         if inside != version:
-            return f'this root filesystem has RabbitMQ {inside}, not {version}'
+            return f'this root filesystem has RabbitMQ {inside}; {version} is not available in it'
         return None
     if os.geteuid() != 0:
         return (
-            'no container engine answers, and RabbitMQ can be run without one by root only: '
-            'start docker or podman, run as root, or name a running broker by RBFLY_URI'
+            'no container engine is available, and only root can run RabbitMQ without one: '
+            'start docker or podman, run as root, or set RBFLY_URI to use a running broker'
         )
     left = missing(TO_ENTER if root_of(version).is_dir() else TO_INSTALL)
     if left and not can_install():
         return lack(left)
     if not left and subprocess.run([*UNSHARE, 'true'], capture_output=True).returncode:
-        return 'root may make no namespaces here, as in a container without privileges'
+        return 'root cannot create namespaces here; in a container, run it as privileged'
     return None
 
 
@@ -119,7 +119,7 @@ def root_of(version: str) -> Path:
 
 
 def rabbitmq_root(version: str, progress: Progress) -> Path:
-    """The root filesystem with this RabbitMQ in it; installed when it is not there."""
+    """The root filesystem with this RabbitMQ version; install it if necessary."""
     if reason := obstacle(version):
         raise BrokerError(reason)
     if INSIDE in os.environ:
@@ -129,7 +129,7 @@ def rabbitmq_root(version: str, progress: Progress) -> Path:
         need(TO_ENTER, progress)
         return root
     with locked('install-rabbitmq', progress):
-        if root.is_dir():  # another process was faster
+        if root.is_dir():  # another process has finished first
             return root
         need(TO_INSTALL, progress)
         temporary = root.with_name(root.name + '.new')
@@ -147,7 +147,6 @@ def rabbitmq_root(version: str, progress: Progress) -> Path:
             str(suite_script(suite)),
         ]
         with progress.step(f'installing RabbitMQ {version} (debootstrap {suite}, once)'):
-            # its log would hide what it says now
             run_shown(command, progress)
             prepare_root(temporary)
             temporary.rename(root)
@@ -155,17 +154,17 @@ def rabbitmq_root(version: str, progress: Progress) -> Path:
 
 
 def suite_script(suite: str, scripts: Path = Path('/usr/share/debootstrap/scripts')) -> Path:
-    """What debootstrap does for this Debian; one that is younger than it has trixie's."""
+    """The debootstrap script of a Debian release; trixie's if debootstrap lacks it."""
     script = scripts / suite
     return script if script.exists() else scripts / 'trixie'
 
 
 def prepare_root(root: Path) -> None:
-    """What a fresh root filesystem lacks."""
+    """Complete a new root filesystem."""
     (root / 'etc/hosts').write_text('127.0.0.1 localhost\n::1 localhost\n')
     for folder in ('srv', 'proc', 'dev', 'checkout'):
         (root / folder).mkdir(exist_ok=True)
-    # no package that is installed later may start a service
+    # keep packages from starting services when they are installed
     policy = root / 'usr/sbin/policy-rc.d'
     policy.write_text('#!/bin/sh\nexit 101\n')
     policy.chmod(0o755)
@@ -174,7 +173,7 @@ def prepare_root(root: Path) -> None:
 
 
 def java_version(java: str) -> int:
-    """Major version of this Java; 0 if it does not run."""
+    """Major version of a Java program; 0 if it does not run."""
     try:
         done = subprocess.run([java, '-version'], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -183,13 +182,13 @@ def java_version(java: str) -> int:
 
 
 def parse_java_version(text: str) -> int:
-    """The major version in what `java -version` prints."""
+    """The major version in the output of `java -version`."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found.group(1)) if found else 0
 
 
 def find_java() -> str | None:
-    """A Java that Kafka 3.8 runs on: 17 to 23 (24 has no security manager)."""
+    """A Java that runs Kafka 3.8: 17 to 23 (24 removed the security manager)."""
     candidates = [shutil.which('java') or '']
     if home := os.environ.get('JAVA_HOME'):
         candidates.insert(0, f'{home}/bin/java')
@@ -198,7 +197,7 @@ def find_java() -> str | None:
 
 
 def java(progress: Progress) -> str:
-    """A fitting Java; installed when there is none."""
+    """A suitable Java; install one if necessary."""
     found = find_java()
     if found is None and os.geteuid() == 0 and shutil.which('apt-get'):
         for package in JAVA_PACKAGES:
@@ -218,7 +217,7 @@ def java(progress: Progress) -> str:
 
 
 def kafka_jars(progress: Progress) -> Path:
-    """The folder with Kafka's jars; fetched by Maven when it is not there."""
+    """The folder with Kafka's jars; fetch them with Maven if necessary."""
     jars = cache_folder() / KAFKA_FOLDER
     if jars.is_dir():
         return jars
@@ -244,6 +243,6 @@ def kafka_jars(progress: Progress) -> Path:
                 cwd=temporary,
             )
             if not list(temporary.glob(f'kafka_2.13-{KAFKA_VERSION}.jar')):
-                raise BrokerError('Maven ended well but did not bring the jars of Kafka')
+                raise BrokerError('Maven succeeded but did not download the Kafka jars')
             temporary.rename(jars)
     return jars

@@ -28,7 +28,7 @@ IMAGE = f'apache/kafka:{install.KAFKA_VERSION}'
 IMAGE_JARS = '/opt/kafka/libs'
 HOST = '127.0.0.1'
 START_TIMEOUT = 90.0
-# what Kafka's own start script gives, for a fair comparison
+# the options that Kafka's own start script sets, for a fair comparison
 JAVA_OPTIONS = (
     '-Xms1G',
     '-Xmx1G',
@@ -71,7 +71,7 @@ def properties(port: int, controller_port: int, data: str) -> str:
 
 
 class Kafka(Broker):
-    """A running Kafka: `address` is HOST:PORT."""
+    """A running Kafka; `address` is HOST:PORT."""
 
     kind = 'kafka'
     variable = 'RBFLY_KAFKA'
@@ -104,12 +104,12 @@ class Kafka(Broker):
         return {self.variable: self.address}
 
     def alive(self) -> bool:
-        """Whether it runs and answers."""
+        """Whether Kafka is running and answers."""
         return (self._room is None or self._room.alive()) and kafka_answers(self.host, self.port)
 
     @classmethod
     def private(cls, *, progress: Progress | None = None) -> Kafka:
-        """A Kafka of this process, gone when this process is; use it as a context."""
+        """A Kafka for this process, which ends with the process; use as a context manager."""
         sweep()
         instance = f'private-{os.getpid()}-{secrets.token_hex(4)}'
         broker = _make(instance, progress or Progress(quiet=True))
@@ -117,7 +117,7 @@ class Kafka(Broker):
         return broker
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
-        """Format the storage, start, and wait until it is ready."""
+        """Format the storage, start Kafka and wait until it is ready."""
         current = self._in_room
         folder = current.folder
         try:
@@ -126,17 +126,17 @@ class Kafka(Broker):
             text = properties(self.port, self._controller_port, f'{base}/data')
             (folder / 'srv/server.properties').write_text(text)
             (folder / 'srv/log4j.properties').write_text(LOG4J)
-            write_state(folder, self.save())  # to be found even if this is cut short
+            write_state(folder, self.save())  # findable even if this is interrupted
             with self._progress.step(current.starting):
                 current.start(self._main(), {'HOME': base}, private=self._private)
             with self._progress.step('starting Kafka'):
                 deadline = time.monotonic() + timeout
                 while not kafka_answers(self.host, self.port, timeout=2):
                     if not current.alive():
-                        raise BrokerError(f'Kafka ended while starting:\n{current.log()}')
+                        raise BrokerError(f'Kafka exited during startup:\n{current.log()}')
                     if time.monotonic() > deadline:
                         raise BrokerError(
-                            f'Kafka is not ready after {timeout:.0f} s:\n{current.log()}'
+                            f'Kafka was not ready after {timeout:.0f} s:\n{current.log()}'
                         )
                     self._progress.update(current.log().rpartition('\n')[2])
                     time.sleep(0.2)
@@ -147,12 +147,12 @@ class Kafka(Broker):
             raise
 
     def stop(self) -> None:
-        """Kill it and remove its data."""
+        """Kill Kafka and remove its data."""
         with self._progress.step('stopping Kafka'):
             self._end()
 
     def save(self) -> dict[str, Any]:
-        """What `load` needs to find it again."""
+        """The state that `load` needs."""
         return {
             'kind': self.kind,
             'complete': self._complete,
@@ -162,7 +162,7 @@ class Kafka(Broker):
 
     @classmethod
     def named(cls, environ: Mapping[str, str] | None = None) -> Self | None:
-        """The broker that RBFLY_KAFKA names, if it does."""
+        """The broker that RBFLY_KAFKA names, or None."""
         address = (os.environ if environ is None else environ).get(cls.variable)
         if not address:
             return None
@@ -180,7 +180,7 @@ class Kafka(Broker):
 
     @property
     def _base(self) -> str:
-        """The folder `srv` as the broker sees it."""
+        """The `srv` folder as seen by the broker."""
         current = self._in_room
         return '/srv' if current.kind == 'container' else str(current.folder / 'srv')
 
@@ -227,17 +227,17 @@ def _make(instance: str, progress: Progress) -> Kafka:
 
 
 def up(*, progress: Progress | None = None) -> Kafka:
-    """The broker of RBFLY_KAFKA, or the shared one, which is started if it does not run."""
+    """Return the broker that RBFLY_KAFKA names, or the shared one; start that if necessary."""
     progress = progress or Progress()
     if broker := Kafka.named():
         if not broker.alive():
-            raise BrokerError(f'{broker.variable}={broker.address}: no Kafka answers')
+            raise BrokerError(f'{broker.variable}={broker.address}: no Kafka answers there')
         progress.say(f'using {broker.variable}')
         return broker
     name = Kafka.shared()
     with locked(name, progress):
         if broker := Kafka.running(progress=progress):
-            progress.say('Kafka runs already')
+            progress.say('Kafka is already running')
             return broker
         Kafka._clear(name)
         broker = _make(name, progress)

@@ -30,7 +30,7 @@ rm ca.key *.csr *.ext
 
 @dataclasses.dataclass
 class Node:
-    """One node: where it listens, and the address that it tells its clients."""
+    """The ports a node listens on and the addresses it advertises to clients."""
 
     index: int
     name: str
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def folder(self) -> str:
-        """The part of its name before the host; its files are in `srv` under this name."""
+        """The node name without its host; also the name of its folder in `srv`."""
         return self.name.partition('@')[0]
 
     @property
@@ -69,10 +69,10 @@ def make_nodes(
     advertised_hosts: Sequence[str | None] | None = None,
     advertised_tls_ports: Sequence[int | None] | None = None,
 ) -> list[Node]:
-    """Nodes with five ports each, out of `ports`."""
+    """Create nodes, with five of `ports` for each."""
     for what in (advertised_ports, advertised_hosts, advertised_tls_ports):
         if what is not None and len(what) != count:
-            raise ValueError('one advertised host or port for each node')
+            raise ValueError('give one advertised host or port for each node')
     nodes = []
     for i in range(count):
         stream, tls, amqp, mqtt, dist = ports[5 * i : 5 * i + 5]
@@ -105,7 +105,7 @@ def configuration(
         f'stream.listeners.ssl.1 = {HOST}:{node.tls_port}',
         f'stream.advertised_host = {node.advertised_host}',
         f'stream.advertised_port = {node.advertised_port}',
-        # the name by which the certificate is verified
+        # clients verify the certificate against this name
         'stream.advertised_tls_host = localhost',
         f'stream.advertised_tls_port = {node.advertised_tls_port}',
         'ssl_options.cacertfile = /srv/tls/ca.pem',
@@ -123,7 +123,7 @@ def configuration(
             for i, name in enumerate(('PLAIN', 'AMQPLAIN', 'EXTERNAL'), 1)
         ]
         lines.append('ssl_cert_login_from = common_name')
-    # the first node forms the cluster, the others join it
+    # the first node forms the cluster; the others join it
     members = [nodes[0]] if node.index == 0 else [nodes[0], node]
     lines.append('cluster_formation.peer_discovery_backend = classic_config')
     lines += [

@@ -1,7 +1,7 @@
 """
-Asking an address whether a broker answers there, in the broker's own protocol.
+Check whether a broker answers at an address, using the broker's own protocol.
 
-Blocking sockets and a dozen bytes: this must not depend on the client that is being tested.
+The checks use blocking sockets and exchange a few bytes, independently of the client under test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMES = {'rabbitmq-stream': 5552, 'rabbitmq-stream+tls': 5551}
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """What a stream URI says."""
+    """The parts of a stream URI."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Address:
 
 
 def parse_uri(uri: str) -> Address:
-    """Read a stream URI."""
+    """Parse a stream URI."""
     try:
         parts = urlsplit(uri)
         port = parts.port
@@ -39,7 +39,7 @@ def parse_uri(uri: str) -> Address:
         raise BrokerError(f'{uri!r} is not a stream URI: {error}') from None
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise BrokerError(
-            f'{uri!r} is not a stream URI: rabbitmq-stream://USER:PASSWORD@HOST:PORT/VHOST'
+            f'{uri!r} is not a stream URI; use rabbitmq-stream://USER:PASSWORD@HOST:PORT/VHOST'
         )
     return Address(
         host=parts.hostname,
@@ -60,7 +60,7 @@ def stream_uri(
     password: str = 'guest',
     vhost: str = '/',
 ) -> str:
-    """Write a stream URI."""
+    """Build a stream URI."""
     scheme = 'rabbitmq-stream+tls' if tls else 'rabbitmq-stream'
     name = f'[{host}]' if ':' in host else host
     path = '' if vhost == '/' else quote(vhost, safe='')
@@ -68,7 +68,7 @@ def stream_uri(
 
 
 def parse_kafka(address: str) -> tuple[str, int]:
-    """Read HOST:PORT, the first of a comma separated list."""
+    """Parse HOST:PORT; only the first entry of a comma-separated list is used."""
     parts = urlsplit('//' + address.split(',')[0].strip())
     try:
         host, port = parts.hostname, parts.port
@@ -80,7 +80,7 @@ def parse_kafka(address: str) -> tuple[str, int]:
 
 
 def read_exactly(sock: socket.socket, count: int) -> bytes:
-    """Read so many bytes."""
+    """Read exactly `count` bytes."""
     data = b''
     while len(data) < count:
         more = sock.recv(count - len(data))
@@ -91,7 +91,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def exchange(sock: socket.socket, request: bytes) -> bytes:
-    """Send a frame and read one; both have a length of four bytes in front."""
+    """Send a request frame and read the response; both are prefixed with a four-byte length."""
     sock.sendall(struct.pack('>I', len(request)) + request)
     (length,) = struct.unpack('>I', read_exactly(sock, 4))
     if length > 1 << 20:
@@ -100,11 +100,11 @@ def exchange(sock: socket.socket, request: bytes) -> bytes:
 
 
 def peer_properties(address: Address, timeout: float = 5) -> dict[str, str]:
-    """The properties that a stream port answers with; `OSError` if it does not."""
+    """Return the peer properties of a stream port; raise `OSError` if it does not answer."""
     with socket.create_connection((address.host, address.port), timeout) as tcp:
         if not address.tls:
             return parse_peer_properties(exchange(tcp, struct.pack('>HHII', 0x11, 1, 1, 0)))
-        # it is asked whether it answers, and told nothing secret: no certificate is verified
+        # no secrets are sent, so there is no need to verify the certificate
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -113,7 +113,7 @@ def peer_properties(address: Address, timeout: float = 5) -> dict[str, str]:
 
 
 def parse_peer_properties(frame: bytes) -> dict[str, str]:
-    """Read a PeerProperties response."""
+    """Parse a PeerProperties response."""
     try:
         key, _version, _correlation, code, count = struct.unpack_from('>HHIHI', frame)
         if key != 0x8000 | PEER_PROPERTIES or code != 1:
@@ -129,14 +129,15 @@ def parse_peer_properties(frame: bytes) -> dict[str, str]:
 
 
 def kafka_answers(host: str, port: int, timeout: float = 5) -> bool:
-    """Whether a Kafka broker answers an ApiVersions request, with itself as a member."""
+    """Whether a Kafka broker answers an ApiVersions request and lists a cluster member."""
     client = b'\x00\x05rbfly'
     try:
         with socket.create_connection((host, port), timeout) as sock:
             versions = exchange(sock, struct.pack('>hhi', 18, 0, 1) + client)
             if versions[:6] != b'\x00\x00\x00\x01\x00\x00':
                 return False
-            # metadata of no topic: correlation id, then the number of brokers
+            # request metadata without topics; the response starts with the correlation id and
+            # the number of brokers
             metadata = exchange(sock, struct.pack('>hhi', 3, 1, 2) + client + b'\x00' * 4)
             correlation, brokers = struct.unpack_from('>ii', metadata)
             return bool(correlation == 2 and brokers > 0)

@@ -1,7 +1,9 @@
-"""A TCP proxy before one broker node that makes trouble: it cuts, stalls, delays, splits, refuses.
+"""A TCP proxy in front of a broker node that injects network faults.
 
-A test of faults proves something only if the traffic goes through its proxy: the node advertises
-the proxy's port, and the test asserts what the proxy has counted.  Up is from client to broker.
+It can cut, stall, delay and refuse connections, and split what it forwards.
+
+A fault test proves nothing unless its traffic goes through the proxy: let the node advertise the
+proxy's port and assert on the proxy's counters. "Up" is the direction from client to broker.
 """
 
 import asyncio
@@ -20,26 +22,26 @@ Direction = Literal['up', 'down']
 HOST = '127.0.0.1'
 OPEN = 0x15
 FRAME = struct.Struct('>IH')
-RESET = struct.pack('ii', 1, 0)  # SO_LINGER: on, no time
-QUEUE_MAX = 64 * 2**20  # bytes on their way in one direction of a connection
+RESET = struct.pack('ii', 1, 0)  # SO_LINGER on, with a timeout of zero
+QUEUE_MAX = 64 * 2**20  # bytes queued per direction of a connection
 WRITE_HIGH = 2**20
-PIECE_MAX = 200  # bytes of a piece when reads are split
+PIECE_MAX = 200  # bytes of a piece when splitting reads
 
 
 class Proxy:
-    """Listens on a port of loopback and forwards to a node; `async with` opens and closes it.
+    """Listen on a loopback port and forward to a node while inside `async with`.
 
     :ivar target: host and port of the node.
-    :ivar port: where it listens; known at once if it was given, else when it is open.
-    :ivar delay: seconds that bytes are on their way, in each direction; order and throughput stay.
-    :ivar split: forward reads in random pieces, each in a loop turn of its own.  What goes up is
-        forwarded frame by frame until Open is through: brokers before 4.2.5 close otherwise.
-    :ivar bytes: how many were forwarded, by direction.
-    :ivar connections: how many were accepted.
-    :ivar failed: how many of them ended because the node could not be reached.
-    :ivar cuts: how many were cut.
-    :ivar on_cut: called behind each cut.
-    :ivar watch: called with number of connection, direction and bytes of what is forwarded.
+    :ivar port: port the proxy listens on; if not given, it is known once the proxy is open.
+    :ivar delay: seconds to hold back bytes in each direction, without reordering or throttling.
+    :ivar split: forward reads in random pieces, one per event loop iteration.  Client frames up to
+        and including Open are forwarded whole: brokers before 4.2.5 close the connection otherwise.
+    :ivar bytes: number of bytes forwarded, by direction.
+    :ivar connections: number of accepted connections.
+    :ivar failed: number of connections that failed because the node was unreachable.
+    :ivar cuts: number of connections cut.
+    :ivar on_cut: called after each cut.
+    :ivar watch: called with the connection number, direction and bytes of everything forwarded.
     """
 
     def __init__(self, target: tuple[str, int], *, port: int = 0, seed: int = 0) -> None:
@@ -61,11 +63,11 @@ class Proxy:
 
     @property
     def uri(self) -> str:
-        """Stream URI that leads through the proxy."""
+        """Stream URI of the proxy."""
         return f'rabbitmq-stream://guest:guest@{HOST}:{self.port}/'
 
     def stats(self) -> dict[str, int]:
-        """What it has counted."""
+        """The proxy's counters."""
         return {
             'port': self.port,
             'bytes_up': self.bytes['up'],
@@ -86,44 +88,44 @@ class Proxy:
             link.cut(reset=True)
         await asyncio.gather(*(link.ended for link in links))
 
-    # -- trouble
+    # -- faults
 
     def cut_after(self, size: int, direction: Direction = 'up', *, reset: bool = True) -> None:
-        """Cut a connection when this many more bytes were forwarded in a direction.
+        """Cut a connection once this many more bytes have been forwarded in a direction.
 
-        It is the connection of the last of these bytes, which still goes through; bytes of all
-        connections count, those of handshakes as well.  Several cuts may be planned.
+        Bytes of all connections count, handshakes included.  The connection that carries the last
+        of them is cut, after forwarding that byte.  Several cuts can be scheduled.
 
-        :param reset: with RST on both sides, what is unread there may be lost; else orderly.
+        :param reset: send RST to both sides, which may lose unread data; otherwise close in order.
         """
         heapq.heappush(self._planned[direction], (self.bytes[direction] + size, reset))
 
     def cut(self, *, reset: bool = True) -> None:
-        """Cut every connection now."""
+        """Cut all connections now."""
         for link in list(self._links):
             self._cut(link, reset)
 
     def stall(self, *directions: Direction) -> None:
-        """Forward nothing any more in a direction, or in both; connections stay open."""
+        """Stop forwarding in the given directions, or in both; connections stay open."""
         self.stalled |= set(directions or ('up', 'down'))
         self._update()
 
     def resume(self) -> None:
-        """Forward again."""
+        """Resume forwarding."""
         self.stalled.clear()
         self._update()
 
     def refuse(self) -> None:
-        """Refuse new connections; those that are open stay."""
+        """Refuse new connections; open ones stay."""
         listener = self._listener
         if listener is not None:
-            self._accept(listener)  # who got through before is not to be reset
+            self._accept(listener)  # do not reset connections that are already in the backlog
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
             self._listener = None
 
     def accept(self) -> None:
-        """Accept connections, on the port it had before."""
+        """Accept connections, on the same port as before."""
         if self._listener is None:
             self._listener = listener = socket.create_server((HOST, self.port), backlog=100)
             listener.setblocking(False)
@@ -172,7 +174,7 @@ class Proxy:
 
 
 class Link:
-    """One connection: the client's, and the one to the node that serves it."""
+    """A client connection paired with its connection to the node."""
 
     def __init__(self, proxy: Proxy, number: int) -> None:
         self.proxy = proxy
@@ -202,7 +204,7 @@ class Link:
         self.check_end()
 
     def cut(self, reset: bool) -> None:
-        """End both sides; nothing more is forwarded."""
+        """Close both sides and drop what has not been forwarded."""
         self.dead = True
         for pipe in self.pipes.values():
             pipe.clear()
@@ -222,7 +224,7 @@ class Link:
 
 
 class Side(asyncio.Protocol):
-    """The socket of the client, or the one to the node."""
+    """One socket: either to the client or to the node."""
 
     def __init__(self, source_of: 'Pipe', sink_of: 'Pipe') -> None:
         self.source_of = source_of
@@ -237,7 +239,7 @@ class Side(asyncio.Protocol):
         self.source_of.source = self.transport
         self.sink_of.sink = self.transport
         self.link.sides.add(self)
-        # nothing is read before there is somebody to forward it to
+        # do not read before there is a sink to forward to
         self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -259,7 +261,7 @@ class Side(asyncio.Protocol):
 
 
 class Pipe:
-    """One direction of a connection: what is on its way, and since when."""
+    """One direction of a connection and its queue of data to forward."""
 
     def __init__(self, link: Link, direction: Direction) -> None:
         self.link = link
@@ -267,17 +269,17 @@ class Pipe:
         self.direction = direction
         self.source: asyncio.Transport | None = None
         self.sink: asyncio.Transport | None = None
-        self.full = False  # the sink has enough for now
+        self.full = False  # the sink has paused writing
         self.reading = False
         self.handshake = direction == 'up'
-        self.rest = b''  # of a frame of the handshake
-        self.queue: deque[tuple[float, bytes | None]] = deque()  # when due; None for the end
+        self.rest = b''  # start of an incomplete handshake frame
+        self.queue: deque[tuple[float, bytes | None]] = deque()  # (due time, data); None is EOF
         self.size = 0
         self.loop = asyncio.get_running_loop()
         self.timer: asyncio.Handle | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take what was read."""
+        """Process data read from the source."""
         if self.handshake:
             data = self.feed_handshake(self.rest + data)
         if self.proxy.split:
@@ -290,10 +292,10 @@ class Pipe:
         self.pump()
 
     def feed_handshake(self, data: bytes) -> bytes:
-        """Take whole frames, up to Open; what is behind it."""
+        """Queue whole frames up to Open; return what follows it."""
         self.rest = b''
         while self.handshake and data:
-            if data[0]:  # no frame begins so: another protocol, or TLS
+            if data[0]:  # not a stream frame: TLS or another protocol
                 self.handshake = False
             elif len(data) < FRAME.size or len(data) < 4 + FRAME.unpack_from(data)[0]:
                 self.rest = data
@@ -311,14 +313,14 @@ class Pipe:
         self.size += len(data or b'')
 
     def end(self) -> None:
-        """The source has ended: so does the sink, behind what is on its way."""
+        """The source has ended; close the sink after forwarding what is queued."""
         if self.rest:
             self.put(self.rest)
         self.put(None)
         self.pump()
 
     def pump(self) -> None:
-        """Forward what is due."""
+        """Forward the data that is due."""
         self.stop_timer()
         while self.sink is not None and self.queue and not self.full and not self.stalled:
             due, data = self.queue[0]
@@ -341,7 +343,7 @@ class Pipe:
         return self.direction in self.proxy.stalled
 
     def update(self) -> None:
-        """Read from the source, or leave what comes in its socket."""
+        """Pause or resume reading from the source."""
         if self.source is None or self.sink is None or self.source.is_closing():
             return
         wanted = not self.stalled and not self.full and self.size < QUEUE_MAX
@@ -353,7 +355,7 @@ class Pipe:
                 self.source.pause_reading()
 
     def clear(self) -> None:
-        """Drop what is on its way."""
+        """Drop queued data."""
         self.queue.clear()
         self.size = 0
         self.rest = b''

@@ -1,8 +1,8 @@
 """
 RabbitMQ on loopback: one node or a cluster, shared or private.
 
-The main process of its room is the port mapper of Erlang, of this instance alone; the nodes are
-started, stopped and killed beside it, one by one.
+The main process of the room is the instance's own Erlang port mapper. The nodes run beside it and
+can be started, stopped and killed one by one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .state import (
 IMAGE = 'rabbitmq:{}'
 START_TIMEOUT = 120.0
 USER = 'rabbitmq'
-# Erlang's own connections stay on loopback, too
+# keep Erlang's own connections on loopback
 LOOPBACK = '-kernel inet_dist_use_interface {127,0,0,1}'
 STARTED = b'Server startup complete'
 
@@ -47,7 +47,7 @@ class RabbitMQ(Broker):
     """
     A running RabbitMQ.
 
-    Get the shared one by `rabbitmq.up()`, one of your own by `RabbitMQ.private()`.
+    Use `rabbitmq.up()` for the shared broker and `RabbitMQ.private()` for one of your own.
     """
 
     kind = 'rabbitmq'
@@ -76,7 +76,7 @@ class RabbitMQ(Broker):
         self._cookie = cookie
         self._address = address
         self._uris = dict(uris or {})
-        self._log_offsets: dict[int, int] = {}  # where the log of the latest start begins
+        self._log_offsets: dict[int, int] = {}  # where the log of each node's last start begins
 
     # --- addresses ---
 
@@ -102,7 +102,7 @@ class RabbitMQ(Broker):
 
     @property
     def ca_file(self) -> Path | None:
-        """Certificate of the authority that signed the servers' ones."""
+        """Certificate of the authority that signed the server certificates."""
         if self.external:
             path = self._uris.get('RBFLY_TLS_CA')
             return Path(path) if path else None
@@ -110,7 +110,7 @@ class RabbitMQ(Broker):
 
     @property
     def client_cert(self) -> tuple[Path, Path]:
-        """Certificate and key of the user `guest`, for the mechanism EXTERNAL."""
+        """Certificate and key of the user `guest`, for the EXTERNAL mechanism."""
         return self.srv / 'tls' / 'client.pem', self.srv / 'tls' / 'client.key'
 
     def variables(self) -> dict[str, str]:
@@ -130,14 +130,14 @@ class RabbitMQ(Broker):
         return self._in_room.folder / 'srv'
 
     def log_file(self, node: int = 0) -> Path:
-        """The log of a node."""
+        """Path of a node's log."""
         n = self.nodes[node]
         return self.srv / n.folder / 'log' / f'{n.name}.log'
 
     # --- control ---
 
     def ctl(self, *args: str, node: int = 0, timeout: float = 60) -> str:
-        """Run rabbitmqctl against a node; what it prints."""
+        """Run rabbitmqctl against a node and return its output."""
         return self.tool('rabbitmqctl', *args, node=node, timeout=timeout)
 
     def tool(self, name: str, *args: str, node: int = 0, timeout: float = 60) -> str:
@@ -150,7 +150,7 @@ class RabbitMQ(Broker):
         )
 
     def alive(self, node: int | None = None) -> bool:
-        """Whether a node, or all of them, runs."""
+        """Whether a node, or every node, is running."""
         if self._room is None:
             return self._answers(self.nodes[0])
         if not self._room.alive():
@@ -160,50 +160,50 @@ class RabbitMQ(Broker):
 
     @property
     def release(self) -> str:
-        """The whole of its version, as the first node tells it; empty if it does not answer."""
+        """The full version reported by the first node; empty if the node does not answer."""
         return self._properties(self.nodes[0]).get('version', '')
 
     def start_node(self, node: int, *, timeout: float = START_TIMEOUT) -> None:
-        """Start a node and wait until it is ready; its ports and data are those it had."""
+        """Start a node with its previous ports and data, and wait until it is ready."""
         self._launch(self.nodes[node])
         self._await_ready([self.nodes[node]], timeout)
 
     def stop_node(self, node: int, *, timeout: float = 60) -> None:
-        """Stop a node in an orderly way and wait for its end."""
+        """Shut a node down cleanly and wait until it has exited."""
         if not self.alive(node):
             return
         self.ctl('shutdown', node=node, timeout=timeout)
         self._await_end(self.nodes[node], timeout)
 
     def restart_node(self, node: int = 0, *, timeout: float = START_TIMEOUT) -> None:
-        """Stop a node in an orderly way and start it again."""
+        """Shut a node down cleanly and start it again."""
         self.stop_node(node)
         self.start_node(node, timeout=timeout)
 
     def kill_node(self, node: int = 0) -> None:
-        """Kill a node without warning, and wait for its end."""
+        """Kill a node without warning and wait until it has exited."""
         self._signal(node, 'KILL')
         self._await_end(self.nodes[node], 10)
 
     def pause_node(self, node: int = 0) -> None:
-        """Stop a node's process in its tracks: its connections stay, nothing answers."""
+        """Suspend a node's process: its connections stay open, but nothing answers."""
         self._signal(node, 'STOP')
 
     def resume_node(self, node: int = 0) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node."""
         self._signal(node, 'CONT')
 
     def isolate_node(self, node: int = 0) -> None:
-        """Part a node from all others; clients still reach every one of them.
+        """Partition a node from the other nodes; clients can still reach all of them.
 
-        Its connections to them are cut, and none is made while it holds another secret.
+        This disconnects the node and changes its cookie, so that it cannot reconnect.
         """
         self._with_others(node, 'erlang:set_cookie(N, isolated), erlang:disconnect_node(N)')
         if left := self.ctl('eval', 'nodes().', node=node).strip('[] \n'):
             raise BrokerError(f'{self.nodes[node].name} is still connected to {left}')
 
     def join_node(self, node: int = 0) -> None:
-        """Let an isolated node be part of the cluster again."""
+        """End the partition of an isolated node."""
         self._with_others(node, 'erlang:set_cookie(N, erlang:get_cookie()), net_adm:ping(N)')
 
     def _with_others(self, node: int, code: str) -> None:
@@ -211,7 +211,7 @@ class RabbitMQ(Broker):
         self.ctl('eval', f'[begin {code} end || N <- [{others}]].', node=node)
 
     def stop(self, *, orderly: bool = True, timeout: float = 30) -> None:
-        """Stop all nodes and remove the data; nothing is left."""
+        """Stop all nodes and remove the data."""
         current = self._in_room
         if orderly and current.alive():
             running = [n for n in self.nodes if self.alive(n.index)]
@@ -219,7 +219,7 @@ class RabbitMQ(Broker):
                 self._shut_down(running, timeout)
         self._end()
 
-    # --- making one ---
+    # --- creation ---
 
     @classmethod
     def private(
@@ -235,13 +235,13 @@ class RabbitMQ(Broker):
         progress: Progress | None = None,
     ) -> RabbitMQ:
         """
-        A RabbitMQ of this process, gone when this process is, however it ends.
+        A RabbitMQ for this process; it ends when the process does, even if that is killed.
 
-        It is started by `start` or by entering it as a context; its ports are known before, so
-        proxies can be put in front of the nodes: they are named by `advertised_ports`, and
-        `None` in it stands for the node's own port.
+        Start it with `start` or by using it as a context manager. Its ports are known before
+        that, so proxies can be put in front of the nodes: pass their ports as `advertised_ports`,
+        where `None` stands for the node's own port.
 
-        :param version: `4.0` or `4.3`; without it, what RBFLY_RABBITMQ says.
+        :param version: `4.0` or `4.3`; default: the value of RBFLY_RABBITMQ.
         """
         sweep()
         instance = f'private-{os.getpid()}-{secrets.token_hex(4)}'
@@ -263,10 +263,10 @@ class RabbitMQ(Broker):
     @contextlib.contextmanager
     def joined(cls, name: str) -> Iterator[RabbitMQ]:
         """
-        A RabbitMQ that processes have together: the first that enters starts it, and it is gone
-        when the last has left, however that ends.
+        A RabbitMQ shared by several processes: the first one to enter starts it, and it ends when
+        the last one has left, even if that is killed.
 
-        :param name: of the instance: `private-PID-...`, of a process that lives as long.
+        :param name: instance name, `private-PID-...`, with the PID of a process that outlives it.
         """
         folder = run_folder(name)
         with locked('joined'):
@@ -288,17 +288,17 @@ class RabbitMQ(Broker):
 
     @classmethod
     def obstacle(cls) -> str | None:
-        """Why there is none here and none can be started; None if one can be had."""
+        """The reason why no RabbitMQ can run here, or None if one can."""
         if cls.named() or cls.running() or room.engine():
             return None
         return install.obstacle(cls.chosen())
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
-        """Start all nodes; a cluster's first one before the others, which join it."""
+        """Start all nodes; in a cluster, the first one before the others, which join it."""
         current = self._in_room
         try:
             self._write_files()
-            write_state(current.folder, self.save())  # to be found even if this is cut short
+            write_state(current.folder, self.save())  # findable even if this is interrupted
             with self._progress.step(current.starting):
                 current.start(
                     ['epmd', '-port', str(self._epmd_port), '-address', HOST],
@@ -324,7 +324,7 @@ class RabbitMQ(Broker):
     # --- state ---
 
     def save(self) -> dict[str, Any]:
-        """What `load` needs to find it again."""
+        """The state that `load` needs."""
         return {
             'kind': self.kind,
             'complete': self._complete,
@@ -338,7 +338,7 @@ class RabbitMQ(Broker):
 
     @classmethod
     def named(cls, environ: Mapping[str, str] | None = None) -> Self | None:
-        """The broker that RBFLY_URI names, if it does."""
+        """The broker that RBFLY_URI names, or None."""
         env = os.environ if environ is None else environ
         uri = env.get(cls.variable)
         if not uri:
@@ -373,11 +373,11 @@ class RabbitMQ(Broker):
         running = all(node['running'] for node in nodes)
         return {'running': running, 'nodes': nodes, 'logs': str(self.srv)}
 
-    # --- parts ---
+    # --- internals ---
 
     @property
     def _home(self) -> str | None:
-        """Where RabbitMQ is; a container's image knows it itself."""
+        """RabbitMQ's folder, or None in a container, whose image sets it."""
         if not isinstance(self._in_room, room.Root):
             return None
         root = self._in_room.root
@@ -385,7 +385,7 @@ class RabbitMQ(Broker):
         return f'/{found.relative_to(root)}'
 
     def _program(self, name: str) -> str:
-        # not Debian's wrappers: they do not hand over every argument as it was
+        # avoid Debian's wrapper scripts: they change some arguments
         return f'{self._home}/sbin/{name}' if self._home else name
 
     def _environment(self) -> dict[str, str]:
@@ -406,7 +406,7 @@ class RabbitMQ(Broker):
             **plugins,
             'RABBITMQ_NODENAME': node.name,
             'RABBITMQ_CONFIG_FILE': f'{base}/rabbitmq.conf',
-            'RABBITMQ_CONFIG_FILES': f'{base}/conf.d',  # empty: not what a package or image has
+            'RABBITMQ_CONFIG_FILES': f'{base}/conf.d',  # empty, to ignore the package's own files
             'RABBITMQ_ENABLED_PLUGINS_FILE': f'{base}/enabled_plugins',
             'RABBITMQ_DIST_PORT': str(node.dist_port),
             'RABBITMQ_MNESIA_BASE': f'{base}/data',
@@ -457,10 +457,10 @@ class RabbitMQ(Broker):
             waiting = [n for n in waiting if not self._is_ready(n)]
             for node in waiting:
                 if self._ended(node) or not self._in_room.alive():
-                    raise BrokerError(f'{node.name} ended while starting:\n{self._tail(node)}')
+                    raise BrokerError(f'{node.name} exited during startup:\n{self._tail(node)}')
                 if time.monotonic() > deadline:
                     raise BrokerError(
-                        f'{node.name} is not ready after {timeout:.0f} s:\n{self._tail(node)}'
+                        f'{node.name} was not ready after {timeout:.0f} s:\n{self._tail(node)}'
                     )
             if waiting:
                 self._progress.update(self._tail(waiting[0], 1))
@@ -490,7 +490,7 @@ class RabbitMQ(Broker):
         return wait_until(lambda: all(map(self._answers, self.nodes)), timeout, 0.2)
 
     def _tail(self, node: Node, lines: int = 15) -> str:
-        """The end of what the node wrote."""
+        """The last lines of a node's log."""
         for path in (self.log_file(node.index), self.srv / node.folder / 'node.log'):
             try:
                 text = path.read_text(errors='replace').splitlines()
@@ -502,17 +502,17 @@ class RabbitMQ(Broker):
 
     def _await_end(self, node: Node, timeout: float) -> None:
         if not wait_until(lambda: self._ended(node), timeout):
-            raise BrokerError(f'{node.name} still runs after {timeout:.0f} s')
+            raise BrokerError(f'{node.name} is still running after {timeout:.0f} s')
 
     def _signal(self, node: int, name: str) -> None:
         pid = f'/srv/{self.nodes[node].folder}/pid'
         self._in_room.run(['sh', '-c', f'kill -{name} "$(cat {pid})"'])
 
     def _shut_down(self, nodes: Sequence[Node], timeout: float) -> None:
-        """Ask all nodes at once to stop; the time is bounded, what remains is killed later."""
+        """Ask all nodes at once to stop and wait up to `timeout` seconds."""
         current = self._in_room
         program, env = self._program('rabbitmqctl'), current.environment(self._environment())
-        asked = [
+        stopping = [
             subprocess.Popen(
                 current.command([program, '--node', n.name, 'shutdown'], env, user=USER),
                 stdin=subprocess.DEVNULL,
@@ -521,8 +521,8 @@ class RabbitMQ(Broker):
             )
             for n in nodes
         ]
-        wait_until(lambda: all(p.poll() is not None for p in asked), timeout)
-        for process in asked:
+        wait_until(lambda: all(p.poll() is not None for p in stopping), timeout)
+        for process in stopping:
             if process.poll() is None:
                 process.kill()
             process.wait()
@@ -564,7 +564,7 @@ def _make(
     )
 
 
-# --- the shared one ----------------------------------------------------------------------------
+# --- the shared broker -------------------------------------------------------------------------
 
 
 def up(
@@ -575,47 +575,51 @@ def up(
     config: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> RabbitMQ:
-    """The broker of RBFLY_URI, or the shared one, which is started if it does not run."""
+    """Return the broker that RBFLY_URI names, or the shared one; start that if necessary."""
     progress = progress or Progress()
     if broker := RabbitMQ.named():
         try:
             found = peer_properties(broker._address or Address('', 0))
         except OSError as error:
-            raise BrokerError(f'RBFLY_URI={broker.uri}: no stream port answers: {error}') from None
+            raise BrokerError(
+                f'RBFLY_URI={broker.uri}: no stream listener answers there: {error}'
+            ) from None
         product = f'{found.get("product")} {found.get("version")}'
         if version and not found.get('version', '').startswith(f'{version}.'):
-            raise BrokerError(f'RBFLY_URI={broker.uri}: {product}, not {version}')
+            raise BrokerError(
+                f'RBFLY_URI={broker.uri}: the broker is {product}, but {version} was requested'
+            )
         progress.say(f'using RBFLY_URI: {product}')
         return broker
     version = RabbitMQ.chosen(version)
     name = RabbitMQ.shared(version)
-    take_down = f'take it down first (python -m brokers down rabbitmq --version {version})'
+    take_down = f'stop it first: python -m brokers down rabbitmq --version {version}'
     with locked(name, progress):
         if broker := RabbitMQ.running(version, progress):
             if nodes not in (None, len(broker.nodes)):
                 raise BrokerError(
-                    f'RabbitMQ runs already, with {len(broker.nodes)} node(s): {take_down}'
+                    f'RabbitMQ is already running with {len(broker.nodes)} node(s); {take_down}'
                 )
             if missing := sorted({*plugins} - {*broker.plugins, 'rabbitmq_stream'}):
                 raise BrokerError(
-                    f'RabbitMQ runs already, without {", ".join(missing)}: {take_down}'
+                    f'RabbitMQ is already running without {", ".join(missing)}; {take_down}'
                 )
             for node in broker.nodes:
                 if not broker.alive(node.index):
-                    with progress.step(f'starting {node.name} again'):
+                    with progress.step(f'restarting {node.name}'):
                         broker.start_node(node.index)
             if not broker._all_answer():
-                raise BrokerError(f'RabbitMQ runs, but does not answer: {take_down}')
-            progress.say(f'RabbitMQ {broker.release} runs already')
+                raise BrokerError(f'RabbitMQ is running but does not answer; {take_down}')
+            progress.say(f'RabbitMQ {broker.release} is already running')
             return broker
         RabbitMQ._clear(name)
         broker = _make(name, version, nodes or 1, None, None, None, plugins, config, progress)
         broker.start()
-        progress.say(f'RabbitMQ {broker.release} runs')
+        progress.say(f'RabbitMQ {broker.release} is running')
         return broker
 
 
 def cluster_members(broker: RabbitMQ) -> list[str]:
-    """Names of the nodes that run in the cluster, as the first node sees it."""
+    """Names of the running cluster nodes, as seen by the first node."""
     found = json.loads(broker.ctl('cluster_status', '--formatter', 'json'))
     return sorted(found['running_nodes'])

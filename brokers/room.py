@@ -1,13 +1,13 @@
 """
-Rooms: where the processes of a broker live, and die together.
+Rooms: isolated places in which a broker's processes live and die together.
 
-A room has one main process. Killing it takes everything in the room with it. Commands, the
-nodes of a broker among them, are started inside with `run` and `spawn`. The folder `srv` of the
-instance is `/srv` inside, so paths in a broker's configuration are the same in every room.
+A room has one main process, and killing it kills everything in the room. `run` and `spawn` start
+commands inside, including the nodes of a broker. The instance's `srv` folder is mounted as `/srv`
+in a root filesystem or container, so a broker's configuration uses the same paths in both.
 
-`Root`: a Debian root filesystem, in mount and process namespaces of its own.
-`Container`: the same, made by a container engine.
-`Host`: this system, for what needs Java only.
+`Root`: a Debian root filesystem in its own mount and process namespaces.
+`Container`: the same, run by a container engine.
+`Host`: the host system, for brokers that only need Java.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .state import MARKER, BrokerError, is_running, processes_of, start_time, wa
 
 NOFILE = 65536
 
-# Outside: waits for the room's end, tells it, and removes a private instance's folder.
-# Arguments: the folder, 1 if it is to be removed, the command.
+# Outside: waits for the room to end, records that, and removes a private instance's folder.
+# Arguments: the folder, 1 to remove it, the command.
 OUTER = """
 folder=$1; private=$2; shift 2
 "$@"
@@ -36,8 +36,8 @@ folder=$1; private=$2; shift 2
 [ "$private" = 1 ] && rm -rf "$folder"
 """
 
-# Inside: runs the main process; a private instance ends when nobody has the pipe any more that is
-# standard input here. Arguments: 1 if private, the command.
+# Inside: runs the main process. A private instance ends when the last process closes the pipe that
+# is standard input here. Arguments: 1 if private, the command.
 WATCH = """
 private=$1; shift
 exec 3<&0 </dev/null
@@ -50,7 +50,7 @@ fi
 wait "$main"
 """
 
-# The number that the outer system gives this process, before /proc is replaced.
+# The PID of this process in the host's namespace, read before /proc is replaced.
 ANNOUNCE = 'read -r pid rest </proc/self/stat'
 ANNOUNCED = 'echo "$pid" >"$folder/main.new" && mv "$folder/main.new" "$folder/main"'
 
@@ -59,7 +59,7 @@ mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 """
 
-# Arguments: root, folder, then those of WATCH.
+# Arguments: root, folder, then the arguments of WATCH.
 ROOT_MAIN = f"""
 set -e
 root=$1; folder=$2; shift 2
@@ -72,7 +72,7 @@ set +e
 {WATCH}
 """
 
-# Arguments: folder, then those of WATCH.
+# Arguments: folder, then the arguments of WATCH.
 HOST_MAIN = f"""
 folder=$1; shift
 {ANNOUNCE}
@@ -80,7 +80,7 @@ folder=$1; shift
 {WATCH}
 """
 
-# Arguments: the owner of /srv, then those of WATCH.
+# Arguments: the owner of /srv, then the arguments of WATCH.
 CONTAINER_MAIN = f"""
 owner=$1; shift
 [ -z "$owner" ] || chown -R "$owner" /srv
@@ -88,19 +88,19 @@ owner=$1; shift
 {WATCH}
 """
 
-# As many files as a broker wants, or as many as there may be.
+# Raise the limit of open files to what a broker wants, or to the hard limit.
 LIMITS = f'ulimit -n {NOFILE} 2>/dev/null || ulimit -n "$(ulimit -H -n)"; exec "$@"'
 
 UNSHARE = ('unshare', '--mount', '--pid', '--fork', '--kill-child', '--')
 
 
 def env_arguments(env: Mapping[str, str]) -> list[str]:
-    """Arguments of `env`: nothing but these variables."""
+    """Arguments of `env` that replace the whole environment with these variables."""
     return ['env', '-i', *(f'{k}={v}' for k, v in env.items())]
 
 
 class Room(abc.ABC):
-    """One room; see the module."""
+    """A room; see the module docstring."""
 
     kind: str
     starting = 'making namespaces'
@@ -110,39 +110,39 @@ class Room(abc.ABC):
         self.instance = instance
         self._lifeline: int | None = None
 
-    # what a room is made of
+    # what subclasses implement
 
     @abc.abstractmethod
     def main_command(self, argv: Sequence[str], env: Mapping[str, str], private: bool) -> list[str]:
-        """The command, run by the outer system, whose life is the room's."""
+        """The host command whose lifetime is the room's."""
 
     @abc.abstractmethod
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
     ) -> list[str]:
-        """The command, run by the outer system, that runs `argv` inside."""
+        """The host command that runs `argv` in the room."""
 
     @abc.abstractmethod
     def alive(self) -> bool:
-        """Whether the main process runs."""
+        """Whether the main process is running."""
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """Kill everything in the room and wait for its end."""
+        """Kill everything in the room and wait until it has ended."""
 
     def save(self) -> dict[str, Any]:
-        """What `load` needs to find the room again."""
+        """The state that `load` needs."""
         return {'room': self.kind, 'instance': self.instance}
 
-    # what is done with it
+    # what they inherit
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a process inside."""
+        """The environment of a process in the room."""
         path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'
         return {'PATH': path, 'LANG': 'C.UTF-8', **env, MARKER: self.instance}
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, private: bool) -> None:
-        """Start the room with this main process, in a session of its own."""
+        """Start the room with this main process, in a new session."""
         command = [
             'setsid',
             '--fork',
@@ -176,9 +176,9 @@ class Room(abc.ABC):
                     os.close(read_end)
             wait_until(lambda: self._ended() or self.alive(), self.start_timeout)
             if not self.alive():
-                log.seek(0)  # of a private instance, the file may be gone already
+                log.seek(0)  # a private instance's file may already be deleted
                 text = log.read().decode(errors='replace').strip()
-                raise BrokerError(f'the processes cannot be started:\n{text}')
+                raise BrokerError(f'the main process did not start:\n{text}')
 
     def _ended(self) -> bool:
         return (self.folder / 'ended').exists() or not self.folder.exists()
@@ -186,7 +186,7 @@ class Room(abc.ABC):
     start_timeout = 10.0
 
     def log(self) -> str:
-        """What the main process wrote."""
+        """The end of the main process's output."""
         try:
             return (self.folder / 'room.log').read_text(errors='replace')[-2000:].strip()
         except OSError:
@@ -200,7 +200,7 @@ class Room(abc.ABC):
         user: str | None = None,
         timeout: float | None = 60,
     ) -> str:
-        """Run a command inside; its output, or a `BrokerError` with it."""
+        """Run a command in the room and return its output; `BrokerError` if it fails."""
         command = self.command(argv, self.environment(env or {}), user=user)
         try:
             done = subprocess.run(
@@ -212,14 +212,14 @@ class Room(abc.ABC):
                 timeout=timeout,
             )
         except subprocess.TimeoutExpired:
-            raise BrokerError(f'{" ".join(argv)}: no end after {timeout} s') from None
+            raise BrokerError(f'{" ".join(argv)}: timed out after {timeout} s') from None
         if done.returncode:
             text = (done.stderr + done.stdout).strip()
             raise BrokerError(f'{" ".join(argv)}: exit code {done.returncode}: {text}')
         return done.stdout
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], *, user: str, out: str) -> None:
-        """Start a command inside and leave it; it writes `out.log` and, at its end, `out.exit`."""
+        """Start a command in the background; it writes `out.log` and, on exit, `out.exit`."""
         script = 'out=$1; shift; rm -f "$out.exit"; "$@" >>"$out.log" 2>&1; echo $? >"$out.exit"'
         command = self.command(
             ['sh', '-c', script, 'sh', out, *argv], self.environment(env), user=user
@@ -234,7 +234,7 @@ class Room(abc.ABC):
         )
 
     def hold(self) -> bool:
-        """Open the pipe that keeps a private room alive; `False` if the room has ended."""
+        """Open the pipe that keeps a private room alive; return False if the room has ended."""
         try:
             self._lifeline = os.open(self.folder / 'lifeline', os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
@@ -243,7 +243,7 @@ class Room(abc.ABC):
         return True
 
     def held_by_others(self) -> bool:
-        """Whether another process, or another object, has the pipe, too; to be released then."""
+        """Whether someone else also holds the pipe; call this only before releasing it."""
         assert self._lifeline is not None
         try:
             fcntl.flock(self._lifeline, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,13 +252,13 @@ class Room(abc.ABC):
         return False
 
     def release(self) -> None:
-        """Close the pipe; the last one that does ends the room."""
+        """Close the pipe; the room ends when the last holder does."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
     def _main(self) -> tuple[int, int] | None:
-        """Number and start time of the main process, once it has announced itself."""
+        """PID and start time of the main process, once it has announced itself."""
         try:
             pid = int((self.folder / 'main').read_text())
         except (OSError, ValueError):
@@ -267,7 +267,7 @@ class Room(abc.ABC):
         return None if started is None else (pid, started)
 
     def _gone(self) -> None:
-        """Wait until no process carries the marker; kill what is left."""
+        """Wait until no process carries the marker; after 5 s, kill those that remain."""
 
         def empty() -> bool:
             return not processes_of(self.instance)
@@ -277,11 +277,11 @@ class Room(abc.ABC):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if not wait_until(empty, 5):
-                raise BrokerError(f'processes still run: {processes_of(self.instance)}')
+                raise BrokerError(f'cannot kill processes {processes_of(self.instance)}')
 
 
 class Local(Room):
-    """A room whose main process is one of this system's."""
+    """A room whose main process runs on the host system."""
 
     def __init__(self, folder: Path, instance: str, main: tuple[int, int] | None = None) -> None:
         super().__init__(folder, instance)
@@ -304,7 +304,7 @@ class Local(Room):
 
 
 class Root(Local):
-    """A Debian root filesystem, in mount and process namespaces of its own."""
+    """A Debian root filesystem in its own mount and process namespaces."""
 
     kind = 'root'
 
@@ -331,9 +331,9 @@ class Root(Local):
         self, argv: Sequence[str], env: Mapping[str, str], *, user: str | None = None
     ) -> list[str]:
         if not self.alive() or self.main is None:
-            raise BrokerError('the broker does not run')
+            raise BrokerError('the broker is not running; start it first')
         return [
-            # the root, too: this may itself run in a root filesystem (`exec`)
+            # --root as well: this may itself run in a root filesystem (`exec`)
             'nsenter',
             f'--target={self.main[0]}',
             '--mount',
@@ -366,7 +366,7 @@ class Root(Local):
 
 
 class Host(Local):
-    """This system; as root, the processes are in a process namespace of their own."""
+    """The host system; for root, the processes get their own process namespace."""
 
     kind = 'host'
     starting = 'starting Java'
@@ -391,7 +391,7 @@ class Host(Local):
         return [*env_arguments(env), *argv]
 
     def kill(self) -> None:
-        # without a namespace, the end of one is not the end of all
+        # without a namespace, killing the main process does not kill the others
         for pid in processes_of(self.instance):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -399,11 +399,11 @@ class Host(Local):
 
 
 class Container(Room):
-    """A container of an engine, on the host's network."""
+    """A container on the host's network."""
 
     kind = 'container'
-    starting = 'starting the container (its image is fetched once)'
-    start_timeout = 600.0  # the image may have to be fetched
+    starting = 'starting the container (the first time, the engine downloads its image)'
+    start_timeout = 600.0  # includes downloading the image
 
     def __init__(
         self, folder: Path, instance: str, engine: str, image: str, owner: str = ''
@@ -460,7 +460,7 @@ class Container(Room):
 
     @staticmethod
     def env_options(env: Mapping[str, str]) -> list[str]:
-        # the image knows best where its programs are
+        # keep the PATH that the image sets
         return [a for k, v in env.items() if k != 'PATH' for a in ('--env', f'{k}={v}')]
 
     def alive(self) -> bool:
@@ -475,11 +475,11 @@ class Container(Room):
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, private: bool) -> None:
         super().start(argv, env, private=private)
         if not wait_until((self.folder / 'srv/.prepared').exists, 30):
-            raise BrokerError('the container does not start:\n' + self.log())
+            raise BrokerError('the container did not start:\n' + self.log())
 
     def kill(self) -> None:
         if self.alive():
-            # the files are of the container's users: give them back, to be removed
+            # the files belong to the container's users: change their owner so they can be removed
             owner = f'{os.geteuid()}:{os.getegid()}'
             subprocess.run(
                 self.command(['chown', '-R', owner, '/srv'], {}), capture_output=True, timeout=30
@@ -498,7 +498,7 @@ class Container(Room):
 
 
 def load(folder: Path, state: Mapping[str, Any]) -> Room:
-    """The room that a state file tells of."""
+    """Restore a room from a state file."""
     instance = str(state['instance'])
     if state['room'] == 'container':
         return Container(folder, instance, state['engine'], state['image'])
@@ -510,9 +510,9 @@ def load(folder: Path, state: Mapping[str, Any]) -> Room:
 
 def engine(environ: Mapping[str, str] | None = None) -> str | None:
     """
-    The container engine that answers, if any; a client without an engine does not count.
+    The container engine to use, or None; a client counts only if its engine answers.
 
-    `RBFLY_ENGINE` names one, or `none`.
+    `RBFLY_ENGINE` selects one, or `none`.
     """
     env = os.environ if environ is None else environ
     wanted = env.get('RBFLY_ENGINE', '')
@@ -534,5 +534,5 @@ def engine(environ: Mapping[str, str] | None = None) -> str | None:
             if done.returncode == 0 and done.stdout.strip():
                 return name
     if wanted:
-        raise BrokerError(f'RBFLY_ENGINE={wanted}: no such container engine answers')
+        raise BrokerError(f'RBFLY_ENGINE={wanted}: this container engine does not answer')
     return None

@@ -1,7 +1,5 @@
 """
-What the brokers share: folders, locks, ports, progress and finding processes again.
-
-Nothing here knows a broker.
+What all brokers use: folders, locks, ports, progress messages, and finding processes again.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 STATE_VERSION = 2
-RESERVED = 120.0  # seconds that a port that was chosen is not chosen again
+RESERVED = 120.0  # seconds before a chosen port may be chosen again
 
-# every process of a broker carries this environment variable; its value names the instance
+# every broker process carries this environment variable; its value names the instance
 MARKER = 'RBFLY_BROKER'
 
 
 class BrokerError(Exception):
-    """A broker cannot be started, reached or stopped; the text says why and what to do."""
+    """A broker cannot be started, reached or stopped; the message says why and what to do."""
 
 
 # --- folders -----------------------------------------------------------------------------------
@@ -45,13 +43,13 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def run_folder(name: str) -> Path:
-    """The folder of one running instance: its state, logs and data."""
+    """The folder of an instance: its state, logs and data."""
     return cache_folder() / 'run' / name
 
 
 @contextlib.contextmanager
 def locked(name: str, progress: Progress | None = None) -> Iterator[None]:
-    """Hold the lock of this name; another process that holds it is waited for."""
+    """Hold the lock of this name; wait if another process holds it."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f'{name}.lock', 'w') as lock:
@@ -59,20 +57,20 @@ def locked(name: str, progress: Progress | None = None) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if progress:
-                progress.say(f'waiting for another command that works on {name}')
+                progress.say(f'waiting for another command to finish with {name}')
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the state file of an instance, whole or not at all."""
+    """Write the state file of an instance atomically."""
     temporary = folder / 'state.new'
     temporary.write_text(json.dumps({'version': STATE_VERSION, **state}, indent=1))
     temporary.replace(folder / 'state.json')
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """Read the state file; `None` if there is none or it is not one of ours."""
+    """Read the state file; None if it is missing, broken or of another version."""
     try:
         state = json.loads((folder / 'state.json').read_text())
     except (OSError, ValueError):
@@ -83,35 +81,35 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that its last processes may still be writing to."""
+    """Remove a folder; retry while its last processes may still be writing to it."""
     for _ in range(50):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
         time.sleep(0.1)
-    raise BrokerError(f'cannot remove {folder}')
+    raise BrokerError(f'cannot remove {folder}: files remain after 5 s')
 
 
 # --- processes ---------------------------------------------------------------------------------
 
 
 def start_time(pid: int) -> int | None:
-    """When the process was started, in clock ticks since boot; `None` if it does not run."""
+    """When the process started, in clock ticks since boot; None if it is not running."""
     try:
         stat = Path(f'/proc/{pid}/stat').read_text()
     except OSError:
         return None
-    fields = stat[stat.rindex(')') + 2 :].split()  # the name may hold blanks and parentheses
+    fields = stat[stat.rindex(')') + 2 :].split()  # the name can contain spaces and parentheses
     return None if fields[0] in 'ZX' else int(fields[19])
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether this very process still runs, and not another one with its number."""
+    """Whether the process still runs, and its PID was not reused."""
     return start_time(pid) == started
 
 
 def processes_of(instance: str) -> list[int]:
-    """Processes whose environment carries the marker of the instance."""
+    """PIDs of the processes whose environment carries the instance's marker."""
     found = []
     wanted = f'{MARKER}={instance}'.encode()
     for entry in Path('/proc').iterdir():
@@ -126,7 +124,7 @@ def processes_of(instance: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, interval: float = 0.05) -> bool:
-    """Poll the condition; `False` when the time is over."""
+    """Poll the condition; return False on timeout."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() >= deadline:
@@ -136,7 +134,7 @@ def wait_until(condition: Callable[[], bool], timeout: float, interval: float = 
 
 
 def sweep() -> None:
-    """Remove what private instances left whose processes, and their watchers, were killed."""
+    """Remove the folders of dead private instances whose watcher could not do it."""
     for folder in (cache_folder() / 'run').glob('private-*-*'):
         owner = folder.name.split('-')[1]
         state = read_state(folder)
@@ -152,7 +150,7 @@ def sweep() -> None:
 
 
 def ephemeral_ports() -> range:
-    """Ports that the system gives to outgoing connections."""
+    """The port range the system uses for outgoing connections."""
     try:
         low, high = Path('/proc/sys/net/ipv4/ip_local_port_range').read_text().split()
     except (OSError, ValueError):
@@ -162,10 +160,10 @@ def ephemeral_ports() -> range:
 
 def free_ports(count: int, *, avoid: range | None = None) -> list[int]:
     """
-    Choose ports that nobody listens on, on loopback.
+    Choose free ports on loopback.
 
-    They lie outside of the range of outgoing connections: otherwise a connection of a client
-    could take the port of a broker that is being restarted.
+    They lie outside the range for outgoing connections: otherwise a client connection could take
+    the port of a broker that is restarting.
     """
     avoid = ephemeral_ports() if avoid is None else avoid
     candidates = [p for p in range(15_000, 65_000) if p not in avoid]
@@ -173,16 +171,16 @@ def free_ports(count: int, *, avoid: range | None = None) -> list[int]:
         candidates = list(range(15_000, 65_000))
     random.SystemRandom().shuffle(candidates)
     ports: list[int] = []
-    # A broker listens some seconds later: until then nobody else is to choose the same.
+    # A broker takes a few seconds to bind its ports: reserve them until then.
     with locked('ports'):
         file = cache_folder() / 'ports.json'
         now = time.time()
-        given = json.loads(file.read_text()) if file.exists() else {}
-        given = {port: when for port, when in given.items() if 0 <= now - when < RESERVED}
+        reserved = json.loads(file.read_text()) if file.exists() else {}
+        reserved = {port: when for port, when in reserved.items() if 0 <= now - when < RESERVED}
         for port in candidates:
             if len(ports) == count:
                 break
-            if str(port) in given:
+            if str(port) in reserved:
                 continue
             with socket.socket() as sock:
                 try:
@@ -191,13 +189,13 @@ def free_ports(count: int, *, avoid: range | None = None) -> list[int]:
                     continue
             ports.append(port)
         if len(ports) < count:
-            raise BrokerError('no free port on 127.0.0.1')
-        file.write_text(json.dumps(given | dict.fromkeys(map(str, ports), now)))
+            raise BrokerError('not enough free ports on 127.0.0.1')
+        file.write_text(json.dumps(reserved | dict.fromkeys(map(str, ports), now)))
     return ports
 
 
 def accepts(host: str, port: int, timeout: float = 1) -> bool:
-    """Whether a TCP connection is accepted there."""
+    """Whether the address accepts a TCP connection."""
     try:
         with socket.create_connection((host, port), timeout):
             return True
@@ -210,10 +208,10 @@ def accepts(host: str, port: int, timeout: float = 1) -> bool:
 
 class Progress:
     """
-    Says what is being done, on standard error.
+    Reports progress on standard error.
 
-    On a terminal, one line that is rewritten; elsewhere, a line for each step and one now and
-    then while it lasts.
+    A terminal shows one line that is updated in place. Elsewhere, each step prints a line, and a
+    long step another one every few seconds.
     """
 
     interval = 10.0
@@ -227,14 +225,14 @@ class Progress:
         self._printed = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a line."""
         if not self._quiet:
             clear = '\r\x1b[K' if self._tty else ''
             print(f'{clear}brokers: {text}', file=self._stream, flush=True)
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """A named piece of work; its time is told at the end."""
+        """A named step; its duration is printed at the end."""
         before = self._step, self._started
         self._step, self._started = text, time.monotonic()
         self._printed = self._started
@@ -253,7 +251,7 @@ class Progress:
             self._step, self._started = before
 
     def update(self, detail: str) -> None:
-        """What the current step is at; call it often."""
+        """Show how far the current step has got; cheap enough to call often."""
         if self._quiet or not self._step:
             return
         now = time.monotonic()
@@ -274,7 +272,7 @@ def run_shown(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Run a long command, its output shown as progress; the end of it is told if it fails."""
+    """Run a long command and show its output as progress; on failure, raise its last lines."""
     last: list[str] = []
     with subprocess.Popen(
         argv,
@@ -297,4 +295,4 @@ def run_shown(
             raise
     if process.returncode:
         text = '\n  '.join(last)
-        raise BrokerError(f'{argv[0]} ended with exit code {process.returncode}:\n  {text}')
+        raise BrokerError(f'{argv[0]} failed with exit code {process.returncode}:\n  {text}')

@@ -1,7 +1,7 @@
 """
-The brokers command: addresses, state, ports, and the commands that it would run.
+Tests for the brokers command: addresses, state, ports, and the commands it would run.
 
-No broker is started here.
+No test starts a broker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of this machine is looked at."""
+    """Isolate the tests from this machine's environment."""
     monkeypatch.setenv('RBFLY_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setenv('RBFLY_ENGINE', 'none')
     addresses = ('RBFLY_URI', 'RBFLY_TLS_URI', 'RBFLY_TLS_CA', 'RBFLY_AMQP_URI', 'RBFLY_KAFKA')
@@ -41,7 +41,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def answering(*answers: bytes) -> Iterator[int]:
-    """A port on which each frame that is read is answered by the next of these."""
+    """Listen on a port and answer each received frame with the next of `answers`."""
     with socket.create_server(('127.0.0.1', 0)) as server:
 
         def serve() -> None:
@@ -58,7 +58,7 @@ def answering(*answers: bytes) -> Iterator[int]:
 
 
 def peer_properties_frame(code: int = 1, **properties: str) -> bytes:
-    """A PeerProperties response, as it is on the wire."""
+    """Encode a PeerProperties response."""
     body = struct.pack('>HHIHI', 0x8011, 1, 1, code, len(properties))
     for text in (t for pair in properties.items() for t in pair):
         body += struct.pack('>h', len(text.encode())) + text.encode()
@@ -77,12 +77,12 @@ def peer_properties_frame(code: int = 1, **properties: str) -> bytes:
     ],
 )
 def test_cache_folder(env: dict[str, str], expected: str) -> None:
-    """The most specific variable that is set names the folder."""
+    """The most specific variable determines the folder."""
     assert state.cache_folder(env) == Path(expected)
 
 
 def test_state_is_read_as_written(tmp_path: Path) -> None:
-    """What is written comes back, and leaves no temporary file."""
+    """Reading returns the written state, and no temporary file remains."""
     state.write_state(tmp_path, {'kind': 'rabbitmq', 'nodes': [1, 2]})
     found = state.read_state(tmp_path)
     assert found is not None
@@ -92,14 +92,14 @@ def test_state_is_read_as_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"version": 0}'])
 def test_state_of_others_is_none(tmp_path: Path, text: str) -> None:
-    """A state file that is broken or another version's counts as none."""
+    """A state file that is broken or has another version is ignored."""
     assert state.read_state(tmp_path) is None
     (tmp_path / 'state.json').write_text(text)
     assert state.read_state(tmp_path) is None
 
 
 def test_rabbitmq_is_found_again(tmp_path: Path) -> None:
-    """Saving and loading keeps nodes, room and options."""
+    """Loading restores the saved nodes, room and options."""
     nodes = node.make_nodes(2, range(20_000, 20_010), advertised_ports=[None, 5])
     made = rabbitmq.RabbitMQ(
         nodes,
@@ -118,7 +118,7 @@ def test_rabbitmq_is_found_again(tmp_path: Path) -> None:
 
 
 def test_kafka_is_found_again(tmp_path: Path) -> None:
-    """Saving and loading keeps the port and the room."""
+    """Loading restores the saved port and room."""
     made = kafka.Kafka(1234, room=room.Container(tmp_path, 'x', 'podman', kafka.IMAGE))
     state.write_state(tmp_path, made.save())
     found = kafka.Kafka.load(tmp_path)
@@ -128,20 +128,20 @@ def test_kafka_is_found_again(tmp_path: Path) -> None:
 
 
 def test_process_is_known_by_its_start() -> None:
-    """A process with the same number but another start time is another process."""
+    """A process with the same PID but another start time is a different process."""
     with subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE) as process:
         started = state.start_time(process.pid)
         assert started is not None
         assert state.is_running(process.pid, started)
         assert not state.is_running(process.pid, started + 1)
         process.kill()
-        # until it is waited for, it is a zombie: that does not count as running
+        # until we reap it, it is a zombie, which does not count as running
         assert state.wait_until(lambda: not state.is_running(process.pid, started), 5)
     assert state.start_time(process.pid) is None
 
 
 def test_processes_of_an_instance() -> None:
-    """Processes are found by the whole of their marker."""
+    """Only a complete match of the marker identifies a process."""
     env = {**os.environ, state.MARKER: 'test-instance-1'}
     with subprocess.Popen(
         [sys.executable, '-c', 'print(flush=True); input()'],
@@ -156,25 +156,25 @@ def test_processes_of_an_instance() -> None:
         process.kill()
 
 
-def test_lock_is_waited_for() -> None:
-    """A second command says that it waits, and goes on after the first."""
-    said, order = io.StringIO(), []
+def test_lock_blocks_second_command() -> None:
+    """A second command reports that it is waiting, and continues after the first."""
+    output, order = io.StringIO(), []
 
     def second() -> None:
-        with state.locked('x', state.Progress(said)):
+        with state.locked('x', state.Progress(output)):
             order.append('second')
 
     thread = threading.Thread(target=second)
     with state.locked('x'):
         thread.start()
-        assert state.wait_until(lambda: 'waiting' in said.getvalue(), 5)
+        assert state.wait_until(lambda: 'waiting' in output.getvalue(), 5)
         order.append('first')
     thread.join(5)
     assert order == ['first', 'second']
 
 
 def test_leftovers_of_private_instances_are_swept() -> None:
-    """The folder of a dead private instance goes, a living one's and the shared one's stay."""
+    """Sweeping removes folders of dead private instances only."""
     run = state.cache_folder() / 'run'
     started = state.start_time(os.getpid())
     dead, living, shared = run / 'private-1-a', run / 'private-1-b', run / 'rabbitmq'
@@ -190,13 +190,13 @@ def test_leftovers_of_private_instances_are_swept() -> None:
 # --- ports and addresses -----------------------------------------------------------------------
 
 
-def test_ports_are_given_once() -> None:
-    """Brokers that start beside each other listen on theirs some seconds later."""
+def test_ports_are_reserved() -> None:
+    """Brokers bind their ports seconds later, so two calls never return the same port."""
     assert not set(state.free_ports(500)) & set(state.free_ports(500))
 
 
 def test_free_ports() -> None:
-    """Ports are distinct, free, and not of those that outgoing connections get."""
+    """Ports are distinct, free, and outside the range for outgoing connections."""
     ports = state.free_ports(16)
     assert len(set(ports)) == 16
     assert not set(ports) & set(state.ephemeral_ports())
@@ -205,7 +205,7 @@ def test_free_ports() -> None:
 
 
 def test_taken_ports_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port on which somebody listens is left out."""
+    """Ports that are in use are skipped."""
     with socket.create_server(('127.0.0.1', 0)) as server:
         taken = server.getsockname()[1]
         monkeypatch.setattr(
@@ -231,7 +231,7 @@ def test_taken_ports_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_parse_uri(uri: str, expected: probe.Address | None) -> None:
-    """URIs are read whole; what is none is refused."""
+    """All parts of a URI are parsed; invalid URIs are refused."""
     if expected is None:
         with pytest.raises(brokers.BrokerError, match='not a stream URI'):
             probe.parse_uri(uri)
@@ -246,8 +246,8 @@ def test_parse_uri(uri: str, expected: probe.Address | None) -> None:
         probe.Address('::1', 1, True, 'ż@/:', 'p?#%', 'a/b'),
     ],
 )
-def test_uri_is_read_as_written(address: probe.Address) -> None:
-    """What is written is read back, whatever the names are."""
+def test_uri_round_trip(address: probe.Address) -> None:
+    """Parsing restores what was formatted, whatever characters it contains."""
     uri = probe.stream_uri(
         address.host,
         address.port,
@@ -264,7 +264,7 @@ def test_uri_is_read_as_written(address: probe.Address) -> None:
     [('h:1', ('h', 1)), ('h', ('h', 9092)), ('[::1]:2,b:3', ('::1', 2)), ('h:x', None), ('', None)],
 )
 def test_parse_kafka(text: str, expected: tuple[str, int] | None) -> None:
-    """The first of the addresses is read; what is none is refused."""
+    """The first address is parsed; invalid ones are refused."""
     if expected is None:
         with pytest.raises(brokers.BrokerError):
             probe.parse_kafka(text)
@@ -273,7 +273,7 @@ def test_parse_kafka(text: str, expected: tuple[str, int] | None) -> None:
 
 
 def test_peer_properties() -> None:
-    """A stream port is known by its answer."""
+    """A PeerProperties response identifies a stream port."""
     with answering(peer_properties_frame(product='RabbitMQ', version='4.0.5')) as port:
         found = probe.peer_properties(probe.Address('127.0.0.1', port))
     assert found == {'product': 'RabbitMQ', 'version': '4.0.5'}
@@ -290,13 +290,13 @@ def test_peer_properties() -> None:
     ],
 )
 def test_other_answers_are_no_stream_port(answer: bytes) -> None:
-    """Nothing, another protocol, an error, or rubbish: an `OSError` each time."""
+    """No answer, another protocol, an error or garbage: each raises `OSError`."""
     with answering(answer) as port, pytest.raises(OSError):  # noqa: PT011
         probe.peer_properties(probe.Address('127.0.0.1', port), timeout=2)
 
 
 def test_kafka_answers() -> None:
-    """Kafka answers with its versions and at least one member."""
+    """Kafka answers with its API versions and at least one cluster member."""
 
     def frame(body: bytes) -> bytes:
         return struct.pack('>I', len(body)) + body
@@ -313,7 +313,7 @@ def test_kafka_answers() -> None:
 
 
 def test_configuration_of_a_cluster() -> None:
-    """Every listener is on loopback; the first node waits for nobody, the others join it."""
+    """All listeners are on loopback; the first node forms the cluster and the others join it."""
     nodes = node.make_nodes(
         3, range(20_000, 20_015), [None, 7001, None], [None, 'proxy', None], [7002, None, None]
     )
@@ -336,7 +336,7 @@ def test_configuration_of_a_cluster() -> None:
 
 
 def test_configuration_of_plugins() -> None:
-    """Plugins bring the settings that keep them on loopback and make them usable."""
+    """Plugins add the settings that enable them and keep them on loopback."""
     nodes = node.make_nodes(1, range(20_000, 20_005))
     text = node.configuration(nodes[0], nodes, ['rabbitmq_mqtt', 'rabbitmq_auth_mechanism_ssl'], [])
     assert 'mqtt.listeners.tcp.1 = 127.0.0.1:20003' in text
@@ -344,13 +344,13 @@ def test_configuration_of_plugins() -> None:
 
 
 def test_one_advertised_port_for_each_node() -> None:
-    """Too few advertised ports are refused."""
+    """A wrong number of advertised ports is refused."""
     with pytest.raises(ValueError, match='each node'):
         node.make_nodes(2, range(20_000, 20_010), [1])
 
 
 def test_variables(tmp_path: Path) -> None:
-    """The addresses, for a shell."""
+    """The addresses are available as shell variables."""
     nodes = node.make_nodes(2, range(20_000, 20_010))
     broker = rabbitmq.RabbitMQ(nodes, room=room.Root(tmp_path, 'x', Path('/r')))
     assert broker.variables() == {
@@ -364,7 +364,7 @@ def test_variables(tmp_path: Path) -> None:
 
 
 def test_kafka_properties() -> None:
-    """Every listener is on loopback."""
+    """All listeners are on loopback."""
     lines = dict(line.split('=', 1) for line in kafka.properties(1, 2, '/d').splitlines() if line)
     assert lines['listeners'] == 'PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2'
     assert lines['controller.quorum.voters'] == '1@127.0.0.1:2'
@@ -372,7 +372,7 @@ def test_kafka_properties() -> None:
 
 
 def test_root_commands(tmp_path: Path) -> None:
-    """In the root filesystem, arguments stay words, and commands enter the living namespace."""
+    """In a root filesystem, arguments stay separate words; commands enter the room's namespaces."""
     started = state.start_time(os.getpid())
     assert started is not None
     living = room.Root(tmp_path, 'x', Path('/r'), (os.getpid(), started))
@@ -383,12 +383,12 @@ def test_root_commands(tmp_path: Path) -> None:
     assert command[-6:] == ['env', '-i', 'A=1 2', 'ctl', 'a b', "$'"]
 
     dead = room.Root(tmp_path, 'x', Path('/r'), (os.getpid(), started + 1))
-    with pytest.raises(brokers.BrokerError, match='does not run'):
+    with pytest.raises(brokers.BrokerError, match='is not running'):
         dead.command(['ctl'], {})
 
 
 def test_container_commands(tmp_path: Path) -> None:
-    """The container is on the host's network, goes with its main process, and keeps its PATH."""
+    """A container uses the host's network and its own PATH, and is removed when it exits."""
     box = room.Container(tmp_path, 'x', 'podman', 'image:1', 'u:u')
     run = box.main_command(['epmd'], {'PATH': '/p', 'A': 'b'}, private=True)
     assert run[:3] == ['podman', 'run', '--rm']
@@ -418,20 +418,20 @@ def test_container_commands(tmp_path: Path) -> None:
         ('docker', '27', 'docker'),
     ],
 )
-def test_engine_is_asked(
+def test_engine_must_answer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
     answer: str,
     expected: str | None,
 ) -> None:
-    """A client whose engine does not answer does not count."""
+    """A client whose engine does not answer is ignored."""
     client = tmp_path / 'docker'
-    client.write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/asked\necho {answer}\n')
+    client.write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/arguments\necho {answer}\n')
     client.chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:/nowhere')
     if expected == 'error':
-        with pytest.raises(brokers.BrokerError, match='no such container engine'):
+        with pytest.raises(brokers.BrokerError, match='container engine does not answer'):
             room.engine({'RBFLY_ENGINE': wanted})
     else:
         assert room.engine({'RBFLY_ENGINE': wanted}) == expected
@@ -439,7 +439,7 @@ def test_engine_is_asked(
 
 @pytest.mark.parametrize('private', [True, False])
 def test_private_room_ends_with_its_owner(tmp_path: Path, private: bool) -> None:
-    """Closing the pipe ends a private room and removes its folder; a shared room stays."""
+    """Closing the pipe ends a private room and removes its folder, but not a shared room."""
     folder = tmp_path / 'run'
     folder.mkdir()
     host = room.Host(folder, f'test-{tmp_path.name}-{private}')
@@ -460,8 +460,8 @@ def test_private_room_ends_with_its_owner(tmp_path: Path, private: bool) -> None
     assert state.wait_until(lambda: not state.processes_of(host.instance), 10)
 
 
-def test_private_room_ends_with_the_last_that_holds_it(tmp_path: Path) -> None:
-    """Another object, as in another process, keeps it alive; of a room that is gone it is told."""
+def test_private_room_ends_with_its_last_holder(tmp_path: Path) -> None:
+    """A second holder keeps the room alive; `hold` reports a room that has ended."""
     folder = tmp_path / 'run'
     folder.mkdir()
     first = room.Host(folder, f'test-{tmp_path.name}')
@@ -478,7 +478,7 @@ def test_private_room_ends_with_the_last_that_holds_it(tmp_path: Path) -> None:
 
 
 def test_room_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last words of what should have been the room are in the error, and come soon."""
+    """The error contains the output of the failed main process, without waiting for a timeout."""
     host = room.Host(tmp_path, f'test-{tmp_path.name}')
     command = ['sh', '-c', 'echo broken on purpose; exit 3']
     monkeypatch.setattr(host, 'main_command', lambda argv, env, private: command)
@@ -489,7 +489,7 @@ def test_room_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is said with the package that has it."""
+    """The error names each missing program and the package that provides it."""
     monkeypatch.setenv('PATH', '/nowhere')
     with pytest.raises(brokers.BrokerError, match=r'missing: prog-x \(package pack-y\)'):
         install.need({'prog-x': 'pack-y'}, state.Progress(quiet=True))
@@ -505,7 +505,7 @@ def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_java_version(text: str, version: int) -> None:
-    """The major version of Java, in both ways to write it."""
+    """Both formats of Java's version output are parsed."""
     assert install.parse_java_version(text) == version
 
 
@@ -525,7 +525,7 @@ def test_java_version(text: str, version: int) -> None:
 def test_version_is_chosen(
     monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str | None, expected: str
 ) -> None:
-    """The option before the variable, and 4.0 where nobody says; each has a name of its own."""
+    """The option takes precedence over the variable; without either it is 4.0."""
     if variable is not None:
         monkeypatch.setenv('RBFLY_RABBITMQ', variable)
     assert rabbitmq.RabbitMQ.chosen(option) == expected
@@ -535,11 +535,11 @@ def test_version_is_chosen(
 def test_unknown_version_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error names those that there are, and nothing is installed."""
+    """The error lists the available versions, and nothing is installed."""
     monkeypatch.setenv('RBFLY_RABBITMQ', '3.13')
     for command in (['up'], ['exec', 'rabbitmq', 'true'], ['status']):
         assert cli.main(command) == 1
-        assert "no version '3.13', but 4.0, 4.3" in capsys.readouterr().err
+        assert "unknown version '3.13'; choose from 4.0, 4.3" in capsys.readouterr().err
     with pytest.raises(brokers.BrokerError, match=r"'3\.13'"):
         rabbitmq.RabbitMQ.private()
     with pytest.raises(SystemExit):
@@ -548,9 +548,9 @@ def test_unknown_version_is_refused(
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, suite: str) -> Path:
-    """A root filesystem that stands there as if debootstrap had made it."""
+    """Create a root filesystem as if debootstrap had done it."""
     monkeypatch.setattr(os, 'geteuid', lambda: 0)
-    monkeypatch.setattr(install, 'UNSHARE', ('env',))  # which needs no root
+    monkeypatch.setattr(install, 'UNSHARE', ('env',))  # works without root
     root = state.cache_folder() / f'rabbitmq-{suite}-1'
     root.mkdir(parents=True)
     return root
@@ -560,7 +560,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, suite: str) -> Path:
 def test_each_version_has_its_root(
     monkeypatch: pytest.MonkeyPatch, version: str, suite: str
 ) -> None:
-    """Private brokers of the version that the environment names are in its root filesystem."""
+    """Private brokers use the root filesystem of the version that the environment selects."""
     root = installed(monkeypatch, suite)
     monkeypatch.setenv('RBFLY_RABBITMQ', version)
     assert rabbitmq.RabbitMQ.private().save()['root'] == str(root)
@@ -570,24 +570,24 @@ def test_each_version_has_its_root(
 
 @pytest.mark.parametrize('version', ['4.0', '4.3'])
 def test_image_has_the_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Where there is a container engine, its image is of the version."""
+    """With a container engine, the image has the selected version."""
     monkeypatch.setattr(room, 'engine', lambda: 'podman')
     assert rabbitmq.RabbitMQ.private(version=version).save()['image'] == f'rabbitmq:{version}'
 
 
 def test_root_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside of a root filesystem there is no other version than its own."""
+    """Inside a root filesystem, only its own version is available."""
     env = inside.passed_environment({'RBFLY_RABBITMQ': '4.0'}, '4.3')
     for name, value in env.items():
         if name.startswith('RBFLY_'):
             monkeypatch.setenv(name, value)
     assert rabbitmq.RabbitMQ.private().save()['root'] == '/'
-    with pytest.raises(brokers.BrokerError, match=r'has RabbitMQ 4\.3, not 4\.0'):
+    with pytest.raises(brokers.BrokerError, match=r'has RabbitMQ 4\.3; 4\.0 is not available'):
         rabbitmq.RabbitMQ.private(version='4.0')
 
 
 def test_suite_that_debootstrap_does_not_know(tmp_path: Path) -> None:
-    """A Debian that is younger than debootstrap is made as the one before."""
+    """For a Debian release that debootstrap does not know, its script for trixie is used."""
     (tmp_path / 'trixie').touch()
     assert install.suite_script('forky', tmp_path) == tmp_path / 'trixie'
     (tmp_path / 'forky').touch()
@@ -597,7 +597,7 @@ def test_suite_that_debootstrap_does_not_know(tmp_path: Path) -> None:
 def test_versions_beside_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is found and taken down by its version; a shell reads the addresses of the chosen."""
+    """Each version is found and stopped separately; the shell variables are the selected one's."""
     started = state.start_time(os.getpid())
     ports = {'4.0': 20_000, '4.3': 20_005}
     for version, port in ports.items():
@@ -638,7 +638,7 @@ def test_versions_beside_each_other(
 
 
 def test_split_exec() -> None:
-    """Options stand before `--`, and what stands behind it is the command, word for word."""
+    """Options precede `--`; everything after it is the command, unchanged."""
     options, command = cli.split_exec(
         [
             '--version',
@@ -659,12 +659,12 @@ def test_split_exec() -> None:
     assert options.bind == ['/x:/y']
     assert command == ['sh', '--', '--install']
     assert cli.split_exec(['ls', '-l'])[1] == ['ls', '-l']
-    with pytest.raises(brokers.BrokerError, match='no command'):
+    with pytest.raises(brokers.BrokerError, match='no command given'):
         cli.split_exec(['--'])
 
 
 def test_inside_environment() -> None:
-    """Settings are handed on, what belongs to the outer system is not."""
+    """Settings are passed on, except those that only make sense outside."""
     env = inside.passed_environment(
         {
             'PIP_CERT': '/c',
@@ -689,22 +689,22 @@ def test_inside_environment() -> None:
     ('works', 'expected'),
     [('install', ['install']), ('update', ['install', 'update', 'install'])],
 )
-def test_packages_are_installed_from_the_lists_that_are_there(
+def test_packages_are_installed_from_existing_lists(
     tmp_path: Path, works: str, expected: list[str]
 ) -> None:
-    """The lists are fetched anew only if a package is not to be had by them."""
-    apt, said = tmp_path / 'apt-get', tmp_path / 'said'
-    apt.write_text(f'#!/bin/sh\necho "$@" >>{said}\ngrep -q {works} {said}\n')
+    """The package lists are updated only if installing from the existing ones fails."""
+    apt, log = tmp_path / 'apt-get', tmp_path / 'log'
+    apt.write_text(f'#!/bin/sh\necho "$@" >>{log}\ngrep -q {works} {log}\n')
     apt.chmod(0o755)
     env = {'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
     subprocess.run(['sh', '-c', inside.INSTALL, 'sh', 'a', 'b'], env=env, check=True)
-    lines = said.read_text().splitlines()
+    lines = log.read_text().splitlines()
     assert [line.split()[0] for line in lines] == expected
     assert lines[-1].endswith(' a b')
 
 
 def test_binds(tmp_path: Path) -> None:
-    """The checkout is visible, and the certificate that a variable names."""
+    """The checkout, and a certificate that a variable refers to, are mounted."""
     binds = inside.default_binds({'RBFLY_TLS_CA': f'{tmp_path}/ca.pem', 'HOME': '/h'}, CHECKOUT)
     assert binds[0] == (str(CHECKOUT), '/checkout')
     assert (str(tmp_path), str(tmp_path)) in binds
@@ -718,7 +718,7 @@ def test_binds(tmp_path: Path) -> None:
 
 
 def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status is 1 when nothing runs; taking nothing down is no error."""
+    """`status` exits with 1 if nothing is running; `down` succeeds anyway."""
     assert cli.main(['status']) == 1
     assert '# rabbitmq 4.0: not running' in capsys.readouterr().out
     assert cli.main(['status', 'kafka', '--json']) == 1
@@ -731,21 +731,21 @@ def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_running_broker_is_taken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """RBFLY_URI is asked, reported, and nothing is started; of another version it is refused."""
+    """`up` uses the broker in RBFLY_URI and starts none; it refuses one of another version."""
     with answering(peer_properties_frame(product='RabbitMQ', version='4.0.5')) as port:
         uri = f'rabbitmq-stream://u:p@127.0.0.1:{port}/'
         monkeypatch.setenv('RBFLY_URI', uri)
         assert cli.main(['up']) == 0
-    said = capsys.readouterr()
-    assert said.out == f'RBFLY_URI={uri}\n'
-    assert 'RabbitMQ 4.0.5' in said.err
+    output = capsys.readouterr()
+    assert output.out == f'RBFLY_URI={uri}\n'
+    assert 'RabbitMQ 4.0.5' in output.err
     assert not (state.cache_folder() / 'run').exists()
     for version, expected in (('4.0', 0), ('4.3', 1)):
         with answering(peer_properties_frame(product='RabbitMQ', version='4.0.5')) as port:
             monkeypatch.setenv('RBFLY_URI', f'rabbitmq-stream://u:p@127.0.0.1:{port}/')
             assert cli.main(['up', '--version', version]) == expected
-    assert 'RabbitMQ 4.0.5, not 4.3' in capsys.readouterr().err
-    with pytest.raises(brokers.BrokerError, match='not a broker that was started here'):
+    assert 'RabbitMQ 4.0.5, but 4.3 was requested' in capsys.readouterr().err
+    with pytest.raises(brokers.BrokerError, match='a broker that was not started here'):
         rabbitmq.RabbitMQ.ctl(rabbitmq.RabbitMQ.named() or pytest.fail('none'), 'status')
 
 
@@ -770,8 +770,8 @@ def test_named_broker_that_does_not_answer(
     assert cli.main(['status', kind]) == 1
 
 
-def test_benchmark_has_the_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m perf brokers` is another name, and its help says which one to use."""
+def test_benchmark_provides_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m perf brokers` is an alias; its help refers to the real name."""
     assert perf.main(['brokers', 'status', 'kafka']) == 1
     assert capsys.readouterr().out == f'# kafka {install.KAFKA_VERSION}: not running\n'
     with pytest.raises(SystemExit):
@@ -780,16 +780,16 @@ def test_benchmark_has_the_command_too(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_options_of_the_other_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    """Kafka takes no options of RabbitMQ; a cluster has at least one node."""
+    """Kafka refuses RabbitMQ's options; a cluster has at least one node."""
     for wrong in ('up kafka --nodes 3', 'up kafka --version 4.0', 'status kafka --version 4.0'):
         assert cli.main(wrong.split()) == 1
-        assert 'for RabbitMQ' in capsys.readouterr().err
+        assert 'Kafka does not support' in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(['up', '--nodes', '0'])
 
 
 def test_help_needs_the_standard_library_only() -> None:
-    """`--help` works in an interpreter that sees no installed package."""
+    """`--help` works without any installed package."""
     done = subprocess.run(
         [
             sys.executable,
@@ -808,7 +808,7 @@ def test_help_needs_the_standard_library_only() -> None:
 
 
 def test_progress_on_a_terminal_and_elsewhere() -> None:
-    """A terminal gets one line that is rewritten, other streams get lines."""
+    """A terminal shows one line updated in place; other streams get separate lines."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
