@@ -1,4 +1,4 @@
-# Everything is set up by the target that needs it; `make help` lists them.
+# Each target sets up what it needs; `make help` lists them.
 
 PYTHON ?= python3
 VARIANT ?= release
@@ -6,7 +6,7 @@ SUFFIX = $(if $(filter release,$(VARIANT)),,-$(VARIANT))
 VENV = build/venv$(SUFFIX)
 BIN = $(VENV)/bin
 SOURCES := $(shell find src -name '*.py' -o -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd')
-# Objects of one variant never serve another.
+# Build variants never share object files.
 SWITCH_debug = RBFLY_DEBUG=1
 SWITCH_sanitize = RBFLY_SANITIZE=1
 SWITCH_portable = RBFLY_PORTABLE=1
@@ -17,7 +17,7 @@ SANITIZE ?= tests/amqp tests/protocol
 SECONDS ?= 3600
 SEED ?= 1
 ON ?= memory rabbitmq
-# A file goes to one worker, from its first test to its last: what is made for a module is made once.
+# loadfile keeps a test file on one worker, so that module fixtures are set up once.
 WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST ?= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
@@ -52,60 +52,60 @@ $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 
 # -- use
 
-build: $(VENV)/installed  ## build and install into build/venv (VARIANT=debug, sanitize: another one)
+build: $(VENV)/installed  ## build and install into build/venv (VARIANT=debug or sanitize: separate venv)
 
-debug:  ## the same with assertions, not optimized, into build/venv-debug
+debug:  ## build with assertions and without optimization, into build/venv-debug
 	@$(MAKE) --no-print-directory build VARIANT=debug
 
-demo:  ## publish and consume 100,000 messages (BROKER=rabbitmq: on RabbitMQ, as with RBFLY_URI)
+demo:  ## publish and consume 100,000 messages in memory (BROKER=rabbitmq or RBFLY_URI: on RabbitMQ)
 	@$(MAKE) --no-print-directory build VENV=build/venv-demo EXTRAS=demo
 	@build/venv-demo/bin/python -m perf demo $(addprefix --broker ,$(BROKER))
 
-test: build  ## every test, against a real broker (WORKERS=0: in one process)
+test: build  ## run all tests against a real broker (WORKERS=0: in one process)
 	@$(PYTEST)
 
-quick: build  ## the tests that need no broker
+quick: build  ## run the tests that need no broker
 	@$(PYTEST) -m 'not broker'
 
-lint: build  ## ruff and cython-lint
+lint: build  ## run ruff and cython-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PATH=$(BIN):$$PATH cython-lint src fuzz
 
-types: build  ## mypy --strict, and the stubs against the compiled modules
+types: build  ## run mypy --strict, and check the stubs against the compiled modules
 	@$(BIN)/mypy
 	@$(BIN)/python -m mypy.stubtest --allowlist tests/stubtest.txt $(STUBS)
 
-sanitize:  ## the codec and the engine under AddressSanitizer and UBSan (SANITIZE=tests)
+sanitize:  ## test the codec and the protocol engine under ASan and UBSan (SANITIZE=tests: everything)
 	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf test'
 	@build/venv-sanitize/bin/python tools/sanitize.py -m pytest $(PARALLEL) -p no:faulthandler \
 	    $(SANITIZE)
 
-fuzz: $(VENV)/requirements  ## coverage-guided fuzzing (FUZZ='codec --seconds 60'; values, stream)
+fuzz: $(VENV)/requirements  ## run coverage-guided fuzzing (FUZZ='codec --seconds 60'; or values, stream, ...)
 	@command -v clang > /dev/null || { echo 'installing clang'; { apt-get update && \
 	    apt-get install -y --no-install-recommends clang llvm libclang-rt-dev; } > build/clang.log \
 	    2>&1; } || { cat build/clang.log; exit 1; }
 	@$(BIN)/python fuzz/run.py $(FUZZ)
 
-soak: build  ## every way of use through random faults (SECONDS=3600 SEED=1 ON='memory rabbitmq')
+soak: build  ## exercise the client under random faults (SECONDS=3600 SEED=1 ON='memory rabbitmq')
 	@for on in $(ON); do \
 	    $(BIN)/python -m perf prove soak --seconds $(SECONDS) --seed $(SEED) --on $$on || exit 1; \
 	done
 
-hot: $(VENV)/requirements  ## hold the hot functions to their share of Python calls
+hot: $(VENV)/requirements  ## check that hot functions make no more Python calls than recorded
 	@$(BIN)/python tools/hot.py
 
-doc: build  ## the documentation, into doc/_build/html
+doc: build  ## build the documentation into doc/_build/html
 	@$(BIN)/sphinx-build -qW --keep-going -b html doc doc/_build/html
 	@echo 'doc/_build/html/index.html'
 
-perf: build  ## the benchmark, small; `python -m perf --help` tells of the rest
+perf: build  ## run a quick benchmark; see also `python -m perf --help`
 	@$(BIN)/python -m perf --quick
 
-brokers-down: $(BIN)/python  ## stop the brokers that were left running
+brokers-down: $(BIN)/python  ## stop brokers that are still running
 	@$(BIN)/python -m brokers down
 
-clean:  ## remove everything that was built
+clean:  ## remove all build output
 	@rm -rf build dist doc/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 STUBS = $(subst /,.,$(patsubst src/%.pyx,%,$(filter %.pyx,$(SOURCES))))

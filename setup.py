@@ -1,14 +1,14 @@
-"""Build of the extension modules: every compiler directive and flag of the project stands here.
+"""Build the extension modules; all compiler directives and flags of the project are set here.
 
-Environment switches, the first three with a build folder of their own so that objects never mix:
+Environment switches; the first three use separate build folders, so their objects never mix:
 
     RBFLY_DEBUG=1      assertions and invariants, -O0
     RBFLY_SANITIZE=1   AddressSanitizer and UndefinedBehaviorSanitizer, -O1
-    RBFLY_PORTABLE=1   nothing of CPython's inside, see src/rbfly/_cpython.pxd
-    RBFLY_WERROR=1     warnings of Cython and of the C compiler are errors (CI)
+    RBFLY_PORTABLE=1   no CPython internals, see src/rbfly/_cpython.pxd
+    RBFLY_WERROR=1     treat warnings of Cython and the C compiler as errors (CI)
 
-The generated C lies in build/cython, with annotated HTML beside it.  It is the same for every build
-and every Python: what is checked is what is shipped.
+The generated C goes to build/cython, along with annotated HTML.  It is the same for every build
+variant and every Python version, so the code that is checked is the code that ships.
 """
 
 import os
@@ -44,8 +44,8 @@ DIRECTIVES = {
     'embedsignature': True,
     'embedsignature.format': 'clinic',
     'auto_pickle': False,
-    # Caches without locks, one for all: a free-threaded Python runs with its GIL from the import
-    # on, and the import fails in a second interpreter.
+    # Caches are global and not locked: importing rbfly turns the GIL on in a free-threaded Python,
+    # and fails in a second interpreter.
     'freethreading_compatible': False,
     'subinterpreters_compatible': 'no',
     'warn.maybe_uninitialized': True,
@@ -53,7 +53,7 @@ DIRECTIVES = {
 }
 
 CFLAGS = ['-std=c11', '-Wall', '-Wextra', '-Wsign-compare', '-fno-strict-aliasing']
-# Cython's own generated helpers raise these; the project's code is read by cython-lint.
+# Cython's generated helpers trigger these warnings; cython-lint checks the project's own code.
 CFLAGS += ['-Wno-unused-function', '-Wno-unused-parameter', '-Wno-missing-field-initializers']
 LDFLAGS: list[str] = []
 if DEBUG:
@@ -61,10 +61,10 @@ if DEBUG:
 elif SANITIZE:
     CFLAGS += ['-O1', '-g', '-UNDEBUG', '-fno-omit-frame-pointer']
 else:
-    # A call into Python costs one jump, not two.
+    # Call Python functions with one jump instead of two.
     CFLAGS += ['-O3', '-g0', '-fno-plt']
-    # What is called from one place only is mostly the rare case, and stands apart on purpose: in
-    # the hot function it would cost registers.  (clang does not know the first, gcc the second.)
+    # Functions with a single caller mostly handle rare cases and are separate on purpose: inlined,
+    # they would cost the hot function registers.  (Clang lacks the first flag, gcc the second.)
     CFLAGS += ['-fno-inline-functions-called-once', '-Wno-ignored-optimization-argument']
 if SANITIZE:
     CFLAGS += ['-fsanitize=address,undefined', '-fno-sanitize-recover=undefined']
@@ -75,7 +75,7 @@ if WERROR:
 
 
 def keep_if(folder: Path, settings: object) -> None:
-    """Empty a folder that was made with other settings: nobody else sees that they have changed."""
+    """Empty a folder built with other settings; nothing else detects that they have changed."""
     noted = folder / 'settings'
     if not noted.exists() or noted.read_text() != repr(settings):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The check of the hot functions: how it reads annotated pages, and what it says."""
+"""Tests for tools/hot.py: parsing annotated pages and reporting changes."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def load() -> ModuleType:
 
 hot = load()
 
-# scores and lines of a module
+# score and text of each line of a module
 SOURCE = [
     (9, 'from x cimport y'),
     (0, ''),
@@ -55,7 +55,7 @@ SOURCE = [
 
 
 def page(source: list[tuple[int, str]]) -> str:
-    """What Cython writes: a line, and the C that it became."""
+    """An annotated page as Cython writes it: each line with the C generated for it."""
     parts = ['<style>.cython.score-254 {background-color: #FFFF00;}</style>']
     for number, (score, code) in enumerate(source, 1):
         text = code.replace('&', '&amp;').replace('<', '&lt;').replace("'", '&#39;')
@@ -182,18 +182,18 @@ def test_inline_functions_are_scored_in_the_c(
             hot.find({module: {name: 0}}, build)
 
 
-def test_comparison_names_what_is_worse_and_what_is_better(tmp_path: Path) -> None:
+def test_comparison_reports_regressions_and_improvements(tmp_path: Path) -> None:
     build = write(tmp_path)
     table = {'rbfly.amqp._codec': {'put_sized': 19, 'Window.confirm': 8, 'Window.size': 1}}
     found = hot.find(table, build)
     worse, better = hot.compare(table, found)
-    assert worse[0] == 'rbfly.amqp._codec.put_sized: 20, 19 in the table'
+    assert worse[0] == 'rbfly.amqp._codec.put_sized: 20, recorded 19'
     assert 'line 12: raise ValueError(n)' in worse[1]
-    assert better == ['rbfly.amqp._codec.Window.confirm: 7, 8 in the table']
+    assert better == ['rbfly.amqp._codec.Window.confirm: 7, recorded 8']
     assert hot.compare(hot.scores(found), found) == ([], [])
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_function_or_page_is_an_error(tmp_path: Path) -> None:
     build = write(tmp_path)
     with pytest.raises(hot.HotError, match='no function gone'):
         hot.find({'rbfly.amqp._codec': {'gone': 1}}, build)
@@ -215,7 +215,7 @@ def test_table_names_functions_of_the_source() -> None:
 
 @pytest.mark.parametrize(
     ('limit', 'status', 'text'),
-    [(20, 0, '1 hot functions are as'), (19, 1, 'put_sized: 20, 19'), (21, 0, '--update')],
+    [(20, 0, '1 hot functions match'), (19, 1, 'put_sized: 20, recorded 19'), (21, 0, '--update')],
 )
 def test_exit_status(
     limit: int,

@@ -1,16 +1,16 @@
-"""Hold the hot functions to what they cost in Python calls.
+"""Keep hot functions from making more Python calls.
 
-Cython's annotated HTML gives every line a score: what the C made of it calls of Python.  The
-scores of the lines of the functions named in `hot.json` are summed and compared with the numbers
-there.  A function that costs more fails the check, and its worst lines are printed; one that
-costs less is to be written into the table, so that it stays so.
+Cython's annotated HTML scores each line by the Python calls in its generated C.  This script adds
+up the scores of the functions listed in `hot.json` and compares the sums with the recorded ones.
+If a function scores higher, the check fails and prints its worst lines.  If it scores lower, update
+the table so that the gain is kept.
 
-The inline functions of a `.pxd` file, which has no page, are found in the C of the modules that
-use them, and scored in the same way.
+Inline functions of a `.pxd` file, which has no HTML page, are found in the C of the modules that
+use them and scored in the same way.
 
     python tools/hot.py               compare
-    python tools/hot.py --update      write the numbers as they are
-    python tools/hot.py --lines NAME  print the lines of a function that have a score
+    python tools/hot.py --update      record the current scores
+    python tools/hot.py --lines NAME  print the scored lines of a function
 """
 
 import argparse
@@ -36,24 +36,24 @@ LINE = re.compile(
 )
 TAG = re.compile(r'<[^>]*>')
 CLASS = re.compile(r'(?:cdef |cpdef )?class (?P<name>\w+)')
-# no `=` before the parenthesis: that would be a variable with a call for its value
+# excludes `=` before the parenthesis: that is a variable initialized by a call
 FUNCTION = re.compile(r'(?:async )?(?:def|cdef|cpdef) [^=(]*?(?P<name>\w+)\(')
 
-# what Cython writes into the C ahead of the code of another line
+# the comment that Cython writes into the C before the code of a source line
 MARK = re.compile(r'^ */\* "(?P<path>[^"]+)":(?P<number>\d+)\n.*?\*/\n', re.MULTILINE | re.DOTALL)
-# what its pages give the calls, by the group that its pattern finds them with
+# the weights of Cython's HTML pages, by the regex group that matches the call
 WEIGHTS = {'py_c_api': 5, 'pyx_c_api': 2, 'py_macro_api': 1, 'pyx_macro_api': 1}
 
 Table = dict[str, dict[str, int]]
 
 
 class HotError(Exception):
-    """The check cannot be made."""
+    """The check cannot run."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of source and its score."""
+    """A source line and its score."""
 
     number: int
     score: int
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass
 class Function:
-    """A function, named with the classes around it."""
+    """A function; its name includes the enclosing classes."""
 
     name: str
     indent: int
@@ -73,20 +73,20 @@ class Function:
         return sum(line.score for line in self.lines)
 
     def worst(self) -> list[Line]:
-        """Lines that have a score, the highest first."""
+        """Lines with a score, highest first."""
         found = [line for line in self.lines if line.score]
         return sorted(found, key=lambda line: (-line.score, line.number))
 
 
 def read_lines(text: str) -> Iterator[Line]:
-    """Lines of source in an annotated page."""
+    """Yield the source lines of an annotated page."""
     for found in LINE.finditer(text):
         code = html.unescape(TAG.sub('', found['code'])).replace('\xa0', ' ')
         yield Line(int(found['number']), int(found['score']), code.rstrip())
 
 
 def read_functions(lines: Sequence[Line]) -> dict[str, Function]:
-    """Functions by name, `Class.method` within a class."""
+    """Map names to functions; methods are named `Class.method`."""
     functions: dict[str, Function] = {}
     classes: list[tuple[int, str]] = []
     current: Function | None = None
@@ -118,12 +118,12 @@ def read_functions(lines: Sequence[Line]) -> dict[str, Function]:
 
 
 def brackets(code: str) -> int:
-    """How many parentheses a line leaves open."""
+    """The number of parentheses that a line leaves open."""
     return code.count('(') - code.count(')')
 
 
 def score_code(code: str) -> int:
-    """Score of C code, as the pages have it."""
+    """Score C code like Cython's HTML pages do."""
     from Cython.Compiler.Annotate import _parse_code as replace_calls
 
     score = 0
@@ -138,13 +138,13 @@ def score_code(code: str) -> int:
 
 
 def read_c(text: str, path: str) -> dict[int, int]:
-    """Scores of the lines of a `.pxd` file in the C of a module that uses it."""
+    """Score the lines of a `.pxd` file in the C of a module that uses it."""
     scores: dict[int, int] = {}
     marks = list(MARK.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):
         if mark['path'].endswith(path):
-            # what stands behind the end of its function belongs to no line
+            # code after the end of the function belongs to no line
             code = text[mark.end() : end].partition('\n}\n')[0]
             number = int(mark['number'])
             scores[number] = scores.get(number, 0) + score_code(code)
@@ -152,7 +152,7 @@ def read_c(text: str, path: str) -> dict[int, int]:
 
 
 def read_inline(module: str, build: Path) -> dict[str, Function]:
-    """Inline functions of a `.pxd` file that a module uses; the dearest, should modules differ."""
+    """Inline functions of a `.pxd` file; if modules differ, with the highest score."""
     path = module.removesuffix('.pxd').replace('.', '/') + '.pxd'
     source = SOURCES.joinpath(path).read_text(encoding='utf-8').splitlines()
     functions: dict[str, Function] = {}
@@ -172,12 +172,12 @@ def read_page(module: str, build: Path) -> dict[str, Function]:
     """Functions of a module."""
     path = build.joinpath(*module.split('.')).with_suffix('.html')
     if not path.exists():
-        raise HotError(f'no annotated page of {module} in {build}')
+        raise HotError(f'no annotated page for {module} in {build}')
     return read_functions(list(read_lines(path.read_text(encoding='utf-8'))))
 
 
 def annotate() -> None:
-    """Translate what has changed; nothing is compiled."""
+    """Translate changed sources to C without compiling them."""
     done = subprocess.run(
         [sys.executable, 'setup.py', '-q', '--name'],
         cwd=ROOT,
@@ -195,7 +195,7 @@ def load(path: Path) -> Table:
 
 
 def find(table: Table, build: Path) -> dict[str, dict[str, Function]]:
-    """The functions that the table names, as they are now."""
+    """The current state of the functions in the table."""
     found: dict[str, dict[str, Function]] = {}
     for module, names in table.items():
         read = read_inline if module.endswith('.pxd') else read_page
@@ -207,12 +207,12 @@ def find(table: Table, build: Path) -> dict[str, dict[str, Function]]:
 
 
 def compare(table: Table, found: dict[str, dict[str, Function]]) -> tuple[list[str], list[str]]:
-    """What has become worse, with the worst lines, and what has become better."""
+    """Return the regressions, each with its worst lines, and the improvements."""
     worse, better = [], []
     for module, functions in found.items():
         for name, function in functions.items():
             limit = table[module][name]
-            change = f'{module}.{name}: {function.score}, {limit} in the table'
+            change = f'{module}.{name}: {function.score}, recorded {limit}'
             if function.score < limit:
                 better.append(change)
             elif function.score > limit:
@@ -225,7 +225,7 @@ def compare(table: Table, found: dict[str, dict[str, Function]]) -> tuple[list[s
 
 
 def scores(found: dict[str, dict[str, Function]]) -> Table:
-    """The table as it is now."""
+    """The table with the current scores."""
     return {
         module: {name: function.score for name, function in functions.items()}
         for module, functions in found.items()
@@ -237,8 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     action = parser.add_mutually_exclusive_group()
-    action.add_argument('--update', action='store_true', help='write the table')
-    action.add_argument('--lines', metavar='NAME', help='print the lines of a function')
+    action.add_argument('--update', action='store_true', help='record the current scores')
+    action.add_argument('--lines', metavar='NAME', help='print the scored lines of a function')
     args = parser.parse_args(argv)
     table = load(TABLE)
     try:
@@ -260,14 +260,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     worse, better = compare(table, found)
     if worse:
-        print('hot functions call more of Python than they did:')
+        print('hot functions make more Python calls than recorded:')
         print('\n'.join(worse))
     if better:
-        print('hot functions call less of Python; write that down with tools/hot.py --update:')
+        print('hot functions make fewer Python calls; record that with tools/hot.py --update:')
         print('\n'.join(better))
     if not worse and not better:
         count = sum(map(len, found.values()))
-        print(f'{count} hot functions are as {TABLE.name} says')
+        print(f'{count} hot functions match {TABLE.name}')
     return 1 if worse else 0
 
 

@@ -1,4 +1,4 @@
-"""Print what the build and the named extras require, for `pip install` ahead of the package."""
+"""Print the build requirements and those of the named extras, for `pip install`."""
 
 import sys
 import tomllib

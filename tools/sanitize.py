@@ -1,7 +1,7 @@
 """Run Python with a sanitizer build: `python tools/sanitize.py -m pytest tests/amqp`.
 
-The build is made by `RBFLY_SANITIZE=1 pip install .`, in an environment of its own: no interpreter
-can import it without the sanitizers' libraries loaded ahead, which is what this script does.
+Create the build with `RBFLY_SANITIZE=1 pip install .` in its own virtualenv.  An interpreter can
+only import it with the sanitizer libraries preloaded, which is what this script does.
 """
 
 import os
@@ -12,8 +12,8 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-# uvloop and pytest keep memory until the end on purpose, so leaks are not looked for; the
-# interpreter's own allocator would hide what lies behind a block.
+# uvloop and pytest keep memory until exit on purpose, so leak detection is off.  pymalloc is off
+# because it hides accesses beyond the end of a block.
 SETTINGS = {
     'PYTHONMALLOC': 'malloc',
     'ASAN_OPTIONS': 'detect_leaks=0:halt_on_error=1:abort_on_error=1:strict_init_order=1',
@@ -26,11 +26,11 @@ def compiler() -> list[str]:
 
 
 def library(name: str) -> str:
-    """Path of a sanitizer's library, as the compiler knows it."""
+    """Ask the compiler for the path of a sanitizer library."""
     words = [*compiler(), f'-print-file-name={name}']
     path = Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip())
     if not path.is_absolute():
-        sys.exit(f'{compiler()[0]} has no {name} (Debian: apt-get install gcc libc6-dev)')
+        sys.exit(f'{compiler()[0]} has no {name}; on Debian: apt-get install gcc libc6-dev')
     return str(path.resolve())
 
 
@@ -39,10 +39,10 @@ def check_build() -> None:
     folders = spec.submodule_search_locations if spec else None
     modules = [path for folder in folders or () for path in Path(folder).rglob('*.so')]
     if not modules:
-        sys.exit(f'{sys.executable} has no compiled rbfly')
+        sys.exit(f'{sys.executable} has no compiled rbfly; build it with RBFLY_SANITIZE=1')
     plain = [path for path in modules if b'__asan_init' not in path.read_bytes()]
     if plain:
-        sys.exit(f'{plain[0]} is not a sanitizer build (RBFLY_SANITIZE=1)')
+        sys.exit(f'{plain[0]} is not a sanitizer build; rebuild with RBFLY_SANITIZE=1')
 
 
 def main() -> None:
