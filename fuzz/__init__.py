@@ -1,1 +1,1 @@
-"""Coverage-guided fuzz targets; `python fuzz/run.py --help` tells how they are run."""
+"""Targets for coverage-guided fuzzing; see `python fuzz/run.py --help`."""

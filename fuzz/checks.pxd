@@ -1,4 +1,4 @@
-# What must hold of messages and values, whatever they were made of.
+# Properties that must hold for all messages and values.
 
 from rbfly.amqp._message cimport MessageCtx
 

@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""What must hold of messages and values, whatever they were made of."""
+"""Properties that must hold for all messages and values."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t
@@ -13,13 +13,13 @@ from rbfly.amqp._message cimport MessageCtx
 from rbfly.amqp import AMQPProperties, DataBody, SequenceBody, decode_amqp, encode_amqp_bytes
 from rbfly.types import AMQPArray, Described
 
-# What the encoder may ask for beyond the bytes that it leaves: see open_compound.
+# Space that the encoder may reserve beyond what it writes, see open_compound.
 cdef enum:
     SLACK = 256
 
 
 class Finding(Exception):
-    """A property that does not hold."""
+    """A property was violated."""
 
 
 cdef int finding(str problem) except -1:
@@ -36,7 +36,7 @@ cdef bint same_items(object a, object b) except -1:
 
 
 cdef bint same(object a, object b) except -1:
-    """Equal, of one type and in one order; a NaN is equal to a NaN."""
+    """Whether two values are equal, with equal types and order; a NaN equals a NaN."""
     cdef double x, y
     kind = type(a)
     if kind is not type(b):
@@ -69,7 +69,7 @@ cdef bint same(object a, object b) except -1:
 
 
 cdef int check_fixed(MessageCtx ctx, bytes expected, Py_ssize_t size) except -1:
-    """Encode into memory of exactly `size` bytes: the same bytes, or a BufferError."""
+    """Encode into exactly `size` bytes of memory: this gives the same bytes or a BufferError."""
     cdef OutBuffer out
     cdef Py_ssize_t n = PyBytes_GET_SIZE(expected)
     cdef uint8_t *block = <uint8_t *> malloc(size if size > 0 else 1)
@@ -81,30 +81,30 @@ cdef int check_fixed(MessageCtx ctx, bytes expected, Py_ssize_t size) except -1:
             encode_message(&out, ctx)
         except BufferError:
             if size >= n + SLACK:
-                finding(f'{n} bytes do not fit into {size}')
+                finding(f'{n} bytes do not fit in {size}')
         else:
             if out_size(&out) != n or memcmp(out.start, PyBytes_AS_STRING(expected), n) != 0:
-                finding('a message is written differently into a fixed buffer')
+                finding('encoding to a fixed buffer gives different bytes')
     finally:
         free(block)
     return 0
 
 
 cdef int check_round_trip(MessageCtx ctx) except -1:
-    """A decoded message is encoded, decoded to the same values, and encoded to the same bytes."""
+    """Encode a decoded message: decoding returns the same values, encoding again the same bytes."""
     cdef MessageCtx again
     cdef bytes first = encode_amqp_bytes(ctx)
     cdef Py_ssize_t n = PyBytes_GET_SIZE(first)
     cdef int i
     again = decode_amqp(first)
     if not same(ctx.take_body(), again.take_body()):
-        finding(f'a body of {ctx.body!r} comes back as {again.body!r}')
+        finding(f'round trip changes body {ctx.body!r} to {again.body!r}')
     for i in range(6):
         if not same(ctx.section(i), again.section(i)):
-            finding(f'a section of {ctx.section(i)!r} comes back as {again.section(i)!r}')
+            finding(f'round trip changes section {ctx.section(i)!r} to {again.section(i)!r}')
     if encode_amqp_bytes(again) != first:
-        finding(f'{first.hex()} is encoded differently the second time')
-    # a size that follows from the bytes, so that an input does the same each time
+        finding(f'encoding {first.hex()} again gives different bytes')
+    # derive the size from the message, so that runs are reproducible
     check_fixed(ctx, first, n)
     check_fixed(ctx, first, n + SLACK)
     check_fixed(ctx, first, (n * PyBytes_AS_STRING(first)[n >> 1]) % n)
@@ -112,8 +112,8 @@ cdef int check_round_trip(MessageCtx ctx) except -1:
 
 
 cdef int check_position(object error, Py_ssize_t size) except -1:
-    """An AMQPDecoderError tells what is wrong and where."""
+    """Check that an AMQPDecoderError has a message and a position."""
     position = error.position
     if type(position) is not int or not 0 <= position <= size or not error.args[0]:
-        finding(f'a decoder error without position: {error!r}, {position!r}')
+        finding(f'decoder error without a valid position: {error!r}, {position!r}')
     return 0

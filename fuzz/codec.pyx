@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Target: any bytes as a message."""
+"""Target: decode arbitrary bytes as a message."""
 
 from cpython.buffer cimport PyBUF_READ
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -18,58 +18,58 @@ cdef extern from 'Python.h':
 
 
 cdef int check_view(object view, Py_ssize_t size, object body) except -1:
-    """The body without copying it, from a context that has not decoded it yet."""
+    """Check body_view() of a context that has not decoded its body."""
     try:
         found = decode_amqp(view).body_view()
     except TypeError:
         if isinstance(body, bytes):
-            finding('a binary body has no view')
+            finding('body_view() rejects a binary body')
     else:
         if not isinstance(body, bytes) or found != body:
-            finding(f'the view of {body!r} holds {bytes(found)!r}')
+            finding(f'body_view() returns {bytes(found)!r} for body {body!r}')
     return 0
 
 
 cdef int check_message(object view, const uint8_t *data, Py_ssize_t size) except -1:
     cdef MessageCtx ctx
-    cdef bint readable = True
-    cdef bint whole = True
+    cdef bint has_body = True
+    cdef bint has_sections = True
     cdef int i
     body = None
     try:
         body = decode_body(data, size)
     except AMQPDecoderError as ex:
         check_position(ex, size)
-        readable = False
+        has_body = False
     try:
         ctx = decode_amqp(view)
     except AMQPDecoderError as ex:
         check_position(ex, size)
-        if readable:
-            finding('decode_amqp refuses what decode_body reads')
+        if has_body:
+            finding('decode_amqp rejects what decode_body accepts')
         return 0
     for i in range(6):
         try:
             ctx.section(i)
         except AMQPDecoderError as ex:
             check_position(ex, size)
-            whole = False
+            has_sections = False
     try:
         other = ctx.take_body()
     except AMQPDecoderError as ex:
         check_position(ex, size)
-        if readable:
-            finding('a context has no body where decode_body reads one')
+        if has_body:
+            finding('the context rejects the body that decode_body accepts')
         return 0
-    if not readable or not same(body, other):
-        finding(f'decode_body reads {body!r}, a context {other!r}')
-    if whole:
+    if not has_body or not same(body, other):
+        finding(f'decode_body returns {body!r}, but the context has {other!r}')
+    if has_sections:
         check_round_trip(ctx)
     check_view(view, size, body)
-    if size & 7 == 0 and whole:
+    if size & 7 == 0 and has_sections:
         repr(ctx)
         if ctx.raw != view:
-            finding('raw is not what was decoded')
+            finding('raw differs from the input')
     return 0
 
 
@@ -77,5 +77,5 @@ cdef api int target(const uint8_t *data, Py_ssize_t size) except -1:
     view = PyMemoryView_FromMemory(<char *> data, size, PyBUF_READ)
     check_message(view, data, size)
     if Py_REFCNT(<PyObject *> view) != 1:
-        finding('something still holds the input')
+        finding('an object still holds a reference to the input')
     return 0

@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Target: any bytes as the body of any frame, of the client's side and of the broker's."""
+"""Target: decode arbitrary bytes as the body of any frame, of the client or the broker."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t
@@ -12,19 +12,19 @@ from rbfly.protocol.const import Key
 from rbfly.testing.publishing import read_publish
 
 cdef extern from *:
-    """extern uint8_t fuzz_places[1 << 12];"""
-    uint8_t fuzz_places[1 << 12]
+    """extern uint8_t fuzz_coverage[1 << 12];"""
+    uint8_t fuzz_coverage[1 << 12]
 
 cdef list KINDS = sorted(READERS)
 
 
-cdef int note(tuple place) except -1:
-    fuzz_places[<size_t> hash(place) & 0xfff] += 1
+cdef int record(tuple place) except -1:
+    fuzz_coverage[<size_t> hash(place) & 0xfff] += 1
     return 0
 
 
 cdef tuple lines(object error):
-    """Where it was raised."""
+    """Line numbers of the traceback."""
     cdef list found = []
     trace = error.__traceback__
     while trace is not None:
@@ -36,7 +36,7 @@ cdef tuple lines(object error):
 cdef object read(bytes frame):
     key, version = int.from_bytes(frame[4:6], 'big'), int.from_bytes(frame[6:8], 'big')
     if int.from_bytes(frame[:4], 'big') != len(frame) - 4:
-        finding(f'a frame of {len(frame)} bytes has another size: {frame[:8].hex()}')
+        finding(f'frame of {len(frame)} bytes declares another size: {frame[:8].hex()}')
     return decode(key, version, frame[8:])
 
 
@@ -44,15 +44,15 @@ cdef int check(int key, int version, bytes body) except -1:
     try:
         command = decode(key, version, body)
     except FrameError as ex:
-        note((key, version, *lines(ex)))
+        record((key, version, *lines(ex)))
         return 0
     frame = command.encode()
-    note((key, version, len(frame).bit_length()))
+    record((key, version, len(frame).bit_length()))
     again = read(frame)
     if again != command:
-        finding(f'{command!r} comes back as {again!r}')
+        finding(f'round trip changes {command!r} to {again!r}')
     if again.encode() != frame:
-        finding(f'{command!r} is encoded differently the second time')
+        finding(f'encoding {command!r} again gives different bytes')
     return 0
 
 

@@ -1,8 +1,8 @@
 /* libFuzzer's entry points around an embedded CPython.
 
    The target is the C function that the Cython module named by RBFLY_FUZZ_TARGET exports as
-   `target`.  Every input is copied into memory of exactly its size, so that AddressSanitizer sees
-   a read of one byte too many. */
+   `target`.  Each input is copied to a block of exactly its size, so that AddressSanitizer detects
+   reads past its end. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,8 +16,8 @@ typedef int (*target_function)(const uint8_t *data, Py_ssize_t size);
 
 static target_function target;
 
-/* For what no compiler has instrumented: a target notes here where an input came to. */
-__attribute__((section("__libfuzzer_extra_counters"))) uint8_t fuzz_places[1 << 12];
+/* Counters for code without compiler instrumentation: targets record what an input reached. */
+__attribute__((section("__libfuzzer_extra_counters"))) uint8_t fuzz_coverage[1 << 12];
 
 static void die(const char *what) {
     fprintf(stderr, "fuzz: %s\n", what);
@@ -44,7 +44,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    /* behind the only byte of its block an empty input has nothing to read either */
+    /* an empty input points past the only byte of its block, so that any read is detected */
     uint8_t *block = malloc(size == 0 ? 1 : size);
     int result;
     if (block == NULL) die("out of memory");

@@ -1,15 +1,15 @@
 """Build the fuzz targets and run one of them.
 
-    python fuzz/run.py codec --seconds 60           any bytes as a message
-    python fuzz/run.py values --runs 1000000        Python values, derived from bytes, as a message
-    python fuzz/run.py stream --workers 2           any bytes as a chunk, or as what is received
-    python fuzz/run.py commands                     any bytes as a frame of client or broker
-    python fuzz/run.py codec FILE...                only these inputs, such as a finding
-    python fuzz/run.py codec --minimise             keep in fuzz/corpus what build/fuzz has found
+    python fuzz/run.py codec --seconds 60           decode arbitrary bytes as a message
+    python fuzz/run.py values --runs 1000000        encode Python values generated from the input
+    python fuzz/run.py stream --workers 2           read arbitrary bytes as chunks or socket data
+    python fuzz/run.py commands                     decode arbitrary bytes as any frame
+    python fuzz/run.py codec FILE...                run these inputs only, such as a finding
+    python fuzz/run.py codec --minimise             reduce build/fuzz's corpus into fuzz/corpus
 
 Needs clang with its sanitizer runtimes (Debian: clang, libclang-rt-dev), CPython's headers and
-library, and Cython.  The generated C lies in build/cython, all else in build/fuzz; an input that
-fails is left in build/fuzz/findings, and the exit status is 1 then.
+library, and Cython.  The generated C goes to build/cython, everything else to build/fuzz.  An input
+that fails is saved in build/fuzz/findings, and the exit status is then 1.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LIB = BUILD / f'lib-{sys.implementation.cache_tag}'
 KEPT = ROOT / 'fuzz' / 'corpus'
 FINDINGS = BUILD / 'findings'
 TARGETS = ('codec', 'values', 'stream', 'commands')
-# Longest input: beyond sizes of one byte, beyond the depth limit, and still quick.
+# Longest input: enough for 32-bit sizes and for exceeding the depth limit, and still fast.
 MAX_LEN = {'codec': 640, 'values': 512, 'stream': 1024, 'commands': 256}
 KEPT_FILES = 300
 
@@ -45,10 +45,10 @@ CFLAGS = [
     '-std=c11', '-O2', '-gline-tables-only', '-fPIC', '-fno-strict-aliasing',
     '-fno-omit-frame-pointer', '-fno-sanitize-recover=all', '-Wno-everything',
 ]  # fmt: skip
-# Cython's calling code adds 0 to a null pointer, which clang counts as an overflow.
+# Code that Cython generates adds 0 to null pointers, which clang reports as overflow.
 UNCHECKED = ['-fno-sanitize=pointer-overflow']
 SETTINGS = {
-    # the interpreter's own allocator would hide what lies behind a block
+    # pymalloc would hide accesses beyond the end of a block
     'PYTHONMALLOC': 'malloc',
     'PYTHONHASHSEED': '0',
     'PYTHONNOUSERSITE': '1',
@@ -60,7 +60,7 @@ SETTINGS = {
 
 
 class Problem(Exception):
-    """Something that the user has to mend."""
+    """A problem that the user can fix."""
 
 
 # -- build
@@ -75,32 +75,33 @@ def run(*command: object) -> None:
 
 def check_tools() -> None:
     if shutil.which(CC) is None:
-        raise Problem(f'{CC} is missing (Debian: apt-get install clang libclang-rt-dev)')
+        raise Problem(f'{CC} is missing; on Debian: apt-get install clang libclang-rt-dev')
     runtimes = subprocess.run([CC, '--print-runtime-dir'], capture_output=True, text=True)
     found = runtimes.stdout.strip()
     folders = [Path(found), Path(found).parent / 'linux']
     if not any(list(folder.glob('libclang_rt.fuzzer*')) for folder in folders):
         raise Problem(
-            f"clang's runtime libclang_rt.fuzzer is not in {found} (Debian: libclang-rt-dev)"
+            f"clang's libclang_rt.fuzzer is not in {found}; "
+            'on Debian: apt-get install libclang-rt-dev'
         )
     headers = Path(sysconfig.get_path('include'))
     if not (headers / 'Python.h').exists():
-        raise Problem(f'Python.h is not in {headers} (Debian: apt-get install python3-dev)')
+        raise Problem(f'Python.h is not in {headers}; on Debian: apt-get install python3-dev')
 
 
 def directives() -> dict[str, Any]:
-    """Compiler directives of the release build, out of setup.py."""
+    """The compiler directives of a release build, read from setup.py."""
     tree = ast.parse((ROOT / 'setup.py').read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'DIRECTIVES':
             code = compile(ast.Expression(node.value), 'setup.py', 'eval')
             found: dict[str, Any] = eval(code, {'CHECKED': False, 'DEBUG': False})
             return found
-    raise Problem('setup.py has no DIRECTIVES')
+    raise Problem('setup.py does not define DIRECTIVES')
 
 
 def library_flags() -> list[str]:
-    """What an executable needs to embed this Python."""
+    """Linker flags for embedding this Python."""
     get = sysconfig.get_config_var
     folder = get('LIBDIR')
     words = [f'-L{folder}', f'-L{get("LIBPL")}', f'-Wl,-rpath,{folder}']
@@ -119,7 +120,7 @@ def compile_module(name: str, source: Path) -> None:
     made.parent.mkdir(parents=True, exist_ok=True)
     sanitizers = SANITIZERS
     if not name.startswith('fuzz.'):
-        # coverage guides through the package, not through the checks
+        # coverage of the package guides the fuzzer, coverage of the checks does not
         sanitizers += ',fuzzer-no-link'
     run(
         CC, *CFLAGS, f'-fsanitize={sanitizers}', *UNCHECKED, '-shared', '-DRBFLY_DEBUG=0',
@@ -132,7 +133,7 @@ def copy_sources() -> None:
         made = LIB / source.relative_to(ROOT / 'src')
         made.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, made)
-    # the package asks for its version
+    # the package reads its version
     metadata = LIB / 'rbfly-0.dist-info' / 'METADATA'
     metadata.parent.mkdir(exist_ok=True)
     metadata.write_text('Metadata-Version: 2.1\nName: rbfly\nVersion: 0\n')
@@ -141,20 +142,20 @@ def copy_sources() -> None:
 
 
 def build() -> Path:
-    """Everything that is out of date; returns the fuzzer."""
+    """Build everything that is out of date; return the fuzzer."""
     check_tools()
     try:
         from Cython.Build import cythonize
         from setuptools import Extension
     except ImportError as ex:
-        raise Problem(f'{ex.name} is missing: pip install Cython setuptools') from None
+        raise Problem(f'{ex.name} is missing; run: pip install Cython setuptools') from None
     os.chdir(ROOT)
     sources = [*Path('src').rglob('*.pyx'), *Path('fuzz').glob('*.pyx')]
     names = {s: '.'.join(s.relative_to('src' if s.parts[0] == 'src' else '.').with_suffix('').parts)
              for s in sources}  # fmt: skip
     modules = cythonize(  # type: ignore[no-untyped-call,unused-ignore]
         [Extension(name, [str(source)]) for source, name in names.items()],
-        build_dir=str(ROOT / 'build' / 'cython'),  # as setup.py's
+        build_dir=str(ROOT / 'build' / 'cython'),  # the same as in setup.py
         include_path=['src', '.'],
         compiler_directives=directives(),
         annotate=True,
@@ -166,7 +167,7 @@ def build() -> Path:
     driver = ROOT / 'fuzz' / 'driver.c'
     fuzzer = LIB / 'fuzzer'
     if not is_newer(fuzzer, driver, ROOT / 'fuzz' / 'run.py'):
-        # the modules find the sanitizers' functions in the executable
+        # the modules use the sanitizer functions of the executable
         run(
             CC, *CFLAGS, f'-fsanitize=fuzzer,{SANITIZERS}', '-rdynamic',
             f'-I{sysconfig.get_path("include")}', driver, *library_flags(), '-o', fuzzer,
@@ -186,7 +187,7 @@ def vectors() -> Iterator[bytes]:
             yield data + bytes.fromhex('005375a000')
         if not name.startswith(('section ', 'message ', 'stored ')):
             yield bytes.fromhex('005377') + data
-            # as the value of an annotation, and of a descriptor
+            # also as the value of an annotation and of a descriptor
             pair = bytes.fromhex('00000002a303782d61') + data
             size = len(pair).to_bytes(4)
             yield bytes.fromhex('005372d1') + size + pair + bytes.fromhex('005375a000')
@@ -196,7 +197,7 @@ def vectors() -> Iterator[bytes]:
 
 
 def chunks() -> Iterator[bytes]:
-    """Chunks around the vectors' messages, behind the byte that chooses the chunk reader."""
+    """Chunks that contain the vectors' messages, after the byte that selects the chunk reader."""
     messages = [data for data in vectors() if len(data) < 200]
     entries = [len(m).to_bytes(4) + m for m in messages]
     for i in range(0, len(entries) - 3, 3):
@@ -221,7 +222,7 @@ def compressed(data: bytes) -> Iterator[tuple[int, bytes]]:
     try:
         import cramjam
     except ImportError:
-        return  # without the extra `compression` those are refused
+        return  # without the `compression` extra, these formats are refused
     for code, name in ((2, 'snappy'), (3, 'lz4'), (4, 'zstd')):
         yield code, bytes(getattr(cramjam, name).compress(data))
 
@@ -236,7 +237,7 @@ def frames() -> Iterator[bytes]:
 
 
 def bodies() -> Iterator[bytes]:
-    """Bodies of frames, each behind the byte that chooses what it is to be."""
+    """Frame bodies, each after the byte that selects the kind of frame."""
     name, number = b'\x00\x04test', b'\x00\x00\x00\x01'
     options = number + name + b'\x00\x01x'
     for body in (
@@ -286,7 +287,7 @@ def environment(target: str) -> dict[str, str]:
     return {
         **os.environ,
         **SETTINGS,
-        # the library that unpacks sub-entries is beside Cython
+        # the library that decompresses sub-entries is installed next to Cython
         'PYTHONPATH': f'{LIB}:{sysconfig.get_path("platlib")}',
         'PYTHONHOME': f'{sys.base_prefix}:{sys.base_exec_prefix}',
         'RBFLY_FUZZ_TARGET': f'fuzz.{target}',
@@ -299,7 +300,7 @@ def last(pattern: str, text: str) -> str:
 
 
 def start(fuzzer: Path, target: str, number: int, words: list[str]) -> tuple[int, str]:
-    """One process of libFuzzer; exit status and what it wrote."""
+    """Run one libFuzzer process; return its exit status and output."""
     log = BUILD / f'{target}-{number}.log'
     command = [str(fuzzer), f'-artifact_prefix={FINDINGS}/{target}-', *words]
     with log.open('w') as file:
@@ -308,20 +309,20 @@ def start(fuzzer: Path, target: str, number: int, words: list[str]) -> tuple[int
 
 
 def report(target: str, status: int, text: str) -> int:
-    """Tell what one process did; returns its number of executions."""
+    """Print the result of one process; return its number of executions."""
     runs = int(last(r'stat::number_of_executed_units: (\d+)', text))
     if status:
         begin = max(text.find('ERROR:'), text.find('fuzz: finding'), 0)
         print(text[max(begin - 1500, 0) : begin + 4000])
         for path in re.findall(r'Test unit written to (\S+)', text):
             data = Path(path).read_bytes()
-            print(f'FINDING {path}\n  {data.hex()}\n  again: python fuzz/run.py {target} {path}')
+            print(f'FINDING {path}\n  {data.hex()}\n  rerun: python fuzz/run.py {target} {path}')
     covered = last(r'cov: (\d+)', text)
     places = last(r'Loaded \d+ modules +\((\d+) inline', text)
     speed = last(r'stat::average_exec_per_sec: +(\d+)', text)
     inputs = last(r'corp: (\d+)', text)
     print(
-        f'{target}: {runs} executions, {speed} a second; {covered} of {places} places covered '
+        f'{target}: {runs} executions, {speed} per second; {covered} of {places} edges covered '
         f'by {inputs} inputs'
     )
     return runs
@@ -357,7 +358,7 @@ def fuzz(fuzzer: Path, args: argparse.Namespace) -> int:
     total = sum(report(args.target, *result) for result in done)
     failed = any(status for status, _ in done)
     seconds = time.monotonic() - begin
-    print(f'{total} executions in {seconds:.0f} s, {"a" if failed else "no"} finding')
+    print(f'{total} executions in {seconds:.0f} s, {"with" if failed else "no"} findings')
     return 1 if failed else 0
 
 
@@ -368,7 +369,7 @@ def replay(fuzzer: Path, args: argparse.Namespace) -> int:
 
 
 def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
-    """Keep the smallest set of inputs that covers what all of them cover."""
+    """Reduce the corpus to the smallest set of inputs with the same coverage."""
     kept = KEPT / args.target
     kept.mkdir(parents=True, exist_ok=True)
     made = BUILD / 'minimised' / args.target
@@ -387,7 +388,7 @@ def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
     kept.mkdir()
     for path in found[:KEPT_FILES]:
         shutil.copyfile(path, kept / path.name)
-    print(f'{kept}: {min(len(found), KEPT_FILES)} of {len(found)} inputs')
+    print(f'{kept}: kept {min(len(found), KEPT_FILES)} of {len(found)} inputs')
     return 0
 
 
@@ -400,11 +401,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('target', choices=TARGETS)
-    parser.add_argument('files', nargs='*', type=Path, help='run these inputs and nothing else')
-    parser.add_argument('--runs', type=int, default=0, help='executions in all (no limit)')
-    parser.add_argument('--seconds', type=int, default=60, help='time limit; 0: none (60)')
-    parser.add_argument('--workers', type=int, default=1, help='processes (1)')
-    parser.add_argument('--corpus', type=Path, help='inputs to start from (fuzz/corpus/TARGET)')
+    parser.add_argument('files', nargs='*', type=Path, help='run these inputs only')
+    parser.add_argument('--runs', type=int, default=0, help='total executions (default: no limit)')
+    parser.add_argument('--seconds', type=int, default=60, help='time limit, 0: none (default: 60)')
+    parser.add_argument('--workers', type=int, default=1, help='number of processes (default: 1)')
+    parser.add_argument('--corpus', type=Path, help='initial inputs (default: fuzz/corpus/TARGET)')
     parser.add_argument('--seed', type=int, default=0, help="libFuzzer's random seed")
     parser.add_argument('--minimise', action='store_true', help='rewrite fuzz/corpus/TARGET')
     args = parser.parse_args()

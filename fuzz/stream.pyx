@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Target: any bytes as a chunk, or as what a socket receives."""
+"""Target: read arbitrary bytes as a chunk, or as data received from a socket."""
 
 from zlib import crc32
 
@@ -14,7 +14,7 @@ from rbfly._wire cimport store_u32
 from rbfly.error import AMQPDecoderError
 from rbfly.protocol import compression
 
-# before they are read: what is within the limits must stay quick
+# keep decompression fast for all allowed sizes; set before these limits are read
 compression.BATCH_MAX = 1 << 16
 compression.CHUNK_MAX = 1 << 17
 
@@ -43,7 +43,7 @@ DAMAGED = (ChunkError, CompressionError)
 
 
 class Cursor(MessageCursor):
-    """What a subscription is, without its loop."""
+    """A message cursor that stands in for a subscription, without an event loop."""
 
     def __init__(self, amqp, chunk, start=0, policy='raise', filter=None):
         super().__init__(self, amqp, filter, policy)
@@ -55,15 +55,15 @@ class Cursor(MessageCursor):
         self.consumed += 1
 
     def on_progress(self):
-        pass                    # an offset at the end of all
+        pass                    # an offset was reached
 
 
 cdef list drain(object cursor, Py_ssize_t limit):
-    """Messages and errors of the only chunk; each one moves on."""
+    """Read the only chunk; return its messages and error types."""
     cdef list found = []
     while True:
         if len(found) > limit:
-            finding('a chunk does not come to its end')
+            finding('reading a chunk does not end')
         try:
             if not cursor.advance():
                 break
@@ -76,46 +76,46 @@ cdef list drain(object cursor, Py_ssize_t limit):
             found.append(ChunkError)
         except AMQPDecoderError as ex:
             if ex.offset is None or type(ex.data) is not bytes:
-                finding('a decoder error without offset and data')
+                finding('decoder error without offset and data')
             found.append(AMQPDecoderError)
         else:
             try:
                 cursor.last.context()
             except AMQPDecoderError:
                 if cursor.amqp:
-                    finding('a message with a body and without context')
+                    finding('message has a body but no context')
     if cursor.consumed != 1:
-        finding(f'a chunk was consumed {cursor.consumed} times')
+        finding(f'chunk was consumed {cursor.consumed} times')
     return found
 
 
 cdef list outcome(object cursor, str kind, Py_ssize_t limit, Py_ssize_t most):
-    """Offset, body and bytes of every message; the offset of each that is not AMQP 1.0."""
-    cdef list given = [], found = []
+    """Offset, body and bytes of each message; offset, error and data of each invalid one."""
+    cdef list received = [], found = []
     while True:
-        if len(given) > most:
-            finding('a chunk does not come to its end')
+        if len(received) > most:
+            finding('reading a chunk does not end')
         try:
             if not cursor.advance(KINDS[kind], limit):
                 break
             item = cursor.take(KINDS[kind])
         except DAMAGED:
-            given.append(None)
+            received.append(None)
         except AMQPDecoderError as ex:
-            given.append((ex.offset, AMQPDecoderError, ex.data))
+            received.append((ex.offset, AMQPDecoderError, ex.data))
         else:
-            given.append(item if kind != 'body' else cursor.last.context())
-    # what was given is looked at when its chunk is gone
+            received.append(item if kind != 'body' else cursor.last.context())
+    # inspect the results after the chunk is gone
     cursor.rewind()
-    for item in given:
+    for item in received:
         if type(item) is MessageBatch:
             if not 0 < len(item) <= limit:
-                finding(f'a batch of {len(item)} messages')
+                finding(f'batch of {len(item)} messages')
             contexts = list(item.contexts())
             if [ctx.stream_offset for ctx in contexts] != list(item.offsets):
-                finding('offsets of a batch are not those of its messages')
+                finding('offsets of a batch differ from those of its messages')
             if not same([ctx.body for ctx in contexts], list(item)):
-                finding('bodies of a batch are not those of its messages')
+                finding('bodies of a batch differ from those of its messages')
         elif item is None or type(item) is tuple:
             found.append(item)
             continue
@@ -132,7 +132,7 @@ def no_value(ctx):
 
 
 cdef int check_kinds(bytes data, Py_ssize_t most, uint8_t how) except -1:
-    """Bodies, contexts and batches are the same messages, whatever becomes of bad ones."""
+    """Check that bodies, contexts and batches return the same messages under any error policy."""
     policy = sorted(POLICIES)[(how >> 1) % 3]
     everything = MessageFilter(no_value, {''})
     for amqp in (True, False):
@@ -143,7 +143,7 @@ cdef int check_kinds(bytes data, Py_ssize_t most, uint8_t how) except -1:
             cursor = Cursor(amqp, Chunk.parse(data), 0, policy, filter)
             found = outcome(cursor, kind, 1 + (how >> 3), most)
             if not same(first, found):
-                finding(f'bodies are {first!r}, as {kind} they are {found!r}')
+                finding(f'bodies are {first!r}, but {kind} returns {found!r}')
     return 0
 
 
@@ -152,7 +152,7 @@ cdef int check_chunk(bytes data, uint8_t how) except -1:
     cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(data)
     cdef list messages = None
     if how & 1 == 0 and n >= HEADER:
-        # random bytes would hardly ever have the right length and CRC
+        # random bytes rarely have a correct length and CRC
         p[0] = 0x50
         store_u32(p + 36, <unsigned int> (n - HEADER))
         store_u32(p + 32, crc32(memoryview(data)[HEADER:]))
@@ -164,34 +164,34 @@ cdef int check_chunk(bytes data, uint8_t how) except -1:
         chunk.verify()
     except ChunkError:
         if how & 1 == 0:
-            finding('the right CRC is refused')
+            finding('chunk with a correct CRC is refused')
         return 0
     try:
         messages = Chunk.parse(data).messages()
     except DAMAGED:
         pass
-    # a small batch that is compressed may hold this much
+    # a small compressed batch may expand to this size
     n += 2 * compression.CHUNK_MAX
     if chunk.offset < 2**63:
         check_kinds(data, n, how)
     raw = drain(Cursor(False, chunk, 0), n)
     if messages is not None and raw != messages:
-        finding(f'the chunk holds {messages!r}, the cursor gives {raw!r}')
+        finding(f'chunk contains {messages!r}, but the cursor returns {raw!r}')
     decoded = drain(Cursor(True, Chunk.parse(data), 0), n)
     if len(decoded) != len(raw):
-        finding(f'{len(raw)} messages, {len(decoded)} bodies')
+        finding(f'{len(raw)} messages, but {len(decoded)} bodies')
     if chunk.offset >= 2**63:
         return 0
     later = drain(Cursor(False, Chunk.parse(data), chunk.offset + (how >> 4)), n)
     if messages is not None and later != messages[how >> 4:]:
-        finding(f'{messages!r} from {how >> 4} are {later!r}')
+        finding(f'{messages!r} from offset {how >> 4} returns {later!r}')
     return 0
 
 
 # --- frames ---
 
 class Recorder(Engine):
-    """An engine with a publisher and a subscription, and what came out of it."""
+    """An engine with a publisher and a subscription that records all events."""
 
     def __init__(self):
         super().__init__(FRAME_CAP)
@@ -223,7 +223,7 @@ class Recorder(Engine):
 
 
 cdef int receive(object engine, const uint8_t *p, Py_ssize_t n) except -1:
-    """What a loop does, with the rest of the buffer made unreadable."""
+    """Receive data like an event loop; poison the rest of the buffer."""
     cdef Py_buffer view
     cdef uint8_t *guard
     cdef Py_ssize_t part, guarded
@@ -231,7 +231,7 @@ cdef int receive(object engine, const uint8_t *p, Py_ssize_t n) except -1:
         PyObject_GetBuffer(engine.get_buffer(-1), &view, PyBUF_WRITABLE)
         try:
             if view.len <= 0:
-                finding('the engine has no room')
+                finding('engine returned an empty buffer')
             part = min(n, view.len)
             memcpy(view.buf, p, part)
             guard = <uint8_t *> view.buf + part
@@ -259,9 +259,9 @@ cdef int check_frames(const uint8_t *p, Py_ssize_t n, uint8_t cuts) except -1:
         at += part
         cuts = <uint8_t> (cuts * 5 + 3)
     if whole.outcome() != pieces.outcome():
-        finding(f'at once {whole.outcome()}, in pieces {pieces.outcome()}')
+        finding(f'all at once gives {whole.outcome()}, in pieces {pieces.outcome()}')
     if whole.received != n or pieces.received != n:
-        finding('bytes are counted wrongly')
+        finding('wrong count of received bytes')
     return 0
 
 

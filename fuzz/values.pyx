@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Target: Python values and messages, derived from bytes, to the encoder."""
+"""Target: encode Python values and messages that are generated from the input."""
 
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import IntEnum, StrEnum
@@ -23,7 +23,7 @@ from rbfly.types import (
 )
 
 
-# --- values that mean harm ---
+# --- malicious values ---
 
 class Failing(tzinfo):
     def utcoffset(self, when):
@@ -82,7 +82,7 @@ class Name(StrEnum):
 
 
 class Changing(UserDict):
-    """A mapping that empties a list or dict that is being encoded, which may alone hold it."""
+    """A mapping that, when read, empties the list or dict that contains it."""
 
     def __init__(self, victim):
         UserDict.__init__(self)
@@ -117,14 +117,14 @@ cdef list ELEMENTS = [
 
 
 cdef class Source:
-    """Bytes that choose; a cursor that gives zeros at the end."""
+    """Generates values from the input; returns zeros at its end."""
 
     cdef const uint8_t *p
     cdef const uint8_t *end
-    cdef list made                  # lists and dicts
-    cdef list open                  # those of them under construction: one can get into itself
-    cdef int left                   # values that may still be made
-    cdef bint changing              # the message is another one after it was encoded
+    cdef list containers            # all lists and dicts
+    cdef list unfinished            # containers under construction, which may end up in themselves
+    cdef int budget                 # number of values that may still be created
+    cdef bint changing              # encoding the message changes it
 
     cdef uint8_t take(self) noexcept:
         if self.p == self.end:
@@ -167,16 +167,16 @@ cdef class Source:
 
     cdef list items(self, int depth):
         cdef int n = self.take() & 0x3f
-        # mostly few: the bytes have to last
+        # keep most lists short, to make the input last
         if n > 40:
-            # no compound: sharing them would make the encoding grow exponentially
+            # not compounds: sharing them would make the encoding grow exponentially
             return [self.value(31)] * (n << (self.take() & 3))
         found = []
-        self.made.append(found)
-        self.open.append(found)
+        self.containers.append(found)
+        self.unfinished.append(found)
         for _ in range(n & 7):
             found.append(self.value(depth + 1))
-        self.open.pop()
+        self.unfinished.pop()
         return found
 
     cdef object key(self, int depth):
@@ -192,11 +192,11 @@ cdef class Source:
         if n > 240:
             return {str(i): self.value(depth + 1) for i in range(n - 240 << 3)}
         found = {}
-        self.made.append(found)
-        self.open.append(found)
+        self.containers.append(found)
+        self.unfinished.append(found)
         for _ in range(n & 7):
             found[self.key(depth)] = self.value(depth + 1)
-        self.open.pop()
+        self.unfinished.pop()
         return found
 
     cdef object array(self, int depth):
@@ -209,7 +209,7 @@ cdef class Source:
         return AMQPArray(kind, items, descriptors=descriptors)
 
     cdef object element(self, object kind, int depth):
-        """Mostly a value that the array can hold."""
+        """Usually a value that the array can hold."""
         if self.take() > 250:
             return self.value(depth + 1)
         if kind is type(None):
@@ -248,8 +248,8 @@ cdef class Source:
 
     cdef object value(self, int depth):
         cdef int kind = self.take() & 63
-        self.left -= 1
-        if self.left < 0 or (depth > 30 and kind >= 24):
+        self.budget -= 1
+        if self.budget < 0 or (depth > 30 and kind >= 24):
             return None
         if kind < 3:
             return (None, True, False)[kind]
@@ -288,7 +288,7 @@ cdef class Source:
         if kind == 47:
             return tuple(self.items(depth))
         if kind == 48:
-            return self.pick(self.open) if self.open else ()
+            return self.pick(self.unfinished) if self.unfinished else ()
         if kind == 49:
             return OrderedDict(self.pairs(depth))
         if kind == 50:
@@ -307,9 +307,9 @@ cdef class Source:
             return self.body(depth)
         if kind == 57:
             self.changing = True
-            return Changing(self.pick(self.open) if self.open else {})
+            return Changing(self.pick(self.unfinished) if self.unfinished else {})
         if kind == 58:
-            # nested far deeper than the bytes say
+            # much deeper nesting than the input could describe
             found = self.value(depth + 1)
             wrap = self.take() & 3
             for _ in range(self.take()):
@@ -325,7 +325,7 @@ cdef class Source:
         return self.strange()
 
     cdef object strange(self):
-        """What hardly anybody writes."""
+        """Unusual values."""
         cdef int kind = self.take() % 20
         if kind == 0:
             return object()
@@ -430,7 +430,7 @@ cdef class Source:
 # --- target ---
 
 cdef int check_buffer(object message, bytes expected, int size) except -1:
-    """Into a buffer of any size: the same bytes, or an error that says that it is too small."""
+    """Encode to a buffer of any size: this gives the same bytes, or an error if it is too small."""
     buffer = bytearray(size)
     ctx = message if type(message) is MessageCtx else stream_message_ctx(message)
     try:
@@ -438,7 +438,7 @@ cdef int check_buffer(object message, bytes expected, int size) except -1:
     except RbFlyBufferError:
         return 0
     if buffer[:n] != expected:
-        finding(f'encode_amqp writes {bytes(buffer[:n])!r}, not {expected!r}')
+        finding(f'encode_amqp writes {bytes(buffer[:n])!r} instead of {expected!r}')
     return 0
 
 
@@ -447,32 +447,32 @@ cdef api int target(const uint8_t *data, Py_ssize_t size) except -1:
     cdef bytes encoded
     source.p = data
     source.end = data + size
-    source.made = []
-    source.open = []
-    source.left = 300
+    source.containers = []
+    source.unfinished = []
+    source.budget = 300
     try:
         try:
             message = source.message()
         except (AMQPEncoderError, ValueError, TypeError, OverflowError, AttributeError):
-            # of a constructor
+            # raised by a constructor
             return 0
         try:
             encoded = encode_amqp_bytes(message)
         except AMQPEncoderError as ex:
             if not ex.args[0]:
-                finding('an encoder error without reason')
+                finding('encoder error without a message')
             return 0
         try:
             check_round_trip(decode_amqp(encoded))
         except AMQPDecoderError as ex:
-            # AMQP allows what Python does not: a tuple is a key here and a list there
-            if 'a map key that cannot be one' not in ex.args[0]:
+            # a tuple can be a key in Python, but is decoded as a list, which cannot
+            if 'map key of unhashable type' not in ex.args[0]:
                 raise
         if not source.changing:
             size += len(encoded) - 40 if len(encoded) > 40 else 0
             check_buffer(message, encoded, size)
     finally:
-        # cycles through a context that the collector does not know
-        for made in source.made:
-            made.clear()
+        # break cycles through contexts, which the garbage collector does not track
+        for container in source.containers:
+            container.clear()
     return 0
