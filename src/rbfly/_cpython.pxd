@@ -1,7 +1,7 @@
-# Every use of CPython's inside, but that of the future protocol, in `streams/_confirm.pyx`.
+# All uses of CPython internals, except for the future protocol in `streams/_confirm.pyx`.
 #
-# Each has a portable way beside it, which any version of Python takes that is not named here as
-# tested; `RBFLY_PORTABLE=1` builds with those only.  The gains are instructions on Python 3.11.
+# Each has a portable fallback, used on every Python version not listed below as tested;
+# `RBFLY_PORTABLE=1` builds the fallbacks only.  Gains are in instructions, on Python 3.11.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
@@ -12,20 +12,20 @@ cdef extern from *:
     #ifndef RBFLY_CPYTHON_H
     #define RBFLY_CPYTHON_H
 
-    /* Tested on these, with the GIL. */
+    /* Tested with these versions, with the GIL. */
     #define RBFLY_TESTED(minor) (PY_VERSION_HEX >> 16 == (0x0300 | (minor)))
     #if !RBFLY_PORTABLE && !defined(Py_GIL_DISABLED) && !defined(PYPY_VERSION) \\
         && (RBFLY_TESTED(11) || RBFLY_TESTED(13) || RBFLY_TESTED(14) || RBFLY_TESTED(15))
-    #define RBFLY_INSIDE 1
+    #define RBFLY_INTERNALS 1
     #else
-    #define RBFLY_INSIDE 0
+    #define RBFLY_INTERNALS 0
     #endif
 
-    /* -- The step of a task: asyncio enters a context for each, which changes the version.
-       So a task is asked for once per step, and not for each message that it is given.  Its state
-       is that of a module: the cursor alone marks and asks.
+    /* -- Steps of a task: asyncio enters a context for each step, which changes the context
+       version.  Comparing versions lets the cursor look up the current task once per step, not
+       once per message.  The state is per module: only the cursor marks and compares.
        Gain: 2,700 of 3,670 for a message of `async for`. */
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
     static PyThreadState *rbfly_step_thread = NULL;
     static uint64_t rbfly_step_version;
 
@@ -42,12 +42,12 @@ cdef extern from *:
     static inline void rbfly_mark_step(void) {}
     #endif
 
-    /* -- Slots of a type.  Cython's `raise StopIteration` and its traceback would cost several
-       messages: `await` is answered through am_send, else with a StopIteration set in C.  And a
-       subclass written in Python would look its __anext__ up for each message.
+    /* -- Type slots.  Cython's `raise StopIteration` with its traceback costs as much as several
+       messages: `await` returns through am_send, or else with a StopIteration set in C.  And a
+       subclass written in Python would look up its __anext__ for each message.
        Gain: 2,380 of 3,350 for a message of `async for`. */
     static inline void rbfly_set_next(PyObject *type, sendfunc send, iternextfunc next) {
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
         ((PyTypeObject *)type)->tp_as_async->am_send = send;
         ((PyTypeObject *)type)->tp_iternext = next;
         PyType_Modified((PyTypeObject *)type);
@@ -56,7 +56,7 @@ cdef extern from *:
     #endif
     }
     static inline void rbfly_inherit_anext(PyObject *type, PyObject *base) {
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
         PyAsyncMethods *methods = ((PyTypeObject *)type)->tp_as_async;
         methods->am_anext = ((PyTypeObject *)base)->tp_as_async->am_anext;
     #else
@@ -64,10 +64,10 @@ cdef extern from *:
     #endif
     }
 
-    /* -- A list is filled without a call while it has room.
+    /* -- Append to a list without a function call while it has room.
        Gain: 30 of 537 for a message of a batch. */
     static inline PyObject *rbfly_list(Py_ssize_t room) {
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
         PyObject *list = PyList_New(room);
         if (list != NULL) Py_SET_SIZE((PyVarObject *)list, 0);
         return list;
@@ -76,10 +76,10 @@ cdef extern from *:
         return PyList_New(0);
     #endif
     }
-    /* Append an object whose reference is taken over. */
+    /* Append an object and steal its reference. */
     static inline int rbfly_list_give(PyObject *list, PyObject *item) {
         int result;
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
         PyListObject *self = (PyListObject *)list;
         Py_ssize_t n = Py_SIZE(self);
         if (n < self->allocated) {
@@ -93,9 +93,9 @@ cdef extern from *:
         return result;
     }
 
-    /* -- An export of a bytearray without a view: it cannot be resized meanwhile.
+    /* -- Export a bytearray without a view, to keep it from being resized.
        Gain: 96 of 1,555 for a message of ten bytes. */
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
     typedef char rbfly_export;
     static inline int rbfly_hold(PyObject *buffer, rbfly_export *held) {
         (void)held;
@@ -117,14 +117,14 @@ cdef extern from *:
     }
     #endif
 
-    /* -- The value of an integer that needs no function call to be read; 0 for another one.
+    /* -- Read an integer without a function call; return 0 if it is too large for that.
        Gain: 252 of 2,525 for a map with four small integers. */
     static inline int rbfly_small_integer(PyObject *o, int64_t *value) {
-    #if RBFLY_INSIDE && PY_VERSION_HEX >= 0x030C0000
+    #if RBFLY_INTERNALS && PY_VERSION_HEX >= 0x030C0000
         if (!PyUnstable_Long_IsCompact((PyLongObject *)o)) return 0;
         *value = (int64_t)PyUnstable_Long_CompactValue((PyLongObject *)o);
         return 1;
-    #elif RBFLY_INSIDE
+    #elif RBFLY_INTERNALS
         const digit *digits = ((PyLongObject *)o)->ob_digit;
         switch (Py_SIZE(o)) {
             case 0: *value = 0; return 1;
@@ -139,15 +139,15 @@ cdef extern from *:
     #endif
     }
 
-    /* -- Memory of MessageCtx, which comes and goes by the million, is kept for the next ones.
-       Not by @freelist: that clears an object with one memset, of a size for which gcc chooses
-       `rep stos`, which takes as long to start as a message to encode.
+    /* -- Keep the memory of freed MessageCtx objects for new ones: they come and go by the million.
+       @freelist would clear an object with one memset, of a size for which gcc emits `rep stos`,
+       whose startup takes as long as encoding a message.
        Gain: 97 of 1,556 for the context of a message of ten bytes, encoded. */
     #define RBFLY_CONTEXTS 64
     #define RBFLY_CONTEXT_HEAD (sizeof(PyObject) + 4 * sizeof(PyObject *))
     #define RBFLY_CONTEXT_TAIL 56
 
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
     static PyObject *rbfly_contexts[RBFLY_CONTEXTS];
     static int rbfly_context_count;
 
@@ -165,7 +165,7 @@ cdef extern from *:
     #endif
 
     static int rbfly_keep_contexts(PyObject *type, Py_ssize_t size) {
-    #if RBFLY_INSIDE
+    #if RBFLY_INTERNALS
         if (size != (Py_ssize_t)(RBFLY_CONTEXT_HEAD + RBFLY_CONTEXT_TAIL)) {
             PyErr_SetString(PyExc_SystemError, "layout of MessageCtx");
             return -1;
@@ -178,11 +178,11 @@ cdef extern from *:
         return 0;
     }
 
-    /* -- The C interface of datetime, from the module in C: Python 3.11's `datetime` runs a second
-       one in Python before that takes its place.
+    /* -- The C API of datetime, directly from the C module: Python 3.11's `datetime` first executes
+       a pure Python implementation, which the C module then replaces.
        Gain: a millisecond of the import. */
     static void *rbfly_datetime_api(void) {
-    #if RBFLY_INSIDE && PY_VERSION_HEX < 0x030C0000
+    #if RBFLY_INTERNALS && PY_VERSION_HEX < 0x030C0000
         void *api = NULL;
         PyObject *module = PyImport_ImportModule("_datetime"), *capsule = NULL;
         if (module != NULL) capsule = PyObject_GetAttrString(module, "datetime_CAPI");

@@ -1,6 +1,6 @@
-# CRC-32 (zlib's) with the carry-less multiplication of x86, where the processor has it.
-# Sixteen bytes are folded onto those behind them (Gopal and others, Intel, 2009), until so many are
-# left; what is left has the CRC of the whole.
+# CRC-32 (as in zlib) using x86 carry-less multiplication, if the processor supports it.
+# Each 16 bytes are folded onto those that follow (Gopal et al., Intel, 2009) until one block is
+# left, which has the same CRC as all the data.
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -12,7 +12,7 @@ cdef extern from *:
     #include <stddef.h>
     #include <stdint.h>
 
-    /* A checked build does without it, behind it, so that both ways are tried. */
+    /* Debug builds compute the CRC in both ways and compare. */
     #if RBFLY_DEBUG
     #define CRC_IS_CHECKED 1
     #else
@@ -24,7 +24,7 @@ cdef extern from *:
 
     static int crc_is_here(void) { return __builtin_cpu_supports("pclmul"); }
 
-    /* Four bits at a time: for less than 64 bytes. */
+    /* Four bits at a time, for less than 64 bytes. */
     static inline uint32_t crc_slow(uint32_t crc, const uint8_t *p, size_t n) {
         static const uint32_t table[16] = {
             0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158,
@@ -41,7 +41,7 @@ cdef extern from *:
 
     #define CRC_TARGET __attribute__((target("pclmul")))
 
-    /* x, moved over the bytes between it and next by the remainders of powers of two in k. */
+    /* Move x past the bytes up to next, using the remainders of powers of two in k. */
     CRC_TARGET static inline __m128i crc_fold(__m128i x, __m128i k, __m128i next) {
         __m128i low = _mm_clmulepi64_si128(x, k, 0x00);
         __m128i high = _mm_clmulepi64_si128(x, k, 0x11);
@@ -75,6 +75,6 @@ cdef extern from *:
     #endif
     """
     bint CRC_IS_CHECKED
-    # False: there is no `crc_of`.
+    # False if there is no `crc_of`.
     bint crc_is_here() noexcept nogil
     uint32_t crc_of(const uint8_t *p, size_t n) noexcept nogil

@@ -1,5 +1,5 @@
 # Big-endian loads and stores and a growing output buffer, all inline.
-# It knows no AMQP, no frames and no Python value but `bytes`.
+# This file knows nothing about AMQP, frames, or any Python type but `bytes`.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -12,8 +12,8 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
 
-    /* Shifts, not casts: right on any byte order and alignment, and compilers make one
-       load or store with a byte swap of them. */
+    /* Shifts instead of casts: correct for any byte order and alignment, and compilers turn them
+       into a single load or store with a byte swap. */
     static inline uint16_t load_u16(const uint8_t *p) {
         return (uint16_t)(((uint32_t)p[0] << 8) | p[1]);
     }
@@ -34,7 +34,7 @@ cdef extern from *:
         store_u32(p, (uint32_t)(v >> 32)); store_u32(p + 4, (uint32_t)v);
     }
 
-    /* IEEE 754: a float of 32 bits is held as a double. */
+    /* IEEE 754; 32-bit floats are held as doubles. */
     static inline double load_double(const uint8_t *p) {
         uint64_t bits = load_u64(p); double v; memcpy(&v, &bits, 8); return v;
     }
@@ -48,8 +48,8 @@ cdef extern from *:
         float f = (float)v; uint32_t bits; memcpy(&bits, &f, 4); return bits;
     }
 
-    /* Output: either a `bytes` object that grows (owner set), or fixed memory of
-       somebody else's (owner NULL), where running out of room is a BufferError. */
+    /* Output: either a `bytes` object that grows (owner is set), or fixed memory of the caller
+       (owner is NULL), which raises BufferError when full. */
     typedef struct {
         PyObject *owner;
         uint8_t *start;
@@ -91,7 +91,7 @@ cdef extern from *:
         }
         capacity += capacity;
         if (capacity < used + n) capacity = used + n;
-        /* a new object, not a resized one: when memory runs out the old bytes must stay */
+        /* allocate instead of resizing, so that the old bytes survive a MemoryError */
         PyObject *grown = PyBytes_FromStringAndSize(NULL, capacity);
         if (grown == NULL) return -1;
         memcpy(PyBytes_AS_STRING(grown), out->start, (size_t)used);
@@ -102,12 +102,12 @@ cdef extern from *:
         return 0;
     }
 
-    /* Room for n more bytes behind out->p. */
+    /* Ensure space for n more bytes at out->p. */
     static inline int out_reserve(OutBuffer *out, Py_ssize_t n) {
         return out->end - out->p >= n ? 0 : out_grow(out, n);
     }
 
-    /* The written bytes as an exact `bytes`; the buffer is empty and closed afterwards. */
+    /* Return the written bytes as an exact `bytes` and close the buffer. */
     static inline PyObject *out_finish(OutBuffer *out) {
         PyObject *owner = out->owner;
         Py_ssize_t used = out_size(out);
@@ -126,7 +126,7 @@ cdef extern from *:
         out->start = out->p = out->end = NULL;
     }
 
-    /* Unchecked writes: behind an out_reserve that covers them. */
+    /* Unchecked writes; call out_reserve first. */
     static inline void put_u8(OutBuffer *out, uint8_t v) { *out->p++ = v; }
     static inline void put_u16(OutBuffer *out, uint16_t v) { store_u16(out->p, v); out->p += 2; }
     static inline void put_u32(OutBuffer *out, uint32_t v) { store_u32(out->p, v); out->p += 4; }

@@ -1,4 +1,4 @@
-"""What the tests of the codec share: single values to bytes and back, and the golden vectors."""
+"""Helpers of the codec tests: encode and decode single values, and load the golden vectors."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ SECTIONS = (
 
 
 def encode_value(value: Any) -> bytes:
-    """The bytes of one value, as they are inside of a list."""
+    """Encode a single value, as it is encoded inside a list."""
     data = encode_amqp_bytes([value])
     assert data[:3] == VALUE
     assert data[3] in (0xC0, 0xD0)
@@ -35,7 +35,7 @@ def decode_value(data: bytes) -> Any:
 
 
 class Data:
-    """Type codes as the vectors name them."""
+    """Type codes, by their names in the vectors."""
 
     NULL = type(None)
     BOOL = bool
@@ -82,7 +82,7 @@ NAMES: dict[str, Any] = {
 
 
 class PlainIntegers(ast.NodeTransformer):
-    """A plain integer of the vectors is a long."""
+    """Wraps plain integers in the vectors' expressions as long."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id not in ('Array', 'Described'):
@@ -90,7 +90,7 @@ class PlainIntegers(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        # a repetition, [None]*255: the count is no value
+        # in a repetition such as [None]*255, the count is not a value
         node.left = self.visit(node.left)
         return node
 
@@ -130,7 +130,7 @@ def vector_name(vector: dict[str, str | None]) -> str:
 
 
 def outcome(function: Callable[[], Any]) -> str:
-    """Result or error, for comparing two decoders."""
+    """The result or the error as text, to compare two decoders."""
     try:
         return repr(function())
     except Exception as ex:

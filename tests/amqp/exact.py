@@ -1,6 +1,6 @@
-"""Input in memory of exactly its size: under AddressSanitizer a read of one byte more is an error.
+"""Put input into memory of exactly its size, so that AddressSanitizer detects reads past its end.
 
-`bytes` have a NUL behind their end that hides such a read.
+A NUL follows the data of `bytes`, which hides such reads.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ libc.free.restype = None
 
 
 def exact(data: bytes) -> memoryview:
-    """A read-only view of a copy of the data, which is freed with the last view of it."""
+    """Copy data; return a read-only view that frees the copy when the last view is gone."""
     size = len(data)
     block = libc.malloc(max(size, 1))
     if not block:
         raise MemoryError
-    # nothing lies behind the only byte of its block that an empty input could read
+    # an empty input points past the only byte of its block, so that any read is detected
     array = (ctypes.c_ubyte * size).from_address(block if size else block + 1)
     weakref.finalize(array, libc.free, block).atexit = False
     ctypes.memmove(array, data, size)

@@ -1,4 +1,4 @@
-"""The codec from other Cython code: what the `.pxd` files promise, compiled and called."""
+"""Use the codec from other Cython code: compile and call what the `.pxd` files declare."""
 
 import importlib.util
 import sys
@@ -118,7 +118,7 @@ def test_cimport(module: ModuleType) -> None:
     assert decode_amqp(data).body == body
 
 
-def test_errors_cross_the_border(module: ModuleType) -> None:
+def test_errors_propagate_through_cimport(module: ModuleType) -> None:
     with pytest.raises(AMQPEncoderTypeError):
         module.write(object())
     data = encode_amqp_bytes(stream_message_ctx(b'abc', footer={'x-a': 1}))
@@ -129,5 +129,5 @@ def test_errors_cross_the_border(module: ModuleType) -> None:
             module.body(data, 0, n)
         with pytest.raises(AMQPDecoderError):
             module.context(data, 0, n)
-    # a message that ends behind its body is whole
+    # a message that ends after its body is complete
     assert module.body(data, 0, 8) == b'abc'

@@ -1,6 +1,6 @@
-"""Every vector, cut and damaged, out of memory of exactly its size; `make sanitize` gives it teeth.
+"""Decode all vectors, also truncated and corrupted, from memory of exactly their size.
 
-What is decoded must be what the same bytes give as `bytes`.
+The results must be those of decoding `bytes`; `make sanitize` also detects invalid reads.
 """
 
 import gc
@@ -25,7 +25,7 @@ def inputs(vector: dict[str, str | None]) -> list[bytes]:
 
 
 def read(data: bytes | memoryview) -> list[str]:
-    """Every part of a message, or why it cannot be read."""
+    """Each part of a message, or the error that decoding it raises."""
     try:
         ctx = decode_amqp(data)
     except AMQPDecoderError as ex:
@@ -57,7 +57,7 @@ def test_exact(size: int) -> None:
 
 
 @pytest.mark.parametrize('vector', VECTORS, ids=vector_name)
-def test_cut(vector: dict[str, str | None]) -> None:
+def test_truncated(vector: dict[str, str | None]) -> None:
     for data in inputs(vector):
         for n in range(len(data) + 1):
             assert read(exact(data[:n])) == read(data[:n])

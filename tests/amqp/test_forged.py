@@ -1,4 +1,4 @@
-"""Values that constructors would refuse, and values that grow: errors of the family, no crash."""
+"""Objects that bypass constructors, grow, or lie raise encoder errors and never crash."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ def test_decimal_body_is_a_value(kind: type[Any], size: int) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_value_that_has_no_form(value: Any) -> None:
+def test_value_without_wire_type(value: Any) -> None:
     for body in (value, [value], {'key': value}):
         with pytest.raises(AMQPEncoderError):
             encode_amqp_bytes(body)
@@ -70,13 +70,13 @@ def test_sections_cannot_be_replaced(body: Any, name: str) -> None:
     assert encode_amqp_bytes(body) == before
 
 
-def test_decimal_is_no_message_id() -> None:
+def test_decimal_is_not_a_message_id() -> None:
     with pytest.raises(AMQPDecoderError):
         _ = decode_amqp(bytes.fromhex('005373c006017400000000005375a000')).properties
 
 
 @pytest.mark.parametrize('double', [lambda a: [a, a], lambda a: {'a': a, 'b': a}])
-def test_shared_values_do_not_double_without_bound(double: Any) -> None:
+def test_shared_values_do_not_grow_without_bound(double: Any) -> None:
     value: Any = b'x' * 1000
     for _ in range(60):
         value = double(value)
@@ -85,7 +85,7 @@ def test_shared_values_do_not_double_without_bound(double: Any) -> None:
 
 
 @pytest.mark.parametrize('tail', [b'\x00', b'\x00\x53', b'\x00\x53\x75', b'\x00\x53\x75\xb0\x00'])
-def test_view_of_bytes_that_change_under_it(tail: bytes) -> None:
+def test_view_of_changing_bytes(tail: bytes) -> None:
     data = bytearray(encode_amqp_bytes(b'0123456789'))
     ctx = decode_amqp(memoryview(data).toreadonly())
     data[:] = b'\xb0' * (len(data) - len(tail)) + tail
@@ -96,11 +96,11 @@ def test_view_of_bytes_that_change_under_it(tail: bytes) -> None:
     assert len(view) <= len(data)
 
 
-# --- contexts that change while they are read ---
+# --- contexts that change during decoding ---
 
 
-def test_context_that_is_made_anew_while_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hashing a UUID runs Python code; the bytes must outlive it although nobody else has them."""
+def test_context_initialized_again_during_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing a UUID runs Python code; the decoder must keep the bytes alive meanwhile."""
     pairs = {UUID(int=i): i for i in range(300)}
     data = encode_amqp_bytes(stream_message_ctx([pairs], app_properties={'k': pairs}))
     plain_hash = UUID.__hash__
@@ -134,13 +134,13 @@ except AMQPEncoderError:
 """
 
 
-def test_a_million_described_are_freed() -> None:
-    # in a process of its own, which a stack overflow would end
+def test_a_million_nested_described_are_freed() -> None:
+    # in a subprocess, since a stack overflow would kill this one
     done = subprocess.run([sys.executable, '-c', DEEP], capture_output=True, text=True)
     assert done.stdout == 'freed\n', done.stderr
 
 
-# --- code of values that raises or misleads ---
+# --- values whose code raises or lies ---
 
 
 def fail(*_: Any) -> Any:
@@ -192,8 +192,8 @@ class NoBytes(tuple[int, ...]):
     __class__ = Decimal128  # type: ignore[assignment]
 
 
-def test_class_that_lies_gives_no_memory_away() -> None:
-    with pytest.raises(AMQPEncoderTypeError, match='an array of Decimal128 cannot hold'):
+def test_lying_class_does_not_leak_memory() -> None:
+    with pytest.raises(AMQPEncoderTypeError, match='in an array of Decimal128'):
         encode_amqp_bytes(AMQPArray(Decimal128, [NoBytes(range(16))]))
 
 
@@ -205,7 +205,7 @@ def test_longest_offsets() -> None:
         )
 
 
-def test_zone_is_the_one_that_it_was_made_with() -> None:
+def test_datetime_uses_its_original_timezone() -> None:
     zone = timezone(timedelta(hours=2))
     assert encode_amqp_bytes(NoZone(2020, 1, 1, tzinfo=zone)) == encode_amqp_bytes(
         datetime(2020, 1, 1, tzinfo=zone)
@@ -241,7 +241,7 @@ def test_zone_is_the_one_that_it_was_made_with() -> None:
         'five days',
     ],
 )
-def test_errors_of_values_are_errors_of_the_encoder(make: Any) -> None:
+def test_errors_of_values_become_encoder_errors(make: Any) -> None:
     value = make()
     for body in (value, [value], {'key': value}):
         with pytest.raises(AMQPEncoderError):
@@ -259,12 +259,12 @@ def test_errors_of_values_are_errors_of_the_encoder(make: Any) -> None:
     ],
     ids=['header', 'properties', 'time'],
 )
-def test_errors_of_sections_are_errors_of_the_encoder(section: Any) -> None:
+def test_errors_of_sections_become_encoder_errors(section: Any) -> None:
     with pytest.raises(AMQPEncoderError):
         encode_amqp_bytes(stream_message_ctx(1, **section))
 
 
-def test_interruption_stays_one() -> None:
+def test_interrupt_propagates() -> None:
     class Interrupted(UserDict[str, int]):
         def __getitem__(self, key: str) -> int:
             raise KeyboardInterrupt
@@ -274,7 +274,7 @@ def test_interruption_stays_one() -> None:
 
 
 @pytest.mark.parametrize('name', ['annotations', 'app_properties', 'footer'])
-def test_mapping_that_denies_its_pairs(name: str) -> None:
+def test_mapping_that_claims_to_be_empty(name: str) -> None:
     class Denying(UserDict[str, int]):
         def __bool__(self) -> bool:
             return False
@@ -285,12 +285,12 @@ def test_mapping_that_denies_its_pairs(name: str) -> None:
         assert list(getattr(decode_amqp(encode_amqp_bytes(ctx)), name).values()) == [1]
 
 
-def test_sequence_without_end() -> None:
+def test_huge_sequence_is_refused() -> None:
     with pytest.raises(AMQPEncoderError, match='items'):
         encode_amqp_bytes(range(10**15))
 
 
-# --- bodies of sections ---
+# --- bodies made of sections ---
 
 
 class OwnData(DataBody):
@@ -303,13 +303,13 @@ class OwnSequence(SequenceBody):
         list.__init__(self, items)
 
 
-def test_body_of_a_subclass_with_a_constructor_of_its_own() -> None:
+def test_body_subclass_with_its_own_constructor() -> None:
     assert encode_amqp_bytes(OwnData(b'ab')) == encode_amqp_bytes(b'ab')
     assert encode_amqp_bytes(OwnSequence([1])) == encode_amqp_bytes(SequenceBody([[1]]))
 
 
 @pytest.mark.parametrize('sections', [b'ab', [5], ['a'], [None]])
-def test_data_sections_are_bytes(sections: Any) -> None:
-    # bytes(5) would be five zeros, and so would each byte of b'ab' be
-    with pytest.raises(AMQPEncoderTypeError, match='a data section is bytes'):
+def test_data_sections_must_be_bytes(sections: Any) -> None:
+    # bytes(5) would be five zeros, as would each byte of b'ab'
+    with pytest.raises(AMQPEncoderTypeError, match='a data section must be bytes'):
         DataBody(sections)

@@ -1,4 +1,4 @@
-"""Every type in every form that the specification gives it, and the sizes at which forms change."""
+"""Each type in all forms that the specification allows, and the sizes at which the form changes."""
 
 import struct
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import rbfly.types as t
 from rbfly.amqp import decode_amqp, encode_amqp, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import RbFlyBufferError
 
-# -- every type, in every form
+# -- each type in all its forms
 
 ID = UUID(int=0x550E8400E29B41D4A716446655440000)
 TIME = datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
@@ -21,7 +21,7 @@ READ_AS: dict[type, type] = {
     **dict.fromkeys((t.UByte, t.UShort, t.UInt, t.ULong, t.Byte, t.Short, t.Int, t.Long), int),
     t.Float32: float,
 }
-# what is encoded, its smallest form, which is written, and every other one
+# the value, its smallest form (which is what we encode), and all other forms
 FORMS: list[tuple[Any, str, list[str]]] = [
     (None, '40', []),
     (True, '41', ['5601']),
@@ -55,7 +55,7 @@ FORMS: list[tuple[Any, str, list[str]]] = [
     ([None, 'a'], 'c0050240a10161', ['d0' + '00000008' + '00000002' + '40a10161']),
     ({}, 'c10100', ['d10000000400000000']),
     ({'a': None}, 'c10502a1016140', ['d1' + '00000008' + '00000002' + 'a1016140']),
-    # elements of an array are written wide
+    # array elements are encoded in their wide form
     (t.AMQPArray(t.UByte, [1, 2]), 'e00402500102', ['f0' + '00000007' + '00000002' + '500102']),
     (
         t.AMQPArray(t.Int, [1]),
@@ -71,7 +71,7 @@ def codes() -> Iterator[int]:
         yield from (bytes.fromhex(data)[0] for data in (smallest, *others))
 
 
-def test_every_constructor_is_tried() -> None:
+def test_all_constructors_are_covered() -> None:
     assert bytes(sorted(set(codes()))).hex(' ') == (
         '00 40 41 42 43 44 45 50 51 52 53 54 55 56 60 61 70 71 72 73 74 80 81 82 83 84 94 98 '
         'a0 a1 a3 b0 b1 b3 c0 c1 d0 d1 e0 f0'
@@ -79,13 +79,13 @@ def test_every_constructor_is_tried() -> None:
 
 
 @pytest.mark.parametrize(('value', 'smallest', 'others'), FORMS, ids=repr)
-def test_every_type_in_every_form(value: Any, smallest: str, others: list[str]) -> None:
+def test_all_forms_of_a_type(value: Any, smallest: str, others: list[str]) -> None:
     assert encode_value(value).hex() == smallest
     for data in (smallest, *others):
         decoded = decode_value(bytes.fromhex(data))
         assert decoded == value
         assert type(decoded) is READ_AS.get(type(value), type(value))
-        # inside of every compound, and as a descriptor
+        # within each compound, and as a descriptor
         item = bytes.fromhex(data)
         assert decode_value(b'\xd0' + struct.pack('>II', len(item) + 4, 1) + item) == [value]
         pair = b'\xa1\x01k' + item
@@ -93,11 +93,11 @@ def test_every_type_in_every_form(value: Any, smallest: str, others: list[str]) 
         assert decode_value(b'\0' + item + item) == t.Described(value, value)
 
 
-# -- the size that is told is that which is written: into a buffer of just that size
+# -- encode_amqp accepts a buffer of exactly the encoded size
 
 
 @pytest.mark.parametrize('value', [value for value, _, _ in FORMS], ids=repr)
-def test_buffer_of_just_the_size(value: Any) -> None:
+def test_buffer_of_exact_size(value: Any) -> None:
     for message in (
         stream_message_ctx(value),
         stream_message_ctx([value] * 40, app_properties={'k' * 300: 'v'}, footer={'x-f': value}),
@@ -110,12 +110,12 @@ def test_buffer_of_just_the_size(value: Any) -> None:
             encode_amqp(buffer[:-1], message)
 
 
-# -- characters of several bytes where strings change from 8-bit to 32-bit sizes
+# -- multi-byte characters at the limit between 8-bit and 32-bit sizes
 
 
 @pytest.mark.parametrize('char', ['é', '€', '\U0001f407'])
 @pytest.mark.parametrize('size', range(250, 261))
-def test_multi_byte_characters_where_sizes_change(char: str, size: int) -> None:
+def test_multi_byte_characters_at_size_limit(char: str, size: int) -> None:
     width = len(char.encode())
     text = 'a' * (size % width) + char * (size // width)
     head = b'\xa1' + bytes([size]) if size <= 255 else b'\xb1' + size.to_bytes(4)

@@ -1,4 +1,4 @@
-"""Bytes and values that are made to do harm: a clean error, in bounded time and memory."""
+"""Malicious bytes and values raise clean errors, in bounded time and memory."""
 
 import ctypes
 import struct
@@ -48,7 +48,7 @@ def wrap_list32(data: bytes, n: int) -> bytes:
     return data
 
 
-def test_depth_that_is_allowed() -> None:
+def test_maximum_depth() -> None:
     value = nested_lists(DEPTH)
     assert decode_value(encode_value(value[0])) == value[0]
     assert decode_amqp(encode_amqp_bytes(value)).body == value
@@ -114,7 +114,7 @@ def test_a_million_deep() -> None:
         described = Described(described, described)
     with pytest.raises(AMQPEncoderValueError):
         encode_amqp_bytes(described)
-    # taken apart by hand: deallocation of some of these is recursive in CPython
+    # unwrap it level by level: CPython deallocates some of these types recursively
     while value is not None:
         value = value[0]
     while described is not None:
@@ -134,8 +134,8 @@ def test_value_that_contains_itself() -> None:
             encode_amqp_bytes(stream_message_ctx(b'', app_properties={'a': value}))
 
 
-def test_value_that_is_wide_and_deep_ends() -> None:
-    # 2 ** 100 lists by reference: refused for its depth before it is written
+def test_wide_and_deep_value_is_refused() -> None:
+    # 2 ** 100 lists by reference: refused for its depth, before it is encoded
     value: Any = []
     for _ in range(DEPTH + 5):
         value = [value]
@@ -238,7 +238,7 @@ def test_bad_value(data: str) -> None:
     value = bytes.fromhex(data)
     fails(VALUE + value)
     fails(VALUE + b'\xc0' + bytes([len(value) + 1, 1]) + value)
-    # the same behind a good key, in a map, and as a descriptor
+    # also after a valid key in a map, and as a descriptor
     fails(VALUE + b'\xc1' + bytes([len(value) + 4, 2]) + b'\xa1\x01k' + value)
     fails(VALUE + b'\x00' + value + b'\x40')
 
@@ -317,7 +317,7 @@ def peak(data: bytes) -> int:
         'f000000006ffffffff5000',
     ],
 )
-def test_no_memory_for_what_is_declared(data: str) -> None:
+def test_declared_size_allocates_no_memory(data: str) -> None:
     assert peak(VALUE + bytes.fromhex(data)) < 100_000
 
 
@@ -334,20 +334,20 @@ def test_key_whose_hash_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nested_counts_add_up() -> None:
-    # every level claims as many items as it has bytes: that must not multiply
+    # each level claims as many items as it has bytes: the counts must not multiply
     size = 200_000
     data = b'\x40' * size
     for _ in range(20):
         data = b'\xd0' + struct.pack('>II', len(data) + 4, len(data)) + data
     assert peak(VALUE + data) < 40 * size
-    # the same by arrays of lists
+    # the same with arrays of lists
     data = b'\x40' * size
     for _ in range(20):
         data = b'\xf0' + struct.pack('>II', len(data) + 5, len(data) // 9) + b'\xd0' + data
     assert peak(VALUE + data) < 40 * size
 
 
-def test_arrays_without_bytes_are_capped_per_message() -> None:
+def test_zero_width_array_elements_are_limited_per_message() -> None:
     assert len(decode_value(bytes.fromhex('f0000000050000ffff40'))) == 65535
     one = bytes.fromhex('f0000000050000800040')
     items = one * 3
@@ -386,7 +386,7 @@ BAD_MESSAGES = [
     '00b3ffffffff61',
     '00b300000003616263' + '40',
     '00a110616d71703a646174613a62696e617279a00161',
-    # section without body, or with another value than its type
+    # section without a body, or with a value of another type
     '00537045',
     '00537345',
     '005374c10100',
@@ -453,19 +453,19 @@ def test_bad_message(data: str) -> None:
 
 
 GOOD_MESSAGES = [
-    # null for a section is as good as none, and so are empty sections
+    # null in place of a section's value, and empty sections
     '00537040' + '00537140' + '00537240' + '00537340' + '00537440' + BODY + '00537840',
     '00537045' + '005371c10100' + '005372c10100' + '00537345' + '005374c10100' + BODY,
     '005370c00100' + '005373d00000000400000000' + BODY,
-    # other widths of a descriptor
+    # descriptors of other widths
     '0080000000000000007345' + BODY,
     '00a314' + b'amqp:properties:list'.hex() + '45' + BODY,
     '00b300000010616d71703a646174613a62696e617279a00161',
     '005375b00000000161',
-    # header with every field, and content types as strings
+    # header with all fields, and content types as strings
     '005370c00605' + '4140404143' + BODY,
     '005373c00a07' + '404040404040a10161' + BODY,
-    # numbers in other widths
+    # numbers of other widths
     '005370c00403404043' + BODY,
     '005370c007024070000000' + '05' + BODY,
 ]
@@ -479,7 +479,7 @@ def test_good_message(data: str) -> None:
     assert again == decode_amqp(bytes.fromhex(data))
 
 
-def test_error_names_position_and_what_was_found() -> None:
+def test_error_contains_position_and_bad_byte() -> None:
     error = fails(VALUE + bytes.fromhex('c0060340a101623f'))
     assert error.position == 10
     assert '0x3f' in str(error)
@@ -487,7 +487,7 @@ def test_error_names_position_and_what_was_found() -> None:
     assert error.data is None
 
 
-def test_errors_do_not_pile_up_in_the_codec() -> None:
+def test_codec_keeps_no_exception_state() -> None:
     bad: Any = [Symbol('a'), object()]
     for _ in range(1000):
         fails(VALUE + b'\xc0\x04\x02\x40\xa1\x05')
@@ -496,12 +496,12 @@ def test_errors_do_not_pile_up_in_the_codec() -> None:
     assert sys.exc_info() == (None, None, None)
 
 
-def test_long_values_that_are_shared() -> None:
+def test_shared_long_values_are_refused() -> None:
     with pytest.raises(AMQPEncoderValueError, match='512 MiB'):
         encode_amqp_bytes([b'x' * 2**20] * 10**5)
 
 
-def test_context_is_no_body() -> None:
+def test_context_is_not_a_valid_body() -> None:
     context: Any = stream_message_ctx('x')
     with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
         stream_message_ctx(context)
@@ -512,13 +512,13 @@ def test_context_is_no_body() -> None:
     assert context.body == 'x'
 
 
-def test_empty_view_of_two_dimensions() -> None:
+def test_empty_two_dimensional_view() -> None:
     view = memoryview((ctypes.c_uint8 * 0 * 3)()).toreadonly()
     with pytest.raises(AMQPDecoderError):
         decode_amqp(view)
 
 
-# -- a count that is wrong, in a size that is right: refused, where RabbitMQ goes by the size
+# -- a wrong count within the right size is refused, although RabbitMQ only checks the size
 
 FOUR_ITEMS = bytes.fromhex('5401' + '5402' + '5403' + '5404')
 
@@ -526,7 +526,7 @@ FOUR_ITEMS = bytes.fromhex('5401' + '5402' + '5403' + '5404')
 @pytest.mark.parametrize('kind', ['list', 'map', 'array'])
 @pytest.mark.parametrize('count', [0, 1, 2, 3, 4, 5, 6, 8, 255])
 @pytest.mark.parametrize('wide', [False, True])
-def test_count_that_is_wrong_in_a_size_that_is_right(kind: str, count: int, wide: bool) -> None:
+def test_wrong_count_in_right_size(kind: str, count: int, wide: bool) -> None:
     code = {'list': 0xC0, 'map': 0xC1, 'array': 0xE0}[kind]
     items = b'\x54' + bytes([1, 2, 3, 4]) if kind == 'array' else FOUR_ITEMS
     if wide:
@@ -535,7 +535,7 @@ def test_count_that_is_wrong_in_a_size_that_is_right(kind: str, count: int, wide
         data = bytes([code, len(items) + 1, count]) + items
     array = AMQPArray(Int, [1, 2, 3, 4])
     expected = {'list': [1, 2, 3, 4], 'map': {1: 2, 3: 4}, 'array': array}[kind]
-    # what is behind it could be taken for items of it
+    # followed by values that could be mistaken for its items
     around = b'\xc0' + bytes([len(data) + 3, 3]) + data + b'\x40\x40'
     if count == 4:
         assert decode_value(data) == expected

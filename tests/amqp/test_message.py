@@ -1,4 +1,4 @@
-"""Messages: sections, contexts, the public functions, and what RbFly programs rely on."""
+"""Messages: sections, contexts, the public functions, and compatibility with earlier RbFly."""
 
 import contextlib
 import copy
@@ -55,16 +55,16 @@ def full_message() -> MessageCtx:
     )
 
 
-def through(message: Any) -> MessageCtx:
+def round_trip(message: Any) -> MessageCtx:
     return decode_amqp(encode_amqp_bytes(message))
 
 
 # --- sections ---
 
 
-def test_every_section_goes_through() -> None:
+def test_round_trip_of_all_sections() -> None:
     ctx = full_message()
-    other = through(ctx)
+    other = round_trip(ctx)
     assert other.body == ctx.body
     assert other.header == ctx.header
     assert other.delivery_annotations == ctx.delivery_annotations
@@ -74,7 +74,7 @@ def test_every_section_goes_through() -> None:
     assert other.footer == ctx.footer
     assert other.stream_publish_id == 0
     assert not other.is_set_stream_publish_id
-    assert through(other) == other
+    assert round_trip(other) == other
 
 
 @pytest.mark.parametrize('name', SECTIONS)
@@ -82,33 +82,33 @@ def test_one_section_set_later(name: str) -> None:
     full = full_message()
     ctx = stream_message_ctx(b'')
     setattr(ctx, name, getattr(full, name))
-    assert getattr(through(ctx), name) == getattr(full, name)
-    received = through(b'')
+    assert getattr(round_trip(ctx), name) == getattr(full, name)
+    received = round_trip(b'')
     setattr(received, name, getattr(full, name))
-    assert getattr(through(received), name) == getattr(full, name)
-    received = through(full)
+    assert getattr(round_trip(received), name) == getattr(full, name)
+    received = round_trip(full)
     setattr(received, name, None)
-    assert not getattr(through(received), name) or name in ('header', 'properties')
+    assert not getattr(round_trip(received), name) or name in ('header', 'properties')
     if name in ('header', 'properties'):
-        assert getattr(through(received), name) in (AMQPHeader(), AMQPProperties())
+        assert getattr(round_trip(received), name) in (AMQPHeader(), AMQPProperties())
 
 
-def test_what_is_mutated_is_written() -> None:
+def test_mutated_section_is_encoded() -> None:
     ctx = stream_message_ctx(b'x')
     ctx.app_properties['a'] = 1
     ctx.annotations[Symbol('x-a')] = 2
     ctx.footer[Symbol('x-b')] = 3
     ctx.delivery_annotations[Symbol('x-c')] = 4
-    other = through(ctx)
+    other = round_trip(ctx)
     assert other.app_properties == {'a': 1}
     assert other.annotations == {Symbol('x-a'): 2}
     assert other.footer == {Symbol('x-b'): 3}
     assert other.delivery_annotations == {Symbol('x-c'): 4}
     other.app_properties['b'] = 2
-    assert through(other).app_properties == {'a': 1, 'b': 2}
+    assert round_trip(other).app_properties == {'a': 1, 'b': 2}
 
 
-def test_no_dict_is_shared() -> None:
+def test_dicts_are_not_shared() -> None:
     first = stream_message_ctx(b'a')
     first.app_properties['leak'] = 1
     assert stream_message_ctx(b'b').app_properties == {}
@@ -117,7 +117,7 @@ def test_no_dict_is_shared() -> None:
     assert stream_message_ctx(b'', app_properties=mine).app_properties is mine
 
 
-def test_empty_sections_are_not_written() -> None:
+def test_empty_sections_are_not_encoded() -> None:
     ctx = MessageCtx(b'x', AMQPHeader(), {}, {}, AMQPProperties(), {}, {})
     assert encode_amqp_bytes(ctx).hex() == '005375a00178'
     assert ctx.header == AMQPHeader()
@@ -140,7 +140,7 @@ def test_header_on_the_wire(header: AMQPHeader, data: str | None) -> None:
     ctx = stream_message_ctx(b'', header=header)
     expected = ('005370' + data if data else '') + '005375a000'
     assert encode_amqp_bytes(ctx).hex() == expected
-    assert through(ctx).header == header
+    assert round_trip(ctx).header == header
 
 
 def test_header() -> None:
@@ -181,7 +181,7 @@ def test_header() -> None:
         ({'fields': [None] * 6}, AMQPEncoderTypeError),
     ],
 )
-def test_wrong_header(fields: dict[str, Any], error: type[Exception]) -> None:
+def test_invalid_header(fields: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         AMQPHeader(**fields)
 
@@ -215,15 +215,15 @@ PROPERTIES: list[tuple[str, Any, Any]] = [
 @pytest.mark.parametrize(('name', 'value', 'read'), PROPERTIES)
 def test_property(name: str, value: Any, read: Any) -> None:
     properties = AMQPProperties(**{name: value})
-    received = through(stream_message_ctx(b'', properties=properties)).properties
+    received = round_trip(stream_message_ctx(b'', properties=properties)).properties
     assert getattr(received, name) == read
     assert type(getattr(received, name)) is type(read)
     for other in (n for n, _, _ in PROPERTIES if n != name):
         assert getattr(received, other) is None
-    assert through(stream_message_ctx(b'', properties=received)).properties == received
+    assert round_trip(stream_message_ctx(b'', properties=received)).properties == received
 
 
-def test_integer_ids_are_ulong() -> None:
+def test_integer_ids_are_encoded_as_ulong() -> None:
     data = encode_amqp_bytes(stream_message_ctx(b'', properties=AMQPProperties(message_id=5)))
     assert data.hex() == '005373c003015305' + '005375a000'
 
@@ -265,14 +265,14 @@ def test_properties() -> None:
         ({'fields': [None] * 14}, AMQPEncoderTypeError),
     ],
 )
-def test_wrong_properties(fields: dict[str, Any], error: type[Exception]) -> None:
+def test_invalid_properties(fields: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         AMQPProperties(**fields)
 
 
 def test_annotation_keys() -> None:
     ctx = stream_message_ctx(b'', annotations={'x-a': 1, Symbol('x-b'): 2, 5: 3})
-    assert through(ctx).annotations == {Symbol('x-a'): 1, Symbol('x-b'): 2, 5: 3}
+    assert round_trip(ctx).annotations == {Symbol('x-a'): 1, Symbol('x-b'): 2, 5: 3}
     data = encode_amqp_bytes(stream_message_ctx(b'', annotations={5: None}))
     assert data.hex() == '005372c10402530540' + '005375a000'
     for key in (None, b'a', 1.5, True, Described(1, 2)):
@@ -296,12 +296,12 @@ def test_application_property_names() -> None:
 @pytest.mark.parametrize(
     'value', [[1], {'a': [1]}, AMQPArray(Int, [1]), Described(Symbol('d'), 1), [], {}], ids=repr
 )
-def test_application_property_that_is_not_simple(value: Any) -> None:
-    # beyond the specification, in both directions: what was received can be sent
+def test_application_property_of_compound_type(value: Any) -> None:
+    # beyond the specification: any received message can be sent again
     properties = {'a': 'b', 'k': value}
-    received = through(stream_message_ctx(b'', app_properties=properties))
+    received = round_trip(stream_message_ctx(b'', app_properties=properties))
     assert received.app_properties == properties
-    assert through(received).app_properties == properties
+    assert round_trip(received).app_properties == properties
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_application_property_that_is_not_simple(value: Any) -> None:
         ('footer', 1),
     ],
 )
-def test_section_of_a_wrong_type(name: str, value: Any) -> None:
+def test_section_of_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(AMQPEncoderTypeError):
         stream_message_ctx(b'', **{name: value})
     with pytest.raises(AMQPEncoderTypeError):
@@ -363,7 +363,7 @@ def test_body(body: Any, data: str) -> None:
 
 
 def test_several_data_sections() -> None:
-    received = through(DataBody([b'a', bytearray(b'bc')]))
+    received = round_trip(DataBody([b'a', bytearray(b'bc')]))
     assert received.body == b'abc'
     assert isinstance(received.body, DataBody)
     assert received.body.sections == (b'a', b'bc')
@@ -374,7 +374,7 @@ def test_several_data_sections() -> None:
 
 
 def test_sequence_sections() -> None:
-    received = through(SequenceBody([[1], ['a', None]]))
+    received = round_trip(SequenceBody([[1], ['a', None]]))
     assert received.body == [1, 'a', None]
     assert isinstance(received.body, SequenceBody)
     assert received.body.sections == [[1], ['a', None]]
@@ -382,10 +382,10 @@ def test_sequence_sections() -> None:
     assert other.sections == received.body.sections
     received.body.append(5)
     assert received.body.sections == [[1, 'a', None, 5]]
-    assert through(received).body.sections == [[1, 'a', None, 5]]
+    assert round_trip(received).body.sections == [[1, 'a', None, 5]]
 
 
-def test_context_is_no_value() -> None:
+def test_context_is_not_a_value() -> None:
     bodies: list[Any] = [stream_message_ctx(b''), [stream_message_ctx(b'')]]
     for body in bodies:
         with pytest.raises(AMQPEncoderTypeError):
@@ -422,7 +422,7 @@ def test_body_view(size: int) -> None:
     assert bytes(stream_message_ctx(body).body_view()) == body
     for other in ('text', [1], None):
         with pytest.raises(TypeError):
-            through(other).body_view()
+            round_trip(other).body_view()
 
 
 def test_views_keep_the_data_alive() -> None:
@@ -446,7 +446,7 @@ def test_writable_data_is_copied() -> None:
     assert from_array.body == from_view.body == b'abc'
 
 
-def test_memoryview_that_is_released_later() -> None:
+def test_memoryview_released_later() -> None:
     data = encode_amqp_bytes('abc')
     view = memoryview(data)
     ctx = decode_amqp(view)
@@ -457,56 +457,58 @@ def test_memoryview_that_is_released_later() -> None:
 
 
 @pytest.mark.parametrize('data', ['text', None, 5, [1]])
-def test_data_of_a_wrong_type(data: Any) -> None:
+def test_data_of_wrong_type(data: Any) -> None:
     with pytest.raises(TypeError):
         decode_amqp(data)
 
 
-# --- subclasses, wrong uses ---
+# --- subclasses and misuse ---
 
 
 class Mixed(str, Enum):  # noqa: UP042
-    """`str` of a member gives its name, not what it holds."""
+    """`str()` of a member returns its name, not its contents."""
 
     A = 'x-a'
 
 
-class Told(str):
+class LyingStr(str):
     def __str__(self) -> str:
         return 'another'
 
 
-class ToldBytes(bytes):
+class LyingBytes(bytes):
     def __bytes__(self) -> bytes:
         return b'another'
 
 
-@pytest.mark.parametrize('value', [Mixed.A, Told('x-a')], ids=lambda value: type(value).__name__)
-def test_str_of_a_subclass_is_what_it_holds(value: str) -> None:
+@pytest.mark.parametrize(
+    'value', [Mixed.A, LyingStr('x-a')], ids=lambda value: type(value).__name__
+)
+def test_contents_of_str_subclass_are_encoded(value: str) -> None:
     properties = AMQPProperties(subject=value, message_id=value, content_type=value)
     assert properties.subject == properties.message_id == 'x-a'
     assert properties.content_type == Symbol('x-a')
     assert Symbol(value) == Symbol('x-a')
     assert hash(Symbol(value)) == hash(Symbol('x-a'))
-    ctx = through(stream_message_ctx(1, annotations={value: 1}, app_properties={value: 2}))
+    ctx = round_trip(stream_message_ctx(1, annotations={value: 1}, app_properties={value: 2}))
     assert ctx.annotations == {Symbol('x-a'): 1}
     assert ctx.app_properties == {'x-a': 2}
 
 
-def test_bytes_of_a_subclass_are_what_they_hold() -> None:
-    value = ToldBytes(b'x-a')
+def test_contents_of_bytes_subclass_are_encoded() -> None:
+    value = LyingBytes(b'x-a')
     assert AMQPProperties(user_id=value).user_id == b'x-a'
     assert DataBody([value]).sections == (b'x-a',)
-    assert through(AMQPArray(bytes, [value])).body.items == (b'x-a',)
+    assert round_trip(AMQPArray(bytes, [value])).body.items == (b'x-a',)
 
 
-def test_symbol_of_a_wrong_type() -> None:
+def test_symbol_name_of_wrong_type() -> None:
     for value in (None, b'a', 5):
-        with pytest.raises(AMQPEncoderTypeError, match='a symbol is made of str'):
+        with pytest.raises(AMQPEncoderTypeError, match='a symbol name must be str'):
             Symbol(value)  # type: ignore[arg-type]
 
 
-def test_fields_are_given_in_one_way() -> None:
+def test_fields_and_keywords_exclude_each_other() -> None:
     with pytest.raises(AMQPEncoderTypeError, match='not both'):
         AMQPHeader([True], priority=9)
     with pytest.raises(AMQPEncoderTypeError, match='not both'):
@@ -516,7 +518,7 @@ def test_fields_are_given_in_one_way() -> None:
 # --- context ---
 
 
-def test_context_as_rbfly_makes_it() -> None:
+def test_context_from_rbfly_constructor() -> None:
     header, properties = AMQPHeader([True]), AMQPProperties(['id'])
     ctx = MessageCtx('b', header, {}, {Symbol('x-a'): 1}, properties, {'k': 1}, {})
     assert ctx.body == 'b'
@@ -562,7 +564,7 @@ def test_publish_id() -> None:
 
 
 class Number:
-    """An integer as numpy's are: no int, but an index."""
+    """An integer like numpy's: not an int, but with `__index__`."""
 
     def __index__(self) -> int:
         return 5
@@ -576,11 +578,11 @@ def test_ids_and_offsets(name: str) -> None:
         assert getattr(make('a', **{name: value}), kept) == value
     assert getattr(make('a', **{name: Number()}), kept) == 5
     for wrong in (-1, 2**64, 10**30):
-        with pytest.raises(AMQPEncoderOverflowError, match=f'^{name} is 0 to {2**64 - 1}$'):
+        with pytest.raises(AMQPEncoderOverflowError, match=f'^{name} must be in 0 to {2**64 - 1}$'):
             make('a', **{name: wrong})
     for other in ('1', 1.0, b'1', True, [1]):
         kind = type(other).__name__
-        with pytest.raises(AMQPEncoderTypeError, match=f'^{name} is int, not {kind}$'):
+        with pytest.raises(AMQPEncoderTypeError, match=f'^{name} must be int, not {kind}$'):
             make('a', **{name: other})
 
 
@@ -595,7 +597,7 @@ def test_factory_arguments() -> None:
     names = list(inspect.signature(stream_message_ctx).parameters)
     assert names[:2] == ['body', 'publish_id']
     assert set(names) >= {'header', 'properties', 'annotations', 'app_properties', 'footer'}
-    assert (stream_message_ctx.__doc__ or '').startswith('Message context')
+    assert (stream_message_ctx.__doc__ or '').startswith('Create a message context')
 
 
 def test_equality() -> None:
@@ -630,7 +632,7 @@ def test_equality() -> None:
 def test_copy_and_pickle() -> None:
     ctx = full_message()
     ctx.stream_offset, ctx.stream_timestamp = 10, 20.5
-    received = through(ctx)
+    received = round_trip(ctx)
     for message in (ctx, received):
         for other in (
             copy.copy(message),
@@ -653,8 +655,8 @@ def test_repr() -> None:
     assert len(repr(MessageCtx(list(range(1000))))) < 250
 
 
-def test_sections_are_decoded_when_asked_for() -> None:
-    # application properties with a bad string behind a good frame
+def test_sections_are_decoded_on_access() -> None:
+    # application properties that contain an invalid string, but have a valid structure
     data = bytes.fromhex('005374c10902a10161a103eda080' + '005375a00161')
     ctx = decode_amqp(data)
     assert ctx.body == b'a'
@@ -669,14 +671,14 @@ def test_sections_are_decoded_when_asked_for() -> None:
     assert encode_amqp_bytes(ctx).hex() == '005375a00161'
 
 
-def test_body_is_decoded_when_asked_for() -> None:
+def test_body_is_decoded_on_access() -> None:
     ctx = decode_amqp(bytes.fromhex('005374c10702a10161a10162' + '005377a103eda080'))
     assert ctx.app_properties == {'a': 'b'}
     for _ in range(2):
         with pytest.raises(AMQPDecoderError):
             _ = ctx.body
     ctx.body = 5
-    assert through(ctx).body == 5
+    assert round_trip(ctx).body == 5
 
 
 def test_context_variable() -> None:
@@ -735,7 +737,7 @@ def test_encode_arguments() -> None:
         encode_amqp(bytearray(9))  # type: ignore[call-arg]
 
 
-def test_buffer_is_held_while_it_is_written() -> None:
+def test_buffer_cannot_be_resized_during_encoding() -> None:
     buffer = bytearray(10000)
 
     class Resize:
@@ -760,9 +762,9 @@ def test_buffer_is_held_while_it_is_written() -> None:
 
 
 @pytest.mark.parametrize('size', [0, 1, 250, 255, 256, 257, 400, 1000, 100000])
-def test_bytes_that_grow(size: int) -> None:
+def test_bytes_body_of_any_size(size: int) -> None:
     body = ['x' * size, b'y' * size, list(range(size % 5000))]
-    assert through(body).body == body
+    assert round_trip(body).body == body
 
 
 def test_large_message() -> None:
@@ -775,7 +777,7 @@ def test_large_message() -> None:
 # --- memory ---
 
 
-def test_references_are_returned() -> None:
+def test_no_references_leak() -> None:
     body, key = ['x' * 50], 'some-key'
     bad: Any = [body, object()]
     message = {key: body}
@@ -828,7 +830,7 @@ def test_public_names() -> None:
         assert getattr(_message, name) is getattr(rbfly.amqp, name)
 
 
-def test_memory_of_a_context_that_is_gone_leaves_nothing_behind() -> None:
+def test_reused_context_memory_is_cleared() -> None:
     for _ in range(200):
         MessageCtx(
             'x',
@@ -843,5 +845,5 @@ def test_memory_of_a_context_that_is_gone_leaves_nothing_behind() -> None:
         assert stream_message_ctx('y') == MessageCtx('y')
 
 
-def test_body_by_a_name_that_is_not_interned() -> None:
+def test_body_by_name_that_is_not_interned() -> None:
     assert getattr(MessageCtx('x'), ''.join(['bo', 'dy'])) == 'x'

@@ -1,4 +1,4 @@
-"""What a context knows beside its message: publishing id and offset, the bytes it came from."""
+"""Context data beyond the message: publishing id, offset, and the original bytes."""
 
 import contextvars
 import copy
@@ -42,24 +42,24 @@ each_way = pytest.mark.parametrize('way', WAYS, ids=['factory', 'constructor', '
 
 @each_way
 @pytest.mark.parametrize('publish_id', [0, 10, 2**64 - 1])
-def test_publish_id_is_set(way: Callable[[int | None], MessageCtx], publish_id: int) -> None:
+def test_set_publish_id(way: Callable[[int | None], MessageCtx], publish_id: int) -> None:
     ctx = way(publish_id)
     assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (publish_id, True)
 
 
 @each_way
-def test_publish_id_none(way: Callable[[int | None], MessageCtx]) -> None:
+def test_publish_id_is_none(way: Callable[[int | None], MessageCtx]) -> None:
     ctx = way(None)
     assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (0, False)
 
 
-def test_publish_id_is_unset_by_none() -> None:
+def test_none_unsets_publish_id() -> None:
     ctx = stream_message_ctx('a', publish_id=10)
     ctx.stream_publish_id = None
     assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (0, False)
 
 
-def test_flag_of_the_publish_id() -> None:
+def test_publish_id_flag() -> None:
     ctx = MessageCtx('a', stream_publish_id=10, is_set_stream_publish_id=False)
     assert (ctx.stream_publish_id, ctx.is_set_stream_publish_id) == (10, False)
     assert MessageCtx('a', is_set_stream_publish_id=True).is_set_stream_publish_id is True
@@ -69,11 +69,11 @@ def test_flag_of_the_publish_id() -> None:
 @pytest.mark.parametrize(
     ('value', 'kind', 'text'),
     [
-        (-1, OverflowError, 'is 0 to 18446744073709551615'),
-        (2**64, OverflowError, 'is 0 to 18446744073709551615'),
-        ('1', TypeError, 'is int, not str'),
-        (1.5, TypeError, 'is int, not float'),
-        (True, TypeError, 'is int, not bool'),
+        (-1, OverflowError, 'must be in 0 to 18446744073709551615'),
+        (2**64, OverflowError, 'must be in 0 to 18446744073709551615'),
+        ('1', TypeError, 'must be int, not str'),
+        (1.5, TypeError, 'must be int, not float'),
+        (True, TypeError, 'must be int, not bool'),
     ],
 )
 def test_assigned_number_is_checked(
@@ -93,7 +93,7 @@ def test_timestamp_is_checked(value: Any) -> None:
         lambda: MessageCtx('a', stream_timestamp=value),
         lambda: setattr(ctx, 'stream_timestamp', value),
     ):
-        with pytest.raises(AMQPEncoderTypeError, match='stream_timestamp is float, not'):
+        with pytest.raises(AMQPEncoderTypeError, match='stream_timestamp must be float, not'):
             attempt()
     assert ctx.stream_timestamp == 1.0
 
@@ -103,11 +103,11 @@ def test_timestamp_out_of_range() -> None:
         MessageCtx('a', stream_timestamp=10**400)
 
 
-# --- bytes ---
+# --- original bytes ---
 
 
 @pytest.mark.parametrize('data', ['a', 5, None, [1]])
-def test_what_is_no_message(data: Any) -> None:
+def test_decoding_other_types_is_refused(data: Any) -> None:
     with pytest.raises(MessageTypeError, match=r'not (str|int|NoneType|list)'):
         decode_amqp(data)
 
@@ -122,7 +122,7 @@ each_copy = pytest.mark.parametrize('copied', COPIES.values(), ids=list(COPIES))
 
 @each_copy
 @pytest.mark.parametrize('body', [b'a', {'a': [1, 2]}])
-def test_copy_keeps_the_bytes(copied: Callable[[MessageCtx], MessageCtx], body: Any) -> None:
+def test_copy_keeps_bytes(copied: Callable[[MessageCtx], MessageCtx], body: Any) -> None:
     data = encode_amqp_bytes(stream_message_ctx(body, app_properties={'k': 1}))
     ctx = decode_amqp(data)
     other = copied(ctx)
@@ -146,27 +146,27 @@ def test_copy_of_a_message_to_send(copied: Callable[[MessageCtx], MessageCtx]) -
     assert copied(stream_message_ctx('a')).raw is None
 
 
-def test_pickle_of_a_former_version() -> None:
+def test_pickle_of_earlier_version() -> None:
     kind, arguments = stream_message_ctx('a', publish_id=10).__reduce__()
     assert kind(*arguments[:11]) == stream_message_ctx('a', publish_id=10)
 
 
-# --- the last message of a task ---
+# --- the last message received by a task ---
 
 
-def test_no_message_was_received() -> None:
+def test_no_message_received() -> None:
     with pytest.raises(RbFlyError, match='has received no message') as caught:
         contextvars.Context().run(get_message_ctx)
     assert isinstance(caught.value, LookupError)
 
 
 def test_body_without_a_view() -> None:
-    with pytest.raises(RbFlyError, match='a body of str has no view') as caught:
+    with pytest.raises(RbFlyError, match='a body of type str is not binary') as caught:
         stream_message_ctx('a').body_view()
     assert isinstance(caught.value, TypeError)
 
 
-def test_what_is_no_context() -> None:
+def test_set_message_ctx_of_wrong_type() -> None:
     def get() -> None:
         set_message_ctx(5)  # type: ignore[arg-type]
         with pytest.raises(RbFlyError, match='no message') as caught:

@@ -1,6 +1,6 @@
-"""Bytes that other implementations have made.
+"""Messages encoded by other implementations.
 
-Each message of the file tells what made it and, as Python expressions, what it holds.
+The file names the library of each message and gives its contents as Python expressions.
 """
 
 import json
@@ -37,7 +37,7 @@ def content(message: dict[str, Any]) -> MessageCtx:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, and of the same types down to the last item."""
+    """Whether values and types are equal, recursively."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -56,16 +56,16 @@ def assert_same(received: MessageCtx, expected: MessageCtx) -> None:
             assert a.sections == b.sections
 
 
-def test_every_implementation_is_there() -> None:
+def test_all_implementations_are_present() -> None:
     made_by = {message['library'].split()[0] for message in CLIENTS}
     assert made_by == {'rabbitmq-stream-go-client', 'com.rabbitmq:stream-client', 'RabbitMQ'}
 
 
 @pytest.mark.parametrize('message', CLIENTS, ids=client_name)
-def test_what_they_write_is_read_and_written(message: dict[str, Any]) -> None:
+def test_message_of_other_client(message: dict[str, Any]) -> None:
     expected = content(message)
     received = decode_amqp(bytes.fromhex(message['hex']))
     assert_same(received, expected)
     assert_same(decode_amqp(encode_amqp_bytes(received)), expected)
-    # and it is what this codec writes of these values
+    # our encoding of the same values decodes to the same message
     assert_same(decode_amqp(encode_amqp_bytes(expected)), expected)

@@ -1,14 +1,14 @@
-"""The codec against Qpid Proton's, in both directions.
+"""Compare the codec with Qpid Proton's, in both directions.
 
-Where the two may differ:
+Known differences:
 
-- Proton writes lists, maps and arrays with 32-bit sizes, this codec the smallest;
-- Proton writes a Python int as long, this codec by its range;
-- Proton refuses a described descriptor, and drops what follows a described value that stands
-  in another described value;
-- Proton accepts maps with an odd count, 0x56 with other values than 0 and 1, and has no limit of
-  depth; this codec refuses them;
-- Proton reads integer widths, float32 and char as classes of its own; timestamps as int.
+- Proton encodes lists, maps and arrays with 32-bit sizes, this codec in the smallest form;
+- Proton encodes a Python int as long, this codec according to its range;
+- Proton refuses a described descriptor; it drops what follows a described value that is nested in
+  another described value;
+- Proton accepts maps with an odd count, values other than 0 and 1 for 0x56, and unlimited nesting;
+  this codec refuses them;
+- Proton decodes integer widths, float32 and char to classes of its own, and timestamps to int.
 """
 
 import uuid
@@ -57,7 +57,7 @@ def proton_decode(data: bytes) -> Any:
 
 
 def ours(value: Any) -> Any:
-    """A value of Proton's as this codec reads it."""
+    """Convert a value decoded by Proton to what this codec would return."""
     undescribed: Any = proton.UNDESCRIBED
     match value:
         case proton.Described():
@@ -94,7 +94,7 @@ def ours(value: Any) -> Any:
 
 
 def theirs(value: Any) -> Any:
-    """A value of this codec's for Proton."""
+    """Convert a value of this codec for encoding by Proton."""
     names = {
         t.UByte: proton.ubyte,
         t.UShort: proton.ushort,
@@ -181,13 +181,13 @@ profile = settings(max_examples=200, derandomize=True, phases=[Phase.explicit, P
 
 @profile
 @given(values)
-def test_proton_reads_what_is_written(value: Any) -> None:
+def test_proton_decodes_our_encoding(value: Any) -> None:
     assert proton_decode(encode_value(value)) == value
 
 
 @profile
 @given(values)
-def test_what_proton_writes_is_read(value: Any) -> None:
+def test_we_decode_encoding_of_proton(value: Any) -> None:
     d = proton.Data()
     d.put_object(theirs(value))
     assert decode_value(bytes(d.encode())) == value
@@ -195,13 +195,13 @@ def test_what_proton_writes_is_read(value: Any) -> None:
 
 @profile
 @given(scalars)
-def test_scalars_are_the_same_bytes(value: Any) -> None:
+def test_scalars_have_the_same_encoding(value: Any) -> None:
     d = proton.Data()
     d.put_object(theirs(value))
     assert encode_value(value) == bytes(d.encode())
 
 
-def test_message_that_proton_writes() -> None:
+def test_message_encoded_by_proton() -> None:
     message = proton.Message(
         body='text',
         durable=True,
@@ -227,7 +227,7 @@ def test_message_that_proton_writes() -> None:
     assert ctx.annotations == {t.Symbol('x-a'): 'b'}
 
 
-def test_message_that_proton_reads() -> None:
+def test_message_decoded_by_proton() -> None:
     data = encode_amqp_bytes(
         make(
             {'k': [1, None]},
@@ -253,7 +253,7 @@ def test_message_that_proton_reads() -> None:
     assert message.annotations == {proton.symbol('x-a'): 1}
 
 
-# -- sequence body; Proton keeps the last of several sections
+# -- sequence body; of several sections, Proton only keeps the last
 
 
 def test_sequence_body() -> None:

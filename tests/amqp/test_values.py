@@ -1,4 +1,4 @@
-"""Single values: what each Python type is on the wire, and what comes back."""
+"""Encoding and decoding of single values: Python types and their wire formats."""
 
 import copy
 import enum
@@ -66,7 +66,7 @@ def test_integer_too_large(value: int) -> None:
 
 
 @pytest.mark.parametrize('n', [*range(70), 254, 255, 256, 257, 1000])
-def test_bytes_and_text_of_every_length(n: int) -> None:
+def test_bytes_and_text_of_all_sizes(n: int) -> None:
     data = bytes(33 + i * 7 % 90 for i in range(n))
     head = bytes([0xA0, n]) if n < 256 else b'\xb0' + n.to_bytes(4)
     assert encode_value(data) == head + data
@@ -113,7 +113,7 @@ def test_integer_class(cls: type[int], low: int, high: int) -> None:
             encode_value(t.AMQPArray(cls, [value]))
 
 
-def test_integer_class_is_written_as_its_type() -> None:
+def test_integer_class_selects_wire_type() -> None:
     codes = {
         t.UByte: '5005',
         t.UShort: '600005',
@@ -211,14 +211,14 @@ SUBCLASSES: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(('value', 'plain'), SUBCLASSES)
-def test_subclass_is_what_it_is(value: Any, plain: Any) -> None:
+def test_subclass_is_encoded_like_its_base(value: Any, plain: Any) -> None:
     assert encode_value(value) == encode_value(plain)
     decoded = decode_value(encode_value(value))
     assert decoded == plain
     assert type(decoded) is type(plain)
 
 
-def test_ordered_dict_keeps_its_order() -> None:
+def test_ordered_dict_keeps_order() -> None:
     value = OrderedDict(a=1, b=2)
     value.move_to_end('a')
     assert list(decode_value(encode_value(value))) == ['b', 'a']
@@ -231,7 +231,7 @@ def test_str_keys_of_subclasses() -> None:
 @pytest.mark.parametrize(
     'value', [{1, 2}, frozenset(), 1j, object(), type, int, timedelta(1), iter([1]), ...]
 )
-def test_no_type_for_it(value: Any) -> None:
+def test_value_without_amqp_type(value: Any) -> None:
     with pytest.raises(AMQPEncoderTypeError):
         encode_value(value)
     with pytest.raises(TypeError, match=type(value).__name__):
@@ -393,7 +393,7 @@ def test_timestamp_with_offset() -> None:
 
 
 @pytest.mark.parametrize('ms', [-(2**63), 2**63 - 1, -62135596800001, 253402300800000])
-def test_timestamp_that_no_datetime_holds(ms: int) -> None:
+def test_timestamp_out_of_datetime_range(ms: int) -> None:
     decoded = decode_value(b'\x83' + struct.pack('>q', ms))
     assert decoded == ms
     assert type(decoded) is t.Timestamp
@@ -549,12 +549,12 @@ def test_array_with_several_descriptors() -> None:
         (type(None), 0),
     ],
 )
-def test_array_with_a_wrong_element(element_type: type, item: Any) -> None:
+def test_array_with_wrong_element(element_type: type, item: Any) -> None:
     with pytest.raises(AMQPEncoderTypeError):
         encode_value(t.AMQPArray(element_type, [item]))
 
 
-def test_array_of_a_wrong_type() -> None:
+def test_array_of_wrong_type() -> None:
     for cls in (object, set, t.Described):
         with pytest.raises(AMQPEncoderTypeError):
             t.AMQPArray(cls)
@@ -571,7 +571,7 @@ def test_list_widths() -> None:
         else:
             assert data[0] == 0xD0
         assert decode_value(data) == value
-    # few items of many bytes: the header that was written first does not fit
+    # few but long items: the initial header is too small
     for sizes in ((252,), (253,), (255,), (256,), (100, 152), (100, 151), (60000, 1), (125,) * 32):
         items = ['a' * n for n in sizes]
         data = encode_value(items)
@@ -612,8 +612,8 @@ def test_map_keys() -> None:
     assert list(decoded) == list(value)
 
 
-def test_keys_of_every_length() -> None:
-    # more than the cache of keys holds, each length, twice
+def test_keys_of_all_sizes() -> None:
+    # more keys than the cache holds, twice for each size
     value = {chr(97 + i % 26) * n + str(i): i for i in range(30) for n in range(34)}
     data = encode_value(value)
     assert decode_value(data) == value
@@ -627,7 +627,7 @@ def test_duplicate_key_keeps_the_last() -> None:
     assert decode_value(bytes.fromhex('c10b04' + 'a101615401' + 'a101615402')) == {'a': 2}
 
 
-def test_list_that_changes_while_it_is_encoded() -> None:
+def test_list_changes_during_encoding() -> None:
     class Trap:
         def __len__(self) -> int:
             value.clear()
@@ -651,7 +651,7 @@ def test_list_that_changes_while_it_is_encoded() -> None:
 
 
 class Swaps(UserDict[str, int]):
-    """When it is read, entries of the dict around it go and others come."""
+    """A mapping that, when read, replaces the entries of the dict that contains it."""
 
     def __init__(self, around: dict[Any, Any]) -> None:
         super().__init__(a=1)
@@ -665,7 +665,7 @@ class Swaps(UserDict[str, int]):
         return super().__iter__()
 
 
-def test_dict_that_changes_while_it_is_encoded_and_keeps_its_size() -> None:
+def test_dict_changes_during_encoding_but_keeps_its_size() -> None:
     for keys in (['x', 'y', 'z'], ['x', 0, 1], [t.Symbol('x'), t.Symbol('y'), 0.5]):
         for i in range(3):
             around: dict[Any, Any] = dict.fromkeys(keys, 'v')
@@ -674,13 +674,13 @@ def test_dict_that_changes_while_it_is_encoded_and_keeps_its_size() -> None:
                 data = encode_value(around)
             except AMQPEncoderValueError:
                 continue
-            # or whatever it has become, but well formed
+            # contents may differ, but the encoding is well formed
             assert isinstance(decode_value(data), dict)
     items: list[Any] = [[1, 2], 'a']
     items.append(Clears(items))
     with pytest.raises(AMQPEncoderValueError):
         encode_value(items)
-    # what holds the item that changes it goes while it is encoded
+    # the container of the item that changes it is freed during encoding
     items = [[Clears(items)], 'a']
     items[0][0].around = items
     with pytest.raises(AMQPEncoderValueError):

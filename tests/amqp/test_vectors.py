@@ -1,4 +1,4 @@
-"""The golden vectors: made by an independent encoder, checked against RabbitMQ and Qpid Proton."""
+"""Golden vectors from an independent encoder, verified with RabbitMQ and Qpid Proton."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -30,18 +30,18 @@ from rbfly.amqp import (
 from rbfly.error import AMQPDecoderError
 from rbfly.types import Described, Long, Symbol, Timestamp
 
-# The vectors hold the smallest array; arrays are written with wide element constructors.
+# The vectors have the smallest array form; this codec encodes arrays with wide constructors.
 WIDE_ARRAYS = {'array smallint', 'array empty symbol', 'array of list', 'array described'}
 
 
 def as_read(value: Any) -> Any:
-    """The value that decoding gives for a vector's value."""
+    """Convert a vector's value to what decoding returns."""
     if isinstance(value, Timestamp):
         return datetime.fromtimestamp(int(value) / 1000, UTC)
     return value
 
 
-def test_all_vectors_are_here() -> None:
+def test_all_vectors_are_loaded() -> None:
     assert len(VECTORS) == 97
     assert len(VALUES) + len(MESSAGES) + len(MALFORMED) == 97
 
@@ -62,7 +62,7 @@ def test_value(vector: dict[str, str]) -> None:
         assert again == decoded
     else:
         assert encoded.hex() == data.hex()
-    # a descriptor, key or item is the same value inside of another one
+    # check the same value as a descriptor, key or item of another value
     assert decode_value(encode_value(Described(Symbol('d'), value))).value == expected or (
         decoded != decoded
     )
@@ -133,13 +133,13 @@ CONTENT: dict[str, MessageCtx] = {
         annotations={Symbol('x-exchange'): '', Symbol('x-routing-key'): 'fs-10'},
     ),
 }
-# Not the form that is written: descriptors of other widths, headers with explicit defaults.
+# Not our form: descriptors of other widths, headers with explicit defaults.
 OTHER_FORM = {'section data, symbolic', 'section data, ulong64 descriptor'}
 EMPTY_DATA = bytes.fromhex('005375a000')
 
 
 def message_bytes(vector: dict[str, str]) -> bytes:
-    """A vector of a section without body gets an empty one."""
+    """The bytes of a message; a vector that lacks a body gets an empty one."""
     data = bytes.fromhex(vector['hex'])
     try:
         decode_amqp(data)
@@ -148,7 +148,7 @@ def message_bytes(vector: dict[str, str]) -> bytes:
     return data
 
 
-def test_every_message_vector_has_content() -> None:
+def test_all_message_vectors_have_contents() -> None:
     assert {str(v['name']) for v in MESSAGES} == set(CONTENT)
 
 
@@ -182,7 +182,7 @@ def test_malformed(vector: dict[str, str]) -> None:
 def read_everything(data: bytes) -> object:
     ctx = decode_amqp(data)
     sections = tuple(getattr(ctx, name) for name in SECTIONS)
-    # what was read can be written again
+    # what was decoded can be encoded
     assert decode_amqp(encode_amqp_bytes(ctx)) == ctx or 'nan' in repr(ctx.body)
     return sections
 
@@ -216,7 +216,7 @@ def test_damaged(vector: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize('vector', VALUES, ids=vector_name)
-def test_truncated_is_never_a_value(vector: dict[str, str]) -> None:
+def test_truncated_data_is_never_valid(vector: dict[str, str]) -> None:
     data = VALUE + bytes.fromhex(vector['hex'])
     for n in range(len(data)):
         with pytest.raises(AMQPDecoderError):

@@ -1,4 +1,4 @@
-"""AMQP 1.0 messages: Python values to bytes and back, without any IO."""
+"""AMQP 1.0 messages: convert Python values to bytes and back, without IO."""
 
 from ._codec import decode_amqp, encode_amqp, encode_amqp_bytes
 from ._message import MessageCtx, get_message_ctx, set_message_ctx, stream_message_ctx

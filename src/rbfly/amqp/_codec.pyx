@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""The codec: whole messages to bytes and back (part 3 of the specification)."""
+"""The codec: encode and decode whole messages (part 3 of the specification)."""
 
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -58,7 +58,7 @@ cdef inline int put_data(OutBuffer *out, object body) except -1:
         put_u8(out, <uint8_t> n)
     else:
         if n > 0xffffffff:
-            raise AMQPEncoderOverflowError(f'{n} bytes are more than a data section can hold')
+            raise AMQPEncoderOverflowError(f'{n} bytes do not fit in a data section')
         put_u8(out, codes.VBIN32)
         put_u32(out, <uint32_t> n)
     put_bytes(out, PyBytes_AS_STRING(body), n)
@@ -66,16 +66,20 @@ cdef inline int put_data(OutBuffer *out, object body) except -1:
 
 
 cdef int put_special_body(OutBuffer *out, object body) except -1:
-    """Bodies that are not a value section, or are one with an unusual type."""
+    """Write bodies other than value sections, and value sections of unusual types."""
     if isinstance(body, DataBody):
         for part in body.sections:
             if type(part) is not bytes:
-                raise AMQPEncoderTypeError(f'a data section is bytes, not {type(part).__name__}')
+                raise AMQPEncoderTypeError(
+                    f'a data section must be bytes, not {type(part).__name__}'
+                )
             put_data(out, part)
     elif isinstance(body, SequenceBody):
         for part in body.sections:
             if type(part) is not list:
-                raise AMQPEncoderTypeError(f'a sequence is list, not {type(part).__name__}')
+                raise AMQPEncoderTypeError(
+                    f'a sequence section must be list, not {type(part).__name__}'
+                )
             put_section_head(out, SEQUENCE)
             encode_sequence(out, part, 0)
     elif isinstance(body, (bytes, bytearray, memoryview)) and not isinstance(body, DECIMALS):
@@ -100,7 +104,7 @@ cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except
     cdef dict pairs
     if value is None:
         return 0
-    # whether a foreign mapping is empty is told by its pairs
+    # copy a non-dict mapping first: only its items show whether it is empty
     pairs = value if type(value) is dict else plain_dict(value)
     if not pairs:
         return 0
@@ -108,28 +112,29 @@ cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except
     return encode_map(out, pairs, 0, keys)
 
 
-cdef inline object present(MessageCtx ctx, Sections sections, int index):
-    """A section that was set or decoded, or is to be decoded; None for one that is absent."""
+cdef inline object get_section(MessageCtx ctx, Sections sections, int index):
+    """A section, decoded if necessary; None if it is absent."""
     return ctx.section(index) if sections.at[index] >= 0 else get_field(sections, index)
 
 
 cdef int put_sections(OutBuffer *out, MessageCtx ctx, Sections sections) except -1:
-    """The sections before the body."""
-    cdef AMQPHeader header = present(ctx, sections, I_HEADER)
-    cdef AMQPProperties properties = present(ctx, sections, I_PROPERTIES)
+    """Write the sections before the body."""
+    cdef AMQPHeader header = get_section(ctx, sections, I_HEADER)
+    cdef AMQPProperties properties = get_section(ctx, sections, I_PROPERTIES)
     cdef Py_ssize_t count = 0 if header is None else header_length(header)
     if count > 0:
         put_section_head(out, HEADER)
         encode_header(out, header, count)
     put_map(
-        out, DELIVERY_ANNOTATIONS, present(ctx, sections, I_DELIVERY_ANNOTATIONS), KEYS_ANNOTATION
+        out, DELIVERY_ANNOTATIONS,
+        get_section(ctx, sections, I_DELIVERY_ANNOTATIONS), KEYS_ANNOTATION,
     )
-    put_map(out, ANNOTATIONS, present(ctx, sections, I_ANNOTATIONS), KEYS_ANNOTATION)
+    put_map(out, ANNOTATIONS, get_section(ctx, sections, I_ANNOTATIONS), KEYS_ANNOTATION)
     count = 0 if properties is None else properties_length(properties)
     if count > 0:
         put_section_head(out, PROPERTIES)
         encode_properties(out, properties, count)
-    return put_map(out, APP_PROPERTIES, present(ctx, sections, I_APP_PROPERTIES), KEYS_STRING)
+    return put_map(out, APP_PROPERTIES, get_section(ctx, sections, I_APP_PROPERTIES), KEYS_STRING)
 
 
 cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
@@ -141,7 +146,7 @@ cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
     sections = ctx._sections
     put_sections(out, ctx, sections)
     put_body(out, ctx.take_body())
-    return put_map(out, FOOTER, present(ctx, sections, I_FOOTER), KEYS_ANNOTATION)
+    return put_map(out, FOOTER, get_section(ctx, sections, I_FOOTER), KEYS_ANNOTATION)
 
 
 cdef int encode_message(OutBuffer *out, object message) except -1:
@@ -155,14 +160,14 @@ cdef int encode_message(OutBuffer *out, object message) except -1:
     return fail_foreign(out) if failed else 0
 
 
-# The same function with its error left set, which costs less than try and finally.
+# The same functions, called without exception propagation: cheaper than try and finally.
 ctypedef int (*raw_put_context)(OutBuffer *out, MessageCtx ctx) noexcept
 ctypedef int (*raw_put_body)(OutBuffer *out, object body) noexcept
 ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
 
 
 cdef int fail_foreign(OutBuffer *out) except -1:
-    """After an error: one that code of a value raised becomes one of the encoder."""
+    """After an error: wrap exceptions raised by a value's own code in an encoder error."""
     if (
         PyErr_ExceptionMatches(AMQPError) or PyErr_ExceptionMatches(MemoryError)
         or not PyErr_ExceptionMatches(Exception)
@@ -172,20 +177,20 @@ cdef int fail_foreign(OutBuffer *out) except -1:
     try:
         keep_error()
     except Exception as ex:
-        raise AMQPEncoderValueError(f'a value that cannot be read: {clip(ex)}') from ex
+        raise AMQPEncoderValueError(f'cannot read a value: {clip(ex)}') from ex
 
 
-cdef Py_ssize_t encode_again(
+cdef Py_ssize_t retry_encode(
     OutBuffer *out, bytearray buffer, MessageCtx message
 ) except -1:
-    """After an error: room is asked for generously, so that a message may fit all the same."""
+    """After an error: retry, as the encoder may have reserved more space than it needs."""
     if not PyErr_ExceptionMatches(BufferError):
         fail_foreign(out)
     PyErr_Clear()
     data = encode_amqp_bytes(message)
     if len(data) > len(buffer):
         raise RbFlyBufferError(
-            f'a buffer of {len(buffer)} bytes is too small for a message of {len(data)}'
+            f'a message of {len(data)} bytes does not fit in a buffer of {len(buffer)} bytes'
         )
     buffer[:len(data)] = data
     return len(data)
@@ -193,13 +198,13 @@ cdef Py_ssize_t encode_again(
 
 @cython.binding(False)
 def encode_amqp(bytearray buffer not None, MessageCtx message not None):
-    """Encode a message into the front of a buffer.
+    """Encode a message to the start of a buffer.
 
     Raises RbFlyBufferError if the buffer is too small, and an AMQPEncoderError for a value that
-    AMQP 1.0 does not know; what the buffer holds then is undefined.  Neither threads nor code that
-    a value runs may encode into the same buffer meanwhile.
+    AMQP 1.0 cannot represent; the contents of the buffer are then undefined.  Other threads, and
+    code run by the values, must not encode to the same buffer at the same time.
 
-    :param buffer: where to write (bytearray); its size does not change.
+    :param buffer: destination (bytearray); its size does not change.
     :param message: the message (MessageCtx).
     :returns: number of bytes written (int).
     """
@@ -213,15 +218,15 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     failed = (<raw_put_context> put_context)(&out, message) < 0
     rbfly_let_go(buffer, &held)
     if failed:
-        return encode_again(&out, buffer, message)
+        return retry_encode(&out, buffer, message)
     return out_size(&out)
 
 
 @cython.binding(False)
 def encode_amqp_bytes(message):
-    """Encode a message into new bytes.
+    """Encode a message and return its bytes.
 
-    Raises an AMQPEncoderError for a value that AMQP 1.0 does not know.
+    Raises an AMQPEncoderError for a value that AMQP 1.0 cannot represent.
 
     :param message: MessageCtx, or a body of any type.
     :returns: the encoded message (bytes).
@@ -232,7 +237,7 @@ def encode_amqp_bytes(message):
     if type(message) is MessageCtx and (<MessageCtx> message)._body_ready:
         body = (<MessageCtx> message)._body
     if type(body) is bytes:
-        # bytes alone fit exactly
+        # the exact size of a message with only a bytes body
         size = PyBytes_GET_SIZE(body)
         size += 5 if size <= 255 else 8
     out_open(&out, size)
@@ -281,16 +286,17 @@ cdef MessageCtx decode_context(
 def decode_amqp(buffer):
     """Decode a message.
 
-    What sections there are, their order, and that they fill the buffer exactly is checked at once,
-    values when a section is first asked for; both raise AMQPDecoderError.  Neither `bytes` nor a
-    read-only memoryview is copied, the context keeps it alive; a writable buffer is copied once.
+    The structure of the message (its sections, their order, and that they fill the buffer) is
+    checked immediately; values are checked when their section is first accessed.  Both checks
+    raise AMQPDecoderError.  The context keeps `bytes` and read-only memoryviews alive without
+    copying them; it copies a writable buffer once.
 
-    Raises MessageTypeError for what has no bytes.
+    Raises MessageTypeError if the argument has no buffer.
 
     :param buffer: one encoded message (bytes, bytearray or memoryview).
     :returns: the message (MessageCtx).
     """
-    data = buffer if type(buffer) is bytes else readable(buffer)
+    data = buffer if type(buffer) is bytes else readonly_buffer(buffer)
     if type(data) is bytes:
         return decode_context(
             data, <const uint8_t *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), 0, 0
@@ -300,14 +306,14 @@ def decode_amqp(buffer):
     )
 
 
-cdef object readable(object data):
-    """Exact bytes, or a memoryview of bytes that nobody writes to."""
+cdef object readonly_buffer(object data):
+    """Return exact bytes, or a memoryview of bytes that cannot be written to."""
     cdef object view
     try:
         view = memoryview(data)
     except TypeError:
         raise MessageTypeError(
-            f'a message is bytes, bytearray or memoryview, not {type(data).__name__}'
+            f'a message must be bytes, bytearray or memoryview, not {type(data).__name__}'
         ) from None
     if not view.nbytes:
         return b''

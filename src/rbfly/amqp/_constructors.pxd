@@ -4,7 +4,7 @@
 cdef enum:
     DESCRIBED = 0x00
 
-    # of fixed width
+    # fixed width
     NULL = 0x40
     TRUE = 0x41
     FALSE = 0x42
@@ -33,7 +33,7 @@ cdef enum:
     DECIMAL128 = 0x94
     UUID = 0x98
 
-    # behind a size of 8 or 32 bits
+    # with a size of 8 or 32 bits
     VBIN8 = 0xa0
     STR8 = 0xa1
     SYM8 = 0xa3
@@ -48,10 +48,10 @@ cdef enum:
     ARRAY32 = 0xf0
 
     FIRST_SIZED = 0xa0
-    SIZE32 = 0x10           # the bit that tells a size of 32 bits from one of 8
-    NO_SIZE32 = 0xef        # the other bits
+    SIZE32 = 0x10           # the bit that distinguishes a 32-bit size from an 8-bit one
+    NO_SIZE32 = 0xef        # all other bits
 
-# Subcategories: the upper half of a constructor, which tells the width of what follows.
+# Subcategories: the upper half of a constructor, which determines the width of the value.
 cdef enum:
     EMPTY = 0x4
     FIXED_ONE = 0x5

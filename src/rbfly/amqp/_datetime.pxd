@@ -1,5 +1,5 @@
-# The C interface of datetime.  By the declarations that Cython brings along, each module would
-# import `datetime` for its classes; see `rbfly_datetime_api`.
+# The C API of datetime.  Cython's own declarations would make each module import `datetime` for
+# its classes; see `rbfly_datetime_api`.
 
 from cpython.object cimport PyObject, PyTypeObject
 
@@ -33,7 +33,7 @@ cdef extern from 'datetime.h':
 
 
 cdef inline int import_datetime() except -1:
-    """What comes first in each module that uses any of this."""
+    """Initialize the API; call this first in each module that uses it."""
     global PyDateTimeAPI
     PyDateTimeAPI = <PyDateTime_CAPI *> rbfly_datetime_api()
     return 0

@@ -1,11 +1,11 @@
-# One AMQP 1.0 value to one Python value.  No ABI promise between releases.
+# Decode one AMQP 1.0 value.  No ABI promise between releases.
 
 from libc.stdint cimport uint8_t
 
 from rbfly.amqp._types cimport MAX_ZERO_WIDTH
 
-# A cursor over one message.  `start` gives the positions in errors, `zero_width` counts down what
-# array elements without bytes may still be made.
+# A cursor over one message.  Positions in errors are relative to `start`.  `zero_width` is the
+# number of zero-width array elements that may still be created.
 ctypedef struct Cursor:
     const uint8_t *p
     const uint8_t *end
@@ -22,11 +22,11 @@ cdef inline void cursor_open(
     c.zero_width = MAX_ZERO_WIDTH
 
 
-# Fail with the error that is set already.
+# Propagate the current exception.
 cdef inline int keep_error() except -1:
     return -1
 
 
-# Take one value.  `depth` is the number of compounds and described values around it.
+# Decode one value.  `depth` is the number of compounds and described values around it.
 cdef object decode_value(Cursor *c, int depth)
 cdef object decode_error(Cursor *c, const uint8_t *at, str problem)

@@ -1,4 +1,4 @@
-# Bytes to values: nothing for Python, _decode.pxd has what Cython code may cimport.
+# Decoding of values; there is no Python API.  Cython code can cimport from _decode.pxd.
 
 from typing import Any, Final
 

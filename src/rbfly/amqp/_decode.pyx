@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Decoding of values: one AMQP value to one Python value (part 1 of the specification)."""
+"""Decode single AMQP values to Python values (part 1 of the specification)."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
@@ -30,11 +30,11 @@ cdef extern from 'Python.h':
     object PyLong_FromUnsignedLongLong(unsigned long long value)
     object PyFloat_FromDouble(double value)
     str PyUnicode_DecodeUTF8(const char *p, Py_ssize_t n, const char *errors)
-    # an error stays set, to be looked at
+    # does not propagate the error: fail_key inspects it
     int PyDict_SetItem(object pairs, object key, object value) noexcept
 
 
-# The wide constructor of every assigned one, 0 for the others.
+# For each valid constructor, the widest one of the same type; 0 for unassigned constructors.
 cdef uint8_t[256] WIDE
 for _code in range(256):
     WIDE[_code] = 0
@@ -59,7 +59,7 @@ cdef object decode_error(Cursor *c, const uint8_t *at, str problem):
 
 
 cdef object fail_end(Cursor *c):
-    return decode_error(c, c.p, 'the bytes end where a value must begin')
+    return decode_error(c, c.p, 'unexpected end of data where a value should begin')
 
 
 cdef inline object take_value(Cursor *c, int depth):
@@ -71,11 +71,11 @@ cdef inline object take_value(Cursor *c, int depth):
 
 
 cdef object fail_short(Cursor *c, const uint8_t *at, uint8_t code):
-    return decode_error(c, at, f'constructor 0x{code:02x} needs more bytes than there are')
+    return decode_error(c, at, f'data too short for constructor 0x{code:02x}')
 
 
 cdef object fail_depth_at(Cursor *c, const uint8_t *at):
-    return decode_error(c, at, f'more than {MAX_DEPTH} values nested')
+    return decode_error(c, at, f'values nested more than {MAX_DEPTH} deep')
 
 
 cdef object decode_text(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssize_t n):
@@ -84,7 +84,7 @@ cdef object decode_text(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssize
     try:
         return PyUnicode_DecodeUTF8(<const char *> p, n, NULL)
     except UnicodeDecodeError as ex:
-        problem = f'a string that is not UTF-8 ({ex.reason})'
+        problem = f'string is not valid UTF-8 ({ex.reason})'
     return decode_error(c, at, problem)
 
 
@@ -95,7 +95,7 @@ cdef object decode_symbol(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssi
     elif rbfly_is_ascii(p, n):
         name = rbfly_ascii(p, n)
     if name is None:
-        return decode_error(c, at, 'a symbol that is not ASCII')
+        return decode_error(c, at, 'symbol is not ASCII')
     return new_symbol(name)
 
 
@@ -111,12 +111,12 @@ cdef object decode_described(Cursor *c, const uint8_t *at, int depth):
 
 cdef object fail_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
     if count > size:
-        return decode_error(c, at, f'a list of {count} items in {size} bytes')
-    return decode_error(c, at, f'a list whose {count} items do not fill its {size} bytes')
+        return decode_error(c, at, f'list with {count} items in only {size} bytes')
+    return decode_error(c, at, f'list whose {count} items do not fill its {size} bytes')
 
 
 cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth):
-    """Items of a list; the cursor is behind the count, `size` is what the items have."""
+    """Decode the items of a list; the cursor is after the count, `size` excludes the count."""
     cdef const uint8_t *outer = c.end
     cdef const uint8_t *end = c.p + size
     cdef const uint8_t *p
@@ -124,12 +124,12 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
     cdef list items
     if depth >= MAX_DEPTH:
         return fail_depth_at(c, at)
-    # an item has a byte at least: no list is larger than its bytes justify
+    # an item takes at least one byte: do not allocate a list for more items than that
     if count > size:
         return fail_list(c, at, size, count)
     items = PyList_New(count)
     for i in range(count):
-        # each item leaves one byte to every item behind it, so that nested counts add up
+        # reserve one byte for each later item, so that nested counts add up
         c.end = end - (count - 1 - i)
         p = c.p
         if c.end - p >= 2 and p[0] == codes.SMALLINT:
@@ -149,19 +149,19 @@ cdef object fail_key(Cursor *c, const uint8_t *at, object key):
     if not PyErr_ExceptionMatches(TypeError):
         keep_error()
     PyErr_Clear()
-    return decode_error(c, at, f'a map key that cannot be one in Python ({type(key).__name__})')
+    return decode_error(c, at, f'map key of unhashable type {type(key).__name__}')
 
 
 cdef object fail_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
     if count & 1:
-        return decode_error(c, at, f'a map of {count} keys and values')
+        return decode_error(c, at, f'map with an odd number of keys and values ({count})')
     if count > size:
-        return decode_error(c, at, f'a map of {count} keys and values in {size} bytes')
-    return decode_error(c, at, f'a map whose {count} items do not fill its {size} bytes')
+        return decode_error(c, at, f'map with {count} keys and values in only {size} bytes')
+    return decode_error(c, at, f'map whose {count} keys and values do not fill its {size} bytes')
 
 
 cdef inline object take_key(Cursor *c, const uint8_t *p, int depth):
-    """Key of a map, at the cursor `p`; short strings out of the cache."""
+    """Decode a map key at `p`, the cursor's position; short strings come from the cache."""
     cdef Py_ssize_t left = c.end - p
     if left > 2 and p[0] == codes.STR8 and p[1] <= RBFLY_CACHE_MAX and p[1] <= left - 2:
         key = rbfly_cached_ascii(p + 2, p[1])
@@ -197,7 +197,7 @@ cdef object decode_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t
 cdef object decode_array(
     Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth
 ):
-    """Constructor and elements of an array; the cursor is behind the count."""
+    """Decode the constructor and elements of an array; the cursor is after the count."""
     cdef const uint8_t *outer = c.end
     cdef const uint8_t *end = c.p + size
     cdef Py_ssize_t i, need
@@ -216,18 +216,18 @@ cdef object decode_array(
         depth += 1
         descriptors.append(decode_value(c, depth))
     if c.p >= end:
-        return decode_error(c, at, 'an array without element constructor')
+        return decode_error(c, at, 'array without an element constructor')
     code = c.p[0]
     if WIDE[code] == 0:
-        return decode_error(c, c.p, f'unknown constructor 0x{code:02x} of array elements')
+        return decode_error(c, c.p, f'unknown constructor 0x{code:02x} for array elements')
     c.p += 1
     need = rbfly_need(code)
     if need == 0:
         if count > c.zero_width:
-            return decode_error(c, at, f'an array of {count} elements without bytes')
+            return decode_error(c, at, f'array with too many zero-width elements ({count})')
         c.zero_width -= count
     elif count > (end - c.p) // need:
-        return decode_error(c, at, f'an array of {count} elements in {end - c.p} bytes')
+        return decode_error(c, at, f'array with {count} elements in only {end - c.p} bytes')
     items = PyTuple_New(count)
     for i in range(count):
         c.end = end - (count - 1 - i) * need
@@ -235,7 +235,7 @@ cdef object decode_array(
         Py_INCREF(item)
         PyTuple_SET_ITEM(items, i, item)
     if c.p != end:
-        return decode_error(c, at, f'an array whose {count} elements do not fill its {size} bytes')
+        return decode_error(c, at, f'array whose {count} elements do not fill its {size} bytes')
     c.end = outer
     array = AMQPArray.__new__(AMQPArray)
     array._code = WIDE[code]
@@ -246,7 +246,7 @@ cdef object decode_array(
 
 
 cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
-    """Values with a size of 32 bits or with a rare type."""
+    """Decode values that have a 32-bit size or a rare type."""
     cdef const uint8_t *p = c.p
     cdef Py_ssize_t left = c.end - p
     cdef Py_ssize_t size, count
@@ -263,16 +263,16 @@ cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
     if code == codes.ARRAY8:
         size = p[0]
         if size < 2:
-            return decode_error(c, at, f'an array of size {size}')
+            return decode_error(c, at, f'array with invalid size {size}')
         if size > left - 1:
             return fail_short(c, at, code)
         c.p = p + 2
         return decode_array(c, at, size - 1, p[1], depth)
-    # a list, map or array of 32 bits
+    # list, map or array with a 32-bit size
     size = load_u32(p)
     count = load_u32(p + 4)
     if size < 4:
-        return decode_error(c, at, f'constructor 0x{code:02x} with size {size}')
+        return decode_error(c, at, f'constructor 0x{code:02x} with invalid size {size}')
     if size > left - 4:
         return fail_short(c, at, code)
     c.p = p + 8
@@ -285,25 +285,26 @@ cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
 
 cdef object decode_char(Cursor *c, const uint8_t *at, uint32_t point):
     if point > 0x10ffff or 0xd800 <= point <= 0xdfff:
-        return decode_error(c, at, f'a char that is no Unicode scalar value (0x{point:x})')
+        return decode_error(c, at, f'char is not a Unicode scalar value (0x{point:x})')
     return Char(chr(point))
 
 
 cdef object fail_compound(Cursor *c, const uint8_t *at, uint8_t code):
     if at[1] == 0:
-        return decode_error(c, at, f'a {"list" if code == codes.LIST8 else "map"} of size 0')
+        kind = 'list' if code == codes.LIST8 else 'map'
+        return decode_error(c, at, f'{kind} with invalid size 0')
     return fail_short(c, at, code)
 
 
 cdef object decode_payload(Cursor *c, uint8_t code, int depth):
-    """The value behind constructor `code`; the cursor is behind the constructor."""
+    """Decode the value of constructor `code`; the cursor is after the constructor."""
     cdef const uint8_t *p = c.p
     cdef const uint8_t *at = p - 1
     cdef Py_ssize_t left = c.end - p
     cdef Py_ssize_t n
     if left < rbfly_need(code):
         return fail_short(c, at, code)
-    # a switch of what is usual; the rest apart, so that little is saved and restored here
+    # common types only: a small function saves and restores fewer registers
     if code == codes.STR8:
         n = p[0]
         if n > left - 1:
@@ -354,7 +355,7 @@ cdef object decode_payload(Cursor *c, uint8_t code, int depth):
 
 
 cdef object decode_rare(Cursor *c, uint8_t code, int depth):
-    """What decode_payload leaves; that there are enough bytes is checked."""
+    """Decode what decode_payload leaves out; the caller has checked that enough bytes follow."""
     cdef const uint8_t *p = c.p
     cdef const uint8_t *at = p - 1
     cdef Py_ssize_t left = c.end - p
@@ -366,7 +367,7 @@ cdef object decode_rare(Cursor *c, uint8_t code, int depth):
         return rbfly_integer(p[0])
     elif code == codes.BOOLEAN:
         if p[0] > 1:
-            return decode_error(c, at, f'a boolean of 0x{p[0]:02x}')
+            return decode_error(c, at, f'boolean with invalid value 0x{p[0]:02x}')
         c.p = p + 1
         return p[0] == 1
     elif code == codes.USHORT:
@@ -420,5 +421,5 @@ cdef object decode_rare(Cursor *c, uint8_t code, int depth):
 
 
 cdef object decode_value(Cursor *c, int depth):
-    """Take one value.  `depth` is the number of compounds and described values around it."""
+    """Decode one value.  `depth` is the number of compounds and described values around it."""
     return take_value(c, depth)

@@ -1,10 +1,10 @@
-# One Python value to one AMQP 1.0 value.  No ABI promise between releases.
+# Encode one Python value as an AMQP 1.0 value.  No ABI promise between releases.
 
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport OutBuffer
 
-# What the keys of a map must be: that depends on the section that holds it.
+# The types allowed for map keys, which depend on the section that contains the map.
 cdef enum:
     KEYS_ANY = 0
     KEYS_STRING = 1

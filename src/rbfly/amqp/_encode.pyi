@@ -1,4 +1,4 @@
-# Values to bytes: nothing for Python, _encode.pxd has what Cython code may cimport.
+# Encoding of values; there is no Python API.  Cython code can cimport from _encode.pxd.
 
 from typing import Any, Final
 

@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Encoding of values: one Python value to one AMQP value (part 1 of the specification)."""
+"""Encode single Python values as AMQP values (part 1 of the specification)."""
 
 from collections.abc import Mapping
 
@@ -43,12 +43,12 @@ cdef extern from 'Python.h':
 
 cdef int fail_depth() except -1:
     raise AMQPEncoderValueError(
-        f'more than {MAX_DEPTH} values nested, or a value that contains itself'
+        f'value nested more than {MAX_DEPTH} deep, or containing itself'
     )
 
 
-# Lists and maps are written behind the header that their length suggests; it is exchanged for the
-# other width when the bytes of the items turn out otherwise.
+# Lists and maps start with the header that suits their length.  It is replaced by one of the other
+# width if the encoded items turn out to need that.
 cdef inline Py_ssize_t open_list(OutBuffer *out, Py_ssize_t count) except -1:
     cdef Py_ssize_t width = 3 if count <= 32 else 9
     out_reserve(out, width)
@@ -81,8 +81,8 @@ cdef int close_compound(
 
 
 cdef int fail_large_compound() except -1:
-    # Values that are shared double at every level: the limit bounds the memory.
-    raise AMQPEncoderValueError('a list, map or array of more than 256 MiB')
+    # Shared values double the size at every nesting level: this bounds the memory used.
+    raise AMQPEncoderValueError('list, map or array is larger than 256 MiB')
 
 
 cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8) except -1:
@@ -111,7 +111,7 @@ cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t 
 
 
 cdef int fail_changed() except -1:
-    raise AMQPEncoderValueError('a list or dict changed its size while it was encoded')
+    raise AMQPEncoderValueError('list or dict changed size during encoding')
 
 
 cdef int put_other_leaf(OutBuffer *out, object value) except -1:
@@ -132,9 +132,9 @@ cdef int put_other_leaf(OutBuffer *out, object value) except -1:
 
 
 cdef inline int put_leaf(OutBuffer *out, object value) except -1:
-    """Append a value of the types that most values are, and without running code of anybody: 1.
+    """Append a value of a common type, without running foreign code, and return 1.
 
-    0: it is of another type, nothing was written.
+    Return 0 and write nothing if it has another type.
     """
     if type(value) is str:
         encode_text(out, value)
@@ -146,14 +146,14 @@ cdef inline int put_leaf(OutBuffer *out, object value) except -1:
 
 
 cdef int put_held(OutBuffer *out, object value, int depth) except -1:
-    """Append a value that is not a leaf and is borrowed from a list or dict: foreign code that runs
-    meanwhile may take it out of there."""
+    """Append a non-leaf value borrowed from a list or dict; hold a reference, since foreign code
+    may remove it from there during encoding."""
     cdef object held = value
     return encode_branch(out, held, depth)
 
 
 cdef inline int put_items(OutBuffer *out, object items, Py_ssize_t count, int depth) except -1:
-    """Items of an exact list or tuple; `depth` is that of the items."""
+    """Append the items of an exact list or tuple; `depth` is that of the items."""
     cdef Py_ssize_t i
     if type(items) is list:
         for i in range(count):
@@ -169,7 +169,7 @@ cdef inline int put_items(OutBuffer *out, object items, Py_ssize_t count, int de
 
 
 cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1:
-    """An exact list or tuple as list."""
+    """Append an exact list or tuple as a list."""
     cdef Py_ssize_t count, first
     if type(items) is list:
         count = PyList_GET_SIZE(items)
@@ -190,7 +190,7 @@ cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
     cdef Py_ssize_t at
     if keys == KEYS_STRING:
         if not isinstance(key, str) or type(key) is Char:
-            raise AMQPEncoderTypeError(f'an application property name is str, not {clip(key)}')
+            raise AMQPEncoderTypeError(f'application property name must be str, not {clip(key)}')
     elif keys == KEYS_ANNOTATION:
         if type(key) is Symbol:
             return encode_symbol(out, key)
@@ -198,18 +198,18 @@ cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
             return encode_symbol(out, Symbol(key))
         if isinstance(key, int) and not isinstance(key, bool):
             return encode_ulong(out, key)
-        raise AMQPEncoderTypeError(f'an annotation key is Symbol, str or int, not {clip(key)}')
+        raise AMQPEncoderTypeError(f'annotation key must be Symbol, str or int, not {clip(key)}')
     at = out_size(out)
     encode_value(out, key, depth)
     if out.start[at] in (codes.LIST0, codes.LIST8, codes.LIST32, codes.MAP8, codes.MAP32):
-        raise AMQPEncoderTypeError(f'a list or map is no key of a map: {clip(key)}')
+        raise AMQPEncoderTypeError(f'a map key must not be a list or map: {clip(key)}')
     return 0
 
 
 cdef int put_held_pair(
     OutBuffer *out, object key, object value, int depth, int keys
 ) except -1:
-    """A pair whose key may run foreign code."""
+    """Append a pair whose key may run foreign code."""
     cdef object held_key = key
     cdef object held_value = value
     put_key(out, held_key, depth, keys)
@@ -222,7 +222,7 @@ cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) excep
     cdef PyObject *key = NULL
     cdef PyObject *item = NULL
     for _i in range(count):
-        # counted: a dict that was changed may have more pairs to come, although of the same size
+        # count the pairs: a changed dict may yield more of them even if its size is the same
         if not PyDict_Next(value, &position, &key, &item):
             return fail_changed()
         if type(<object> key) is str and keys != KEYS_ANNOTATION:
@@ -238,7 +238,7 @@ cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) excep
 
 
 cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1:
-    """A dict, or any mapping, as map whose keys are of the kind `keys`."""
+    """Append a dict or any other mapping as a map; `keys` is the kind of its keys."""
     cdef Py_ssize_t count, first
     cdef dict pairs
     if type(value) is dict:
@@ -256,7 +256,7 @@ cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1
 
 
 cdef int put_descriptor(OutBuffer *out, object descriptor, int depth) except -1:
-    # by custom a number is a ulong, and it is read as int
+    # by convention, a number is a ulong; it is decoded as int
     if type(descriptor) is int and descriptor >= 0:
         return encode_ulong(out, descriptor)
     return encode_value(out, descriptor, depth)
@@ -272,7 +272,7 @@ cdef int encode_described(OutBuffer *out, Described value, int depth) except -1:
 
 
 cdef int encode_wire_class(OutBuffer *out, object value, int code) except -1:
-    """A value of a wrapper class, in the smallest form of its type."""
+    """Append a value of a wrapper class in the smallest form of its type."""
     cdef int64_t v
     if code == codes.ULONG:
         return encode_ulong(out, value)
@@ -294,7 +294,7 @@ cdef int encode_wire_class(OutBuffer *out, object value, int code) except -1:
 
 cdef int fail_element(object value, int code) except -1:
     raise AMQPEncoderTypeError(
-        f'an array of {ELEMENT_TYPES[code].__name__} cannot hold {clip(value)}'
+        f'cannot store {clip(value)} in an array of {ELEMENT_TYPES[code].__name__}'
     )
 
 
@@ -303,12 +303,12 @@ cdef int64_t signed_element(object value, int code) except? -1:
         fail_element(value, code)
     cls = Timestamp if code == codes.TIMESTAMP else ELEMENT_TYPES[code]
     if not cls._min <= value <= cls._max:
-        raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {cls.__name__}')
+        raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for {cls.__name__}')
     return <int64_t> (value if value <= 0x7fffffffffffffff else value - 0x10000000000000000)
 
 
 cdef int encode_payload(OutBuffer *out, object value, int code, int depth) except -1:
-    """What follows the wide constructor `code`: an array element, or a wrapper class's value."""
+    """Append what follows the wide constructor `code`, for an array element or a wrapper class."""
     cdef int64_t v
     out_reserve(out, 16)
     if code == codes.NULL:
@@ -349,7 +349,7 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             fail_element(value, code)
         put_uuid(out, value)
     elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
-        # bytes.__new__ makes one of any length, and a class may lie of what it is
+        # bytes.__new__ creates one of any length, and an object can lie about its class
         if (
             not isinstance(value, bytes)
             or not isinstance(value, ELEMENT_TYPES[code])
@@ -372,7 +372,7 @@ cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
         try:
             data = str.encode(value)
         except UnicodeEncodeError as ex:
-            raise AMQPEncoderValueError(f'a string that UTF-8 cannot write: {ex}') from None
+            raise AMQPEncoderValueError(f'cannot encode a string as UTF-8: {ex}') from None
     elif code == codes.SYM32 and type(value) is Symbol and (<Symbol> value).name is not None:
         data = (<Symbol> value).name.encode()
     else:
@@ -386,7 +386,7 @@ cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
 
 
 cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth) except -1:
-    """List, map or array as array element: 32-bit size and count, whatever its length."""
+    """Append a list, map or array as an array element, always with 32-bit size and count."""
     cdef Py_ssize_t first, n, count
     cdef dict pairs
     if depth >= MAX_DEPTH:
@@ -416,10 +416,10 @@ cdef int encode_wide_compound(OutBuffer *out, object value, int code, int depth)
 
 
 cdef int put_array_items(OutBuffer *out, AMQPArray value, int depth) except -1:
-    """Element constructor and elements; `depth` is that of the array."""
+    """Append the element constructor and the elements; `depth` is that of the array."""
     cdef int level = depth + 1
     if value._code == codes.NULL and len(value.items) > MAX_ZERO_WIDTH:
-        raise AMQPEncoderValueError(f'an array of more than {MAX_ZERO_WIDTH} nulls')
+        raise AMQPEncoderValueError(f'array with more than {MAX_ZERO_WIDTH} nulls')
     for descriptor in value.descriptors:
         if level >= MAX_DEPTH:
             fail_depth()
@@ -437,7 +437,7 @@ cdef int put_array_items(OutBuffer *out, AMQPArray value, int depth) except -1:
 cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
     cdef Py_ssize_t count, first
     if value.items is None:
-        raise AMQPEncoderTypeError('an AMQPArray that was not initialised')
+        raise AMQPEncoderTypeError('AMQPArray is not initialized: its __init__ was not called')
     count = len(value.items)
     if depth >= MAX_DEPTH:
         fail_depth()
@@ -447,7 +447,7 @@ cdef int encode_array(OutBuffer *out, AMQPArray value, int depth) except -1:
 
 
 cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
-    """Whatever is not one of the types that most values are."""
+    """Append a value of a less common type."""
     kind = type(value)
     if kind is tuple:
         return encode_sequence(out, value, depth)
@@ -471,7 +471,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_double(out, PyFloat_AS_DOUBLE(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return encode_binary(out, value)
-    if is_uuid(value):      # its memory is of another form than that of the classes before it
+    if is_uuid(value):      # last: no class can inherit from UUID and one of those above
         out_reserve(out, 17)
         put_u8(out, codes.UUID)
         return put_uuid(out, value)

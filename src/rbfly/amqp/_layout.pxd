@@ -1,4 +1,4 @@
-# What a message consists of (part 3 of the AMQP 1.0 specification).
+# The structure of a message (part 3 of the AMQP 1.0 specification).
 # No ABI promise between releases.
 
 from libc.stdint cimport uint8_t
@@ -7,7 +7,7 @@ from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor
 
-# Sections by the last byte of their descriptor.
+# Sections, by the last byte of their descriptor.
 cdef enum:
     HEADER = 0x70
     DELIVERY_ANNOTATIONS = 0x71
@@ -19,12 +19,12 @@ cdef enum:
     VALUE = 0x77
     FOOTER = 0x78
 
-# How a message that is one data section begins.
+# The first bytes of a message that consists of one data section.
 cdef enum:
     DATA8 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | DATA << 8 | codes.VBIN8
     DATA32 = codes.DESCRIBED << 24 | codes.SMALLULONG << 16 | DATA << 8 | codes.VBIN32
 
-# The sections but the body, as they are numbered.
+# Indices of the sections other than the body.
 cdef enum:
     I_HEADER = 0
     I_DELIVERY_ANNOTATIONS = 1
@@ -33,25 +33,25 @@ cdef enum:
     I_APP_PROPERTIES = 4
     I_FOOTER = 5
 
-# Where the values of sections begin; the body's is that of its first section.
+# Positions of the section values; for the body, of its first section.
 ctypedef struct Layout:
     Py_ssize_t[6] at
     Py_ssize_t body_at
 
 cdef tuple SECTION_NAMES
 
-# Section that begins at the cursor, which moves behind the descriptor.
+# Read the descriptor at the cursor, move the cursor past it and return the section.
 cdef int take_descriptor(Cursor *c) except -1
-# Check of what sections there are, in what order, and that they fill the bytes.
+# Check which sections there are, their order, and that they fill the message.
 cdef int scan(Cursor *c, Layout *layout) except -1
-# Body out of its sections, which are checked; the cursor is where the first of them begins.
+# Build the body from its sections, already checked; the cursor is at the first of them.
 cdef object build_body(Cursor *c)
-# Header, properties or a map out of the value at the cursor.
+# Build a header, properties or map from the value at the cursor.
 cdef object build_section(Cursor *c, int index)
 
 
 cdef inline bint is_one_section(const uint8_t *p, Py_ssize_t n) noexcept:
-    """One data or value section, canonical and with a length that fills all: most messages."""
+    """Whether the message is a single canonical data or value section, as most messages are."""
     if n < 8 or p[0] != codes.DESCRIBED or p[1] != codes.SMALLULONG:
         return False
     if p[2] == DATA:
@@ -64,7 +64,7 @@ cdef inline bint is_one_section(const uint8_t *p, Py_ssize_t n) noexcept:
 
 
 cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
-    """Bytes ahead of the data section that is all of the message; 0 if something else is."""
+    """Bytes before the data if the message is a single data section; otherwise 0."""
     if n >= 5 and load_u32(p) == DATA8 and p[4] == n - 5:
         return 5
     if n >= 8 and load_u32(p) == DATA32 and load_u32(p + 4) == n - 8:

@@ -1,4 +1,4 @@
-# Sections out of bytes: nothing for Python, _layout.pxd has what Cython code may cimport.
+# Decoding of sections; there is no Python API.  Cython code can cimport from _layout.pxd.
 
 from typing import Any, Final
 

@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Structure of messages: which sections there are, and what they hold (part 3, section 3.2)."""
+"""The structure of messages: their sections and what these contain (part 3, section 3.2)."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_Next
@@ -38,7 +38,7 @@ cdef int fail_structure(Cursor *c, const uint8_t *at, str problem) except -1:
 
 
 cdef int skip_value(Cursor *c) except -1:
-    """Move behind one value, by the widths of its constructors."""
+    """Skip one value using the widths of its constructors."""
     cdef const uint8_t *p = c.p
     cdef const uint8_t *at
     cdef Py_ssize_t pending = 1, n, left
@@ -47,12 +47,12 @@ cdef int skip_value(Cursor *c) except -1:
         at = p
         left = c.end - p
         if left < 1:
-            return fail_structure(c, p, 'the bytes end where a value must begin')
+            return fail_structure(c, p, 'unexpected end of data where a value should begin')
         p += 1
         left -= 1
         width = at[0] >> 4
         if at[0] == codes.DESCRIBED:
-            # a descriptor and a value in place of the one value
+            # a descriptor and a value replace the one value
             pending += 1
             continue
         if width < codes.EMPTY:
@@ -70,7 +70,7 @@ cdef int skip_value(Cursor *c) except -1:
             n = 1 + <Py_ssize_t> p[0] if left >= 1 else 1
         if n > left:
             return fail_structure(
-                c, at, f'constructor 0x{at[0]:02x} needs more bytes than there are'
+                c, at, f'data too short for constructor 0x{at[0]:02x}'
             )
         p += n
         pending -= 1
@@ -79,7 +79,7 @@ cdef int skip_value(Cursor *c) except -1:
 
 
 cdef int take_descriptor(Cursor *c) except -1:
-    """Section that begins at the cursor, which moves behind the descriptor."""
+    """Read the descriptor at the cursor, move the cursor past it and return the section."""
     cdef const uint8_t *p = c.p
     cdef Py_ssize_t left = c.end - p
     cdef Py_ssize_t n
@@ -87,16 +87,16 @@ cdef int take_descriptor(Cursor *c) except -1:
         if HEADER <= p[2] <= FOOTER:
             c.p = p + 3
             return p[2]
-        return fail_structure(c, p, f'a section with unknown descriptor 0x{p[2]:02x}')
+        return fail_structure(c, p, f'section with unknown descriptor 0x{p[2]:02x}')
     if left < 3:
-        return fail_structure(c, p, 'the bytes end within a section descriptor')
+        return fail_structure(c, p, 'unexpected end of data in a section descriptor')
     if p[0] != codes.DESCRIBED:
-        return fail_structure(c, p, f'constructor 0x{p[0]:02x} where a section must begin')
+        return fail_structure(c, p, f'constructor 0x{p[0]:02x} where a section should begin')
     if p[1] == codes.ULONG and left >= 10:
         if HEADER <= load_u64(p + 2) <= FOOTER:
             c.p = p + 10
             return <int> load_u64(p + 2)
-        return fail_structure(c, p, f'a section with unknown descriptor 0x{load_u64(p + 2):x}')
+        return fail_structure(c, p, f'section with unknown descriptor 0x{load_u64(p + 2):x}')
     if p[1] == codes.SYM8:
         n = p[2]
         p += 3
@@ -104,22 +104,22 @@ cdef int take_descriptor(Cursor *c) except -1:
         n = load_u32(p + 2)
         p += 6
     else:
-        return fail_structure(c, p, f'a section descriptor with constructor 0x{p[1]:02x}')
+        return fail_structure(c, p, f'section descriptor with constructor 0x{p[1]:02x}')
     if n > c.end - p:
-        return fail_structure(c, p, 'the bytes end within a section descriptor')
-    # no name is longer, and nothing is copied that is
+        return fail_structure(c, p, 'unexpected end of data in a section descriptor')
+    # no section name is longer: do not copy a long symbol just to look it up
     section = SYMBOLIC.get(p[:n]) if n <= 32 else None
     if section is None:
-        return fail_structure(c, c.p, 'a section with unknown symbolic descriptor')
+        return fail_structure(c, c.p, 'section with unknown symbolic descriptor')
     c.p = p + n
     return section
 
 
 cdef int check_kind(Cursor *c, int section) except -1:
-    """The constructor of a section's value against the type of the section."""
+    """Check that the constructor of a section's value suits the section."""
     cdef uint8_t code
     if c.p >= c.end:
-        return fail_structure(c, c.p, 'a section without value')
+        return fail_structure(c, c.p, 'section without a value')
     code = c.p[0]
     if section == VALUE:
         return 0
@@ -140,7 +140,7 @@ cdef int check_kind(Cursor *c, int section) except -1:
     return fail_structure(c, c.p, f'constructor 0x{code:02x} in section 0x{section:02x}')
 
 
-# The constructor with a size of one byte of each section's value; a value section has any.
+# Each section's value constructor with a one-byte size; a value section can have any.
 cdef uint8_t[9] USUAL
 USUAL[HEADER - HEADER] = USUAL[PROPERTIES - HEADER] = USUAL[SEQUENCE - HEADER] = codes.LIST8
 for _section in (DELIVERY_ANNOTATIONS, ANNOTATIONS, APP_PROPERTIES, FOOTER):
@@ -150,7 +150,7 @@ USUAL[VALUE - HEADER] = 0xff
 
 
 cdef int scan(Cursor *c, Layout *layout) except -1:
-    """Check of what sections there are, in what order, and that they fill the bytes."""
+    """Check which sections there are, their order, and that they fill the message."""
     cdef int section, last = 0, i
     cdef const uint8_t *at
     cdef const uint8_t *p
@@ -170,12 +170,12 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
             section = take_descriptor(c)
         if section <= last and not (section == last and (section == DATA or section == SEQUENCE)):
             return fail_structure(
-                c, at, f'section 0x{section:02x} behind section 0x{last:02x}'
+                c, at, f'section 0x{section:02x} after section 0x{last:02x}'
             )
         if DATA <= section <= VALUE and section != last:
             if layout.body_at >= 0:
                 return fail_structure(
-                    c, at, f'section 0x{section:02x} behind section 0x{last:02x}'
+                    c, at, f'section 0x{section:02x} after section 0x{last:02x}'
                 )
             layout.body_at = at - c.start
         p = c.p
@@ -184,7 +184,7 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
         elif section == FOOTER:
             layout.at[I_FOOTER] = p - c.start
         last = section
-        # what is usual at a glance, all else with care
+        # a fast path for the usual form
         if c.end - p >= 5 and (
             (p[0] & codes.NO_SIZE32) == USUAL[section - HEADER]
             or (section == VALUE and p[0] >= codes.FIRST_SIZED)
@@ -199,18 +199,18 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
         check_kind(c, section)
         skip_value(c)
     if layout.body_at < 0:
-        return fail_structure(c, c.p, 'a message without body')
+        return fail_structure(c, c.p, 'message without a body')
     return 0
 
 
 cdef object build_body(Cursor *c):
-    """Body out of its sections, which are checked; the cursor is where the first of them begins."""
+    """Build the body from its sections, already checked; the cursor is at the first of them."""
     cdef const uint8_t *p = c.p
     if p[1] == codes.SMALLULONG:
         if p[2] == VALUE:
             c.p = p + 3
             return decode_value(c, 0)
-        # under a view the bytes may have changed since: nothing is read that is not there
+        # memory under a view may have changed since it was checked, so check the bounds again
         if c.end - p >= 5 and p[2] == DATA and p[3] == codes.VBIN8 and p[4] == c.end - p - 5:
             return PyBytes_FromStringAndSize(<const char *> p + 5, p[4])
     return build_any_body(c)
@@ -232,7 +232,7 @@ cdef object build_any_body(Cursor *c):
 
 
 cdef object build_section(Cursor *c, int index):
-    """Header, properties or a map out of the value at the cursor."""
+    """Build a header, properties or map from the value at the cursor."""
     cdef const uint8_t *at = c.p
     cdef Py_ssize_t position = 0
     cdef PyObject *key = NULL
@@ -241,7 +241,7 @@ cdef object build_section(Cursor *c, int index):
         try:
             return AMQPHeader(value) if index == I_HEADER else decoded_properties(value)
         except AMQPEncoderError as ex:
-            problem = f'{SECTION_NAMES[index]} with a wrong field: {ex}'
+            problem = f'{SECTION_NAMES[index]} with an invalid field: {ex}'
         return decode_error(c, at, problem)
     if value is None:
         return {}
@@ -252,5 +252,5 @@ cdef object build_section(Cursor *c, int index):
         elif type(<object> key) is Symbol or (type(<object> key) is int and <object> key >= 0):
             continue
         kind = type(<object> key).__name__
-        return decode_error(c, at, f'{SECTION_NAMES[index]} with a key of {kind}')
+        return decode_error(c, at, f'{SECTION_NAMES[index]} with a key of type {kind}')
     return value

@@ -1,4 +1,4 @@
-# The context of a message.
+# The message context.
 # No ABI promise between releases.
 
 from libc.stdint cimport uint8_t, uint64_t
@@ -15,8 +15,8 @@ cdef class Sections:
 
 
 cdef class MessageCtx:
-    # `body` is right when `_body_ready`; else it is decoded out of the bytes at `_p`, which
-    # `_owner` keeps alive.  Read it with take_body().
+    # Read the body with take_body().  `_body` is valid if `_body_ready` is set; otherwise the body
+    # is decoded from the bytes at `_p`, which `_owner` keeps alive.
     cdef object _body
     cdef object _owner
     cdef Sections _sections
@@ -34,7 +34,7 @@ cdef class MessageCtx:
 
 
 cdef object get_field(Sections sections, int index)
-# The sections of a context that has not been asked for one yet.
+# Find the sections of a context on first access.
 cdef Sections open_sections(MessageCtx ctx)
-# What `set_message_ctx` has set last, in whatever task.
+# The context that `set_message_ctx` has set last, in any task.
 cdef object LAST_SET

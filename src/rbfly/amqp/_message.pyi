@@ -32,7 +32,7 @@ class MessageCtx:
         stream_publish_id: int | None = None,
         is_set_stream_publish_id: bool | None = None,
     ) -> None: ...
-    # what a message holds is known to its reader only
+    # the type of the body depends on the message
     body: Any
     @property
     def header(self) -> AMQPHeader: ...

@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""The context of a message: body, sections, and what the stream knows of it."""
+"""The message context: body, other sections, and stream data such as the offset."""
 
 import operator
 from contextvars import ContextVar
@@ -25,7 +25,7 @@ from rbfly.error import (
 
 cdef extern from *:
     """
-    /* stream_message_ctx: a body alone skips the cost of seven keywords. */
+    /* stream_message_ctx: skip the cost of parsing seven keywords if there is only a body. */
     static PyObject *(*rbfly_fast_context)(PyObject *);
     static PyObject *rbfly_full_context;
 
@@ -54,7 +54,7 @@ cdef extern from *:
 cdef extern from 'Python.h':
     object PyObject_GenericGetAttr(object o, object name)
 
-# a cimported class is no name of the module for Python
+# a cimported class is not visible in the module's Python namespace
 globals().update(AMQPHeader=AMQPHeader, AMQPProperties=AMQPProperties)
 
 cdef object CONTEXT = ContextVar('rbfly_message_ctx')
@@ -65,7 +65,7 @@ cdef object LAST_SET = None
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class Sections:
-    # Sections but the body: as they are, or where they begin in the bytes (-1: absent).
+    # The sections other than the body: their values, or where their bytes begin (-1: absent).
     pass
 
 
@@ -105,29 +105,30 @@ cdef class MessageCtx:
     """MessageCtx(body, header=None, delivery_annotations=None, annotations=None, properties=None, \
 app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=None, \
 is_set_stream_publish_id=None)\n--\n
-    A message: body, the other sections, and what the stream knows of it.
+    A message: body, other sections, and stream data.
 
-    Sections of a received message are decoded when first asked for; that raises AMQPDecoderError
-    if they are malformed.  Sections that are set are encoded, none is left out; an empty section
-    (a header of defaults, properties of None, an empty map) is not written.
+    Sections of a received message are decoded on first access, which raises AMQPDecoderError if
+    they are malformed.  All sections that are set are encoded, except for empty ones: a header with
+    default values, properties without a value, or an empty map.
 
-    Part 3, section 3.2 of the specification.  A context is not tracked by Python's cyclic garbage
-    collector: do not store it in its own body.
+    See part 3, section 3.2 of the specification.  The cyclic garbage collector does not track
+    contexts: do not store a context in its own body.
 
-    :param body: AMQP value; `bytes`, bytearray, memoryview and DataBody are data sections,
-        SequenceBody is sequence sections, anything else a value section.
+    :param body: AMQP value; `bytes`, bytearray, memoryview and DataBody are encoded as data
+        sections, SequenceBody as sequence sections, anything else as a value section.
     :param header: AMQPHeader.
-    :param delivery_annotations: dict by Symbol (a str is made one) or int.
-    :param annotations: message annotations; dict by Symbol (a str is made one) or int.
+    :param delivery_annotations: dict with Symbol, str (converted to Symbol) or int keys.
+    :param annotations: message annotations; dict with Symbol, str (converted to Symbol) or int
+        keys.
     :param properties: AMQPProperties.
-    :param app_properties: dict by str; values see :func:`stream_message_ctx`.
-    :param footer: dict by Symbol (a str is made one) or int.
+    :param app_properties: dict with str keys; for values see :func:`stream_message_ctx`.
+    :param footer: dict with Symbol, str (converted to Symbol) or int keys.
     :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
-    :param stream_timestamp: time at which the broker stored the message, seconds since 1970 UTC.
+    :param stream_timestamp: time when the broker stored the message, seconds since 1970 UTC.
     :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the
-        publisher's next one.  As an attribute it is 0 then, and may be set the same way.
-    :param is_set_stream_publish_id: the message is published with that id (bool); None: if there is
-        one.
+        publisher's next one.  The attribute is then 0; it can be set in the same way.
+    :param is_set_stream_publish_id: whether to publish the message with that id (bool); None: if
+        an id is given.
     """
 
     def __init__(
@@ -153,13 +154,13 @@ is_set_stream_publish_id=None)\n--\n
 
     cdef object take_body(self):
         cdef Cursor c
-        # held: keys of maps may run foreign code, which may call __init__
+        # hold a reference: map keys may run foreign code, which may call __init__
         cdef object owner = self._owner
         if not self._body_ready:
-            if owner is not None:       # else by __new__ alone
+            if owner is not None:       # None if only __new__ was called
                 cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
                 body = build_body(&c)
-                if self._body_ready:    # set meanwhile
+                if self._body_ready:    # set by foreign code during decoding
                     return self._body
                 self._body = body
             self._body_ready = True
@@ -168,7 +169,7 @@ is_set_stream_publish_id=None)\n--\n
     cdef object section(self, int index):
         cdef Sections sections = self._sections
         cdef Cursor c
-        cdef object owner = self._owner     # held, as for the body
+        cdef object owner = self._owner     # hold a reference, as in take_body
         if sections is None:
             sections = self._sections = open_sections(self)
         value = get_field(sections, index)
@@ -186,14 +187,14 @@ is_set_stream_publish_id=None)\n--\n
         return value
 
     def __getattribute__(self, name):
-        # what is asked for most is found without the search through the type
+        # the most used attribute skips the lookup through the type
         if name is BODY:
             return self._body if self._body_ready else self.take_body()
         return PyObject_GenericGetAttr(self, name)
 
     @property
     def body(self):
-        """Body of the message."""
+        """Message body."""
         return self.take_body()
 
     @body.setter
@@ -268,7 +269,7 @@ is_set_stream_publish_id=None)\n--\n
 
     @property
     def stream_timestamp(self):
-        """Time at which the broker stored it, seconds since 1970 UTC (float)."""
+        """Time when the broker stored the message, seconds since 1970 UTC (float)."""
         return self._timestamp
 
     @stream_timestamp.setter
@@ -277,7 +278,7 @@ is_set_stream_publish_id=None)\n--\n
 
     @property
     def stream_publish_id(self):
-        """Publishing id for deduplication (int); 0 if the message is given the next one."""
+        """Publishing id for deduplication (int); 0 if the publisher is to assign the next one."""
         return self._publish_id
 
     @stream_publish_id.setter
@@ -286,21 +287,21 @@ is_set_stream_publish_id=None)\n--\n
 
     @property
     def raw(self):
-        """Bytes that the message was decoded from (memoryview), untouched; None for others."""
+        """Bytes the message was decoded from (memoryview); None if it was not decoded."""
         if self._owner is None:
             return None
         return view_of(self._owner, self._p, self._n)
 
     def body_view(self):
-        """Body as memoryview: of a received message with one data section, without copying it.
+        """Body as memoryview; if the message was received with one data section, without copying.
 
-        Raises MessageTypeError, a TypeError, if the body is not binary.
+        Raises MessageTypeError, which is a TypeError, if the body is not binary.
         """
         cdef Cursor c
         cdef Py_ssize_t n
         if not self._body_ready and self._p is not NULL:
             cursor_open(&c, self._p, self._p + self._body_at, self._p + self._n)
-            # checked again: the memory behind a read-only view may have changed
+            # check again: the memory under a read-only view may have changed
             n = -1
             if take_descriptor(&c) == DATA and c.end - c.p >= 2:
                 if c.p[0] == codes.VBIN8:
@@ -315,7 +316,7 @@ is_set_stream_publish_id=None)\n--\n
                 return view_of(self._owner, c.p, n)
         body = self.take_body()
         if not isinstance(body, (bytes, bytearray, memoryview)):
-            raise MessageTypeError(f'a body of {type(body).__name__} has no view')
+            raise MessageTypeError(f'a body of type {type(body).__name__} is not binary')
         return memoryview(body)
 
     def __repr__(self):
@@ -362,7 +363,7 @@ def restore_message(*args):
         *args[:7], stream_offset=args[7], stream_timestamp=args[8], stream_publish_id=args[9],
         is_set_stream_publish_id=args[10],
     )
-    cdef bytes raw = args[11] if len(args) > 11 else None   # pickles of former versions have none
+    cdef bytes raw = args[11] if len(args) > 11 else None   # missing in old pickles
     if raw is not None:
         ctx._owner = raw
         ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
@@ -372,7 +373,7 @@ def restore_message(*args):
 
 rbfly_keep_contexts(MessageCtx, sizeof(MessageCtx))
 
-cdef str BODY = 'body'      # names in programs are interned, as this one is
+cdef str BODY = 'body'      # compared by identity: attribute names in code are interned
 cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
 
@@ -420,15 +421,15 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
     if value is not None:
         if index == I_HEADER:
             if type(value) is not AMQPHeader:
-                raise AMQPEncoderTypeError(f'header is AMQPHeader, not {type(value).__name__}')
+                raise AMQPEncoderTypeError(f'header must be AMQPHeader, not {type(value).__name__}')
         elif index == I_PROPERTIES:
             if type(value) is not AMQPProperties:
                 raise AMQPEncoderTypeError(
-                    f'properties is AMQPProperties, not {type(value).__name__}'
+                    f'properties must be AMQPProperties, not {type(value).__name__}'
                 )
         elif type(value) is not dict and not hasattr(value, 'keys'):
             raise AMQPEncoderTypeError(
-                f'{SECTION_NAMES[index]} is dict, not {type(value).__name__}'
+                f'{SECTION_NAMES[index]} must be dict, not {type(value).__name__}'
             )
     if ctx._sections is None:
         ctx._sections = open_sections(ctx)
@@ -456,31 +457,31 @@ cdef int set_sections(
     return 0
 
 
-# With the signature in front, where inspect looks for it.
+# Begins with the signature, where inspect looks for it.
 cdef str FACTORY_DOC = """stream_message_ctx(body, *, publish_id=None, header=None, \
 properties=None, annotations=None, delivery_annotations=None, app_properties=None, footer=None)
 --
 
-Message context for publishing.
+Create a message context for publishing.
 
-Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong publishing id or section.
+Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for an invalid publishing id or section.
 
-:param body: body of the message, see :class:`MessageCtx`.
+:param body: message body, see :class:`MessageCtx`.
 :param publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the next one.
 :param header: AMQPHeader.
 :param properties: AMQPProperties.
 :param annotations: message annotations (dict).
 :param delivery_annotations: dict.
-:param app_properties: application properties (dict by str).  The specification has simple values
-    only; lists, maps and arrays are written too, so that whatever was received can be sent, and
-    RabbitMQ makes arrays and tables of them for AMQP 0.9.1.  A Described or a decimal makes it
-    close the connection of an AMQP 0.9.1 consumer.
+:param app_properties: application properties (dict with str keys).  The specification only allows
+    simple values.  Lists, maps and arrays are encoded anyway, so that any received message can be
+    sent; RabbitMQ converts them to arrays and tables for AMQP 0.9.1.  A Described or decimal value
+    makes RabbitMQ close the connection of an AMQP 0.9.1 consumer.
 :param footer: dict.
 """
 
 
 cdef object fail_body():
-    raise AMQPEncoderTypeError('the body of a message is a value, not a MessageCtx')
+    raise AMQPEncoderTypeError('a message body must be a value, not a MessageCtx')
 
 
 cdef object new_context(object body):
@@ -502,11 +503,11 @@ cdef double check_time(object value) except? -1:
     if type(value) is float:
         return value
     if isinstance(value, bool) or not hasattr(value, '__float__'):
-        raise AMQPEncoderTypeError(f'stream_timestamp is float, not {type(value).__name__}')
+        raise AMQPEncoderTypeError(f'stream_timestamp must be float, not {type(value).__name__}')
     try:
         return float(value)
     except OverflowError:
-        raise AMQPEncoderOverflowError('stream_timestamp is out of the range of float') from None
+        raise AMQPEncoderOverflowError('stream_timestamp is out of range for float') from None
 
 
 cdef int set_publish_id(MessageCtx ctx, object value, str name) except -1:
@@ -531,9 +532,9 @@ stream_message_ctx = rbfly_make_factory(new_context, stream_message_ctx, FACTORY
 
 
 def get_message_ctx():
-    """Context of the message that the current task received last.
+    """Return the context of the last message that the current task received.
 
-    Raises MessageContextError, a LookupError, if there is none.
+    Raises MessageContextError, which is a LookupError, if the task has not received one.
     """
     context = CONTEXT.get(None)
     if type(context) is MessageCtx:
@@ -547,7 +548,7 @@ def get_message_ctx():
 def set_message_ctx(context):
     """Set the context that :func:`get_message_ctx` returns.
 
-    :param context: MessageCtx, or an object whose method `_current_message_ctx` returns one.
+    :param context: MessageCtx, or an object with a `_current_message_ctx` method that returns one.
     """
     global LAST_SET
     CONTEXT.set(context)

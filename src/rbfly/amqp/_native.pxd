@@ -1,5 +1,5 @@
-# C that Cython cannot say: text, cached map keys and small integers without function calls.
-# The caches are static, one for each module: only `_decode` uses them.
+# C helpers that Cython cannot express: strings, cached map keys and small integers without calls.
+# The caches are static, one per module; only `_decode` uses them.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
@@ -9,14 +9,14 @@ cdef extern from *:
     """
     #ifndef RBFLY_NATIVE_H
     #define RBFLY_NATIVE_H
-    /* Bytes that must follow a constructor, before its lengths are known. */
+    /* Minimum number of bytes after a constructor, before its sizes are known. */
     static inline Py_ssize_t rbfly_need(uint8_t code) {
         static const uint8_t by_width[16] = {1, 0, 0, 0, 0, 1, 2, 4, 8, 16, 1, 4, 2, 8, 3, 9};
         return by_width[code >> 4];
     }
 
-    /* memcpy of few bytes.  Where a compiler knows a bound of n it makes `rep movs` of memcpy,
-       which takes longer to start than most keys and strings take to copy. */
+    /* memcpy for small sizes.  A compiler that knows a bound for n turns memcpy into `rep movs`,
+       whose startup takes longer than copying most keys and strings. */
     static inline void rbfly_copy(uint8_t *to, const uint8_t *from, Py_ssize_t n) {
         if (n > 16) {
             for (Py_ssize_t i = 0; i < n - 16; i += 16) memcpy(to + i, from + i, 16);
@@ -33,7 +33,7 @@ cdef extern from *:
             to[0] = from[0]; to[n >> 1] = from[n >> 1]; to[n - 1] = from[n - 1];
         }
     }
-    /* Whether n <= RBFLY_CACHE_MAX bytes are the same. */
+    /* Whether two blocks of n <= RBFLY_CACHE_MAX bytes are equal. */
     static inline int rbfly_same(const uint8_t *a, const uint8_t *b, Py_ssize_t n) {
         uint64_t x, y, u, v;
         uint32_t s, t;
@@ -74,7 +74,7 @@ cdef extern from *:
         return s;
     }
 
-    /* The integers of one byte. */
+    /* Preallocated integers, -128 to 255. */
     static PyObject *rbfly_integers[384];
 
     static int rbfly_make_integers(void) {
@@ -94,7 +94,7 @@ cdef extern from *:
         PyList_SET_ITEM(list, i, rbfly_integer(v));
     }
 
-    /* Direct-mapped cache of short ASCII strings: map keys repeat from message to message. */
+    /* Direct-mapped cache of short ASCII strings, since messages repeat the same map keys. */
     #define RBFLY_CACHE_SLOTS 512
     #define RBFLY_CACHE_SHIFT 55
     #define RBFLY_CACHE_MAX 32
@@ -119,7 +119,7 @@ cdef extern from *:
         return s;
     }
 
-    /* The string of n <= RBFLY_CACHE_MAX bytes; None if they are not ASCII. */
+    /* The string for n <= RBFLY_CACHE_MAX bytes; None if they are not ASCII. */
     #if defined(__GNUC__) || defined(__clang__)
     __attribute__((always_inline))
     #endif
@@ -137,7 +137,7 @@ cdef extern from *:
         } else {
             word = n == 0 ? 0 : ((uint64_t)p[0] << 16) | ((uint64_t)p[n >> 1] << 8) | p[n - 1];
         }
-        /* every bit counts in the highest of the product */
+        /* all bits affect the highest bits of the product */
         h = rbfly_mix(h, word) * 0x9E3779B97F4A7C15ULL;
         slot = &rbfly_cache[h >> RBFLY_CACHE_SHIFT];
         s = *slot;

@@ -1,5 +1,5 @@
-# Scalars as they are written.  No ABI promise between releases.
-# What most values are is inline.
+# Encoding of scalars.  No ABI promise between releases.
+# The most common types are inline.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -31,7 +31,7 @@ cdef inline int put_sized(
     if n > 255:
         return put_wide(out, code8, data, n)
     out_reserve(out, n + 2)
-    # a pointer of its own: the compiler must expect that bytes written change `out`
+    # a local pointer: the compiler must assume that writing bytes may change `out`
     p = out.p
     p[0] = code8
     p[1] = <uint8_t> n

@@ -1,4 +1,4 @@
-# Scalars to bytes: nothing for Python, _scalars.pxd has what Cython code may cimport.
+# Encoding of scalars; there is no Python API.  Cython code can cimport from _scalars.pxd.
 
 from typing import Any, Final
 

@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Encoding of scalars: numbers, text, binary and times, each in the smallest form of its type."""
+"""Encode scalars: numbers, text, binary and times, each in the smallest form of its type."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -21,7 +21,7 @@ from rbfly.error import (
 import_datetime()
 
 cdef enum:
-    MAX_OUTPUT = 1 << 29    # bytes before a value of more than 255
+    MAX_OUTPUT = 1 << 29    # bytes written before a value of more than 255 bytes
 
 cdef extern from 'Python.h':
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
@@ -30,15 +30,15 @@ cdef extern from 'Python.h':
 
 
 cdef int fail_size(Py_ssize_t n) except -1:
-    raise AMQPEncoderValueError(f'{n} bytes are more than an AMQP value can hold')
+    raise AMQPEncoderValueError(f'{n} bytes are too many for an AMQP value')
 
 
 cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n) except -1:
     if n > 0xffffffff:
         fail_size(n)
     if out_size(out) > MAX_OUTPUT:
-        # long values that are shared take no memory before they are written
-        raise AMQPEncoderValueError('a message of more than 512 MiB')
+        # a long value can be shared many times without taking memory before it is encoded
+        raise AMQPEncoderValueError('message is larger than 512 MiB')
     out_reserve(out, n + 5)
     put_u8(out, code8 + codes.SIZE32)
     put_u32(out, <uint32_t> n)
@@ -52,16 +52,16 @@ cdef int put_long_text(OutBuffer *out, object value) except -1:
     try:
         data = PyUnicode_AsUTF8AndSize(value, &n)
     except UnicodeEncodeError as ex:
-        raise AMQPEncoderValueError(f'a string that UTF-8 cannot write: {ex}') from None
+        raise AMQPEncoderValueError(f'cannot encode a string as UTF-8: {ex}') from None
     return put_sized(out, codes.STR8, data, n)
 
 
 cdef int encode_symbol(OutBuffer *out, Symbol value) except -1:
     cdef Py_ssize_t n = 0
     cdef const char *data = NULL
-    # None: it was made by Symbol.__new__ alone
+    # None if only Symbol.__new__ was called
     if value.name is None or not rbfly_ascii_data(<PyObject *> value.name, &data, &n):
-        raise AMQPEncoderValueError('a symbol without name')
+        raise AMQPEncoderValueError('symbol has no name: its __init__ was not called')
     return put_sized(out, codes.SYM8, data, n)
 
 
@@ -73,9 +73,9 @@ cdef uint64_t unsigned(object value, uint64_t limit, str name) except? 0xdead:
         v = 0
         limit = 0 if value != 0 else limit
         if limit == 0:
-            raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {name}') from None
+            raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for {name}') from None
     if v > limit:
-        raise AMQPEncoderOverflowError(f'{clip(value)} is out of the range of {name}')
+        raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for {name}')
     return v
 
 
@@ -85,7 +85,7 @@ cdef int put_big_integer(OutBuffer *out, object value) except -1:
     if overflow == 0:
         return put_integer(out, v)
     if overflow < 0 or int.bit_length(value) > 64:
-        raise AMQPEncoderIntegerError(f'{clip(value)} is out of the range of long and ulong')
+        raise AMQPEncoderIntegerError(f'{clip(value)} is out of range for long and ulong')
     out_reserve(out, 9)
     put_u8(out, codes.ULONG)
     put_u64(out, PyLong_AsUnsignedLongLong(value))
@@ -136,7 +136,7 @@ cdef int put_double(OutBuffer *out, double v) except -1:
 
 
 cdef int encode_binary(OutBuffer *out, object value) except -1:
-    """Any object with a buffer as binary."""
+    """Append any object with a buffer as binary."""
     cdef Py_buffer view
     if isinstance(value, bytes):
         return put_sized(out, codes.VBIN8, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
@@ -151,7 +151,7 @@ cdef int encode_binary(OutBuffer *out, object value) except -1:
 
 
 cdef int put_timestamp(OutBuffer *out, object value) except -1:
-    """A datetime or Timestamp as timestamp."""
+    """Append a datetime or Timestamp as timestamp."""
     cdef int64_t ms
     if PyDateTime_Check(value):
         ms = milliseconds(value)
@@ -164,12 +164,12 @@ cdef int put_timestamp(OutBuffer *out, object value) except -1:
 
 
 cdef int put_uuid(OutBuffer *out, object value) except -1:
-    # a subclass gives what it likes
+    # a subclass may return anything
     try:
         data = value.bytes
     except Exception:
         data = None
     if type(data) is not bytes or PyBytes_GET_SIZE(data) != 16:
-        raise AMQPEncoderValueError(f'a UUID without its 16 bytes: {clip(value)}')
+        raise AMQPEncoderValueError(f'cannot read the 16 bytes of a UUID: {clip(value)}')
     put_bytes(out, PyBytes_AS_STRING(data), 16)
     return 0

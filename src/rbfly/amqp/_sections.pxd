@@ -1,4 +1,4 @@
-# Header and properties, and how they are written.  No ABI promise between releases.
+# Header and properties, and their encoding.  No ABI promise between releases.
 
 cimport cython
 
@@ -21,13 +21,13 @@ cdef class AMQPProperties:
     cdef tuple _fields
 
 
-# An int of 0 to `limit`, or an encoder error that tells the name.
+# Return an int between 0 and `limit`; raise an encoder error that contains the name.
 cdef object check_uint(object value, object limit, str name)
 
-# Properties out of the decoded value of their section: a list, or None.
+# Create properties from the decoded value of their section: a list, or None.
 cdef AMQPProperties decoded_properties(object value)
 
-# Lists of the fields; `count` is what header_length or properties_length gave, not 0.
+# Write the list of fields; `count` is the nonzero result of header_length or properties_length.
 cdef Py_ssize_t header_length(AMQPHeader header) except -1
 cdef Py_ssize_t properties_length(AMQPProperties properties) except -1
 cdef int encode_header(OutBuffer *out, AMQPHeader header, Py_ssize_t count) except -1

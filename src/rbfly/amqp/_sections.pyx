@@ -1,5 +1,5 @@
 # cython: language_level=3str
-"""Sections of AMQP 1.0 messages that have fields, and bodies of several sections (part 3, 3.2)."""
+"""Header, properties, and bodies with several sections (part 3, section 3.2)."""
 
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -22,18 +22,18 @@ import_datetime()
 
 cdef bytes data_section(object value):
     if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise AMQPEncoderTypeError(f'a data section is bytes, not {type(value).__name__}')
+        raise AMQPEncoderTypeError(f'a data section must be bytes, not {type(value).__name__}')
     return plain_bytes(value)
 
 
 class DataBody(bytes):
-    """Body of several data sections: their concatenation, as bytes.
+    """Body with several data sections; as bytes, their concatenation.
 
-    :param sections: content of each data section (iterable of bytes).
-    :ivar sections: the same (tuple of bytes).
+    :param sections: contents of each data section (iterable of bytes).
+    :ivar sections: contents of each data section (tuple of bytes).
     """
 
-    _sections = ()      # of a subclass that does not call __new__ of this one
+    _sections = ()      # for a subclass that does not call this class's __new__
 
     def __new__(cls, sections=()):
         parts = tuple([data_section(part) for part in sections])
@@ -45,7 +45,7 @@ class DataBody(bytes):
 
     @property
     def sections(self):
-        """Content of each section (tuple of bytes)."""
+        """Contents of each section (tuple of bytes)."""
         return self._sections or (plain_bytes(self),)
 
     def __reduce__(self):
@@ -53,14 +53,14 @@ class DataBody(bytes):
 
 
 class SequenceBody(list):
-    """Body of sequence sections: their concatenation, as a list.
+    """Body of sequence sections; as a list, their concatenation.
 
     :param sections: items of each sequence section (iterable of iterables).
-    :ivar lengths: number of items of each section.  A list whose length was changed is written as
-        one section.
+    :ivar lengths: number of items in each section.  If the length of the list changes, it is
+        encoded as one section.
     """
 
-    _lengths = (0,)     # of a subclass that does not call __init__ of this one
+    _lengths = (0,)     # for a subclass that does not call this class's __init__
 
     def __init__(self, sections=()):
         parts = [list(part) for part in sections]
@@ -69,7 +69,7 @@ class SequenceBody(list):
 
     @property
     def lengths(self):
-        """Number of items of each section (tuple of int)."""
+        """Number of items in each section (tuple of int)."""
         return self._lengths
 
     @property
@@ -90,22 +90,22 @@ class SequenceBody(list):
 
 cdef object check_uint(object value, object limit, str name):
     if not isinstance(value, int) or isinstance(value, bool):
-        raise AMQPEncoderTypeError(f'{name} is int, not {type(value).__name__}')
+        raise AMQPEncoderTypeError(f'{name} must be int, not {type(value).__name__}')
     if not 0 <= value <= limit:
-        raise AMQPEncoderOverflowError(f'{name} is 0 to {limit}')
+        raise AMQPEncoderOverflowError(f'{name} must be in 0 to {limit}')
     return int(value)
 
 
 cdef object check_bool(object value, str name):
     if value is not True and value is not False:
-        raise AMQPEncoderTypeError(f'{name} is bool, not {type(value).__name__}')
+        raise AMQPEncoderTypeError(f'{name} must be bool, not {type(value).__name__}')
     return value
 
 
 cdef int check_alone(tuple keywords) except -1:
     for value in keywords:
         if value is not None:
-            raise AMQPEncoderTypeError('fields are given as a list or by keywords, not both')
+            raise AMQPEncoderTypeError('pass the fields as a list or as keywords, not both')
     return 0
 
 
@@ -113,16 +113,17 @@ cdef int check_alone(tuple keywords) except -1:
 cdef class AMQPHeader:
     """AMQPHeader(fields=None, *, durable=None, priority=None, ttl=None, first_acquirer=None, \
 delivery_count=None)\n--\n
-    Header section: how a message is to be delivered (part 3, section 3.2.1).
+    Header section: delivery details of a message (part 3, section 3.2.1).
 
-    Immutable.  Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for a wrong value.
+    Immutable.  Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for an invalid value.
 
-    :param fields: values in the order of the specification (list), instead of keywords.
-    :param durable: the message survives a failure of an intermediary (bool); False by default.
-    :param priority: 0 to 255; 4 by default.
+    :param fields: values in the order of the specification (list), in place of keywords.
+    :param durable: whether the message survives the failure of an intermediary (bool, default
+        False).
+    :param priority: 0 to 255, default 4.
     :param ttl: time to live in milliseconds, 0 to 2**32 - 1; None for no limit.
-    :param first_acquirer: nobody has acquired the message before (bool); False by default.
-    :param delivery_count: unsuccessful deliveries before, 0 to 2**32 - 1; 0 by default.
+    :param first_acquirer: whether no other link acquired the message before (bool, default False).
+    :param delivery_count: number of earlier unsuccessful deliveries, 0 to 2**32 - 1, default 0.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ delivery_count=None)\n--\n
         if fields is not None:
             check_alone((durable, priority, ttl, first_acquirer, delivery_count))
             if len(fields) > 5:
-                raise AMQPEncoderTypeError(f'a header has 5 fields, not {len(fields)}')
+                raise AMQPEncoderTypeError(f'a header must have 5 fields, not {len(fields)}')
             durable, priority, ttl, first_acquirer, delivery_count = (
                 list(fields) + [None] * (5 - len(fields))
             )
@@ -175,7 +176,7 @@ cdef tuple PROPERTY_NAMES = (
 )
 
 
-# The fields of properties, as they are numbered.
+# Indices of the properties.
 cdef enum:
     MESSAGE_ID = 0
     USER_ID = 1
@@ -190,9 +191,9 @@ cdef enum:
     GROUP_ID = 10
     GROUP_SEQUENCE = 11
     REPLY_TO_GROUP_ID = 12
-    PROPERTIES_FIELDS = 13      # how many there are
+    PROPERTIES_FIELDS = 13      # their number
 
-# Fields, as bits, in which a str is kept as it is.
+# Bit set of the properties that keep a str unchanged.
 cdef enum:
     TEXT_FIELDS = (
         1 << MESSAGE_ID | 1 << TO | 1 << SUBJECT | 1 << REPLY_TO | 1 << CORRELATION_ID
@@ -207,11 +208,11 @@ cdef object check_symbol(object value, str name):
         return new_symbol(value)
     if isinstance(value, str):
         return Symbol(value)
-    raise AMQPEncoderTypeError(f'{name} is Symbol or str, not {type(value).__name__}')
+    raise AMQPEncoderTypeError(f'{name} must be Symbol or str, not {type(value).__name__}')
 
 
 cdef object check_property(int index, object value):
-    """The value of a property as it is kept; a subclass is kept as the type it stands for."""
+    """Check a property and return the value to store; subclasses become the type they stand for."""
     name = PROPERTY_NAMES[index]
     if index == MESSAGE_ID or index == CORRELATION_ID:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -225,27 +226,27 @@ cdef object check_property(int index, object value):
         if is_uuid(value):
             return value
         raise AMQPEncoderTypeError(
-            f'{name} is int, UUID, bytes or str, not {type(value).__name__}'
+            f'{name} must be int, UUID, bytes or str, not {type(value).__name__}'
         )
     if index == USER_ID:
         if isinstance(value, (bytes, bytearray, memoryview)) and not isinstance(value, DECIMALS):
             return plain_bytes(value)
-        raise AMQPEncoderTypeError(f'{name} is bytes, not {type(value).__name__}')
+        raise AMQPEncoderTypeError(f'{name} must be bytes, not {type(value).__name__}')
     if index == CONTENT_TYPE or index == CONTENT_ENCODING:
         return check_symbol(value, name)
     if index == ABSOLUTE_EXPIRY_TIME or index == CREATION_TIME:
         if PyDateTime_Check(value) or isinstance(value, Timestamp):
             return value
-        raise AMQPEncoderTypeError(f'{name} is datetime, not {type(value).__name__}')
+        raise AMQPEncoderTypeError(f'{name} must be datetime, not {type(value).__name__}')
     if index == GROUP_SEQUENCE:
         return check_uint(value, 0xffffffff, name)
     if isinstance(value, str):
         return plain_text(value)
-    raise AMQPEncoderTypeError(f'{name} is str, not {type(value).__name__}')
+    raise AMQPEncoderTypeError(f'{name} must be str, not {type(value).__name__}')
 
 
 cdef tuple check_fields(tuple fields):
-    """Check all fields, in place: the tuple is new and nobody else has seen it."""
+    """Check all fields in place: the tuple is new, and no other code has a reference to it."""
     cdef int i
     cdef object value, kept
     for i in range(PROPERTIES_FIELDS):
@@ -263,7 +264,7 @@ cdef tuple check_fields(tuple fields):
 cdef tuple pad(object fields):
     if len(fields) > PROPERTIES_FIELDS:
         raise AMQPEncoderTypeError(
-            f'properties have {PROPERTIES_FIELDS} fields, not {len(fields)}'
+            f'properties must have {PROPERTIES_FIELDS} fields, not {len(fields)}'
         )
     return tuple([*fields, *([None] * (PROPERTIES_FIELDS - len(fields)))])
 
@@ -282,22 +283,22 @@ absolute_expiry_time=None, creation_time=None, group_id=None, group_sequence=Non
 reply_to_group_id=None)\n--\n
     Properties section (part 3, section 3.2.4).
 
-    Immutable; each field is None if absent.  Raises AMQPEncoderTypeError,
-    AMQPEncoderValueError or AMQPEncoderOverflowError for a wrong value.
+    Immutable; absent fields are None.  Raises AMQPEncoderTypeError, AMQPEncoderValueError or
+    AMQPEncoderOverflowError for an invalid value.
 
-    :param fields: values in the order of the keywords (list), instead of keywords.
-    :param message_id: int of 0 to 2**64 - 1, UUID, bytes or str.
+    :param fields: values in the order of the keywords (list), in place of keywords.
+    :param message_id: int (0 to 2**64 - 1), UUID, bytes or str.
     :param user_id: bytes.
     :param to: address (str).
     :param subject: str.
     :param reply_to: address (str).
-    :param correlation_id: int of 0 to 2**64 - 1, UUID, bytes or str.
-    :param content_type: Symbol; a str is made one.
-    :param content_encoding: Symbol; a str is made one.
+    :param correlation_id: int (0 to 2**64 - 1), UUID, bytes or str.
+    :param content_type: Symbol; a str is converted.
+    :param content_encoding: Symbol; a str is converted.
     :param absolute_expiry_time: datetime or Timestamp.
     :param creation_time: datetime or Timestamp.
     :param group_id: str.
-    :param group_sequence: int of 0 to 2**32 - 1.
+    :param group_sequence: int (0 to 2**32 - 1).
     :param reply_to_group_id: str.
     """
 

@@ -1,17 +1,17 @@
-# Python classes of AMQP types, and conversions of Python's own ones.
+# Python classes for AMQP types, and conversions of Python's own types.
 # No ABI promise between releases.
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-# Compounds and described values in one another, and elements without bytes in one message.
+# Limits on nesting, and on zero-width elements in a message.
 cdef enum:
     MAX_DEPTH = 100
     MAX_ZERO_WIDTH = 65536
-    MAX_ITEMS = 1 << 28         # of a sequence that is no list or tuple
+    MAX_ITEMS = 1 << 28         # in a sequence other than list and tuple
 
 cdef enum:
-    SYMBOL_HASH = 0x53594d      # a symbol does not hash as its name does
+    SYMBOL_HASH = 0x53594d      # makes the hash of a symbol differ from that of its name
 
 
 @cython.final
@@ -35,7 +35,7 @@ cdef class AMQPArray:
 
 
 cdef inline Symbol new_symbol(str name):
-    """A symbol whose name is known to be ASCII."""
+    """Create a symbol from a name that is known to be ASCII."""
     cdef Symbol symbol = Symbol.__new__(Symbol)
     symbol.name = name
     symbol._hash = hash(name) ^ SYMBOL_HASH
@@ -44,12 +44,12 @@ cdef inline Symbol new_symbol(str name):
     return symbol
 
 
-# Classes of array elements by their wide constructor, and constructors by class.
+# Classes of array elements by their wide constructor, and the reverse.
 cdef dict ELEMENT_TYPES
 cdef dict ELEMENT_CODES
-# Constructors of classes that are not written as the Python type that they inherit from.
+# Constructors of classes that are not encoded like the Python type they inherit from.
 cdef dict WIRE_CLASSES
-# They inherit from bytes and are none.
+# Classes that inherit from bytes but are not encoded as binary.
 cdef tuple DECIMALS
 
 cdef str clip(object value)

@@ -1,7 +1,7 @@
 # cython: language_level=3str
-"""Python classes for the AMQP 1.0 types that Python lacks, and what the codec asks of Python's own.
+"""Python classes for the AMQP 1.0 types that Python lacks, and conversions of Python's own types.
 
-Classes and conversions only: nothing here knows a constructor's layout on the wire.
+The encoding of constructors is not defined here.
 """
 
 import struct
@@ -40,7 +40,7 @@ __all__ = [
 
 @cython.final
 cdef class Symbol:
-    """AMQP symbol: an ASCII name out of a constrained domain (part 1, section 1.6.21).
+    """AMQP symbol: an ASCII name from a constrained domain (part 1, section 1.6.21).
 
     A symbol is not a string: ``Symbol('a') != 'a'``.  Raises AMQPEncoderValueError for a name
     that is not ASCII.
@@ -51,10 +51,10 @@ cdef class Symbol:
     def __init__(self, name):
         cdef str text
         if not isinstance(name, str):
-            raise AMQPEncoderTypeError(f'a symbol is made of str, not {type(name).__name__}')
+            raise AMQPEncoderTypeError(f'a symbol name must be str, not {type(name).__name__}')
         text = plain_text(name)
         if not text.isascii():
-            raise AMQPEncoderValueError(f'a symbol is ASCII, not {clip(name)}')
+            raise AMQPEncoderValueError(f'a symbol name must be ASCII, not {clip(name)}')
         self.name = text
         self._hash = hash(text) ^ SYMBOL_HASH
         if self._hash == -1:
@@ -85,11 +85,11 @@ cdef class Symbol:
 
 
 @cython.final
-@cython.trashcan(True)      # nested a million deep it is freed all the same
+@cython.trashcan(True)      # deallocation must not recurse when nested a million deep
 cdef class Described:
-    """A value with a descriptor that tells its meaning (part 1, section 1.2).
+    """A value with a descriptor that defines its meaning (part 1, section 1.2).
 
-    :param descriptor: any AMQP value; by custom a :class:`Symbol`, or an int, which is written
+    :param descriptor: any AMQP value; by convention a :class:`Symbol`, or an int, which is encoded
         as ulong.
     :param value: any AMQP value.
     """
@@ -118,23 +118,26 @@ cdef class Described:
 
 @cython.final
 cdef class AMQPArray:
-    """Array: values of one type behind one constructor (part 1, section 1.6.24).
+    """Array: values that share one type and one constructor (part 1, section 1.6.24).
 
-    An immutable sequence.  Raises AMQPEncoderTypeError for a type that arrays cannot hold.
+    An immutable sequence.  Raises AMQPEncoderTypeError for a type that is not allowed in arrays.
 
     :param element_type: type of the elements: ``type(None)``, bool, one of the integer classes of
         :mod:`rbfly.types`, int (as :class:`Long`), Float32, float, Char, datetime, Timestamp, UUID,
         bytes, str, Symbol, Decimal32, Decimal64, Decimal128, list, dict or AMQPArray.
     :param items: the elements (iterable).
-    :param descriptors: descriptors of the elements, outermost first (iterable); mostly none or one.
+    :param descriptors: descriptors of the elements, outermost first (iterable); usually none or
+        one.
     """
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
-        if code is None and know_uuid():
+        if code is None and has_uuid():
             code = ELEMENT_CODES.get(element_type)
         if code is None:
-            raise AMQPEncoderTypeError(f'an array cannot hold {element_type.__name__}')
+            raise AMQPEncoderTypeError(
+                f'{element_type.__name__} is not allowed as element type of an array'
+            )
         self.element_type = ELEMENT_TYPES[code]
         self._code = code
         self.items = tuple(items)
@@ -190,7 +193,7 @@ class _Integer(int):
         self = int.__new__(cls, value)
         if not cls._min <= self <= cls._max:
             raise AMQPEncoderOverflowError(
-                f'{cls.__name__} holds {cls._min} to {cls._max}, not {int.__repr__(self)[:40]}'
+                f'{cls.__name__} must be in {cls._min} to {cls._max}, not {int.__repr__(self)[:40]}'
             )
         return self
 
@@ -202,35 +205,35 @@ class _Integer(int):
 
 
 class UByte(_Integer):
-    """AMQP ubyte: an integer of 0 to 255."""
+    """AMQP ubyte: an integer in 0 to 255."""
 
     __slots__ = ()
     _max = 0xff
 
 
 class UShort(_Integer):
-    """AMQP ushort: an integer of 0 to 65,535."""
+    """AMQP ushort: an integer in 0 to 65,535."""
 
     __slots__ = ()
     _max = 0xffff
 
 
 class UInt(_Integer):
-    """AMQP uint: an integer of 0 to 2**32 - 1."""
+    """AMQP uint: an integer in 0 to 2**32 - 1."""
 
     __slots__ = ()
     _max = 0xffffffff
 
 
 class ULong(_Integer):
-    """AMQP ulong: an integer of 0 to 2**64 - 1."""
+    """AMQP ulong: an integer in 0 to 2**64 - 1."""
 
     __slots__ = ()
     _max = 0xffffffffffffffff
 
 
 class Byte(_Integer):
-    """AMQP byte: an integer of -128 to 127."""
+    """AMQP byte: an integer in -128 to 127."""
 
     __slots__ = ()
     _min = -0x80
@@ -238,7 +241,7 @@ class Byte(_Integer):
 
 
 class Short(_Integer):
-    """AMQP short: an integer of -32,768 to 32,767."""
+    """AMQP short: an integer in -32,768 to 32,767."""
 
     __slots__ = ()
     _min = -0x8000
@@ -246,7 +249,7 @@ class Short(_Integer):
 
 
 class Int(_Integer):
-    """AMQP int: an integer of -2**31 to 2**31 - 1."""
+    """AMQP int: an integer in -2**31 to 2**31 - 1."""
 
     __slots__ = ()
     _min = -0x80000000
@@ -254,7 +257,7 @@ class Int(_Integer):
 
 
 class Long(_Integer):
-    """AMQP long: an integer of -2**63 to 2**63 - 1."""
+    """AMQP long: an integer in -2**63 to 2**63 - 1."""
 
     __slots__ = ()
     _min = -0x8000000000000000
@@ -264,7 +267,7 @@ class Long(_Integer):
 class Timestamp(_Integer):
     """AMQP timestamp as an integer: milliseconds since 1970 UTC, -2**63 to 2**63 - 1.
 
-    A timestamp in the years 1 to 9999 is read as datetime, any other one as this class.
+    Timestamps in the years 1 to 9999 are decoded as datetime, others as this class.
     """
 
     __slots__ = ()
@@ -273,7 +276,7 @@ class Timestamp(_Integer):
 
 
 class Float32(float):
-    """AMQP float: a number of 32 bits; rounded when it is made.  It is read as float."""
+    """AMQP float: a 32-bit number, rounded on creation.  It is decoded as float."""
 
     __slots__ = ()
 
@@ -282,7 +285,7 @@ class Float32(float):
         try:
             rounded = struct.unpack('>f', struct.pack('>f', number))[0]
         except OverflowError:
-            raise AMQPEncoderOverflowError(f'{number!r} is out of the range of Float32') from None
+            raise AMQPEncoderOverflowError(f'{number!r} is out of range for Float32') from None
         return float.__new__(cls, rounded)
 
     def __repr__(self):
@@ -300,7 +303,7 @@ class Char(str):
     def __new__(cls, value, /):
         self = str.__new__(cls, value)
         if len(self) != 1 or 0xd800 <= ord(self) <= 0xdfff:
-            raise AMQPEncoderValueError(f'a Char is one Unicode scalar value, not {clip(value)}')
+            raise AMQPEncoderValueError(f'Char must be one Unicode scalar value, not {clip(value)}')
         return self
 
     def __repr__(self):
@@ -316,10 +319,10 @@ class _Decimal(bytes):
 
     def __new__(cls, value, /):
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            raise AMQPEncoderTypeError(f'{cls.__name__} is made of bytes')
+            raise AMQPEncoderTypeError(f'{cls.__name__} must be created from bytes')
         self = bytes.__new__(cls, value)
         if len(self) != cls._size:
-            raise AMQPEncoderValueError(f'{cls.__name__} has {cls._size} bytes, not {len(self)}')
+            raise AMQPEncoderValueError(f'{cls.__name__} needs {cls._size} bytes, not {len(self)}')
         return self
 
     def __repr__(self):
@@ -327,27 +330,27 @@ class _Decimal(bytes):
 
 
 class Decimal32(_Decimal):
-    """AMQP decimal32: 4 opaque bytes of IEEE 754 decimal32."""
+    """AMQP decimal32: the 4 bytes of an IEEE 754 decimal32, not interpreted."""
 
     __slots__ = ()
     _size = 4
 
 
 class Decimal64(_Decimal):
-    """AMQP decimal64: 8 opaque bytes of IEEE 754 decimal64."""
+    """AMQP decimal64: the 8 bytes of an IEEE 754 decimal64, not interpreted."""
 
     __slots__ = ()
     _size = 8
 
 
 class Decimal128(_Decimal):
-    """AMQP decimal128: 16 opaque bytes of IEEE 754 decimal128."""
+    """AMQP decimal128: the 16 bytes of an IEEE 754 decimal128, not interpreted."""
 
     __slots__ = ()
     _size = 16
 
 
-# Python class of each wire type, by the wide constructor, and back.
+# Python class of each wire type by its wide constructor, and the reverse.
 cdef dict ELEMENT_TYPES = {
     codes.NULL: type(None),
     codes.BOOLEAN: bool,
@@ -363,7 +366,7 @@ cdef dict ELEMENT_TYPES = {
     codes.DOUBLE: float,
     codes.CHAR: Char,
     codes.TIMESTAMP: <object> PyDateTimeAPI.DateTimeType,
-    codes.UUID: None,           # until somebody needs it
+    codes.UUID: None,           # set by load_uuid
     codes.VBIN32: bytes,
     codes.STR32: str,
     codes.SYM32: Symbol,
@@ -377,14 +380,14 @@ cdef dict ELEMENT_TYPES = {
 cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items() if t is not None}
 ELEMENT_CODES.update({int: codes.LONG, tuple: codes.LIST32, Timestamp: codes.TIMESTAMP})
 
-# Classes that are written as themselves and not as the Python type they inherit from.
+# Classes that are not encoded like the Python type they inherit from.
 cdef dict WIRE_CLASSES = {
     t: code for t, code in ELEMENT_CODES.items()
     if issubclass(t, (_Integer, Float32, Char, _Decimal))
 }
 DECIMALS = (Decimal32, Decimal64, Decimal128)
 
-# Of the standard library, once somebody needs them.
+# From the standard library, imported on first use.
 cdef object UUID = None, UNKNOWN = None
 cdef object NAMESPACE_DNS = 0x6ba7b8109dad11d180b400c04fd430c8
 
@@ -392,7 +395,7 @@ cdef object NAMESPACE_DNS = 0x6ba7b8109dad11d180b400c04fd430c8
 # --- conversions ---
 
 cdef str plain_text(object value):
-    # what a subclass holds, not what its __str__ says: that of an Enum gives its name
+    # the contents of a subclass, not its __str__: an Enum's returns its name
     return PyUnicode_FromObject(value)
 
 
@@ -406,48 +409,48 @@ cdef bytes copy_buffer(object value):
     try:
         return memoryview(value).tobytes()
     except Exception as ex:
-        raise AMQPEncoderValueError(f'a buffer that cannot be read: {ex}') from ex
+        raise AMQPEncoderValueError(f'cannot read a buffer: {ex}') from ex
 
 
 cdef dict plain_dict(object value):
     try:
         return {key: value[key] for key in value}
     except Exception as ex:
-        raise AMQPEncoderValueError(f'a mapping that cannot be read: {clip(ex)}') from ex
+        raise AMQPEncoderValueError(f'cannot read a mapping: {clip(ex)}') from ex
 
 
 cdef list plain_list(object value):
     cdef Py_ssize_t n
     try:
-        # by length: iteration of a foreign object need not end
+        # by length: iterating over a foreign object might never end
         n = len(value)
         if n > MAX_ITEMS:
-            raise ValueError(f'{n} items')
+            raise ValueError(f'{n} items are too many')
         return [value[i] for i in range(n)] if not isinstance(value, (list, tuple)) else list(value)
     except Exception as ex:
-        raise AMQPEncoderValueError(f'a sequence that cannot be read: {clip(ex)}') from ex
+        raise AMQPEncoderValueError(f'cannot read a sequence: {clip(ex)}') from ex
 
 
 cdef int64_t microseconds(object delta) except? -1:
-    """Of a UTC offset: a class below datetime gives what it likes."""
+    """Convert a UTC offset; a tzinfo or datetime subclass may return anything."""
     cdef int days
     cdef int64_t found
     if not PyDelta_Check(delta):
-        raise TypeError(f'{type(delta).__name__} is no timedelta')
+        raise TypeError(f'the UTC offset must be timedelta, not {type(delta).__name__}')
     days = PyDateTime_DELTA_GET_DAYS(delta)
     if -1 <= days <= 0:         # seconds and microseconds are never negative
         found = <int64_t> days * 86400 + PyDateTime_DELTA_GET_SECONDS(delta)
         found = found * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
         if found > -86400000000:
             return found
-    raise ValueError(f'{delta} is a day or more')
+    raise ValueError(f'the UTC offset {delta} is a day or more')
 
 
 cdef int64_t milliseconds(object value) except? -1:
-    """Milliseconds since 1970 UTC, rounded down, of a datetime; a naive one is UTC."""
+    """Convert a datetime to milliseconds since 1970 UTC, rounded down; a naive one is in UTC."""
     cdef int64_t year = PyDateTime_GET_YEAR(value), month = PyDateTime_GET_MONTH(value)
     cdef int64_t era, days, seconds, offset = 0
-    # days of the proleptic Gregorian calendar, counted in years that begin in March
+    # days of the proleptic Gregorian calendar, with years that begin in March
     if month <= 2:
         year -= 1
         month += 12
@@ -463,7 +466,7 @@ cdef int64_t milliseconds(object value) except? -1:
             if delta is not None:
                 offset = microseconds(delta)
         except Exception as ex:
-            raise AMQPEncoderValueError(f'a datetime without UTC offset: {clip(ex)}') from ex
+            raise AMQPEncoderValueError(f'cannot read a UTC offset: {clip(ex)}') from ex
     seconds = (days * 24 + PyDateTime_DATE_GET_HOUR(value)) * 60 + PyDateTime_DATE_GET_MINUTE(value)
     seconds = seconds * 60 + PyDateTime_DATE_GET_SECOND(value)
     cdef int64_t micros = seconds * 1000000 + PyDateTime_DATE_GET_MICROSECOND(value) - offset
@@ -476,7 +479,7 @@ cdef object from_milliseconds(int64_t ms):
     cdef int64_t days, seconds, era, day, year, month
     if not -62135596800000 <= ms <= 253402300799999:
         return Timestamp(ms)
-    # the inverse of milliseconds(); all quantities are made positive first
+    # the inverse of milliseconds(); first shift all quantities to be positive
     ms += 62135596800000
     days = ms // 86400000 + 306
     ms = ms % 86400000
@@ -500,7 +503,7 @@ cdef object from_milliseconds(int64_t ms):
 
 
 cdef object new_uuid(object cls, object unknown, object number):
-    # as UUID(int=...) does it, without its checks of other forms
+    # like UUID(int=...), but without checking its other arguments
     value = cls.__new__(cls)
     PyObject_GenericSetAttr(value, 'int', number)
     PyObject_GenericSetAttr(value, 'is_safe', unknown)
@@ -509,14 +512,14 @@ cdef object new_uuid(object cls, object unknown, object number):
 
 cdef int load_uuid() except -1:
     global UUID, UNKNOWN
-    import uuid         # takes longer than all of this floor, and few messages have one
+    import uuid         # slower to import than this package, and few messages need it
     if uuid is None:
-        raise ImportError('it is blocked')
-    known = uuid.NAMESPACE_DNS      # of the class itself, whatever has its name for now
+        raise ImportError('the import is blocked')
+    known = uuid.NAMESPACE_DNS      # gives the real class even if uuid.UUID was replaced
     cls, unknown = type(known), known.is_safe
     made = new_uuid(cls, unknown, NAMESPACE_DNS)
     if type(made) is not cls or made.bytes != NAMESPACE_DNS.to_bytes(16, 'big'):
-        raise ImportError("it is not Python's")     # but what a test has put there
+        raise ImportError("it is not the standard library's")    # such as a mock in a test
     ELEMENT_TYPES[codes.UUID] = cls
     ELEMENT_CODES[cls] = codes.UUID
     UNKNOWN = unknown
@@ -524,36 +527,36 @@ cdef int load_uuid() except -1:
     return 0
 
 
-cdef int need_uuid() except -1:
+cdef int ensure_uuid() except -1:
     if UUID is None:
         try:
             load_uuid()
         except Exception as ex:
-            raise AMQPDecoderError(f'a UUID, but no module uuid: {clip(ex)}') from ex
+            raise AMQPDecoderError(f'cannot import uuid to decode a UUID: {clip(ex)}') from ex
     return 0
 
 
-cdef bint know_uuid() except -1:
+cdef bint has_uuid() except -1:
     try:
-        need_uuid()
-    except AMQPDecoderError:    # who cannot import it has none
+        ensure_uuid()
+    except AMQPDecoderError:    # without the module, no value can be a UUID
         return False
     return True
 
 
 cdef bint is_uuid(object value) except -1:
-    return know_uuid() and isinstance(value, UUID)
+    return has_uuid() and isinstance(value, UUID)
 
 
 cdef object class_of(int code):
     """The class of array elements with this wide constructor."""
     if code == codes.UUID:
-        need_uuid()
+        ensure_uuid()
     return ELEMENT_TYPES[code]
 
 
 cdef object uuid_of(const uint8_t *p):
-    need_uuid()
+    ensure_uuid()
     return new_uuid(
         UUID, UNKNOWN,
         (PyLong_FromUnsignedLongLong(load_u64(p)) << 64)

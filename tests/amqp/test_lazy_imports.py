@@ -1,4 +1,4 @@
-"""What is imported when the first message needs it, each in a process where nobody has."""
+"""Lazy imports: each program runs in a new process in which uuid has not been imported."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def refused(error, make, *args):
         make(*args)
     except error as ex:
         return str(ex)
-    assert False, f'{make} refuses nothing'
+    assert False, f'{make} did not raise'
 """
 
 
@@ -99,8 +99,8 @@ module = uuid
 for other in (None, object()):
     sys.modules['uuid'] = other
     assert decode(encode_amqp_bytes(UserDict({1: 2}))) == {1: 2}
-    assert refused(TypeError, AMQPArray, object) == 'an array cannot hold object'
-    assert 'module uuid' in refused(AMQPDecoderError, decode, WIRE)
+    assert 'object is not allowed' in refused(TypeError, AMQPArray, object)
+    assert 'cannot import uuid' in refused(AMQPDecoderError, decode, WIRE)
 sys.modules['uuid'] = module
 assert encode_amqp_bytes(UUID(bytes=ID)) == WIRE
 assert decode(WIRE) == UUID(bytes=ID)
@@ -142,7 +142,7 @@ for array in (AMQPArray(str, ['a']), AMQPArray(type(None), [None])):
 array = AMQPArray(uuid.UUID, [uuid.UUID(bytes=ID)])
 assert decode(encode_amqp_bytes(array)) == array
 """,
-            id='module that is another',
+            id='replaced module',
         ),
         pytest.param(
             """
@@ -175,7 +175,7 @@ assert 'AMQPNothing' in refused(AttributeError, getattr, rbfly.streams, 'AMQPNot
         ),
     ],
 )
-def test_needed_later(program: str) -> None:
+def test_lazy_import(program: str) -> None:
     run(HEAD + program)
 
 
@@ -188,7 +188,7 @@ def run(program: str) -> None:
 
 
 def test_annotations_can_be_evaluated() -> None:
-    """Of all that is public: frameworks do it."""
+    """Frameworks evaluate the annotations of public classes."""
     program = """
 import inspect, typing
 from rbfly import streams
