@@ -1,7 +1,8 @@
-"""What is measured: scenarios, kinds of work, libraries; a lane is one library doing one kind.
+"""What the benchmark measures: scenarios, kinds of work, and libraries.
 
-This table is plain data.  The code of a lane is in the module of its library, and is imported by
-the process of that lane only, so nothing of what is measured has to be installed to read it.
+A lane is one library doing one kind of work.  This table is plain data.  A lane's code is in its
+library's module, which only the process of that lane imports, so reading the table does not
+require any of the measured libraries.
 """
 
 import importlib.metadata
@@ -31,18 +32,18 @@ __all__ = [
 SCENARIOS = {
     'publish': 'messages of 10 bytes, confirmed: one after the other, and in batches of 100',
     'amqp': 'what AMQP 1.0 costs: messages of 10 bytes, as AMQP and as raw bytes, confirmed',
-    'pipeline': 'messages of 10 bytes, up to 10,000 of them unconfirmed',
-    'tasks': 'messages of 10 bytes from many tasks, each of which awaits its own',
+    'pipeline': 'messages of 10 bytes, with up to 10,000 in flight',
+    'tasks': 'messages of 10 bytes from many tasks, each awaiting its own confirms',
     'sub-entries': 'messages of 10 bytes in uncompressed sub-entries of 100',
-    'consume': 'a stream read from first message to last, of 10 bytes if nothing else is said',
+    'consume': 'a stream consumed from first to last message, of 10 bytes unless stated otherwise',
     'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
     **studies.SCENARIOS,
 }
 
 
-# What is encoded and decoded, and how: a kind of work for each pair that has a meaning.
+# What codecs encode and decode, and how; not every combination is a kind of work.
 CODEC_WORK = {
-    'encode-into': 'into a buffer that is used again',
+    'encode-into': 'into a reused buffer',
     'encode': 'to new bytes',
     'decode': 'and its body read',
     'decode-all': 'and all its sections read',
@@ -58,7 +59,7 @@ PEERS_OF_CODEC = ('msgspec', 'rstream', 'proton')
 
 
 def codec_kind(work: str, message: str) -> Kind:
-    # to have written into a buffer is compared with having made bytes, where that is all there is
+    # encoding into a buffer is compared with creating bytes, for codecs that can only do that
     peers = 'encode' if work == 'encode-into' else work
     references = [(name, f'{name}-{peers}-{message}') for name in PEERS_OF_CODEC]
     if (work, message) == ('decode', 'properties'):
@@ -85,12 +86,12 @@ CODEC_KINDS = {
         codec_kind(work, message)
         for message in CODEC_MESSAGES
         for work in CODEC_WORK
-        # where there is nothing but a body, the body is all sections
+        # if there is only a body, reading all sections means reading the body
         if work != 'decode-all' or message == 'properties'
     )
 }
 
-# What is consumed, and how many messages of it at scale 1.
+# What is consumed, and the number of messages at scale 1.
 CONSUMED = {
     'consume': ('chunks of about 1,000', 1_000_000, Stored()),
     'consume-100': ('bodies of 100 bytes', 1_000_000, Stored(size=100)),
@@ -205,7 +206,7 @@ KINDS = {
         Kind(
             name='tasks-100',
             scenario='tasks',
-            title='100 tasks, each awaits the confirm of a message before its next',
+            title='100 tasks, each awaits the confirm of a message before sending another',
             full=1_000_000,
             scale=0.2,
             quick=20_000,
@@ -221,7 +222,7 @@ KINDS = {
         Kind(
             name='tasks-1000',
             scenario='tasks',
-            title='1,000 tasks, each awaits the confirm of a message before its next',
+            title='1,000 tasks, each awaits the confirm of a message before sending another',
             full=1_000_000,
             scale=0.5,
             quick=50_000,
@@ -274,9 +275,9 @@ LIBRARIES = {
             loop='none',
             broker='rabbitmq',
             how='blocking socket; frames encoded before the clock starts, confirms counted;'
-            ' single: 1 message a frame, batch: 100, window: 1,000; tasks: what all tasks send at'
-            ' once in a frame; sub-publish: 100 sub-entries;'
-            ' consuming: 10 chunks of credit, one given back for each, record counts read from'
+            ' single: 1 message per frame, batch: 100, window: 1,000; tasks: what all tasks send'
+            ' at the same time in one frame; sub-publish: 100 sub-entries;'
+            ' consuming: credit for 10 chunks, renewed after each; record counts read from'
             ' chunk headers',
         ),
         Library(
@@ -286,7 +287,7 @@ LIBRARIES = {
             needs=('uvloop',),
             loop='uvloop',
             broker='rabbitmq',
-            how='the frames of raw-socket from an asyncio protocol, one future per round trip',
+            how='the frames of raw-socket, sent by an asyncio protocol; one future per round trip',
         ),
         Library(
             name='rbfly',
@@ -304,8 +305,8 @@ LIBRARIES = {
             loop='uvloop',
             broker='rabbitmq',
             how='single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
-            ' `flush`; window: `Publisher.send_many` of a list; tasks: `Publisher.send` in a loop;'
-            ' sub-publish: `send_many` with `sub_entry_size=100`;'
+            ' `flush`; window: `Publisher.send_many` with a list; tasks: `Publisher.send` in a'
+            ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
             ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
         ),
         Library(
@@ -315,7 +316,7 @@ LIBRARIES = {
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how='`async for` over `subscription.batches()`, `for` over the bodies of each',
+            how='`async for` over `subscription.batches()`, `for` over the bodies of each batch',
         ),
         Library(
             name='rbfly-messages',
@@ -324,8 +325,8 @@ LIBRARIES = {
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how='`async for` over `subscription.messages()`, of each its `stream_offset`,'
-            ' `stream_timestamp`, `body`, and where there are some `properties` and'
+            how='`async for` over `subscription.messages()`, reading `stream_offset`,'
+            ' `stream_timestamp`, `body` and, where present, `properties` and'
             ' `app_properties`',
         ),
         Library(
@@ -335,8 +336,8 @@ LIBRARIES = {
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how="body `'{:010d}'.format(n).encode()`; `Publisher.send`; 100 times"
-            ' `PublisherBatchFast.batch`, then `flush`',
+            how="body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
+            ' `PublisherBatchFast.batch` 100 times, then `flush`',
         ),
         Library(
             name='rbfly-raw',
@@ -345,7 +346,7 @@ LIBRARIES = {
             needs=('rbfly', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how='as `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
+            how='like `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
         ),
         Library(
             name='rstream',
@@ -354,9 +355,9 @@ LIBRARIES = {
             needs=('rstream', 'uvloop'),
             loop='uvloop',
             broker='rabbitmq',
-            how='`Producer` with its defaults; `AMQPMessage(body=body)` made before the clock'
+            how='`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock'
             ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
-            ' the next when all 100 are confirmed',
+            ' the next one when all 100 are confirmed',
         ),
         Library(
             name='aiokafka',
@@ -365,9 +366,9 @@ LIBRARIES = {
             needs=('aiokafka', 'msgpack', 'uvloop'),
             loop='uvloop',
             broker='kafka',
-            how="`AIOKafkaProducer(acks='all', linger_ms=0)`, values by `msgpack.packb`, one"
-            ' partition, one replica; single: `send_and_wait`; batch: `create_batch`, 100 times'
-            ' `append`, `send_batch`, its future awaited',
+            how="`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`,"
+            ' one partition, one replica; single: `send_and_wait`; batch: `create_batch`, `append`'
+            ' 100 times, `send_batch`, awaiting its future',
         ),
     )
 }
@@ -385,7 +386,7 @@ def codec(name: str, needs: str, how: str, into: bool = False) -> Library:
     )
 
 
-# The same libraries as codecs only; apart, because they need neither a broker nor an event loop.
+# The same libraries as codecs; listed separately, as they need neither a broker nor an event loop.
 CODECS = (
     codec(
         'rbfly',
@@ -397,15 +398,15 @@ CODECS = (
     codec(
         'msgspec',
         'msgspec',
-        'MessagePack: one `Encoder`, one `Decoder`, `encode_into` for a buffer; sections as a map'
-        ' of three, a `Struct` where only the body is read',
+        'MessagePack: one `Encoder` and one `Decoder`, `encode_into` for a buffer; sections as a'
+        ' map of three, or a `Struct` if only the body is read',
         into=True,
     ),
     codec('rstream', 'rstream', '`bytes(AMQPMessage(value=data))`, `amqp_decoder(raw).value`'),
     codec(
         'proton',
         'python-qpid-proton',
-        'one `Message` used again: `encode` and `decode`; Data sections by `inferred=True`',
+        'one reused `Message`: `encode` and `decode`; Data sections through `inferred=True`',
     ),
 )
 LIBRARIES |= {f'{library.name} codec': library for library in CODECS}
@@ -418,22 +419,22 @@ LANES = {
     )
 }
 
-# How to get what is missing; the package index has another project under the name rbfly.
+# How to install what is missing; the package index has a different project named rbfly.
 INSTALL = "pip install '.[uvloop]' in the checkout"
 PEERS = "pip install '.[perf]' in the checkout"
 
 
 def find(name: str) -> Lane:
-    """Return the lane with that name."""
+    """Return the lane with this name."""
     return LANES[name]
 
 
 def select(words: list[str], scenarios: list[str]) -> list[Lane]:
-    """Return lanes of the scenarios that a word names: a lane, library, kind or pattern.
+    """Return the lanes of the scenarios that match a word: a lane, library, kind or pattern.
 
-    No words or no scenarios are all of them.
+    Without words or scenarios, all match.
 
-    :raises ValueError: nothing has a name like that.
+    :raises ValueError: a name is unknown.
     """
     for scenario in scenarios:
         if scenario not in SCENARIOS:
@@ -456,7 +457,7 @@ def select(words: list[str], scenarios: list[str]) -> list[Lane]:
 
 
 def missing(library: Library) -> str:
-    """Say what is not installed and how to get it; empty if nothing is missing."""
+    """Return what is not installed and how to install it; empty if nothing is missing."""
     if library.program:
         return programs.missing(library.program)
     absent = [name for name in library.needs if version(name) is None]
@@ -467,7 +468,7 @@ def missing(library: Library) -> str:
 
 
 def version(name: str) -> str | None:
-    """Version of an installed distribution; of ours, not of the one before it on the index."""
+    """Version of an installed distribution; for rbfly, of this project and not of its namesake."""
     try:
         found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -478,7 +479,7 @@ def version(name: str) -> str | None:
 
 
 def versions(libraries: Iterable[Library]) -> dict[str, str]:
-    """Versions of what these libraries need."""
+    """Versions of the distributions that these libraries need."""
     chosen = list(libraries)
     names = sorted({name for library in chosen for name in library.needs})
     found = {name: version(name) for name in names}

@@ -1,4 +1,4 @@
-"""aio-pika: AMQP 0.9.1 for asyncio; a broker takes messages for streams over that, too."""
+"""aio-pika: AMQP 0.9.1 for asyncio, which can also publish to streams."""
 
 from time import perf_counter
 
@@ -11,17 +11,17 @@ __all__ = ['make']
 
 
 class Confirmed(Work):
-    """Each message is confirmed before the next."""
+    """Await the confirm of each message before sending the next."""
 
     confirms = True
     messages: list[aio_pika.Message]
 
     async def open(self) -> None:
-        # heartbeats are sent by the loop, also between the turns
+        # the event loop sends heartbeats, even when it is another lane's turn
         self.connection = await aio_pika.connect(self.target.address)
         self.channel = self.connection.channel(
             publisher_confirms=self.confirms,
-            on_return_raises=self.confirms,  # a message that got nowhere is no success
+            on_return_raises=self.confirms,  # a returned message was not stored
         )
         await self.channel.initialize()
 
@@ -44,20 +44,20 @@ class Confirmed(Work):
         await self.connection.close()
 
     async def round_trip(self) -> float:
-        """Seconds to the broker and back."""
+        """Seconds for a round trip to the broker."""
         start = perf_counter()
         await self.channel.declare_queue(self.target.stream, passive=True)
         return perf_counter() - start
 
 
 class Unconfirmed(Confirmed):
-    """Each message is drained to the socket, and that is all that is known of it."""
+    """Drain each message to the socket, without confirms."""
 
     confirms = False
 
     async def finish(self) -> None:
         await super().finish()
-        # answered behind the messages; raises if the channel was closed over one of them
+        # the broker answers after processing the messages; raises if one of them closed the channel
         await self.round_trip()
 
 

@@ -1,4 +1,4 @@
-"""aiokafka on Kafka, with MessagePack as its encoding."""
+"""aiokafka publishing to Kafka, with values encoded as MessagePack."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-# bytes of a record beside its value, and more
+# an upper bound for the bytes of a record besides its value
 RECORD = 32
 
 
@@ -26,7 +26,7 @@ class Publish(Work):
             bootstrap_servers=self.target.address,
             acks='all',
             linger_ms=0,
-            # the usual one, unless a batch takes more
+            # the default, unless a batch needs more
             max_batch_size=max(16_384, self.kind.size * RECORD if self.kind.work == 'batch' else 0),
             value_serializer=msgpack.packb,
         )
@@ -72,7 +72,7 @@ class Batch(Publish):
             batch = create_batch()
             for body in data[i : i + size]:
                 if batch.append(key=None, value=pack(body), timestamp=None) is None:
-                    raise ValueError('batch is larger than a Kafka batch may be')
+                    raise ValueError('the batch is larger than Kafka allows; use a smaller one')
             sent = await send_batch(batch, topic, partition=0)
             await sent
             count += batch.record_count()
@@ -80,7 +80,7 @@ class Batch(Publish):
 
 
 class Window(Publish):
-    """As many unconfirmed as the producer allows."""
+    """As many messages in flight as the producer allows."""
 
     async def run(self) -> int:
         send = self.producer.send

@@ -1,4 +1,4 @@
-"""aiokafka consumes, with MessagePack as its encoding."""
+"""aiokafka consuming from Kafka, with values encoded as MessagePack."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ class Consume(Work):
 
 
 async def fill(address: str, topic: str, count: int, stored: Stored) -> None:
-    """Publish messages for the lanes that consume."""
+    """Publish the messages for the lanes that consume."""
     producer: Any = AIOKafkaProducer(
         bootstrap_servers=address, acks='all', value_serializer=msgpack.packb
     )

@@ -1,4 +1,4 @@
-"""Floor: the frames of the raw socket from an asyncio protocol, one future per round trip."""
+"""Floor: an asyncio protocol sends the frames of the raw socket, with one future per round trip."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ __all__ = ['make']
 
 
 class Confirms(asyncio.Protocol):
-    """Counts confirms; wakes the one who waits when all of them are there."""
+    """Counts confirms, and wakes the waiting lane when all have arrived."""
 
     def __init__(self) -> None:
         self.rest = b''

@@ -1,4 +1,4 @@
-"""What the code of a lane looks like to the process that runs it."""
+"""The interface between a lane's code and the process that runs it."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ __all__ = ['Target', 'Work', 'bodies', 'numbered']
 
 @dataclass(frozen=True)
 class Target:
-    """Where a lane works.
+    """The broker and stream that a lane uses.
 
     :ivar address: URI of RabbitMQ, or host:port of Kafka.
-    :ivar stream: name of stream or topic; the runner creates and deletes it.
+    :ivar stream: name of the stream or topic; the runner creates and deletes it.
     """
 
     address: str
@@ -21,13 +21,13 @@ class Target:
 
 
 class Work(ABC):
-    """The work of one lane: opened once, then prepared and run in every round, closed at last.
+    """The work of one lane: opened once, prepared and run in each round, closed at the end.
 
-    Only `run` is on the clock.
+    Only `run` is timed.
 
-    :ivar histograms: latencies of the last round by name, where they are taken.
-    :ivar late: seconds that the last round ended behind its schedule, if it has one and did not
-        keep it.
+    :ivar histograms: latencies of the last round by name, if the lane measures any.
+    :ivar late: seconds by which the last round missed its schedule; 0 if it kept the schedule or
+        has none.
     """
 
     def __init__(self, target: Target) -> None:
@@ -41,30 +41,30 @@ class Work(ABC):
 
     @abstractmethod
     async def prepare(self, count: int) -> None:
-        """Make `count` messages, or whatever `run` is to find ready."""
+        """Create `count` messages, or whatever `run` needs."""
 
     @abstractmethod
     async def run(self) -> int:
-        """Do the work; return the number of messages confirmed, or consumed."""
+        """Do the work; return the number of confirmed or consumed messages."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """Clean up behind `run`, off the clock."""
+        """Clean up after `run`, outside of the timed part."""
 
     @abstractmethod
     async def close(self) -> None:
         """Disconnect."""
 
     async def round_trip(self) -> float:
-        """Ask the broker for something, off the clock; seconds until it has answered."""
+        """Send the broker a request, outside of the timed part; return seconds until it answers."""
         raise NotImplementedError
 
 
 def numbered(number: int, size: int = 10) -> bytes:
-    """The body of a message: its number, in so many bytes."""
+    """The body of a message: its number, padded to `size` bytes."""
     return b'%0*d' % (size, number)
 
 
 def bodies(count: int, size: int = 10) -> list[bytes]:
-    """Make the bodies of a round: no two alike."""
+    """Create the bodies of a round, all different."""
     return [numbered(i, size) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What the lanes of codecs have in common: the messages, and statements that `timeit` repeats."""
+"""What codec lanes share: the messages, and statements for `timeit`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ __all__ = ['APP_PROPERTIES', 'MESSAGES', 'PROPERTIES', 'Case', 'Codec', 'Message
 
 @dataclass(frozen=True)
 class Message:
-    """What is encoded and decoded.
+    """A message to encode and decode.
 
-    :ivar properties: values of the fields of AMQP's properties section.
+    :ivar properties: values for the AMQP properties section.
     """
 
     body: Any
@@ -24,7 +24,7 @@ class Message:
 
 
 def document() -> dict[str, Any]:
-    """Ten maps of ten values each."""
+    """Ten maps with ten values each."""
     return {
         f'item-{i}': {
             'name': f'name of item {i}',
@@ -70,7 +70,7 @@ MESSAGES = {
 
 
 def same(value: Any) -> Any:
-    """The value itself."""
+    """Return the value unchanged."""
     return value
 
 
@@ -81,11 +81,11 @@ def clip(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A statement to be timed, and how it is known to do its work.
+    """A statement to time, and a check that it works.
 
-    :ivar statement: expressions or assignments with `; ` between them, the last an expression.
-    :ivar names: what the names in the statement stand for.
-    :ivar expected: what `read` is to make of the value of the last expression.
+    :ivar statement: expressions or assignments separated by `; `; the last is an expression.
+    :ivar names: the namespace of the statement.
+    :ivar expected: expected result of calling `read` with the value of the last expression.
     """
 
     statement: str
@@ -94,9 +94,9 @@ class Case:
     read: Callable[[Any], Any] = same
 
     def check(self) -> None:
-        """Do the work once and look at what comes of it.
+        """Run the statement once and check its result.
 
-        :raises ValueError: it is not what is expected.
+        :raises ValueError: the result is wrong.
         """
         *before, last = self.statement.split('; ')
         names = dict(self.names)
@@ -110,7 +110,7 @@ class Case:
 
 
 class Codec(Work):
-    """Runs the statement of a case, which is checked first."""
+    """Checks a case and runs its statement."""
 
     def __init__(self, make: Callable[[str, Message], Case], kind: Kind, target: Target) -> None:
         super().__init__(target)
@@ -123,7 +123,7 @@ class Codec(Work):
     async def prepare(self, count: int) -> None:
         self.count = count
         self.timer = self.case.timer()
-        # the turn of another lane has just ended, and a round may last but milliseconds
+        # another lane has just run, and a round may take only milliseconds: warm up
         self.timer.timeit(count // 10)
 
     async def run(self) -> int:

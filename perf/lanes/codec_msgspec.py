@@ -1,4 +1,4 @@
-"""MessagePack by msgspec: the reference of what a codec for Python can be."""
+"""MessagePack by msgspec: a reference for how fast a Python codec can be."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ __all__ = ['make']
 
 
 class Body(msgspec.Struct):
-    """Of a message with sections, the body only; the others are skipped."""
+    """Only the body of a message with sections; the decoder skips the others."""
 
     body: Any
 

@@ -10,7 +10,7 @@ from .codec import Case, Codec, Message
 
 __all__ = ['make']
 
-# fields of the properties section, as attributes of Message
+# properties fields, as attributes of Message
 ATTRIBUTES = {
     'message_id': 'id',
     'to': 'address',
@@ -22,7 +22,7 @@ SECTIONS = f'({", ".join(f"message.{name}" for name in ATTRIBUTES.values())})'
 
 
 def copied(value: Any) -> Any:
-    """The value without views of Proton's memory, which go with its message."""
+    """A copy without views of Proton's memory, which is freed with its message."""
     if isinstance(value, memoryview):
         return bytes(value)
     if isinstance(value, dict):
@@ -31,9 +31,9 @@ def copied(value: Any) -> Any:
 
 
 def contents(message: proton.Message) -> tuple[Any, ...]:
-    """Body, properties and application properties, to be compared."""
+    """Body, properties and application properties, for comparison."""
     found = {name: getattr(message, attribute) for name, attribute in ATTRIBUTES.items()}
-    # an absent content type is read as the symbol 'None'
+    # Proton decodes an absent content type as the symbol 'None'
     properties = {name: str(value) for name, value in found.items() if value not in (None, 'None')}
     return copied(message.body), properties, dict(message.properties or {})
 
@@ -45,7 +45,7 @@ def decoded(raw: bytes) -> tuple[Any, ...]:
 
 
 def case(work: str, message: Message) -> Case:
-    # `inferred` makes a Data section of bytes; one Message is used again
+    # `inferred` encodes bytes as a Data section; the Message is reused
     one = proton.Message(inferred=isinstance(message.body, bytes))
     steps = [
         f'message.{ATTRIBUTES[name]} = {value!r}' for name, value in message.properties.items()

@@ -21,7 +21,7 @@ SECTIONS = 'm.properties, m.app_properties, m.body'
 
 
 def arguments(message: Message) -> str:
-    """Arguments of `stream_message_ctx`."""
+    """Source of the arguments for `stream_message_ctx`."""
     if not message.properties:
         return 'data'
     fields = ', '.join(f'{name}={value!r}' for name, value in message.properties.items())
@@ -29,7 +29,7 @@ def arguments(message: Message) -> str:
 
 
 def contents(ctx: MessageCtx) -> tuple[Any, ...]:
-    """Body, properties and application properties, to be compared."""
+    """Body, properties and application properties, for comparison."""
     found = {name: getattr(ctx.properties, name) for name in PROPERTIES}
     properties = {name: str(value) for name, value in found.items() if value is not None}
     return ctx.body, properties, ctx.app_properties

@@ -1,4 +1,4 @@
-"""rstream's codec: AMQPMessage and its decoder, as its documentation shows them."""
+"""rstream's codec: AMQPMessage and its decoder, used as in its documentation."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ __all__ = ['make']
 
 
 def as_read(value: Any) -> Any:
-    """The value as rstream reads it: strings as bytes."""
+    """Convert a value to what rstream decodes: strings become bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, list):
@@ -23,7 +23,7 @@ def as_read(value: Any) -> Any:
 
 
 def contents(message: AMQPMessage) -> tuple[Any, ...]:
-    """Body, properties and application properties, to be compared."""
+    """Body, properties and application properties, for comparison."""
     body = message.value if message.body is None else message.body
     found = message.properties._asdict() if message.properties else {}
     properties = {name: found[name] for name in PROPERTIES if found.get(name) is not None}

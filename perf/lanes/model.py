@@ -1,4 +1,4 @@
-"""The words of the table of lanes: kinds of work, libraries, lanes."""
+"""The classes of the lane table: kinds of work, libraries, lanes."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ __all__ = ['Kind', 'Lane', 'Library', 'Stored']
 
 @dataclass(frozen=True)
 class Stored:
-    """What a stream holds that is consumed.
+    """The contents of a stream to consume.
 
-    :ivar size: bytes of a body.
-    :ivar properties: messages have the properties of the codec's message.
-    :ivar value: name of the value that is their body, of :mod:`perf.lanes.values`; empty for bytes.
-    :ivar sub_entry: messages in an uncompressed sub-entry; 0 if there is none.
-    :ivar frame: messages in the frames that it is filled by, each confirmed before the next; it
-        depends on little but the broker how they are cut into chunks then, so runs can be compared.
-    :ivar readers: subscriptions of one connection that read all of it at once.
+    :ivar size: body size in bytes.
+    :ivar properties: whether messages have the properties of the codec's message.
+    :ivar value: the value used as body, a name from :mod:`perf.lanes.values`; empty for bytes.
+    :ivar sub_entry: messages per uncompressed sub-entry; 0 for none.
+    :ivar frame: messages per Publish frame, each frame confirmed before the next is sent.  The
+        broker then cuts chunks almost independently of the publisher, so runs are comparable.
+    :ivar readers: subscriptions on one connection that each consume the whole stream.
     """
 
     size: int = 10
@@ -30,30 +30,31 @@ class Stored:
 class Kind:
     """A kind of work that several libraries do, so that their lanes can be compared.
 
-    :ivar work: what is done, a name that the modules of lanes know.
+    :ivar work: what to do, a name that the lane modules know.
     :ivar full: messages per round at scale 1.
-    :ivar scale: scale when none is given.
+    :ivar scale: default scale.
     :ivar quick: messages per round of a quick run.
-    :ivar size: messages in a batch; counts are multiples of it.
-    :ivar floor: library whose lane is the floor of this kind; empty if it has none.
-    :ivar slowest: messages per second, below which a lane is taken for stuck.
-    :ivar stored: what is consumed; None if the kind does not consume.
-    :ivar warm_up: messages of the turn before the first round, which is not recorded.
-    :ivar like: kind whose scale it takes when none is given for itself.
-    :ivar references: what else lanes are compared with, titles and names of lanes.
-    :ivar frame: entries in a frame of the floor.
-    :ivar window: entries unconfirmed at most.
-    :ivar series: in a study, what is done for several values of `at`; empty elsewhere.
-    :ivar at: the value that a study is about.
-    :ivar body: bytes of a body that is published.
-    :ivar value: name of the value that is published; empty for bytes.
-    :ivar tasks: tasks of each process, each of which awaits its own confirms.
-    :ivar publishers: publishers of each process.
-    :ivar processes: processes that do a part of the work each, at the same time.
-    :ivar streams: streams that it is spread over; above 1, their names end in a number.
-    :ivar delay: milliseconds of a round trip that are injected; None where it is left as it is.
-    :ivar rate: messages a second of an open loop; 0 where the loop is closed.
-    :ivar rounds: in how many rounds it takes part at most; 0 for all.
+    :ivar size: messages per batch; message counts are multiples of it.
+    :ivar floor: library whose lane is the floor of this kind; empty for none.
+    :ivar slowest: messages per second below which a lane counts as stuck.
+    :ivar stored: what to consume; None if this kind does not consume.
+    :ivar warm_up: messages in the unrecorded turn before the first round.
+    :ivar like: kind that provides the scale if none is specified for this one.
+    :ivar references: other lanes to compare with, as titles and lane names.
+    :ivar frame: entries per frame of the floor.
+    :ivar window: maximum number of unconfirmed entries.
+    :ivar series: in a study, the work that is done for several values of `at`; otherwise empty.
+    :ivar at: the value that the study varies.
+    :ivar body: size in bytes of published bodies.
+    :ivar value: name of the published value; empty for bytes.
+    :ivar tasks: tasks per process, each awaiting its own confirms.
+    :ivar publishers: publishers per process.
+    :ivar processes: processes that share the work, running in parallel.
+    :ivar streams: number of streams to spread the work over; if above 1, a number is appended to
+        their names.
+    :ivar delay: injected round-trip time in milliseconds; None to inject nothing.
+    :ivar rate: messages per second of an open loop; 0 for a closed loop.
+    :ivar rounds: maximum number of rounds to take part in; 0 for all.
     """
 
     name: str
@@ -85,30 +86,30 @@ class Kind:
     rounds: int = 0
 
     def count(self, scale: float) -> int:
-        """Messages per round at that scale."""
+        """Messages per round at this scale."""
         return self.whole(self.full * scale)
 
     def part_of(self, rounds: int) -> int:
-        """In how many of a run's rounds it takes part."""
+        """How many of a run's rounds this kind takes part in."""
         return min(rounds, self.rounds or rounds)
 
     def whole(self, count: float) -> int:
-        """So many messages, in whole batches."""
+        """Round a message count to whole batches."""
         return max(1, round(count / self.size)) * self.size
 
 
 @dataclass(frozen=True)
 class Library:
-    """Something that publishes, consumes, encodes or decodes.
+    """A library that publishes, consumes, encodes or decodes.
 
-    :ivar module: module of its lanes, in this package.
+    :ivar module: module with its lanes, in this package.
     :ivar kinds: names of the kinds of work that it does.
-    :ivar needs: distributions on the package index without which it cannot run.
-    :ivar loop: event loop that its lanes run on.
-    :ivar broker: broker it talks to; empty if it needs none.
-    :ivar how: how it is used.
-    :ivar part: part of the messages of a kind that it is given in a round, where it is slow.
-    :ivar program: program of its own that does its work; empty for :mod:`perf.worker`.
+    :ivar needs: distributions that must be installed.
+    :ivar loop: event loop of its lanes.
+    :ivar broker: broker that it uses; empty for none.
+    :ivar how: how it is used, as text.
+    :ivar part: fraction of a kind's messages that a slow library handles per round.
+    :ivar program: separate program that does its work; empty for :mod:`perf.worker`.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Lane:
 
     @property
     def broker(self) -> str:
-        """Broker it talks to, far away where there is a delay; empty if it needs none."""
+        """The broker it uses, with the suffix for a delayed connection if any; empty for none."""
         far = '-far' if self.kind.delay is not None else ''
         return self.library.broker + far
 

@@ -1,29 +1,30 @@
-"""What the lanes of an open loop have in common: the pace, the clock and the checks.
+"""What open-loop lanes share: pacing, timing and checks.
 
-Message `i` is due at `start + i / rate` and is sent then, whatever is unconfirmed; both of its
-latencies, until its confirm and until it is consumed, count from when it was due.  So a lane that
-sends late, because it or its event loop is busy, has that in its latencies.
+Message `i` is due at `start + i / rate` and is sent then, no matter how many messages are
+unconfirmed.  Both its latencies, to its confirm and to its consumption, are measured from the time
+when it was due.  If a lane sends late because it or its event loop is busy, its latencies show it.
 
-All lanes are paced by the same code: the event loop is woken once a millisecond at most, and what
-is due then is sent at once.  At 1,000 messages a second that adds nothing but the time of a
-wake-up; at 10,000 a message waits for up to 0.9 ms, 0.45 ms on average, in every lane alike.  The
-wake-ups are those of a timer of the kernel's where there is one (Linux), because those of event
-loops count in milliseconds: they add about 0.6 ms more at 1,000 messages a second.
+The same code paces all lanes: it wakes the event loop at most once per millisecond and sends all
+messages that are due.  At 1,000 messages per second this only adds the time of a wake-up.  At
+10,000, messages wait for up to 0.9 ms, or 0.45 ms on average, in all lanes.  A kernel timer wakes
+the loop if available (Linux), because timers of event loops have a resolution of milliseconds: they
+add another 0.6 ms or so at 1,000 messages per second.
 
-Figures of the floor lane, on two cores that were busy with other things, too: CPU of the process,
-and medians over rounds of the median time from due to sent and to the confirm, in milliseconds.
+The table shows figures of the floor lane on two cores that were also busy with other work: CPU of
+the process, and medians over rounds of the median time from due to sent and to confirm in
+milliseconds.
 
 ====================================  ================  ================
-wake-ups                              1,000 a second    10,000 a second
+wake-ups                              1,000 per second  10,000 per second
 ====================================  ================  ================
-kernel's timer, one a millisecond     15 %, 0.15, 1.0   20 %, 0.88, 2.1
-kernel's timer, one a message         the same          27 %, 0.58, 3.3
-event loop's timer, one a millisecond 13 %, 0.73, 1.8   19 %, 0.87, 2.4
+kernel timer, one per millisecond     15 %, 0.15, 1.0   20 %, 0.88, 2.1
+kernel timer, one per message         the same          27 %, 0.58, 3.3
+loop timer, one per millisecond       13 %, 0.73, 1.8   19 %, 0.87, 2.4
 `sleep(0)` until due                  14 %, 0.96, 4.2   25 %, 0.92, 4.9
 ====================================  ================  ================
 
-One wake-up a message takes CPU that the broker wants, for 10,000 frames a second, too; spinning
-takes what there is, so it gains nothing where there is little.
+One wake-up per message takes CPU time that the broker needs, also for handling 10,000 frames per
+second; spinning takes all the CPU there is, so it gains nothing when CPU is scarce.
 """
 
 import asyncio
@@ -43,10 +44,10 @@ from .base import Target, Work, numbered
 
 __all__ = ['OpenLoop']
 
-TICK = 1_000  # wake-ups a second, at most
-LEAD = 1_000_000  # nanoseconds from the setting of the clock to the first message
-LATE = 1.0  # seconds behind the schedule at the end, from which on a lane has not kept the rate
-PATIENCE = 10.0  # seconds without a confirm or a message consumed
+TICK = 1_000  # maximum wake-ups per second
+LEAD = 1_000_000  # nanoseconds from setting the clock to the first message
+LATE = 1.0  # seconds behind schedule at the end, beyond which a lane did not keep the rate
+PATIENCE = 10.0  # maximum seconds without a confirm or a consumed message
 
 NANO = 1_000_000_000
 TFD_TIMER_ABSTIME = 1
@@ -54,7 +55,7 @@ TIMER_SPEC = struct.Struct('@llll')
 
 
 class Pace(Protocol):
-    """Calls `tick` with the number of messages that have become due since it was called last."""
+    """Calls `tick` with the number of messages that have become due since the last call."""
 
     def __init__(self, rate: int, start: int, tick: Callable[[int], None]) -> None: ...
 
@@ -62,19 +63,19 @@ class Pace(Protocol):
 
 
 class KernelPace:
-    """A timer of the kernel's (Linux), read by the event loop as it reads a socket."""
+    """A kernel timer (Linux) that the event loop reads like a socket."""
 
     def __init__(self, rate: int, start: int, tick: Callable[[int], None]) -> None:
         self.tick = tick
         self.step = max(rate // TICK, 1)
         self.loop = asyncio.get_running_loop()
         interval = NANO * self.step // rate
-        first = start + NANO * (self.step - 1) // rate  # when all of the first step are due
+        first = start + NANO * (self.step - 1) // rate  # when the whole first step is due
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         spec = TIMER_SPEC.pack(*divmod(interval, NANO), *divmod(first, NANO))
         if self.fd < 0 or libc.timerfd_settime(self.fd, TFD_TIMER_ABSTIME, spec, None):
-            raise OSError(ctypes.get_errno(), 'no timer of the kernel')
+            raise OSError(ctypes.get_errno(), 'cannot create a kernel timer')
         self.loop.add_reader(self.fd, self.ready)
 
     def ready(self) -> None:
@@ -87,21 +88,21 @@ class KernelPace:
 
 
 class LoopPace:
-    """A timer of the event loop: what has become due within its millisecond is sent at once."""
+    """A timer of the event loop; sends all messages that became due within its resolution."""
 
     def __init__(self, rate: int, start: int, tick: Callable[[int], None]) -> None:
         self.tick = tick
         self.rate = rate
         self.start = start
-        self.told = 0
+        self.ticked = 0
         self.loop = asyncio.get_running_loop()
         self.timer = self.loop.call_later(1 / TICK, self.ready)
 
     def ready(self) -> None:
         self.timer = self.loop.call_later(1 / TICK, self.ready)
         due = max((time.monotonic_ns() - self.start) * self.rate // NANO + 1, 0)
-        if due > self.told:
-            count, self.told = due - self.told, due
+        if due > self.ticked:
+            count, self.ticked = due - self.ticked, due
             self.tick(count)
 
     def stop(self) -> None:
@@ -112,13 +113,13 @@ PACE: type[Pace] = KernelPace if sys.platform == 'linux' else LoopPace
 
 
 class OpenLoop(Work):
-    """Sends at the rate of its kind, and checks and times what comes back.
+    """Sends at the rate of its kind, and checks and times the results.
 
-    A lane sends in `send`, and tells by `confirmed` and `consumed`.  Its consumer is subscribed
-    in `open`, and stays for all rounds.
+    A lane sends in `send` and calls `confirmed` and `consumed`.  Its consumer subscribes in `open`
+    and stays subscribed for all rounds.
 
-    :ivar late: seconds that the last round took longer than its schedule, if it was so long that
-        the rate was not kept; else 0.
+    :ivar late: seconds by which the last round exceeded its schedule, if it did not keep the rate;
+        otherwise 0.
     """
 
     patience = PATIENCE
@@ -126,7 +127,7 @@ class OpenLoop(Work):
     def __init__(self, kind: Kind, target: Target) -> None:
         super().__init__(target)
         self.rate = kind.rate
-        self.number = 0  # of the first message of the round; no two rounds have the same
+        self.number = 0  # of the first message of the round; message numbers are never reused
         self.count = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.error: Exception | None = None
@@ -134,13 +135,13 @@ class OpenLoop(Work):
 
     @abstractmethod
     def send(self, first: int, end: int) -> None:
-        """Begin to send the messages of these indices, without waiting for anything."""
+        """Start sending the messages with these indices, without waiting."""
 
     async def prepare(self, count: int) -> None:
         self.number += self.count
         self.count = self.unconfirmed = count
         self.bodies = [numbered(self.number + i) for i in range(count)]
-        self.waiting = bytearray(b'\x01') * count  # for their confirms
+        self.waiting = bytearray(b'\x01') * count  # 1: unconfirmed
         self.begun = self.seen = 0
         self.histograms = {'confirm': Histogram(), 'end to end': Histogram()}
         self.add_confirm = self.histograms['confirm'].add
@@ -163,7 +164,7 @@ class OpenLoop(Work):
         self.bodies = []
 
     async def wait(self) -> None:
-        """Wait until all is confirmed and consumed, or fails, or nothing happens any more."""
+        """Wait until all messages are confirmed and consumed, or the round fails or stalls."""
         while self.error is None and not self.done.is_set():
             before = self.begun, self.unconfirmed, self.seen
             try:
@@ -178,7 +179,7 @@ class OpenLoop(Work):
             raise self.error
 
     def tick(self, count: int) -> None:
-        """So many more messages are due."""
+        """`count` more messages are due."""
         first = self.begun
         self.begun = end = min(first + count, self.count)
         if first < end:
@@ -187,10 +188,10 @@ class OpenLoop(Work):
             except Exception as ex:
                 self.fail(ex)
 
-    # -- what a lane tells
+    # -- called by lanes
 
     def confirmed(self, index: int) -> None:
-        """The message of that index was confirmed."""
+        """The message with this index was confirmed."""
         now = time.monotonic()
         if not (0 <= index < self.begun and self.waiting[index]):
             self.fail(ValueError(f'message {index} was confirmed, which is not unconfirmed'))
@@ -202,7 +203,7 @@ class OpenLoop(Work):
             self.done.set()
 
     def consumed(self, body: Any) -> None:
-        """The consumer has the next message, its body decoded."""
+        """The consumer has received the next message and decoded its body."""
         now = time.monotonic()
         index = self.seen
         if index >= self.begun or body != self.bodies[index]:
@@ -214,14 +215,14 @@ class OpenLoop(Work):
             self.done.set()
 
     def fail(self, error: Exception) -> None:
-        """The first of them ends the round, and every later one."""
+        """End this round and all later ones with the first error."""
         self.error = self.error or error
         self.done.set()
 
-    # -- tasks, where a lane has some
+    # -- tasks of lanes
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task; the round fails if it does."""
+        """Start a task; if it fails, so does the round."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.ended)
@@ -233,7 +234,7 @@ class OpenLoop(Work):
             self.fail(error)
 
     async def end_tasks(self) -> None:
-        """Cancel what runs yet, such as the consumer."""
+        """Cancel tasks that are still running, such as the consumer."""
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""aiokafka on Kafka at a fixed rate."""
+"""aiokafka publishing to Kafka at a fixed rate."""
 
 import asyncio
 import functools
@@ -15,9 +15,9 @@ __all__ = ['make']
 
 
 class Client(OpenLoop):
-    """What is due at once is sent by a task, `send` by `send`; `async for` over records.
+    """One task per tick sends what is due with `send`; `async for` consumes records.
 
-    `send` may wait, and then lets a later one pass, so those tasks take turns.
+    `send` may wait and be overtaken by a later call, so the tasks take turns.
     """
 
     async def open(self) -> None:
@@ -36,7 +36,7 @@ class Client(OpenLoop):
         )
         await self.consumer.start()
         await self.producer.start()
-        await self.producer.partitions_for(topic)  # else the first message asks
+        await self.producer.partitions_for(topic)  # otherwise the first message would do it
         partition = TopicPartition(topic, 0)
         self.consumer.assign([partition])
         await self.consumer.seek_to_end(partition)
@@ -48,9 +48,9 @@ class Client(OpenLoop):
             consumed(record.value)
 
     def send(self, first: int, end: int) -> None:
-        self.spawn(self.some(range(first, end)))
+        self.spawn(self.send_all(range(first, end)))
 
-    async def some(self, indices: range) -> None:
+    async def send_all(self, indices: range) -> None:
         send, topic = self.producer.send, self.target.stream
         async with self.turn:
             for index in indices:
@@ -59,7 +59,7 @@ class Client(OpenLoop):
 
     def acknowledged(self, index: int, future: 'asyncio.Future[Any]') -> None:
         if future.cancelled():
-            self.fail(ValueError(f'message {index} was given up'))
+            self.fail(ValueError(f'message {index} was not confirmed'))
         elif (error := future.exception()) is not None:
             assert isinstance(error, Exception)
             self.fail(error)

@@ -1,4 +1,4 @@
-"""Floor of an open loop: two bare protocols, one that publishes and one that consumes."""
+"""Floor of an open loop: two bare asyncio protocols, one publishing and one consuming."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ CREDIT = wire.CREDIT_ONE.pack(7, wire.CREDIT, 1, 0, 1)
 
 
 class Frames(asyncio.Protocol):
-    """Cuts what comes into frames."""
+    """Splits received data into frames."""
 
     def __init__(self, work: OpenLoop, frame: Callable[[int, bytes], None]) -> None:
         self.work = work
@@ -42,17 +42,17 @@ class Frames(asyncio.Protocol):
 
 
 class Floor(OpenLoop):
-    """What is due at once is one frame; its messages are encoded before the clock starts."""
+    """Sends what is due as one frame; the messages are encoded before the clock starts."""
 
     async def open(self) -> None:
         consumer = wire.Connection(self.target.address)
         consumer.subscribe_next(self.target.stream)
         publisher = wire.Connection(self.target.address)
         publisher.declare_publisher(self.target.stream)
-        self.publisher = await self.give(publisher, self.on_confirm)
-        self.consumer = await self.give(consumer, self.on_deliver)
+        self.publisher = await self.connect(publisher, self.on_confirm)
+        self.consumer = await self.connect(consumer, self.on_deliver)
 
-    async def give(
+    async def connect(
         self, connection: wire.Connection, frame: Callable[[int, bytes], None]
     ) -> asyncio.WriteTransport:
         connection.socket.setblocking(False)
@@ -82,7 +82,7 @@ class Floor(OpenLoop):
             return
         self.consumer.write(CREDIT)
         for message in wire.read_chunk(body[1:])[1]:
-            self.consumed(message[5:])  # behind the head of a data section
+            self.consumed(message[5:])  # skip the header of the data section
 
     async def finish(self) -> None:
         await super().finish()

@@ -1,4 +1,4 @@
-"""This client at a fixed rate."""
+"""RbFly at a fixed rate."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ __all__ = ['make']
 
 
 class Client(OpenLoop):
-    """A task for each message, which awaits `Publisher.send`; `async for` over bodies."""
+    """One task per message awaits `Publisher.send`; `async for` consumes bodies."""
 
     def __init__(self, kind: Kind, target: Target) -> None:
         super().__init__(kind, target)

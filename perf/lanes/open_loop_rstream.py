@@ -21,13 +21,13 @@ __all__ = ['make']
 
 
 class Client(OpenLoop):
-    """A task for what is due at once, which sends it by `send_batch`; confirms by its callback.
+    """One task per tick sends what is due with `send_batch`; the callback receives confirms.
 
-    `send` is no way to a low latency: what it buffers leaves every half second, and the delay that
-    the constructor takes is not used (1.1.1).  A task for each message with `send_wait` has about
-    the same median at 1,000 messages a second, but each confirm looks through all that wait, so a
-    stall grows: seconds at p99 on a busy machine, and at 10,000 a second it does not come to an
-    end in a minute.
+    `send` is unsuitable for low latency: it sends what it has buffered every half second, and the
+    delay passed to the constructor is ignored (1.1.1).  One task per message with `send_wait` has
+    about the same median at 1,000 messages per second, but each confirm searches all waiting
+    tasks, so delays grow: to seconds at p99 on a busy machine, and at 10,000 per second it does not
+    finish within a minute.
     """
 
     async def open(self) -> None:
@@ -47,12 +47,12 @@ class Client(OpenLoop):
         await super().prepare(count)
         self.messages = [AMQPMessage(body=body) for body in self.bodies]
         for i, message in enumerate(self.messages):
-            message.publishing_id = self.number + i  # by which its confirm is known
+            message.publishing_id = self.number + i  # identifies its confirm
 
     def send(self, first: int, end: int) -> None:
-        self.spawn(self.some(self.messages[first:end]))
+        self.spawn(self.send_all(self.messages[first:end]))
 
-    async def some(self, messages: list[AMQPMessage]) -> None:
+    async def send_all(self, messages: list[AMQPMessage]) -> None:
         await self.producer.send_batch(
             self.target.stream, messages, on_publish_confirm=self.on_confirm
         )

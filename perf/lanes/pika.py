@@ -1,4 +1,4 @@
-"""pika: AMQP 0.9.1, blocking and not; a broker takes messages for streams over that, too."""
+"""pika: AMQP 0.9.1, blocking and asynchronous, which can also publish to streams."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from .base import Target, Work, bodies
 
 __all__ = ['make']
 
-WINDOW = 10_000  # messages unconfirmed, of all publishers together
-PIECE = 1_000  # messages between which the loop gets to write
+WINDOW = 10_000  # maximum number of messages in flight, of all publishers together
+PIECE = 1_000  # messages after which the event loop can write
 
 
 def parameters(target: Target) -> pika.URLParameters:
     found = pika.URLParameters(target.address)
-    # between its turns a blocking connection is idle for minutes, and sends no heartbeats
+    # a blocking connection sends no heartbeats while idle, for minutes between its turns
     found.heartbeat = 0
     return found
 
 
 def declare(channel: Any, stream: str) -> float:
-    """Seconds that the broker takes to answer that there is the stream."""
+    """Seconds until the broker confirms that the stream exists."""
     start = perf_counter()
     channel.queue_declare(stream, passive=True)
     return perf_counter() - start
@@ -61,27 +61,27 @@ class Blocking(Work):
             self.connection.close()
 
     async def round_trip(self) -> float:
-        """Seconds to the broker and back."""
+        """Seconds for a round trip to the broker."""
         return declare(self.channel, self.target.stream)
 
 
 class Unconfirmed(Blocking):
-    """Messages are handed to the socket, and that is all that is known of them."""
+    """Write messages to the socket, without confirms."""
 
     async def run(self) -> int:
         count = await super().run()
-        # writes what is left, and reads; raises if the broker has closed the connection
+        # writes what remains, and reads; raises if the broker has closed the connection
         self.connection.process_data_events(0)
         return count
 
     async def finish(self) -> None:
         await super().finish()
-        # answered behind the messages; raises if the channel was closed over one of them
+        # the broker answers after processing the messages; raises if one of them closed the channel
         await self.round_trip()
 
 
 class Confirmed(Blocking):
-    """Each message is confirmed before the next."""
+    """Await the confirm of each message before sending the next."""
 
     async def open(self) -> None:
         await super().open()
@@ -89,13 +89,13 @@ class Confirmed(Blocking):
 
 
 class Connections(Work):
-    """Each message has a connection of its own: connect, publish, confirmed, close."""
+    """A new connection for each message: connect, publish, await the confirm, close."""
 
     bodies: list[bytes]
 
     async def open(self) -> None:
         self.parameters = parameters(self.target)
-        await self.round_trip()  # so that a broker that is not there is told of here
+        await self.round_trip()  # fail here if the broker is not available
 
     async def prepare(self, count: int) -> None:
         self.bodies = bodies(count)
@@ -118,26 +118,26 @@ class Connections(Work):
         pass
 
     async def round_trip(self) -> float:
-        """Seconds to the broker and back, on an open connection."""
+        """Seconds for a round trip to the broker, on an open connection."""
         with pika.BlockingConnection(self.parameters) as connection:
             return declare(connection.channel(), self.target.stream)
 
 
 class Publisher:
-    """A channel on an asyncio connection of its own, and which of its messages are confirmed."""
+    """A channel on its own asyncio connection, tracking which messages are confirmed."""
 
     def __init__(self, target: Target, window: int) -> None:
         self.target = target
         self.window = window
         self.bodies: list[bytes] = []
         self.published = 0  # delivery tag of the last message
-        self.below = 0  # confirmed up to this one
-        self.beyond: set[int] = set()  # and these behind it
+        self.below = 0  # all messages up to this one are confirmed
+        self.beyond: set[int] = set()  # confirmed messages after that
         self.closing = False
         self.error: BaseException | None = None
         self.waiter: asyncio.Future[Any] | None = None
 
-    # -- what pika calls
+    # -- callbacks
 
     def answered(self, answer: Any = None) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -170,10 +170,10 @@ class Publisher:
         self.confirm(method.delivery_tag, method.multiple)
         self.answered()
 
-    # -- what it is told to do
+    # -- operations
 
     async def ask(self, question: Callable[[Callable[..., None]], object]) -> Any:
-        """Have pika call back; return what with, or raise if the connection ends first."""
+        """Start an operation; return what pika calls back with, or raise if the connection ends."""
         if self.error is not None:
             raise self.error
         self.waiter = asyncio.get_running_loop().create_future()
@@ -195,7 +195,7 @@ class Publisher:
         await self.ask(lambda done: self.channel.confirm_delivery(self.on_confirm, callback=done))
 
     def confirm(self, tag: int, multiple: bool) -> None:
-        """Note that a message is confirmed, or all up to it."""
+        """Record the confirm of a message, or of all messages up to it."""
         beyond = self.beyond
         if multiple:
             self.below = max(self.below, tag)
@@ -227,13 +227,13 @@ class Publisher:
             self.published += len(piece)
             count += len(piece)
             if room > PIECE:
-                await asyncio.sleep(0)  # pika writes when the loop tells it to
+                await asyncio.sleep(0)  # let pika write
         while self.unconfirmed:
             await self.confirms()
         return count
 
     async def confirms(self) -> None:
-        """Wait for more of them."""
+        """Wait for more confirms."""
         await self.ask(lambda done: None)
 
     async def round_trip(self) -> float:
@@ -245,14 +245,14 @@ class Publisher:
     async def close(self) -> None:
         self.closing = True
         if not self.connection.is_closed:
-            self.error = None  # of the channel, or of a message: told already
+            self.error = None  # of the channel or a message; already raised
             await self.ask(lambda done: self.connection.close())
 
 
 class InFlight(Work):
-    """Messages are published as long as not too many of them are unconfirmed.
+    """Publish while there are not too many messages in flight.
 
-    With several publishers, each has its share of the messages and of what may be unconfirmed.
+    Several publishers share the messages and the limit evenly.
     """
 
     def __init__(self, target: Target, publishers: int = 1) -> None:
@@ -285,7 +285,7 @@ class InFlight(Work):
             await publisher.close()
 
     async def round_trip(self) -> float:
-        """Seconds to the broker and back, of the first publisher."""
+        """Seconds for a round trip to the broker, of the first publisher."""
         return await self.publishers[0].round_trip()
 
 

@@ -1,4 +1,4 @@
-"""Floor: a blocking socket, frames that are ready, confirms that are counted, nothing else."""
+"""Floor: a blocking socket that sends prepared frames and counts confirms."""
 
 from time import perf_counter
 
@@ -12,7 +12,7 @@ SUB_ENTRY = 100
 
 
 class Connected(Work):
-    """What the lanes have in common: one connection."""
+    """What these lanes share: one connection."""
 
     async def open(self) -> None:
         self.connection = wire.Connection(self.target.address, timeout=None)
@@ -27,7 +27,7 @@ class Connected(Work):
 
 
 class Publish(Connected):
-    """Frames of `size` bodies of `body` bytes, `window` messages unconfirmed at most."""
+    """Send frames of `size` bodies of `body` bytes, with at most `window` messages in flight."""
 
     def __init__(self, target: Target, size: int, window: int, body: int = 10) -> None:
         super().__init__(target)
@@ -51,7 +51,7 @@ class Publish(Connected):
 
 
 class SubEntries(Publish):
-    """Messages in sub-entries, which are confirmed as one."""
+    """Send messages in sub-entries, which are confirmed as a whole."""
 
     async def prepare(self, count: int) -> None:
         self.frames = wire.sub_entry_frames(bodies(count), SUB_ENTRY, self.size)

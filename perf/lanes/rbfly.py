@@ -1,4 +1,4 @@
-"""This client."""
+"""RbFly."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -15,13 +15,13 @@ from .values import MESSAGES, context
 __all__ = ['MAKE', 'Consume', 'ConsumeBatches', 'ConsumeMessages', 'make']
 
 SUB_ENTRY = 100
-AT_ONCE = 100_000  # messages that are made, where all of them would be too many
+REPEATED = 100_000  # messages to create where creating all of them would take too much memory
 
 
 class Client(Work):
-    """What the lanes have in common: the client, and its end.
+    """What these lanes share: opening and closing the client.
 
-    :ivar amqp: publish as AMQP 1.0, not as raw bytes.
+    :ivar amqp: publish AMQP 1.0 messages instead of raw bytes.
     """
 
     def __init__(self, target: Target, kind: Kind, amqp: bool = True) -> None:
@@ -51,16 +51,17 @@ class Single(Client):
         )
 
     def arguments(self) -> dict[str, Any]:
-        """Other arguments of the publisher."""
+        """Additional arguments for the publisher."""
         return {}
 
     async def prepare(self, count: int) -> None:
         kind = self.kind
         self.bodies: list[Any] = bodies(count, kind.body)
         if kind.value:
-            given = MESSAGES[kind.value]
+            message = MESSAGES[kind.value]
             self.bodies = [
-                context(kind.value) if given.app_properties else given.body for _ in range(count)
+                context(kind.value) if message.app_properties else message.body
+                for _ in range(count)
             ]
 
     async def run(self) -> int:
@@ -89,7 +90,7 @@ class SubEntries(Window):
 
 
 class Tasks(Single):
-    """As many tasks as the kind says, which share the messages."""
+    """Several tasks share the messages."""
 
     async def run(self) -> int:
         tasks = self.kind.tasks
@@ -106,7 +107,7 @@ class Tasks(Single):
 
 
 class Publishers(Single):
-    """Several publishers at once, of one stream or of a stream each, share the messages."""
+    """Several publishers share the messages, using the same stream or one each."""
 
     async def open(self) -> None:
         await Client.open(self)
@@ -129,12 +130,12 @@ class Publishers(Single):
         return sum(done)
 
 
-class OnAndOn(Single):
-    """The same messages again and again, more than there is room for."""
+class Repeat(Single):
+    """Send the same messages repeatedly: more than fit in memory."""
 
     async def prepare(self, count: int) -> None:
         self.left = count
-        self.bodies = bodies(min(count, AT_ONCE))
+        self.bodies = bodies(min(count, REPEATED))
 
     async def run(self) -> int:
         count = 0
@@ -171,7 +172,7 @@ class Batch(Client):
 
 
 class Consume(Client):
-    """As many subscriptions at once as the kind says, each of which reads all that is stored."""
+    """Several subscriptions at the same time, each of which consumes the whole stream."""
 
     def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target, kind)
@@ -185,10 +186,10 @@ class Consume(Client):
         found = await self.collect(subscription, self.stored.frame)
         await subscription.aclose()
         if found != [self.body(i) for i in range(self.stored.frame)]:
-            raise ValueError('other bodies than those that were published')
+            raise ValueError('the received bodies differ from the published ones')
 
     def body(self, number: int) -> Any:
-        """Body of the message with that number."""
+        """Body of the message with this number."""
         value = self.stored.value
         return MESSAGES[value].body if value else numbered(number, self.stored.size)
 
@@ -213,7 +214,7 @@ class Consume(Client):
                 raise ValueError(f'message {count - 1} has the body {repr(data)[:50]}')
 
     async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
-        """So many bodies."""
+        """Return `count` bodies."""
         found = []
         async for data in subscription:
             found.append(data)
@@ -222,10 +223,10 @@ class Consume(Client):
         return found
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
-        """At least so many messages; how many there were, and the body of the last."""
+        """Read at least `count` messages; return how many, and the last body."""
         left = count
         data = None
-        async for data in subscription:  # noqa: B007 - the last one is compared
+        async for data in subscription:  # noqa: B007 - the last one is checked
             left -= 1
             if not left:
                 break
@@ -245,7 +246,7 @@ class ConsumeBatches(Consume):
         left = count
         data = None
         async for batch in subscription.batches():
-            for data in batch:  # noqa: B007 - each is taken out, the last one is compared
+            for data in batch:  # noqa: B007 - read each one; the last is checked
                 pass
             left -= len(batch)
             if left <= 0:
@@ -258,14 +259,17 @@ class ConsumeMessages(Consume):
         found: list[Any] = []
         async for message in subscription.messages():
             if self.stored.properties:
-                given = message.properties
-                properties = {name: str(getattr(given, name)) for name in PROPERTIES}
+                received = message.properties
+                properties = {name: str(getattr(received, name)) for name in PROPERTIES}
                 if (properties, message.app_properties) != (PROPERTIES, APP_PROPERTIES):
-                    raise ValueError(f'other properties than those that were published: {given}')
+                    raise ValueError(f'the properties differ from the published ones: {received}')
             if (value := self.stored.value) and (
                 message.app_properties != MESSAGES[value].app_properties
             ):
-                raise ValueError(f'other properties than those: {message.app_properties}')
+                raise ValueError(
+                    'the application properties differ from the published ones:'
+                    f' {message.app_properties}'
+                )
             if message.stream_offset != len(found):
                 raise ValueError(f'offset {message.stream_offset} for message {len(found)}')
             found.append(message.body)
@@ -296,12 +300,12 @@ MAKE: dict[str, type[Client]] = {
     'sub-publish': SubEntries,
     'publishers': Publishers,
     'streams': Publishers,
-    'on-and-on': OnAndOn,
+    'on-and-on': Repeat,
     'consume': Consume,
 }
 
 
 def make(kind: Kind, target: Target) -> Work:
     if kind.stored and kind.stored.value and MESSAGES[kind.stored.value].app_properties:
-        return ConsumeMessages(target, kind)  # who is given bodies does not read properties
+        return ConsumeMessages(target, kind)  # iterating over bodies does not read properties
     return MAKE[kind.work](target, kind)

@@ -1,4 +1,4 @@
-"""This client, a chunk at a time."""
+"""RbFly, consuming a chunk at a time."""
 
 from . import Kind
 from .base import Target, Work

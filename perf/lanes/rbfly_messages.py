@@ -1,4 +1,4 @@
-"""This client, all that a message has."""
+"""RbFly, consuming messages with all their properties."""
 
 from . import Kind
 from .base import Target, Work

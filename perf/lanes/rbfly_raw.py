@@ -1,4 +1,4 @@
-"""This client with raw bytes in place of AMQP 1.0."""
+"""RbFly with raw bytes instead of AMQP 1.0."""
 
 from . import Kind
 from .base import Target, Work

@@ -13,7 +13,7 @@ __all__ = ['account', 'make']
 
 
 def account(uri: str) -> dict[str, Any]:
-    """Where to connect and as whom, as rstream's arguments."""
+    """The broker's address and credentials, as arguments for rstream."""
     address = wire.parse_uri(uri)
     return {
         'host': address.host,
@@ -25,7 +25,7 @@ def account(uri: str) -> dict[str, Any]:
 
 
 class Publish(Work):
-    """Batches, the next of which is sent while less than a window is unconfirmed."""
+    """Send batches, the next one whenever there is room in the window."""
 
     def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
@@ -59,7 +59,7 @@ class Publish(Work):
         return count
 
     async def settled(self, most: int) -> None:
-        """Wait until at most so many are unconfirmed."""
+        """Wait until at most `most` messages are unconfirmed."""
         if self.pending > most:
             self.most = most
             self.waiter = asyncio.get_running_loop().create_future()
@@ -83,7 +83,7 @@ class Publish(Work):
 
 
 class Single(Publish):
-    """Messages from tasks, each of which awaits its own confirm."""
+    """Several tasks, each awaiting its own confirms."""
 
     def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target, kind)

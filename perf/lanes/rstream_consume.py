@@ -1,4 +1,4 @@
-"""rstream consumes."""
+"""rstream consuming."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from .rstream import account
 
 __all__ = ['make']
 
-CREDIT = 10  # chunks, its default
+CREDIT = 10  # chunks; rstream's default
 
 
 class Consume(Work):

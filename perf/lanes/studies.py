@@ -1,6 +1,6 @@
-"""What studies measure: one kind of work after the other along a scale, and what takes its time.
+"""What studies measure: one kind of work for a series of values, to see what its speed depends on.
 
-As :mod:`perf.lanes`, a table of plain data.
+Like :mod:`perf.lanes`, a table of plain data.
 """
 
 from typing import Any
@@ -11,42 +11,42 @@ __all__ = ['KINDS', 'LIBRARIES', 'SCENARIOS']
 
 SCENARIOS = {
     'batch-size': 'messages of 10 bytes in batches of 1 to 1,000, each confirmed before the next',
-    'concurrent': 'messages of 10 bytes from 1 to 1,000 tasks, each of which awaits its own',
-    'latency': 'messages of 10 bytes through a proxy that delays, 0 to 100 ms there and back',
-    'percentiles': 'messages of 10 bytes at a fixed rate, whatever is unconfirmed: how long each'
-    ' takes from when it was due to its confirm, and to a consumer',
+    'concurrent': 'messages of 10 bytes from 1 to 1,000 tasks, each awaiting its own confirms',
+    'latency': 'messages of 10 bytes through a proxy that adds 0 to 100 ms per round trip',
+    'percentiles': 'messages of 10 bytes at a fixed rate, however many are unconfirmed: the time'
+    ' from when each was due to its confirm, and to its consumption',
     'processes': 'messages of 10 bytes from 1 and 2 processes with 1 to 5 publishers each',
     'sizes': 'messages of 10 bytes to 900 KB, published and consumed',
-    'values': 'what the types of AMQP 1.0 cost, published and consumed',
-    'clients': "beside the other fast clients of RabbitMQ's streams, in programs of their own",
-    'growth': 'the cost of a message as messages, streams and subscriptions become more',
+    'values': 'the cost of AMQP 1.0 types, published and consumed',
+    'clients': 'other fast RabbitMQ Streams clients, as separate programs',
+    'growth': 'the cost per message as messages, streams and subscriptions grow in number',
 }
 
 BATCHES = (1, 10, 50, 100, 200, 500, 1_000)
 TASKS = (1, 8, 32, 100, 1_000)
 DELAYS = (0, 1, 5, 10, 50, 100)  # milliseconds
-RATES = (1_000, 10_000)  # messages a second
+RATES = (1_000, 10_000)  # messages per second
 PUBLISHERS = (1, 2, 3, 4, 5)
 SIZES = (10, 100, 1_000, 10_000, 100_000, 900_000)  # bytes
 VALUES = {
     'bytes': '10 bytes',
     'str': 'a str of 10 letters',
     'int': 'an int of 32 bits',
-    'map': 'the map of three values of the codec',
+    'map': "the codec's map of three values",
     'map-20': 'a map of 20 fields',
     'properties': '10 bytes with 5 application properties',
 }
 MESSAGES = tuple(10**i for i in range(4, 9))
 MANY = (1, 10, 100, 1_000)  # streams, subscriptions
 
-ROUNDS = 20  # of what is measured at many points
+ROUNDS = 20  # for kinds that measure many points
 WINDOW = 10_000
 FRAME = 1_000
-SUB_SECONDS = 2  # of an open loop
+SUB_SECONDS = 2  # length of an open loop's round
 
 
 def study(scenario: str, name: str, title: str, count: int, **about: Any) -> Kind:
-    """A kind of work with so many messages a round; a quick one has a tenth of them."""
+    """A kind of work with `count` messages per round, or a tenth of them in a quick run."""
     size = about.setdefault('size', 1)
     about = {'floor': '', 'slowest': 100, 'warm_up': size, 'rounds': ROUNDS} | about
     return Kind(
@@ -60,7 +60,7 @@ def study(scenario: str, name: str, title: str, count: int, **about: Any) -> Kin
     )
 
 
-def some(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     return f'{count:,} {what}' if count == 1 else f'{count:,} {what}s'
 
 
@@ -88,7 +88,7 @@ def concurrent() -> list[Kind]:
         study(
             'concurrent',
             str(tasks),
-            f'{some(tasks, "task")}, each awaits the confirm of a message before its next',
+            f'{plural(tasks, "task")}, each awaits the confirm of a message before sending another',
             tasks * max(500 // tasks, 100 if tasks < 1_000 else 40),
             work='tasks',
             tasks=tasks,
@@ -104,7 +104,7 @@ def concurrent() -> list[Kind]:
 
 
 def latency() -> list[Kind]:
-    # what is done, messages at 0 ms and round trips at most, and what else there is to say
+    # title, messages at 0 ms, minimum number of messages, and other settings
     series: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         'each': ('each message confirmed before the next', 300, 5, {'work': 'single'}),
         'batch': (
@@ -126,7 +126,7 @@ def latency() -> list[Kind]:
     for name, (title, count, least, about) in series.items():
         floor = 'raw-socket' if about['work'] in ('single', 'batch', 'window') else ''
         for delay in DELAYS:
-            # half a second of round trips; a connection takes eight of them for its message
+            # half a second of round trips; a new connection needs eight of them per message
             trips = (
                 about.get('size', 1) * 500 // max(delay, 1) // (8 if name == 'connection' else 1)
             )
@@ -152,7 +152,7 @@ def percentiles() -> list[Kind]:
         study(
             'percentiles',
             str(rate),
-            f'{rate:,} messages a second',
+            f'{rate:,} messages per second',
             rate * SUB_SECONDS,
             work='open-loop',
             at=rate,
@@ -170,10 +170,10 @@ def processes() -> list[Kind]:
         study(
             'processes',
             f'{number}-{publishers}',
-            f'{number} process{"es" if number > 1 else ""}, {some(publishers, "publisher")} each',
+            f'{number} process{"es" if number > 1 else ""}, {plural(publishers, "publisher")} each',
             480_000,
             work='publishers',
-            size=12_000,  # a part of it for each publisher of each process, pika's as well
+            size=12_000,  # divisible among the publishers of each process, including pika's
             frame=FRAME,
             window=WINDOW,
             processes=number,
@@ -283,7 +283,7 @@ def clients() -> list[Kind]:
         study(
             'clients',
             'consume',
-            'a stream read from first message to last',
+            'a stream consumed from first to last message',
             800_000,
             work='consume',
             size=4_000,
@@ -315,7 +315,7 @@ def growth() -> list[Kind]:
         study(
             'growth',
             f'streams-{streams}',
-            f'to {some(streams, "stream")}',
+            f'to {plural(streams, "stream")}',
             200_000,
             work='streams',
             size=1_000,
@@ -330,7 +330,7 @@ def growth() -> list[Kind]:
         study(
             'growth',
             f'subscriptions-{readers}',
-            f'by {some(readers, "subscription")}',
+            f'by {plural(readers, "subscription")}',
             1_000_000,
             work='consume',
             size=1_000 * readers,
@@ -352,7 +352,7 @@ KINDS = {kind.name: kind for kind in STUDIES}
 
 
 def names(scenario: str, *series: str) -> tuple[str, ...]:
-    """Kinds of a scenario, of some series, or all of them."""
+    """Kinds of a scenario, optionally of some series only."""
     return tuple(
         kind.name
         for kind in STUDIES
@@ -387,21 +387,21 @@ LIBRARIES = (
             *names('sizes', 'many', 'read'),
             *names('clients'),
         ),
-        'blocking socket; frames encoded before the clock starts, of a batch, or of up to 1,000'
+        'blocking socket; frames encoded before the clock starts, with a batch or up to 1,000'
         ' messages and 500 KB; confirms counted; consuming: record counts read from chunk headers',
     ),
     library(
         'bare-uvloop',
         'bare_uvloop',
         (*names('batch-size'), *names('concurrent'), *names('sizes', 'send')),
-        'the same frames from an asyncio protocol, one future per round trip; concurrent: what all'
-        ' tasks send at once in a frame',
+        'the same frames, sent by an asyncio protocol; one future per round trip; concurrent: what'
+        ' all tasks send at the same time in one frame',
     ),
     library(
         'bare-uvloop',
         'open_loop_floor',
         names('percentiles'),
-        'a frame of what is due from an asyncio protocol; bodies read by another',
+        'an asyncio protocol sends what is due in one frame; another one reads bodies',
     ),
     library(
         'rbfly',
@@ -417,30 +417,30 @@ LIBRARIES = (
             *names('growth'),
         ),
         'one after the other and from tasks: `Publisher.send`; batches:'
-        ' `PublisherBatchFast.batch`, then `flush`; else `Publisher.send_many` of a list; growth'
-        ' of messages: of 100,000 at a time; several publishers: a task for each; consuming:'
+        ' `PublisherBatchFast.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
+        ' growth of messages: 100,000 at a time; several publishers: one task each; consuming:'
         ' `async for` over decoded bodies, `Offset.FIRST`',
     ),
     library(
         'rbfly',
         'open_loop_rbfly',
         names('percentiles'),
-        '`Publisher.send` in a task for each message; consumed by `async for` of another client',
+        '`Publisher.send` in one task per message; another client consumes with `async for`',
     ),
     library(
         'rbfly-batches',
         'rbfly_batches',
         (*names('sizes', 'read'), 'clients-consume'),
-        '`async for` over `subscription.batches()`, `for` over the bodies of each',
+        '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
     ),
     library(
         'rstream',
         'rstream',
         (*names('batch-size'), *names('sizes', 'send', 'many')),
-        '`Producer` with its defaults; `AMQPMessage(body=body)` made before the clock starts; one'
-        ' after the other: `send_wait`; batches: `send_batch` with'
-        ' `on_publish_confirm`, the next when all are confirmed; many unconfirmed: `send_batch` of'
-        ' up to 1,000 messages and 500 KB, the next while less than 10,000 are unconfirmed',
+        '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock starts;'
+        ' one after the other: `send_wait`; batches: `send_batch` with `on_publish_confirm`, the'
+        ' next one when all are confirmed; many unconfirmed: `send_batch` of up to 1,000 messages'
+        ' and 500 KB, the next one while less than 10,000 are unconfirmed',
     ),
     library(
         'rstream',
@@ -467,18 +467,18 @@ LIBRARIES = (
         'aiokafka',
         'aiokafka',
         (*names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
-        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values by `msgpack.packb`, one partition, one"
-        ' replica; one after the other and from tasks: `send_and_wait`; batches: `create_batch`,'
-        ' `append`, `send_batch`, its future awaited; many unconfirmed: `send`, all futures'
-        ' awaited at the end',
+        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
+        ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
+        ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'
+        ' awaiting all futures at the end',
         broker='kafka',
     ),
     library(
         'aiokafka',
         'aiokafka_consume',
         names('sizes', 'read'),
-        '`AIOKafkaConsumer` with its defaults, assigned to the partition, `getmany`, values by'
-        ' `msgpack.unpackb`',
+        '`AIOKafkaConsumer` with its defaults, assigned to the partition; `getmany`, values decoded'
+        ' by `msgpack.unpackb`',
         broker='kafka',
     ),
     library(
@@ -493,8 +493,8 @@ LIBRARIES = (
         'pika',
         'pika',
         names('latency', 'each', 'unconfirmed', 'connection'),
-        '`BlockingConnection` to a queue that is a stream, by AMQP 0.9.1: `basic_publish` with'
-        ' `confirm_delivery`, without it, and on a new connection for each message',
+        '`BlockingConnection` to a stream queue, using AMQP 0.9.1: `basic_publish` with and without'
+        ' `confirm_delivery`, and on a new connection for each message',
         broker='amqp',
     ),
     library(
@@ -518,7 +518,7 @@ LIBRARIES = (
         'aio-pika',
         'aio_pika',
         names('latency', 'each', 'unconfirmed'),
-        '`Exchange.publish` to a queue that is a stream, by AMQP 0.9.1, with and without'
+        '`Exchange.publish` to a stream queue, using AMQP 0.9.1, with and without'
         ' `publisher_confirms`',
         broker='amqp',
     ),
@@ -527,7 +527,7 @@ LIBRARIES = (
         '',
         names('clients'),
         'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed; a'
-        ' consumer from the first offset, bodies decoded; socket buffers left to the system',
+        ' consumer from the first offset that decodes bodies; socket buffer sizes left to the OS',
         program='go',
     ),
     library(
@@ -535,7 +535,7 @@ LIBRARIES = (
         '',
         names('clients'),
         'the official Java client: a producer with its defaults and up to 10,000 unconfirmed; a'
-        ' consumer from the first offset, bodies decoded',
+        ' consumer from the first offset that decodes bodies',
         program='java',
     ),
 )

@@ -1,4 +1,4 @@
-"""What the messages of the study of values hold."""
+"""The message contents for the study of values."""
 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 
