@@ -1,4 +1,4 @@
-"""The report: pages of the documentation and figures, from result files alone."""
+"""The report: documentation pages and figures, created from result files only."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,12 @@ FIGURES = '_static/perf'
 
 
 def write(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Write the pages and the figures; return the files that were written.
+    """Write the pages and figures; return the files written.
 
-    :param paths: result files: of proofs, if they end in `.json`; otherwise of the benchmark, where
-        no kind of work may be in two of them.
-    :param out: folder of the documentation's sources.
-    :raises ReportError: the files do not go together, or matplotlib is not installed.
+    :param paths: result files of proofs (`.json`) and of the benchmark; no two benchmark files may
+        contain the same kind of work.
+    :param out: source folder of the documentation.
+    :raises ReportError: the files contradict each other, or matplotlib is not installed.
     """
     proven = [path for path in paths if path.suffix == '.json']
     measured = [path for path in paths if path.suffix != '.json']
@@ -36,7 +36,7 @@ def write_performance(paths: Sequence[Path], out: Path) -> list[Path]:
         from . import curves, figures, page, studies
     except ModuleNotFoundError as ex:
         raise ReportError(
-            f"{ex.name} not installed; pip install '.[doc]' in the checkout"
+            f"{ex.name} is not installed; run: pip install '.[doc]' in the checkout"
         ) from None
 
     report = Report.read(paths)

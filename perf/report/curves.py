@@ -1,4 +1,4 @@
-"""The figures of studies: curves, percentiles, and this client beside its peers at a glance."""
+"""Figures of studies: curves, percentiles, and an overview of RbFly and its peers."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,18 +23,18 @@ from .studies import (
     overview,
 )
 
-__all__ = ['beside', 'draw_overview', 'draw_study', 'percentiles_in_words']
+__all__ = ['draw_overview', 'draw_study', 'overview_in_words', 'percentiles_in_words']
 
 OVERVIEW = 'overview'
-CURVES = 2.3  # inches of height
-ENTRY = 0.2  # of a row of the legend
+CURVES = 2.3  # height in inches
+ENTRY = 0.2  # height of a legend row in inches
 ROW = 0.34
 AROUND = 1.1
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
-WIDE = 10  # from as many times between least and most on, a scale is logarithmic
-DECADES = 200  # and from as many on its marks are powers of ten alone
+WIDE = 10  # ratio of maximum to minimum from which a scale is logarithmic
+DECADES = 200  # ratio from which only powers of ten are marked
 STYLES = {'p50': 'o', 'p99': 's', 'p99.9': '^'}
-MORE = {'rbfly-batches': '#E69F00'}  # beside curves of the same colour in bars
+MORE = {'rbfly-batches': '#E69F00'}  # differs here from its colour in bar plots
 
 
 def colour_of(library: str) -> str:
@@ -48,7 +48,7 @@ def marker_of(library: str) -> str:
 def curves(
     report: Report, kinds: Sequence[Kind], axis: str, marks: Any, axes: Any, colour: str, page: str
 ) -> None:
-    """Rates by the values that a study is about, a curve for each library."""
+    """Draw rates against the values of a study, one curve per library."""
     numbers = all(label(kind) == f'{kind.at:,}' for kind in kinds)
     seen = [rate for _, rate in marks]
     shown = libraries(report, kinds)
@@ -103,7 +103,7 @@ def curves(
 
 
 def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: str) -> None:
-    """The percentiles of each lane, in a row."""
+    """Draw the percentiles of each lane in a row."""
     for y, lane in enumerate(lanes):
         found = lane.histogram(what)
         values = {name: found.quantile(q) * 1000 for name, q in QUANTILES.items()}
@@ -131,7 +131,7 @@ def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: 
 
 
 def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None:
-    """This client beside its peers, a row for each kind of work."""
+    """Draw RbFly's rates relative to its peers, one row per kind of work."""
     used: dict[str, str] = {}
     for y, (_, ours, peers) in enumerate(found):
         for peer in peers:
@@ -170,7 +170,7 @@ def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None
 
 
 def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
-    """Draw a study, a panel for each of its series; return the files."""
+    """Draw a study, one panel per series; return the files."""
     study = STUDIES[scenario]
     panels = []
     for series, kinds in report.of_study(scenario).items():
@@ -202,7 +202,7 @@ def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
 
 
 def percentiles_in_words(report: Report) -> str:
-    """The percentiles in words."""
+    """Text alternative for the percentiles."""
     parts = []
     for kind in report.kinds('percentiles'):
         for lane in report.of_kind(kind.name):
@@ -215,8 +215,8 @@ def percentiles_in_words(report: Report) -> str:
     return f'Percentiles in milliseconds. {" ".join(parts)}'
 
 
-def beside(report: Report) -> str:
-    """The overview in words."""
+def overview_in_words(report: Report) -> str:
+    """Text alternative for the overview."""
     parts = []
     for title, ours, peers in overview(report):
         found = [(peer.title, ours.ratio(peer)) for peer in peers]
@@ -226,7 +226,7 @@ def beside(report: Report) -> str:
 
 
 def draw_overview(report: Report, folder: Path) -> Iterator[Path]:
-    """Draw this client beside every peer, per kind of work; return the files."""
+    """Draw RbFly relative to its peers, one row per kind of work; return the files."""
     found = overview(report)
     peers = {peer.library for compared in found for peer in compared.peers}
     panel = drawing.Panel(
@@ -235,4 +235,4 @@ def draw_overview(report: Report, folder: Path) -> Iterator[Path]:
         AROUND + ROW * len(found) + ENTRY * len(peers) / 2,
         partial(ratios, found),
     )
-    yield from drawing.save(folder, OVERVIEW, beside(report), [panel])
+    yield from drawing.save(folder, OVERVIEW, overview_in_words(report), [panel])

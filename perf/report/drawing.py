@@ -1,8 +1,8 @@
-"""Figures by matplotlib: for a light and for a dark page, as SVG and as PNG.
+"""Draw figures with matplotlib, for light and dark pages, as SVG and PNG.
 
-Panels stand one above the other, so that a figure is as wide as a phone and its text stays
-readable there.  Colours are those of Okabe and Ito, which colour-blind people can tell apart;
-nothing is told by colour alone.
+Panels are stacked, so that a figure is no wider than a phone's screen and its text stays readable
+there.  The colours are those of Okabe and Ito, which colour-blind people can distinguish; no
+information is conveyed by colour alone.
 """
 
 import re
@@ -23,10 +23,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 __all__ = ['COLOURS', 'OTHER', 'THEMES', 'Panel', 'legend', 'rows', 'save', 'short']
 
 WIDTH = 4.4  # inches
-TITLE = 50  # letters of a line
-ABOUT = 580  # of the line below it, letters times points
+TITLE = 50  # maximum characters per line
+ABOUT = 580  # width of the line below it, in characters times points
 
-# lines and text, how much of it the grid has, and the page behind
+# colour of lines and text, opacity of the grid, colour of the page
 THEMES = {'light': ('#1b1b1b', 0.18, '#ffffff'), 'dark': ('#e8e8e8', 0.25, '#131416')}
 
 COLOURS = {
@@ -49,11 +49,11 @@ OTHER = '#9a9a9a'
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of a figure.
+    """A panel of a figure.
 
-    :ivar height: inches.
-    :ivar paint: draws into axes, given these and the colours of lines and of the page.
-    :ivar grid: axis that has lines behind it.
+    :ivar height: in inches.
+    :ivar paint: draws into the axes; called with them and the colours of lines and page.
+    :ivar grid: axis with grid lines.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Panel:
 
 
 def short(number: float, _: object = None) -> str:
-    """Write a tick: 500, 2 k, 1.5 M."""
+    """Format a tick: 500, 2 k, 1.5 M."""
     for unit, sign in ((1e6, ' M'), (1e3, ' k')):
         if number >= unit:
             return f'{number / unit:g}{sign}'
@@ -76,14 +76,14 @@ def title(panel: Panel) -> str:
 
 
 def rows(axes: Any, names: Sequence[str]) -> None:
-    """Name what stands below each other."""
+    """Label the rows."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis='y', length=0)
 
 
 def legend(axes: Any, place: tuple[float, float], columns: int, **about: Any) -> None:
-    """A legend below the axes."""
+    """Draw a legend below the axes."""
     axes.legend(
         loc='upper center',
         bbox_to_anchor=place,
@@ -97,7 +97,7 @@ def legend(axes: Any, place: tuple[float, float], columns: int, **about: Any) ->
 def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterator[Path]:
     """Draw a figure in both themes; return the files.
 
-    :param words: the figure in words.
+    :param words: text alternative for the figure.
     """
     pad = 18 if any(panel.about for panel in panels) else 6
     heights = [panel.height for panel in panels]
@@ -132,7 +132,7 @@ def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterat
                 axes.set_axisbelow(True)
                 for side in ('top', 'right'):
                     axes.spines[side].set_visible(False)
-            # the titles begin where the names of the lanes do, whatever room these take
+            # align the titles with the lane names, whatever width these take
             drawing.draw_without_rendering()
             drawing.set_layout_engine('none')
             for (axes,), panel in zip(all_axes, panels, strict=True):
@@ -162,7 +162,7 @@ def save(folder: Path, name: str, words: str, panels: Sequence[Panel]) -> Iterat
 
 
 def name_svg(path: Path, words: str) -> None:
-    """Give an SVG the name that a screen reader reads."""
+    """Add a name for screen readers to an SVG."""
     text = path.read_text(encoding='utf-8')
     name = f' role="img">\n <title>{escape(words)}</title>'
     text = re.sub(r'(?<=<svg\b)([^>]*)>', lambda found: found[1] + name, text, count=1)

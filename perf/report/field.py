@@ -1,6 +1,6 @@
-"""Reports that others have published, and what is known of how they were made.
+"""Performance reports published by others, and what is known about how they were measured.
 
-Nothing here was measured by us; a field that is empty is not told, or not known to us.
+We measured none of this.  Empty fields were not published, or are not known to us.
 """
 
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ __all__ = ['PUBLISHED', 'Published']
 class Published:
     """A published report.
 
-    :ivar libraries: versions of the libraries measured, by the name of the distribution.
+    :ivar libraries: versions of the measured libraries, by distribution name.
     :ivar kafka: how Kafka was run.
     :ivar counts: messages per measurement.
-    :ivar hardware: machine and system.
-    :ivar notes: what else makes a difference.
+    :ivar hardware: machine and operating system.
+    :ivar notes: other differences.
     """
 
     title: str

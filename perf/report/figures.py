@@ -1,4 +1,4 @@
-"""The figures of kinds of work that stand beside each other: bars, and boxes."""
+"""Figures that compare kinds of work: bar plots and box plots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from .model import Lane, Report
 
 __all__ = ['FIGURES', 'Figure', 'Panel', 'alt', 'draw']
 
-BAR = 0.34  # inches of height for each
-AROUND = 1.1  # inches of height around the bars of a panel
-# a bar whose neighbour is this many times longer can no longer be read
+BAR = 0.34  # height per bar in inches
+AROUND = 1.1  # height around the bars of a panel in inches
+# if the longest bar exceeds another by this factor, the latter becomes unreadable
 WIDE = 20
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of a figure: lanes beside each other."""
+    """A panel of a figure: lanes to compare."""
 
     name: str
     about: str
@@ -31,10 +31,10 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure shows of a scenario.
+    """The figure of a scenario.
 
-    :ivar parts: per panel its name and the kinds of work in it, with what these add to the name
-        of a lane; without a name the panel has that of its kind.
+    :ivar parts: for each panel, its name and its kinds of work, with the suffix that each adds to
+        lane names; a panel without a name uses the name of its kind.
     """
 
     scenario: str
@@ -42,7 +42,7 @@ class Figure:
     boxes: bool = False
 
     def panels(self, report: Report) -> list[Panel]:
-        """The panels that have something to show."""
+        """The panels for which there are results."""
         found = []
         for name, kinds in self.parts:
             lanes = [
@@ -139,13 +139,13 @@ def boxes(axes: Any, panel: Panel, colour: str, page: str) -> None:
         for line in drawn[part]:
             line.set(color=colour)
     for line in drawn['medians']:
-        line.set(color='#1b1b1b', linewidth=2)  # in a box that is coloured in both themes
+        line.set(color='#1b1b1b', linewidth=2)  # the box has the same fill in both themes
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel('messages per second, each round a value')
 
 
 def alt(report: Report, figure: Figure) -> str:
-    """The figure in words."""
+    """Text alternative for the figure."""
     kind = 'Box plot' if figure.boxes else 'Bar plot'
     parts = []
     for panel in figure.panels(report):
@@ -170,7 +170,7 @@ def draw(report: Report, figure: Figure, folder: Path) -> Iterator[Path]:
 
 
 def paint(kind: Any, panel: Panel, axes: Any, colour: str, page: str) -> None:
-    """Draw the lanes of a panel below each other."""
+    """Draw the lanes of a panel in rows."""
     kind(axes, panel, colour, page)
     drawing.rows(axes, [title for title, _ in panel.lanes])
     axes.xaxis.set_major_formatter(FuncFormatter(short))

@@ -1,4 +1,4 @@
-"""What result files say, in the terms of the report."""
+"""The contents of result files, as the report uses them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 
 
 OURS = 'rbfly'
 
-# what a library is called in the report, and in which order it is shown; the floors are last
+# library names in the report, in order of appearance; the floors come last
 TITLES = {
     'rbfly': 'RbFly',
     'rbfly-amqp': 'RbFly (AMQP)',
@@ -39,19 +39,19 @@ REFERENCES = ('msgspec',)
 
 
 class ReportError(Exception):
-    """Result files of which no report can be made."""
+    """No report can be created from the result files."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of work, as the header of a result file describes it.
+    """A kind of work, as described in the header of a result file.
 
-    :ivar count: messages per round of this run.
-    :ivar full: messages per round at `--full`.
-    :ivar rounds: in how many rounds it takes part at most; 0 for all.
-    :ivar series: in a study, what is done for several values of `at`; empty elsewhere.
-    :ivar at: the value that a study is about.
-    :ivar body: bytes of a body.
+    :ivar count: messages per round in this run.
+    :ivar full: messages per round with `--full`.
+    :ivar rounds: maximum number of rounds it takes part in; 0 for all.
+    :ivar series: in a study, the work that is done for several values of `at`; otherwise empty.
+    :ivar at: the value that the study varies.
+    :ivar body: body size in bytes.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane that has results."""
+    """A lane with results."""
 
     run: 'Run'
     name: str
@@ -114,16 +114,16 @@ class Lane:
 
     @cached_property
     def cpu(self) -> Interval:
-        """Microseconds of CPU per message."""
+        """CPU time per message in microseconds."""
         return median_interval([x * 1e6 for x in self.values('cpu_per_message')], self.run.seed)
 
     @property
     def memory(self) -> float:
-        """Peak of resident memory, MiB."""
+        """Peak resident memory in MiB."""
         return median(self.values('max_rss')) / 2**20
 
     def histogram(self, name: str) -> Histogram:
-        """Latencies of all rounds."""
+        """Merged latencies of all rounds."""
         found = Histogram()
         for row in self.run.results.rows:
             if row['lane'] == self.name:
@@ -131,9 +131,9 @@ class Lane:
         return found
 
     def ratio(self, other: 'Lane', column: str = 'rate') -> Interval | None:
-        """Ratio of the medians to those of another lane, over the rounds that both have.
+        """Ratio of this lane's median to another's, over the rounds that both have.
 
-        None if there is no such round, or the other has nothing but zeros.
+        None if there are no such rounds, or the other lane has only zeros.
         """
         if self.run is not other.run:
             return None
@@ -154,10 +154,10 @@ class Lane:
 
 
 class Run:
-    """One result file.
+    """A result file.
 
-    :ivar lanes: the lanes that have results and did not fail, in the order of the report.
-    :ivar absent: the lanes that were asked for and have no results, with the reason.
+    :ivar lanes: lanes with results that did not fail, in report order.
+    :ivar absent: requested lanes without results, with the reason.
     """
 
     def __init__(self, results: Results) -> None:
@@ -196,14 +196,14 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Path of the file in the checkout; its name, if it is elsewhere."""
+        """Path of the file relative to the checkout; only its name if it is elsewhere."""
         path = self.results.path.resolve()
         folder = environment.folder()
         return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """Where it was begun, and where it was gone on with."""
+        """Environments in which the run was started and resumed."""
         return [self.environment, *self.results.resumed]
 
     def of_kind(self, kind: str) -> list[Lane]:
@@ -226,7 +226,9 @@ class Report:
         for run in runs:
             for kind in run.kinds:
                 if kind in seen:
-                    raise ReportError(f'{kind} is in {seen[kind].label} and in {run.label}')
+                    raise ReportError(
+                        f'{kind} is in both {seen[kind].label} and {run.label}; use one of them'
+                    )
                 seen[kind] = run
         if not any(run.lanes for run in runs):
             raise ReportError('no lane has results')
@@ -234,7 +236,7 @@ class Report:
 
     @property
     def scenarios(self) -> dict[str, str]:
-        """What is measured, by scenario."""
+        """Descriptions of the measured scenarios."""
         used = {kind.scenario for kind in self.kinds()}
         about = {name: text for run in self.runs for name, text in run.scenarios.items()}
         return {name: text for name, text in about.items() if name in used}

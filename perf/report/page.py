@@ -1,4 +1,4 @@
-"""The page, as reStructuredText."""
+"""The performance page, as reStructuredText."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import environment, lanes, stats
 from . import studies
-from .curves import beside, percentiles_in_words
+from .curves import overview_in_words, percentiles_in_words
 from .drawing import THEMES
 from .field import PUBLISHED
 from .figures import FIGURES, Figure, alt
@@ -18,7 +18,7 @@ __all__ = ['compose']
 
 LEVEL = f'{stats.LEVEL * 100:.0f} %'
 
-# what the report is of; a scenario that no file has is said to be missing
+# scenarios of the report; those without results are reported as missing
 SCENARIOS = {
     'publish': 'Publishing to a broker',
     'amqp': 'AMQP and raw bytes',
@@ -56,8 +56,8 @@ ABOUT = {
 def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
     """Write the page.
 
-    :param figures: the figures that were drawn, by scenario.
-    :param folder: where they are, relative to the page.
+    :param figures: the drawn figures, by scenario.
+    :param folder: their folder, relative to the page.
     """
     lines = [
         '.. Written by `python -m perf report` from result files; do not edit.',
@@ -105,7 +105,7 @@ def summary(report: Report, folder: str) -> Iterator[str]:
             f'Points: ratio of the medians; lines: {LEVEL} interval. Each kind of work, and how'
             ' each library is used for it, is described below.'
         )
-        yield from show('overview', beside(report), caption, folder)
+        yield from show('overview', overview_in_words(report), caption, folder)
     kinds = [kind for kind in report.kinds() if report.of_kind(kind.name)]
     drawn = {name for figure in FIGURES for _, names in figure.parts for name in names}
     yield from heading('In short')
@@ -149,14 +149,14 @@ def results(report: Report, scenario: str, figure: Figure | None, folder: str) -
 
 
 def words_of(report: Report, scenario: str) -> str:
-    """The figure of a study in words."""
+    """Text alternative for the figure of a study."""
     if scenario == 'percentiles':
         return percentiles_in_words(report)
     return studies.medians(report, scenario)
 
 
 def show(name: str, words: str, caption: str, folder: str) -> Iterator[str]:
-    """A figure, in words as well."""
+    """A figure and its text alternative."""
     stem = f'{folder}/{name}'
     for theme in THEMES:
         yield f'.. image:: {stem}-{theme}.svg'
@@ -174,12 +174,12 @@ def cell(values: Any, form: str) -> str:
 
 
 def numbers(report: Report, kind: Kind) -> Iterator[str]:
-    """The table of a kind: rate, CPU, memory, and ratios to floor or reference."""
+    """The table of a kind of work: rate, CPU, memory, and ratios to floor or reference."""
     lanes = report.of_kind(kind.name)
     if not lanes:
         yield from paragraph('No lane has results.')
         return
-    # what the others are compared with: floor, or reference, or this client
+    # base of the ratios: floor, reference, or RbFly
     bases = [
         *(lane for lane in lanes if lane.library == kind.floor),
         *(lane for lane in lanes if lane.is_reference),
@@ -210,7 +210,7 @@ def targets(report: Report) -> Iterator[str]:
     for target in TARGETS:
         lane, other = report.lane(target.lane), report.lane(target.other)
         if not lane and not other and lanes.find(target.lane).kind.scenario not in SCENARIOS:
-            continue  # this page need not have it
+            continue  # optional on this page
         if not lane or not other:
             missing = target.other if lane else target.lane
             rows.append([code(target.lane), code(target.other), '', f'{code(missing)} is missing'])
@@ -236,7 +236,7 @@ def targets(report: Report) -> Iterator[str]:
 
 
 def command(run: Run) -> str:
-    """The command that does the run again."""
+    """The command that repeats the run."""
     kinds = run.kinds.values()
     scenarios = ','.join(dict.fromkeys(kind.scenario for kind in kinds))
     words = ['python -m perf', f'--scenario {scenarios}', f'--rounds {run.rounds}']
@@ -252,7 +252,7 @@ def command(run: Run) -> str:
 
 
 def is_usual(kind: Kind, run: Run) -> bool:
-    """Whether a run has that number of messages without being told."""
+    """Whether this is the default number of messages of a run."""
     known = lanes.KINDS.get(kind.name)
     if known is None:
         return False
@@ -320,13 +320,13 @@ def method(report: Report) -> Iterator[str]:
 
 
 def used_for(report: Report, lanes: Iterable[Lane]) -> Iterable[str]:
-    """Kinds of work; of studies only what these are."""
+    """Kinds of work; for studies, only their names."""
     kinds = [report.kind(lane.kind) for lane in lanes]
     return dict.fromkeys(code(kind.scenario if kind.series else kind.name) for kind in kinds)
 
 
 def grouped(report: Report) -> dict[tuple[str, str, str], list[Lane]]:
-    """Lanes by library and how it is used."""
+    """Lanes by library and usage."""
     found: dict[tuple[str, str, str], list[Lane]] = {}
     for lane in report.all_lanes():
         found.setdefault((lane.library, plain(lane.loop), lane.how), []).append(lane)
@@ -352,7 +352,7 @@ def version(broker: Mapping[str, str]) -> str:
 
 
 def surroundings(report: Report) -> Iterator[str]:
-    """Machine, versions, and what changed while a run was interrupted."""
+    """Machine, versions, and what changed before a run was resumed."""
     yield from heading('Environment')
     runs = report.runs
     rows = [

@@ -1,4 +1,4 @@
-"""The page of the proofs, as reStructuredText, from their result files alone."""
+"""The page of proofs, as reStructuredText, created from their result files only."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ __all__ = ['compose', 'read']
 
 Proof = dict[str, Any]
 
-# of `found`: what is told elsewhere, or means nothing to a reader
-UNTOLD = ('proxies', 'seconds')
+# entries of `found` that are shown elsewhere or mean nothing to readers
+OMITTED = ('proxies', 'seconds')
 
 
 def read(paths: Sequence[Path]) -> list[Proof]:
     """Read result files of proofs.
 
-    :raises ReportError: a file is none.
+    :raises ReportError: a file is not a valid result file.
     """
     found = []
     for path in paths:
@@ -30,7 +30,7 @@ def read(paths: Sequence[Path]) -> list[Proof]:
         except (OSError, ValueError) as ex:
             raise ReportError(f'{path}: {ex}') from None
         if not isinstance(proof, dict) or (proof.get('type'), proof.get('format')) != ('proof', 1):
-            raise ReportError(f'{path}: no result file of a proof, format 1')
+            raise ReportError(f'{path}: not a result file of a proof in format 1')
         found.append(proof | {'label': path.name})
     return found
 
@@ -88,7 +88,7 @@ def setting(name: str, value: Any) -> str:
 
 
 def command(proof: Proof) -> str:
-    """The command that does it again."""
+    """The command that repeats the proof."""
     words = ['python -m perf prove', proof['proof'], f'--seed {proof["seed"]}']
     series = broker(proof).partition(' ')[2].rpartition('.')[0]
     if series in RabbitMQ.versions[1:]:  # the first is what is started if none is named
@@ -110,22 +110,22 @@ def section(proof: Proof) -> Iterator[str]:
     if proof['error']:
         yield from paragraph(f'**It ended early**: {plain(proof["error"])}')
     found = [
-        [plain(name), told(value)]
+        [plain(name), format_value(value)]
         for name, value in proof['found'].items()
-        if name not in UNTOLD and value not in ([], {})
+        if name not in OMITTED and value not in ([], {})
     ]
     if found:
         yield from table(['found', ''], found, 'perf perf-text')
 
 
-def told(value: Any) -> str:
-    """A value that was found, for a reader."""
+def format_value(value: Any) -> str:
+    """Format a found value for readers."""
     if isinstance(value, dict):
-        return '; '.join(f'{plain(str(name))} {told(item)}' for name, item in value.items())
+        return '; '.join(f'{plain(str(name))} {format_value(item)}' for name, item in value.items())
     if isinstance(value, list):
         if len(value) == 3 and all(isinstance(item, float) for item in value):
             return f'{value[0]:g} [{value[1]:g}, {value[2]:g}]'  # with its interval
-        return ', '.join(told(item) for item in value)
+        return ', '.join(format_value(item) for item in value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f'{value:,}'
     return plain(str(value))

@@ -1,6 +1,6 @@
-"""What the numbers say, found by rule; a rule that speaks for a peer is one that speaks for us.
+"""Conclusions drawn from the numbers by rule; the same rules apply to RbFly and its peers.
 
-Two lanes differ when the 95 % interval of the ratio of their medians does not hold 1.
+Two lanes differ if the 95 % interval of the ratio of their medians excludes 1.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,19 +22,19 @@ __all__ = [
     'verdict',
 ]
 
-# a client at this part of its floor, or above, leaves the rest to broker and network
+# from this fraction of the floor on, broker and network are the limit, not the client
 NEAR = 0.9
-# below this number of rounds, and above this load per CPU, a run is an impression only
+# with fewer rounds or a higher load per CPU, a run only gives an impression
 ROUNDS = 30
 LOAD = 0.5
 
 
 @dataclass(frozen=True)
 class Target:
-    """What this client is to reach.
+    """A performance goal of RbFly.
 
-    :ivar rate: least ratio of rates.
-    :ivar cpu: largest ratio of CPU per message; 0 for none.
+    :ivar rate: minimum ratio of rates.
+    :ivar cpu: maximum ratio of CPU per message; 0 for none.
     """
 
     lane: str
@@ -55,9 +55,9 @@ TARGETS = (
 
 
 def verdict(found: Interval | None, target: float, most: bool = False) -> str:
-    """Whether a target is reached: by the interval, by a part of it, or not.
+    """Whether a target is reached: by the whole interval, by part of it, or not at all.
 
-    :param most: the ratio is to be at most the target.
+    :param most: the target is a maximum.
     """
     if found is None:
         return 'cannot be told'
@@ -76,7 +76,7 @@ def number(value: float) -> str:
 
 
 def ratio(found: Interval | None) -> str:
-    """A ratio and its interval."""
+    """Format a ratio and its interval."""
     if found is None:
         return ''
     return f'{number(found.value)} [{number(found.low)}, {number(found.high)}]'
@@ -87,7 +87,7 @@ def scale(found: Interval) -> str:
 
 
 def beside_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
-    """Whether the client or the broker is the limit."""
+    """Say whether the client or the broker is the limit."""
     name = plain(lane.title)
     if not kind.floor:
         return ''
@@ -114,7 +114,7 @@ def beside_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
 
 
 def beside_peer(lane: Lane, peer: Lane) -> str:
-    """Which of two is ahead, in rate and in CPU."""
+    """Say which of two lanes is ahead, in rate and CPU."""
     ours, theirs = plain(lane.title), plain(peer.title)
     rate, cpu = lane.ratio(peer), lane.ratio(peer, 'cpu_per_message')
     if rate is None:
@@ -159,7 +159,7 @@ def of_kind(report: Report, kind: Kind) -> Iterator[str]:
 
 
 def in_short(report: Report, kind: Kind) -> str:
-    """The rate of this client, and its ratios to all that it is compared with."""
+    """RbFly's rate, and its ratios to everything it is compared with."""
     lanes = report.of_kind(kind.name)
     ours = next((lane for lane in lanes if lane.is_ours), None)
     if not ours:
@@ -175,7 +175,7 @@ def in_short(report: Report, kind: Kind) -> str:
 
 
 def ahead(report: Report, kinds: Iterable[Kind]) -> str:
-    """In what others are ahead of this client."""
+    """Where others are ahead of RbFly."""
     found: dict[str, list[str]] = {}
     for kind in kinds:
         lanes = report.of_kind(kind.name)
@@ -192,12 +192,12 @@ def ahead(report: Report, kinds: Iterable[Kind]) -> str:
 
 
 def reading(report: Report, kind: Kind) -> list[str]:
-    """What the numbers of a kind of work say, as markup."""
+    """Conclusions for a kind of work, as markup."""
     return list(of_kind(report, kind))
 
 
 def cautions(report: Report) -> Iterator[str]:
-    """What takes weight from the numbers, as markup."""
+    """What limits the significance of the numbers, as markup."""
     for run in report.runs:
         name = code(run.label)
         about = run.environment

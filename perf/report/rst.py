@@ -1,4 +1,4 @@
-"""Text as reStructuredText."""
+"""Format text as reStructuredText."""
 
 import re
 import textwrap
@@ -18,14 +18,14 @@ __all__ = [
 
 WIDTH = 96
 SPECIAL = re.compile(r'([\\*_|`\[\]<>])')
-# code in backquotes, where it can be written so
+# code in backquotes, if reStructuredText allows it there
 QUOTED = re.compile(r'(?<![\w`])`([^`\s](?:[^`]*[^`\s])?)`(?![\w`])')
-# what would begin a list, a directive or a field
+# what would start a list, directive or field
 OPENING = re.compile(r'([-+*•‣:]|\.\.|\(?\w+[.)])(\s|$)')
 
 
 def plain(text: str) -> str:
-    """Escape a text, so that it is read as it stands; what is in backquotes becomes code."""
+    """Escape a text so that it appears literally; text in backquotes becomes code."""
     parts = QUOTED.split(' '.join(text.split()))
     done = [code(part) if i % 2 else SPECIAL.sub(r'\\\1', part) for i, part in enumerate(parts)]
     found = ''.join(done)
@@ -33,7 +33,7 @@ def plain(text: str) -> str:
 
 
 def names(items: Iterable[str]) -> str:
-    """`a`, `b` and `c`."""
+    """Join names: `a`, `b` and `c`."""
     *most, last = items
     return f'{", ".join(most)} and {last}' if most else last
 
@@ -47,7 +47,7 @@ def code(text: str) -> str:
 
 
 def moment(time: str) -> str:
-    """A time in ISO format."""
+    """Format an ISO 8601 time."""
     return time.replace('T', ' ').replace('+00:00', ' UTC')
 
 
@@ -67,12 +67,12 @@ def wrap(text: str, indent: str = '', first: str = '') -> str:
 
 
 def paragraph(text: str) -> Iterator[str]:
-    """A paragraph; the text is markup already."""
+    """A paragraph of a text that is already markup."""
     yield from (wrap(text), '')
 
 
 def bullets(texts: Iterable[str]) -> Iterator[str]:
-    """A list; the texts are markup already."""
+    """A list of texts that are already markup."""
     for text in texts:
         yield wrap(text, '  ', '* ')
     yield ''
@@ -81,7 +81,7 @@ def bullets(texts: Iterable[str]) -> Iterator[str]:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], style: str = 'perf-numbers'
 ) -> Iterator[str]:
-    """A table; the cells are markup already."""
+    """A table of cells that are already markup."""
     yield '.. list-table::'
     yield '   :header-rows: 1'
     yield f'   :class: {style}'

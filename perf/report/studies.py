@@ -1,4 +1,4 @@
-"""Studies: one kind of work for several values of what it depends on; tables, and what they say."""
+"""Studies: a kind of work for several values of a parameter, as tables and conclusions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
-SOONER = 0.95  # from this part of a latency on, it is called the same
+SOONER = 0.95  # latencies above this fraction of RbFly's count as the same
 LATENCIES = ('confirm', 'end to end')
 
 
@@ -32,10 +32,10 @@ LATENCIES = ('confirm', 'end to end')
 class Study:
     """How a study is shown.
 
-    :ivar title: heading of its section.
-    :ivar axis: what its values are.
-    :ivar series: titles of what is done at each of them.
-    :ivar marks: rates that others have published, as lines in the figure.
+    :ivar title: section heading.
+    :ivar axis: what the values are.
+    :ivar series: titles of the series.
+    :ivar marks: rates that others have published, drawn as lines in the figure.
     """
 
     title: str
@@ -94,7 +94,7 @@ STUDIES = {
     ),
 }
 
-# Kinds of work by which the whole is seen at once, and what they are called there.
+# Kinds of work in the overview, and their names there.
 OVERVIEW = {
     'single': 'each message confirmed',
     'batch': 'batches of 100',
@@ -113,7 +113,7 @@ OVERVIEW = {
 
 
 class Compared(NamedTuple):
-    """A kind of work, and this client beside its peers there."""
+    """A kind of work, and RbFly's results relative to its peers'."""
 
     title: str
     lane: Lane
@@ -121,7 +121,7 @@ class Compared(NamedTuple):
 
 
 def overview(report: Report) -> list[Compared]:
-    """This client beside every peer, per kind of work."""
+    """RbFly relative to each peer, per kind of work."""
     found = []
     for name, title in OVERVIEW.items():
         lanes = report.of_kind(name)
@@ -133,7 +133,7 @@ def overview(report: Report) -> list[Compared]:
 
 
 def libraries(report: Report, kinds: Sequence[Kind]) -> list[str]:
-    """Those with results, in the order of the report."""
+    """Libraries with results, in report order."""
     used = {lane.library for kind in kinds for lane in report.of_kind(kind.name)}
     order = list(TITLES)
     return sorted(used, key=lambda name: order.index(name) if name in order else len(order))
@@ -144,7 +144,7 @@ def lane_of(report: Report, kind: Kind, library: str) -> Lane | None:
 
 
 def label(kind: Kind) -> str:
-    """The value that it is about; what it does, where that is no number."""
+    """The value that the study varies, or a description if it is not a number."""
     return f'{kind.at:,}' if kind.at or kind.series in STUDIES['latency'].series else kind.title
 
 
@@ -153,7 +153,7 @@ def title(library: str) -> str:
 
 
 def medians(report: Report, scenario: str) -> str:
-    """The medians of a study in words."""
+    """Text alternative for a study: its medians."""
     parts = []
     for series, kinds in report.of_study(scenario).items():
         for library in libraries(report, kinds):
@@ -204,7 +204,7 @@ def cell(lane: Lane | None) -> str:
 
 
 def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
-    """Rates, bytes where they differ, and ratios; of a single library CPU and memory, too."""
+    """Tables of rates, bytes if sizes differ, and ratios; CPU and memory for a single library."""
     names = libraries(report, kinds)
     head = [study.axis, 'messages a round', *map(title, names)]
     rows = []
@@ -231,12 +231,12 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
     others = [name for name in names if name != OURS]
     if OURS in names and others:
 
-        def beside(kind: Kind, lane: Lane) -> str:
+        def ratio_to(kind: Kind, lane: Lane) -> str:
             ours = lane_of(report, kind, OURS)
             return ratio(ours.ratio(lane)) if ours else ''
 
         yield from paragraph(f'Rate of {title(OURS)} ÷ that of:')
-        yield from each(report, study.axis, kinds, others, beside)
+        yield from each(report, study.axis, kinds, others, ratio_to)
 
 
 def each(
@@ -246,7 +246,7 @@ def each(
     names: Sequence[str],
     text: Callable[[Kind, Lane], str],
 ) -> Iterator[str]:
-    """A table with a text of each lane, a row for each kind of work."""
+    """A table with one row per kind of work and one text per lane."""
     rows = []
     for kind in kinds:
         found = [lane_of(report, kind, name) for name in names]
@@ -261,7 +261,7 @@ def listed(labels: Sequence[str], of: int) -> str:
 
 
 def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
-    """Where this client is ahead of each of the others, by the rule of the rest of the report."""
+    """Where RbFly is ahead of each of the others, by the rules of the rest of the report."""
     for library in libraries(report, kinds):
         if library == OURS:
             continue
@@ -289,7 +289,7 @@ def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
 
 
 def trips(report: Report) -> Iterator[str]:
-    """The least round trip that was measured in a lane, beside what was injected."""
+    """The shortest round trip measured in any lane, for each injected delay."""
     least: dict[int, float] = {}
     for kind in report.kinds('latency'):
         for lane in report.of_kind(kind.name):
@@ -303,7 +303,7 @@ def trips(report: Report) -> Iterator[str]:
 
 
 def sooner(report: Report) -> str:
-    """Where messages of others are there before those of this client."""
+    """Where messages of others arrive sooner than RbFly's."""
     parts = []
     for kind in report.kinds('percentiles'):
         ours = lane_of(report, kind, OURS)
@@ -323,7 +323,7 @@ def sooner(report: Report) -> str:
 
 
 def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
-    """Latencies pooled over the rounds."""
+    """A table of latencies pooled over the rounds."""
     yield from paragraph(
         'Milliseconds from when a message was due, pooled over all rounds; in brackets how many'
         ' times that of the floor. The wake-ups by which all lanes send add up to 0.9 ms at 10,000'
