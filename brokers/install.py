@@ -76,7 +76,7 @@ def can_install() -> bool:
     return os.geteuid() == 0 and shutil.which('apt-get') is not None
 
 
-def lack(programs: Mapping[str, str]) -> str:
+def missing_text(programs: Mapping[str, str]) -> str:
     """The error text for missing programs that cannot be installed."""
     names = ', '.join(f'{prog} (package {package})' for prog, package in programs.items())
     return (
@@ -85,14 +85,14 @@ def lack(programs: Mapping[str, str]) -> str:
     )
 
 
-def need(programs: Mapping[str, str], progress: Progress) -> None:
+def ensure_programs(programs: Mapping[str, str], progress: Progress) -> None:
     """Ensure that programs exist; `programs` maps each to the package that provides it."""
     left = missing(programs)
     if left and can_install():
         apt_install(sorted({*left.values()}), progress)
         left = missing(programs)
     if left:
-        raise BrokerError(lack(left))
+        raise BrokerError(missing_text(left))
 
 
 def obstacle(version: str) -> str | None:
@@ -108,7 +108,7 @@ def obstacle(version: str) -> str | None:
         )
     left = missing(TO_ENTER if root_of(version).is_dir() else TO_INSTALL)
     if left and not can_install():
-        return lack(left)
+        return missing_text(left)
     if not left and subprocess.run([*UNSHARE, 'true'], capture_output=True).returncode:
         return 'root cannot create namespaces here; in a container, run it as privileged'
     return None
@@ -126,12 +126,12 @@ def rabbitmq_root(version: str, progress: Progress) -> Path:
         return Path('/')
     suite, root = SUITES[version], root_of(version)
     if root.is_dir():
-        need(TO_ENTER, progress)
+        ensure_programs(TO_ENTER, progress)
         return root
     with locked('install-rabbitmq', progress):
         if root.is_dir():  # another process has finished first
             return root
-        need(TO_INSTALL, progress)
+        ensure_programs(TO_INSTALL, progress)
         temporary = root.with_name(root.name + '.new')
         remove(temporary)
         temporary.mkdir(parents=True)
@@ -224,7 +224,7 @@ def kafka_jars(progress: Progress) -> Path:
     with locked('install-kafka', progress):
         if jars.is_dir():
             return jars
-        need({'mvn': 'maven'}, progress)
+        ensure_programs({'mvn': 'maven'}, progress)
         temporary = jars.with_name(jars.name + '.new')
         remove(temporary)
         temporary.mkdir(parents=True)

@@ -213,7 +213,7 @@ def _make(instance: str, progress: Progress) -> Kafka:
             progress=progress,
             room=room.Container(folder, unique, engine, IMAGE),
         )
-    install.need({'setsid': 'util-linux'}, progress)
+    install.ensure_programs({'setsid': 'util-linux'}, progress)
     java = install.java(progress)
     jars = install.kafka_jars(progress)
     return Kafka(

@@ -243,7 +243,7 @@ class Room(abc.ABC):
         return True
 
     def held_by_others(self) -> bool:
-        """Whether someone else also holds the pipe; call this only before releasing it."""
+        """Whether someone else also holds the pipe; then release it, or else end the room."""
         assert self._lifeline is not None
         try:
             fcntl.flock(self._lifeline, fcntl.LOCK_EX | fcntl.LOCK_NB)

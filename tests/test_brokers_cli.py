@@ -81,7 +81,7 @@ def test_cache_folder(env: dict[str, str], expected: str) -> None:
     assert state.cache_folder(env) == Path(expected)
 
 
-def test_state_is_read_as_written(tmp_path: Path) -> None:
+def test_state_round_trip(tmp_path: Path) -> None:
     """Reading returns the written state, and no temporary file remains."""
     state.write_state(tmp_path, {'kind': 'rabbitmq', 'nodes': [1, 2]})
     found = state.read_state(tmp_path)
@@ -91,14 +91,14 @@ def test_state_is_read_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"version": 0}'])
-def test_state_of_others_is_none(tmp_path: Path, text: str) -> None:
+def test_invalid_state_is_ignored(tmp_path: Path, text: str) -> None:
     """A state file that is broken or has another version is ignored."""
     assert state.read_state(tmp_path) is None
     (tmp_path / 'state.json').write_text(text)
     assert state.read_state(tmp_path) is None
 
 
-def test_rabbitmq_is_found_again(tmp_path: Path) -> None:
+def test_save_and_load_rabbitmq(tmp_path: Path) -> None:
     """Loading restores the saved nodes, room and options."""
     nodes = node.make_nodes(2, range(20_000, 20_010), advertised_ports=[None, 5])
     made = rabbitmq.RabbitMQ(
@@ -117,7 +117,7 @@ def test_rabbitmq_is_found_again(tmp_path: Path) -> None:
     assert found.variables() == made.variables()
 
 
-def test_kafka_is_found_again(tmp_path: Path) -> None:
+def test_save_and_load_kafka(tmp_path: Path) -> None:
     """Loading restores the saved port and room."""
     made = kafka.Kafka(1234, room=room.Container(tmp_path, 'x', 'podman', kafka.IMAGE))
     state.write_state(tmp_path, made.save())
@@ -127,7 +127,7 @@ def test_kafka_is_found_again(tmp_path: Path) -> None:
     assert found.address == '127.0.0.1:1234'
 
 
-def test_process_is_known_by_its_start() -> None:
+def test_process_is_identified_by_start_time() -> None:
     """A process with the same PID but another start time is a different process."""
     with subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE) as process:
         started = state.start_time(process.pid)
@@ -173,7 +173,7 @@ def test_lock_blocks_second_command() -> None:
     assert order == ['first', 'second']
 
 
-def test_leftovers_of_private_instances_are_swept() -> None:
+def test_sweep_removes_dead_private_instances() -> None:
     """Sweeping removes folders of dead private instances only."""
     run = state.cache_folder() / 'run'
     started = state.start_time(os.getpid())
@@ -204,7 +204,7 @@ def test_free_ports() -> None:
         assert not state.accepts('127.0.0.1', port)
 
 
-def test_taken_ports_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports that are in use are skipped."""
     with socket.create_server(('127.0.0.1', 0)) as server:
         taken = server.getsockname()[1]
@@ -289,7 +289,7 @@ def test_peer_properties() -> None:
         b'\x00\x00\x00\x04\x80\x11\x00\x01',
     ],
 )
-def test_other_answers_are_no_stream_port(answer: bytes) -> None:
+def test_other_answers_raise_os_error(answer: bytes) -> None:
     """No answer, another protocol, an error or garbage: each raises `OSError`."""
     with answering(answer) as port, pytest.raises(OSError):  # noqa: PT011
         probe.peer_properties(probe.Address('127.0.0.1', port), timeout=2)
@@ -477,7 +477,9 @@ def test_private_room_ends_with_its_last_holder(tmp_path: Path) -> None:
     assert not second.hold()
 
 
-def test_room_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_a_room_shows_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error contains the output of the failed main process, without waiting for a timeout."""
     host = room.Host(tmp_path, f'test-{tmp_path.name}')
     command = ['sh', '-c', 'echo broken on purpose; exit 3']
@@ -488,11 +490,11 @@ def test_room_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.Mon
     assert time.monotonic() - begin < host.start_timeout
 
 
-def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names each missing program and the package that provides it."""
     monkeypatch.setenv('PATH', '/nowhere')
     with pytest.raises(brokers.BrokerError, match=r'missing: prog-x \(package pack-y\)'):
-        install.need({'prog-x': 'pack-y'}, state.Progress(quiet=True))
+        install.ensure_programs({'prog-x': 'pack-y'}, state.Progress(quiet=True))
 
 
 @pytest.mark.parametrize(
@@ -522,7 +524,7 @@ def test_java_version(text: str, version: int) -> None:
         ('4.3', 'nonsense', '4.3'),
     ],
 )
-def test_version_is_chosen(
+def test_version_selection(
     monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str | None, expected: str
 ) -> None:
     """The option takes precedence over the variable; without either it is 4.0."""
@@ -586,7 +588,7 @@ def test_root_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
         rabbitmq.RabbitMQ.private(version='4.0')
 
 
-def test_suite_that_debootstrap_does_not_know(tmp_path: Path) -> None:
+def test_suite_unknown_to_debootstrap(tmp_path: Path) -> None:
     """For a Debian release that debootstrap does not know, its script for trixie is used."""
     (tmp_path / 'trixie').touch()
     assert install.suite_script('forky', tmp_path) == tmp_path / 'trixie'
@@ -594,7 +596,7 @@ def test_suite_that_debootstrap_does_not_know(tmp_path: Path) -> None:
     assert install.suite_script('forky', tmp_path) == tmp_path / 'forky'
 
 
-def test_versions_beside_each_other(
+def test_versions_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each version is found and stopped separately; the shell variables are the selected one's."""
@@ -717,7 +719,7 @@ def test_binds(tmp_path: Path) -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_running(capsys: pytest.CaptureFixture[str]) -> None:
     """`status` exits with 1 if nothing is running; `down` succeeds anyway."""
     assert cli.main(['status']) == 1
     assert '# rabbitmq 4.0: not running' in capsys.readouterr().out
@@ -728,7 +730,7 @@ def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(['down']) == 0
 
 
-def test_running_broker_is_taken(
+def test_up_uses_external_broker(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`up` uses the broker in RBFLY_URI and starts none; it refuses one of another version."""
@@ -756,7 +758,7 @@ def test_running_broker_is_taken(
         ('RBFLY_KAFKA', '127.0.0.1:{}', 'kafka'),
     ],
 )
-def test_named_broker_that_does_not_answer(
+def test_external_broker_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     name: str,
@@ -779,7 +781,7 @@ def test_benchmark_provides_the_command(capsys: pytest.CaptureFixture[str]) -> N
     assert 'usage: python -m brokers up' in capsys.readouterr().out
 
 
-def test_options_of_the_other_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kafka_refuses_options_of_rabbitmq(capsys: pytest.CaptureFixture[str]) -> None:
     """Kafka refuses RabbitMQ's options; a cluster has at least one node."""
     for wrong in ('up kafka --nodes 3', 'up kafka --version 4.0', 'status kafka --version 4.0'):
         assert cli.main(wrong.split()) == 1
@@ -788,7 +790,7 @@ def test_options_of_the_other_kind(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(['up', '--nodes', '0'])
 
 
-def test_help_needs_the_standard_library_only() -> None:
+def test_help_only_needs_the_standard_library() -> None:
     """`--help` works without any installed package."""
     done = subprocess.run(
         [

@@ -75,13 +75,13 @@ def page(source: list[tuple[int, str]]) -> str:
     return '\n'.join(parts)
 
 
-def test_lines_are_read_with_their_scores() -> None:
+def test_read_lines_with_scores() -> None:
     lines = list(hot.read_lines(page(SOURCE)))
     assert [(line.score, line.code) for line in lines] == SOURCE
     assert [line.number for line in lines] == list(range(1, len(SOURCE) + 1))
 
 
-def test_functions_have_the_scores_of_their_lines() -> None:
+def test_function_score_sums_its_lines() -> None:
     functions = hot.read_functions(list(hot.read_lines(page(SOURCE))))
     assert {name: function.score for name, function in functions.items()} == {
         'put_sized': 1 + 2 + 3 + 14,
@@ -169,9 +169,7 @@ def write_inline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / 'build'
 
 
-def test_inline_functions_are_scored_in_the_c(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inline_functions_are_scored_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = write_inline(tmp_path, monkeypatch)
     module = 'rbfly.amqp._scalars.pxd'
     found = hot.find({module: {'first': 0, 'second': 0}}, build)
@@ -201,7 +199,7 @@ def test_missing_function_or_page_is_an_error(tmp_path: Path) -> None:
         hot.find({'rbfly.amqp._none': {'put_sized': 1}}, build)
 
 
-def test_table_names_functions_of_the_source() -> None:
+def test_table_matches_the_source() -> None:
     table = json.loads((ROOT / 'tools' / 'hot.json').read_text())
     for module, names in table.items():
         suffix = '.pxd' if module.endswith('.pxd') else '.pyx'

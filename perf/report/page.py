@@ -244,10 +244,10 @@ def command(run: Run) -> str:
     scale = [f'{kind.name}={kind.count / kind.full:g}' for kind in kinds if not is_usual(kind, run)]
     if scale:
         words.append(f'--scale {",".join(scale)}')
-    asked = {*run.lanes, *run.absent}
+    selected = {*run.lanes, *run.absent}
     usual = {name for name, ln in lanes.LANES.items() if ln.kind.scenario in scenarios.split(',')}
-    if asked != usual:
-        words.append(f'--lanes {",".join(sorted(asked))}')
+    if selected != usual:
+        words.append(f'--lanes {",".join(sorted(selected))}')
     return ' \\\n       '.join(words)
 
 
@@ -398,8 +398,8 @@ def field(report: Report) -> Iterator[str]:
         rows.append([*row, *(p.libraries.get(name, '') for p in PUBLISHED)])
     kafka = [run.environment['brokers'].get('kafka') for run in report.runs]
     modes = {broker.get('mode', 'mode not told') for broker in kafka if broker}
-    told = plain(', '.join(sorted(modes))) or 'not measured'
-    rows.append(['Kafka', told, *(plain(p.kafka) for p in PUBLISHED)])
+    kafka_modes = plain(', '.join(sorted(modes))) or 'not measured'
+    rows.append(['Kafka', kafka_modes, *(plain(p.kafka) for p in PUBLISHED)])
     counts = [
         f'{kind.name} {kind.count:,} a round'
         for kind in report.kinds()

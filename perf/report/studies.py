@@ -342,8 +342,8 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
                 under = floor.histogram(what) if floor and lane is not floor else None
                 for q in QUANTILES.values():
                     value = found.quantile(q)
-                    beside = f' [{number(value / under.quantile(q))}]' if under else ''
-                    row.append(f'{value * 1000:.2f}{beside}')
+                    floor_ratio = f' [{number(value / under.quantile(q))}]' if under else ''
+                    row.append(f'{value * 1000:.2f}{floor_ratio}')
             rows.append(row)
     yield from table(head, rows)
     late = [

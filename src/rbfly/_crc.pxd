@@ -12,7 +12,7 @@ cdef extern from *:
     #include <stddef.h>
     #include <stdint.h>
 
-    /* Debug builds compute the CRC in both ways and compare. */
+    /* Debug builds run both implementations and use the result of zlib. */
     #if RBFLY_DEBUG
     #define CRC_IS_CHECKED 1
     #else

@@ -192,7 +192,7 @@ class NoBytes(tuple[int, ...]):
     __class__ = Decimal128  # type: ignore[assignment]
 
 
-def test_lying_class_does_not_leak_memory() -> None:
+def test_lying_class_does_not_expose_memory() -> None:
     with pytest.raises(AMQPEncoderTypeError, match='in an array of Decimal128'):
         encode_amqp_bytes(AMQPArray(Decimal128, [NoBytes(range(16))]))
 

@@ -187,7 +187,7 @@ def test_proton_decodes_our_encoding(value: Any) -> None:
 
 @profile
 @given(values)
-def test_we_decode_encoding_of_proton(value: Any) -> None:
+def test_we_decode_proton_encoding(value: Any) -> None:
     d = proton.Data()
     d.put_object(theirs(value))
     assert decode_value(bytes(d.encode())) == value
