@@ -196,7 +196,7 @@ class RabbitMQ(Broker):
     def isolate_node(self, node: int = 0) -> None:
         """Partition a node from the other nodes; clients can still reach all of them.
 
-        This disconnects the node and sets another cookie for its peers, so that it cannot reconnect.
+        This disconnects the node and sets another cookie for its peers, to prevent reconnects.
         """
         self._with_others(node, 'erlang:set_cookie(N, isolated), erlang:disconnect_node(N)')
         if left := self.ctl('eval', 'nodes().', node=node).strip('[] \n'):
