@@ -465,7 +465,7 @@ cdef api int target(const uint8_t *data, Py_ssize_t size) except -1:
         try:
             check_round_trip(decode_amqp(encoded))
         except AMQPDecoderError as ex:
-            # a tuple can be a key in Python, but is decoded as a list, which cannot
+            # a tuple can be a map key in Python, but decodes as a list, which cannot
             if 'map key of unhashable type' not in ex.args[0]:
                 raise
         if not source.changing:
