@@ -100,12 +100,12 @@ class Broker(abc.ABC):
     @classmethod
     def chosen(cls, version: str | None = None) -> str:
         """The given version, else the one the environment selects, else the first."""
-        found = version or os.environ.get(cls.version_variable or '') or cls.versions[0]
-        if found not in cls.versions:
+        selected = version or os.environ.get(cls.version_variable or '') or cls.versions[0]
+        if selected not in cls.versions:
             raise BrokerError(
-                f'{cls.kind}: unknown version {found!r}; choose from {", ".join(cls.versions)}'
+                f'{cls.kind}: unknown version {selected!r}; choose from {", ".join(cls.versions)}'
             )
-        return found
+        return selected
 
     @classmethod
     def shared(cls, version: str | None = None) -> str:
@@ -144,13 +144,13 @@ class Broker(abc.ABC):
             return [broker._report({'running': broker.alive(), 'how': cls.variable})]
         chosen = cls.chosen(version)
         others = [] if version else [other for other in cls.versions if other != chosen]
-        found = []
+        reports = []
         for each in (*others, chosen):
             report: dict[str, Any] = {'version': each, 'running': False}
             if broker := cls.running(each):
                 report = broker._report(report | {'how': broker._in_room.kind} | broker._details())
-            found.append({'kind': cls.kind, **report})
-        return found
+            reports.append({'kind': cls.kind, **report})
+        return reports
 
     def _report(self, report: dict[str, Any]) -> dict[str, Any]:
         if release := self.release:

@@ -218,11 +218,11 @@ def run_down(args: argparse.Namespace, progress: Progress) -> int:
 def run_status(args: argparse.Namespace, progress: Progress) -> int:
     """Run `brokers status`."""
     kinds = selected(args)
-    found = [entry for kind in kinds for entry in KINDS[kind].status(args.version)]
+    entries = [entry for kind in kinds for entry in KINDS[kind].status(args.version)]
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(entries, indent=1))
     else:
-        for entry in found:
+        for entry in entries:
             state = 'running' if entry['running'] else 'not running'
             how = f' ({entry["how"]})' if entry.get('how') else ''
             release = f', release {entry["release"]}' if entry.get('release') else ''
@@ -234,7 +234,7 @@ def run_status(args: argparse.Namespace, progress: Progress) -> int:
                     f'port {node["stream_port"]}'
                 )
             print_variables(entry.get('variables', {}))
-    return 0 if any(entry['running'] for entry in found) else 1
+    return 0 if any(entry['running'] for entry in entries) else 1
 
 
 def run_exec(args: argparse.Namespace, progress: Progress) -> int:

@@ -74,20 +74,20 @@ install "$@" || { apt-get update && install "$@"; }
 
 def passed_environment(environ: Mapping[str, str], version: str) -> dict[str, str]:
     """The environment variables that are valid inside as well as outside."""
-    found = {
+    variables = {
         name: value
         for name, value in environ.items()
         if name in PASSED or name.startswith(PASSED_PREFIXES)
     }
     # the host's installations and running brokers are not accessible inside
-    found.pop('RBFLY_CACHE', None)
+    variables.pop('RBFLY_CACHE', None)
     return {
         installation.INSIDE: version,
         'PATH': '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
         'HOME': '/root',
         'LANG': 'C.UTF-8',
         'DEBIAN_FRONTEND': 'noninteractive',
-        **found,
+        **variables,
         'RBFLY_RABBITMQ': version,  # the only version available inside
     }
 
@@ -187,5 +187,5 @@ def run(
 def is_installed(root: Path, package: str) -> bool:
     """Whether dpkg lists the package as installed in the root filesystem."""
     records = (root / 'var/lib/dpkg/status').read_text(errors='replace').split('\n\n')
-    wanted = f'Package: {package}\n'
-    return any(r.startswith(wanted) and 'Status: install ok installed' in r for r in records)
+    header = f'Package: {package}\n'
+    return any(r.startswith(header) and 'Status: install ok installed' in r for r in records)

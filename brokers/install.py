@@ -87,12 +87,12 @@ def missing_text(programs: Mapping[str, str]) -> str:
 
 def ensure_programs(programs: Mapping[str, str], progress: Progress) -> None:
     """Ensure that programs exist; `programs` maps each to the package that provides it."""
-    left = missing(programs)
-    if left and can_install():
-        apt_install(sorted({*left.values()}), progress)
-        left = missing(programs)
-    if left:
-        raise BrokerError(missing_text(left))
+    absent = missing(programs)
+    if absent and can_install():
+        apt_install(sorted({*absent.values()}), progress)
+        absent = missing(programs)
+    if absent:
+        raise BrokerError(missing_text(absent))
 
 
 def obstacle(version: str) -> str | None:
@@ -106,10 +106,10 @@ def obstacle(version: str) -> str | None:
             'no container engine is available, and only root can run RabbitMQ without one: '
             'start docker or podman, run as root, or set RBFLY_URI to use a running broker'
         )
-    left = missing(TO_ENTER if root_of(version).is_dir() else TO_INSTALL)
-    if left and not can_install():
-        return missing_text(left)
-    if not left and subprocess.run([*UNSHARE, 'true'], capture_output=True).returncode:
+    absent = missing(TO_ENTER if root_of(version).is_dir() else TO_INSTALL)
+    if absent and not can_install():
+        return missing_text(absent)
+    if not absent and subprocess.run([*UNSHARE, 'true'], capture_output=True).returncode:
         return 'root cannot create namespaces here; in a container, run it as privileged'
     return None
 
@@ -175,16 +175,16 @@ def prepare_root(root: Path) -> None:
 def java_version(java: str) -> int:
     """Major version of a Java program; 0 if it does not run."""
     try:
-        done = subprocess.run([java, '-version'], capture_output=True, text=True, timeout=30)
+        result = subprocess.run([java, '-version'], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return parse_java_version(done.stderr + done.stdout)
+    return parse_java_version(result.stderr + result.stdout)
 
 
 def parse_java_version(text: str) -> int:
     """The major version in the output of `java -version`."""
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(found.group(1)) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match.group(1)) if match else 0
 
 
 def find_java() -> str | None:
@@ -198,8 +198,8 @@ def find_java() -> str | None:
 
 def java(progress: Progress) -> str:
     """A suitable Java; install one if necessary."""
-    found = find_java()
-    if found is None and os.geteuid() == 0 and shutil.which('apt-get'):
+    program = find_java()
+    if program is None and os.geteuid() == 0 and shutil.which('apt-get'):
         for package in JAVA_PACKAGES:
             try:
                 apt_install([package], progress)
@@ -207,13 +207,13 @@ def java(progress: Progress) -> str:
                 progress.say(str(error).splitlines()[0])
             else:
                 break
-        found = find_java()
-    if found is None:
+        program = find_java()
+    if program is None:
         raise BrokerError(
             f'missing: Java 17 or 21 (package {" or ".join(JAVA_PACKAGES)}); install it, '
             'or start a container engine (docker or podman)'
         )
-    return found
+    return program
 
 
 def kafka_jars(progress: Progress) -> Path:

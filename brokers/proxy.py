@@ -159,13 +159,13 @@ class Proxy:
 
     def _forward(self, pipe: 'Pipe', sink: asyncio.Transport, data: bytes) -> None:
         direction = pipe.direction
-        done = self.bytes[direction]
+        forwarded = self.bytes[direction]
         planned = self._planned[direction]
-        cut = planned and planned[0][0] <= done + len(data)
+        cut = planned and planned[0][0] <= forwarded + len(data)
         if cut:
-            data = data[: max(planned[0][0] - done, 0)]
+            data = data[: max(planned[0][0] - forwarded, 0)]
         if data:
-            self.bytes[direction] = done + len(data)
+            self.bytes[direction] = forwarded + len(data)
             sink.write(data)
             if self.watch is not None:
                 self.watch(pipe.link.number, direction, data)
@@ -346,10 +346,10 @@ class Pipe:
         """Pause or resume reading from the source."""
         if self.source is None or self.sink is None or self.source.is_closing():
             return
-        wanted = not self.stalled and not self.full and self.size < QUEUE_MAX
-        if wanted != self.reading:
-            self.reading = wanted
-            if wanted:
+        reading = not self.stalled and not self.full and self.size < QUEUE_MAX
+        if reading != self.reading:
+            self.reading = reading
+            if reading:
                 self.source.resume_reading()
             else:
                 self.source.pause_reading()

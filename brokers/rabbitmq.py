@@ -114,15 +114,15 @@ class RabbitMQ(Broker):
         return self.srv / 'tls' / 'client.pem', self.srv / 'tls' / 'client.key'
 
     def variables(self) -> dict[str, str]:
-        found = {
+        variables = {
             'RBFLY_URI': self.uri,
             'RBFLY_TLS_URI': self.tls_uri,
             'RBFLY_TLS_CA': str(self.ca_file or ''),
             'RBFLY_AMQP_URI': self.amqp_uri,
         }
         if len(self.nodes) > 1:
-            found['RBFLY_URIS'] = ','.join(self.uris)
-        return {name: value for name, value in found.items() if value}
+            variables['RBFLY_URIS'] = ','.join(self.uris)
+        return {name: value for name, value in variables.items() if value}
 
     @property
     def srv(self) -> Path:
@@ -199,8 +199,8 @@ class RabbitMQ(Broker):
         This disconnects the node and sets another cookie for its peers, to prevent reconnects.
         """
         self._with_others(node, 'erlang:set_cookie(N, isolated), erlang:disconnect_node(N)')
-        if left := self.ctl('eval', 'nodes().', node=node).strip('[] \n'):
-            raise BrokerError(f'{self.nodes[node].name} is still connected to {left}')
+        if peers := self.ctl('eval', 'nodes().', node=node).strip('[] \n'):
+            raise BrokerError(f'{self.nodes[node].name} is still connected to {peers}')
 
     def join_node(self, node: int = 0) -> None:
         """End the partition of an isolated node."""
@@ -381,8 +381,8 @@ class RabbitMQ(Broker):
         if not isinstance(self._in_room, room.Root):
             return None
         root = self._in_room.root
-        found = next(root.glob('usr/lib/rabbitmq/lib/rabbitmq_server-*'))
-        return f'/{found.relative_to(root)}'
+        home = next(root.glob('usr/lib/rabbitmq/lib/rabbitmq_server-*'))
+        return f'/{home.relative_to(root)}'
 
     def _program(self, name: str) -> str:
         # avoid Debian's wrapper scripts: they change some arguments
@@ -546,16 +546,16 @@ def _make(
     folder = run_folder(instance)
     unique = f'{instance}-{secrets.token_hex(4)}'
     engine = room.engine()
-    made: room.Room
+    place: room.Room
     if engine:
         image = IMAGE.format(version)
         progress.say(f'using {engine}, image {image}')
-        made = room.Container(folder, unique, engine, image, f'{USER}:{USER}')
+        place = room.Container(folder, unique, engine, image, f'{USER}:{USER}')
     else:
-        made = room.Root(folder, unique, install.rabbitmq_root(version, progress))
+        place = room.Root(folder, unique, install.rabbitmq_root(version, progress))
     return RabbitMQ(
         members,
-        room=made,
+        room=place,
         epmd_port=epmd_port,
         plugins=plugins,
         extra=config,
@@ -579,13 +579,13 @@ def up(
     progress = progress or Progress()
     if broker := RabbitMQ.named():
         try:
-            found = peer_properties(broker._address or Address('', 0))
+            peer = peer_properties(broker._address or Address('', 0))
         except OSError as error:
             raise BrokerError(
                 f'RBFLY_URI={broker.uri}: no stream listener answers there: {error}'
             ) from None
-        product = f'{found.get("product")} {found.get("version")}'
-        if version and not found.get('version', '').startswith(f'{version}.'):
+        product = f'{peer.get("product")} {peer.get("version")}'
+        if version and not peer.get('version', '').startswith(f'{version}.'):
             raise BrokerError(
                 f'RBFLY_URI={broker.uri}: the broker is {product}, but {version} was requested'
             )
@@ -621,5 +621,5 @@ def up(
 
 def cluster_members(broker: RabbitMQ) -> list[str]:
     """Names of the running cluster nodes, as seen by the first node."""
-    found = json.loads(broker.ctl('cluster_status', '--formatter', 'json'))
-    return sorted(found['running_nodes'])
+    status = json.loads(broker.ctl('cluster_status', '--formatter', 'json'))
+    return sorted(status['running_nodes'])

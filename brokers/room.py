@@ -203,7 +203,7 @@ class Room(abc.ABC):
         """Run a command in the room and return its output; `BrokerError` if it fails."""
         command = self.command(argv, self.environment(env or {}), user=user)
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -213,10 +213,10 @@ class Room(abc.ABC):
             )
         except subprocess.TimeoutExpired:
             raise BrokerError(f'{" ".join(argv)}: timed out after {timeout} s') from None
-        if done.returncode:
-            text = (done.stderr + done.stdout).strip()
-            raise BrokerError(f'{" ".join(argv)}: exit code {done.returncode}: {text}')
-        return done.stdout
+        if result.returncode:
+            text = (result.stderr + result.stdout).strip()
+            raise BrokerError(f'{" ".join(argv)}: exit code {result.returncode}: {text}')
+        return result.stdout
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], *, user: str, out: str) -> None:
         """Start a command in the background; it writes `out.log` and, on exit, `out.exit`."""
@@ -464,13 +464,13 @@ class Container(Room):
         return [a for k, v in env.items() if k != 'PATH' for a in ('--env', f'{k}={v}')]
 
     def alive(self) -> bool:
-        done = subprocess.run(
+        result = subprocess.run(
             [self.engine, 'inspect', '--format', '{{.State.Running}}', self.name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
         )
-        return done.returncode == 0 and done.stdout.strip() == 'true'
+        return result.returncode == 0 and result.stdout.strip() == 'true'
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, private: bool) -> None:
         super().start(argv, env, private=private)
@@ -515,14 +515,14 @@ def engine(environ: Mapping[str, str] | None = None) -> str | None:
     `RBFLY_ENGINE` selects one, or `none`.
     """
     env = os.environ if environ is None else environ
-    wanted = env.get('RBFLY_ENGINE', '')
-    if wanted == 'none':
+    selected = env.get('RBFLY_ENGINE', '')
+    if selected == 'none':
         return None
     formats = {'docker': '{{.ServerVersion}}', 'podman': '{{.Version.Version}}'}
     for name, template in formats.items():
-        if wanted in ('', name) and shutil.which(name):
+        if selected in ('', name) and shutil.which(name):
             try:
-                done = subprocess.run(
+                result = subprocess.run(
                     [name, 'info', '--format', template],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
@@ -531,8 +531,8 @@ def engine(environ: Mapping[str, str] | None = None) -> str | None:
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
-            if done.returncode == 0 and done.stdout.strip():
+            if result.returncode == 0 and result.stdout.strip():
                 return name
-    if wanted:
-        raise BrokerError(f'RBFLY_ENGINE={wanted}: this container engine does not answer')
+    if selected:
+        raise BrokerError(f'RBFLY_ENGINE={selected}: this container engine does not answer')
     return None

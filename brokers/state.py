@@ -110,17 +110,17 @@ def is_running(pid: int, started: int) -> bool:
 
 def processes_of(instance: str) -> list[int]:
     """PIDs of the processes whose environment carries the instance's marker."""
-    found = []
-    wanted = f'{MARKER}={instance}'.encode()
+    pids = []
+    marker = f'{MARKER}={instance}'.encode()
     for entry in Path('/proc').iterdir():
         if entry.name.isdigit():
             try:
                 environ = (entry / 'environ').read_bytes()
             except OSError:
                 continue
-            if wanted in environ.split(b'\0'):
-                found.append(int(entry.name))
-    return found
+            if marker in environ.split(b'\0'):
+                pids.append(int(entry.name))
+    return pids
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, interval: float = 0.05) -> bool:

@@ -20,13 +20,13 @@ cdef extern from 'Python.h':
 cdef int check_view(object view, Py_ssize_t size, object body) except -1:
     """Check body_view() of a context that has not decoded its body."""
     try:
-        found = decode_amqp(view).body_view()
+        body_bytes = decode_amqp(view).body_view()
     except TypeError:
         if isinstance(body, bytes):
             finding('body_view() rejects a binary body')
     else:
-        if not isinstance(body, bytes) or found != body:
-            finding(f'body_view() returns {bytes(found)!r} for body {body!r}')
+        if not isinstance(body, bytes) or body_bytes != body:
+            finding(f'body_view() returns {bytes(body_bytes)!r} for body {body!r}')
     return 0
 
 

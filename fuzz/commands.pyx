@@ -25,12 +25,12 @@ cdef int record(tuple place) except -1:
 
 cdef tuple lines(object error):
     """Line numbers of the traceback."""
-    cdef list found = []
+    cdef list numbers = []
     trace = error.__traceback__
     while trace is not None:
-        found.append(trace.tb_lineno)
+        numbers.append(trace.tb_lineno)
         trace = trace.tb_next
-    return tuple(found)
+    return tuple(numbers)
 
 
 cdef object read(bytes frame):

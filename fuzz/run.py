@@ -68,20 +68,20 @@ class Problem(Exception):
 
 def run(*command: object) -> None:
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise Problem(f'{" ".join(words)}\n{done.stdout}{done.stderr}')
+    result = subprocess.run(words, capture_output=True, text=True)
+    if result.returncode:
+        raise Problem(f'{" ".join(words)}\n{result.stdout}{result.stderr}')
 
 
 def check_tools() -> None:
     if shutil.which(CC) is None:
         raise Problem(f'{CC} is missing; on Debian: apt-get install clang libclang-rt-dev')
     runtimes = subprocess.run([CC, '--print-runtime-dir'], capture_output=True, text=True)
-    found = runtimes.stdout.strip()
-    folders = [Path(found), Path(found).parent / 'linux']
+    folder = runtimes.stdout.strip()
+    folders = [Path(folder), Path(folder).parent / 'linux']
     if not any(list(folder.glob('libclang_rt.fuzzer*')) for folder in folders):
         raise Problem(
-            f"clang's libclang_rt.fuzzer is not in {found}; "
+            f"clang's libclang_rt.fuzzer is not in {folder}; "
             'on Debian: apt-get install libclang-rt-dev'
         )
     headers = Path(sysconfig.get_path('include'))
@@ -95,8 +95,8 @@ def directives() -> dict[str, Any]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'DIRECTIVES':
             code = compile(ast.Expression(node.value), 'setup.py', 'eval')
-            found: dict[str, Any] = eval(code, {'CHECKED': False, 'DEBUG': False})
-            return found
+            directives: dict[str, Any] = eval(code, {'CHECKED': False, 'DEBUG': False})
+            return directives
     raise Problem('setup.py does not define DIRECTIVES')
 
 
@@ -109,30 +109,30 @@ def library_flags() -> list[str]:
     return words
 
 
-def is_newer(made: Path, *sources: Path) -> bool:
-    return made.exists() and all(made.stat().st_mtime > s.stat().st_mtime for s in sources)
+def is_newer(target: Path, *sources: Path) -> bool:
+    return target.exists() and all(target.stat().st_mtime > s.stat().st_mtime for s in sources)
 
 
 def compile_module(name: str, source: Path) -> None:
-    made = LIB.joinpath(*name.split('.')).with_suffix('.so')
-    if is_newer(made, source, ROOT / 'fuzz' / 'run.py'):
+    module = LIB.joinpath(*name.split('.')).with_suffix('.so')
+    if is_newer(module, source, ROOT / 'fuzz' / 'run.py'):
         return
-    made.parent.mkdir(parents=True, exist_ok=True)
+    module.parent.mkdir(parents=True, exist_ok=True)
     sanitizers = SANITIZERS
     if not name.startswith('fuzz.'):
         # coverage of the package guides the fuzzer, coverage of the checks does not
         sanitizers += ',fuzzer-no-link'
     run(
         CC, *CFLAGS, f'-fsanitize={sanitizers}', *UNCHECKED, '-shared', '-DRBFLY_DEBUG=0',
-        f'-I{sysconfig.get_path("include")}', source, '-o', made,
+        f'-I{sysconfig.get_path("include")}', source, '-o', module,
     )  # fmt: skip
 
 
 def copy_sources() -> None:
     for source in (ROOT / 'src').rglob('*.py'):
-        made = LIB / source.relative_to(ROOT / 'src')
-        made.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, made)
+        copy = LIB / source.relative_to(ROOT / 'src')
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
     # the package reads its version
     metadata = LIB / 'rbfly-0.dist-info' / 'METADATA'
     metadata.parent.mkdir(exist_ok=True)
@@ -295,8 +295,8 @@ def environment(target: str) -> dict[str, str]:
 
 
 def last(pattern: str, text: str) -> str:
-    found = re.findall(pattern, text)
-    return found[-1] if found else '0'
+    matches = re.findall(pattern, text)
+    return matches[-1] if matches else '0'
 
 
 def start(fuzzer: Path, target: str, number: int, words: list[str]) -> tuple[int, str]:
@@ -304,8 +304,8 @@ def start(fuzzer: Path, target: str, number: int, words: list[str]) -> tuple[int
     log = BUILD / f'{target}-{number}.log'
     command = [str(fuzzer), f'-artifact_prefix={FINDINGS}/{target}-', *words]
     with log.open('w') as file:
-        done = subprocess.run(command, stdout=file, stderr=file, env=environment(target))
-    return done.returncode, log.read_text(errors='replace')
+        result = subprocess.run(command, stdout=file, stderr=file, env=environment(target))
+    return result.returncode, log.read_text(errors='replace')
 
 
 def report(target: str, status: int, text: str) -> int:
@@ -349,14 +349,14 @@ def fuzz(fuzzer: Path, args: argparse.Namespace) -> int:
         words.append(f'-seed={args.seed}')
     begin = time.monotonic()
     with ThreadPoolExecutor(args.workers) as pool:
-        done = list(
+        results = list(
             pool.map(
                 lambda i: start(fuzzer, args.target, i, [*words, *map(str, folders)]),
                 range(args.workers),
             )
         )
-    total = sum(report(args.target, *result) for result in done)
-    failed = any(status for status, _ in done)
+    total = sum(report(args.target, *result) for result in results)
+    failed = any(status for status, _ in results)
     seconds = time.monotonic() - begin
     print(f'{total} executions in {seconds:.0f} s, {"with" if failed else "no"} findings')
     return 1 if failed else 0
@@ -372,10 +372,10 @@ def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
     """Reduce the corpus to the smallest set of inputs with the same coverage."""
     kept = KEPT / args.target
     kept.mkdir(parents=True, exist_ok=True)
-    made = BUILD / 'minimised' / args.target
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    folders = [made, kept, BUILD / 'corpus' / args.target]
+    merged = BUILD / 'minimised' / args.target
+    shutil.rmtree(merged, ignore_errors=True)
+    merged.mkdir(parents=True)
+    folders = [merged, kept, BUILD / 'corpus' / args.target]
     status, text = start(
         fuzzer, args.target, 0,
         ['-merge=1', '-use_counters=0', '-max_len=1000', *(str(f) for f in folders if f.is_dir())],
@@ -383,12 +383,12 @@ def minimise(fuzzer: Path, args: argparse.Namespace) -> int:
     if status:
         print(text[-4000:])
         return 1
-    found = sorted(made.iterdir(), key=lambda path: (path.stat().st_size, path.name))
+    inputs = sorted(merged.iterdir(), key=lambda path: (path.stat().st_size, path.name))
     shutil.rmtree(kept)
     kept.mkdir()
-    for path in found[:KEPT_FILES]:
+    for path in inputs[:KEPT_FILES]:
         shutil.copyfile(path, kept / path.name)
-    print(f'{kept}: kept {min(len(found), KEPT_FILES)} of {len(found)} inputs')
+    print(f'{kept}: kept {min(len(inputs), KEPT_FILES)} of {len(inputs)} inputs')
     return 0
 
 

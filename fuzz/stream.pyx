@@ -60,24 +60,24 @@ class Cursor(MessageCursor):
 
 cdef list drain(object cursor, Py_ssize_t limit):
     """Read the only chunk; return its messages and error types."""
-    cdef list found = []
+    cdef list results = []
     while True:
-        if len(found) > limit:
+        if len(results) > limit:
             finding('reading a chunk does not end')
         try:
             if not cursor.advance():
                 break
         except DAMAGED:
-            found.append(ChunkError)
+            results.append(ChunkError)
             continue
         try:
-            found.append(cursor.take())
+            results.append(cursor.take())
         except DAMAGED:
-            found.append(ChunkError)
+            results.append(ChunkError)
         except AMQPDecoderError as ex:
             if ex.offset is None or type(ex.data) is not bytes:
                 finding('decoder error without offset and data')
-            found.append(AMQPDecoderError)
+            results.append(AMQPDecoderError)
         else:
             try:
                 cursor.last.context()
@@ -86,14 +86,14 @@ cdef list drain(object cursor, Py_ssize_t limit):
                     finding('message has a body but no context')
     if cursor.consumed != 1:
         finding(f'chunk was consumed {cursor.consumed} times')
-    return found
+    return results
 
 
-cdef list outcome(object cursor, str kind, Py_ssize_t limit, Py_ssize_t most):
+cdef list outcome(object cursor, str kind, Py_ssize_t limit, Py_ssize_t max_messages):
     """Offset, body and bytes of each message; offset, error and data of each invalid one."""
-    cdef list received = [], found = []
+    cdef list received = [], results = []
     while True:
-        if len(received) > most:
+        if len(received) > max_messages:
             finding('reading a chunk does not end')
         try:
             if not cursor.advance(KINDS[kind], limit):
@@ -117,33 +117,33 @@ cdef list outcome(object cursor, str kind, Py_ssize_t limit, Py_ssize_t most):
             if not same([ctx.body for ctx in contexts], list(item)):
                 finding('bodies of a batch differ from those of its messages')
         elif item is None or type(item) is tuple:
-            found.append(item)
+            results.append(item)
             continue
         else:
             contexts = [item]
         for ctx in contexts:
             raw = None if ctx.raw is None else bytes(ctx.raw)
-            found.append((ctx.stream_offset, ctx.body, raw))
-    return found
+            results.append((ctx.stream_offset, ctx.body, raw))
+    return results
 
 
 def no_value(ctx):
     return None
 
 
-cdef int check_kinds(bytes data, Py_ssize_t most, uint8_t how) except -1:
+cdef int check_kinds(bytes data, Py_ssize_t max_messages, uint8_t how) except -1:
     """Check that bodies, contexts and batches return the same messages under any error policy."""
     policy = sorted(POLICIES)[(how >> 1) % 3]
     everything = MessageFilter(no_value, {''})
     for amqp in (True, False):
-        first = outcome(Cursor(amqp, Chunk.parse(data), 0, policy), 'body', 1, most)
+        first = outcome(Cursor(amqp, Chunk.parse(data), 0, policy), 'body', 1, max_messages)
         for kind, filter in (
             ('context', None), ('batch', None), ('context', everything), ('batch', everything)
         ):
             cursor = Cursor(amqp, Chunk.parse(data), 0, policy, filter)
-            found = outcome(cursor, kind, 1 + (how >> 3), most)
-            if not same(first, found):
-                finding(f'bodies are {first!r}, but {kind} returns {found!r}')
+            other = outcome(cursor, kind, 1 + (how >> 3), max_messages)
+            if not same(first, other):
+                finding(f'bodies are {first!r}, but {kind} returns {other!r}')
     return 0
 
 

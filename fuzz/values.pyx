@@ -171,13 +171,13 @@ cdef class Source:
         if n > 40:
             # not compounds: sharing them would make the encoding grow exponentially
             return [self.value(31)] * (n << (self.take() & 3))
-        found = []
-        self.containers.append(found)
-        self.unfinished.append(found)
+        items = []
+        self.containers.append(items)
+        self.unfinished.append(items)
         for _ in range(n & 7):
-            found.append(self.value(depth + 1))
+            items.append(self.value(depth + 1))
         self.unfinished.pop()
-        return found
+        return items
 
     cdef object key(self, int depth):
         try:
@@ -191,13 +191,13 @@ cdef class Source:
         cdef int n = self.take()
         if n > 240:
             return {str(i): self.value(depth + 1) for i in range(n - 240 << 3)}
-        found = {}
-        self.containers.append(found)
-        self.unfinished.append(found)
+        pairs = {}
+        self.containers.append(pairs)
+        self.unfinished.append(pairs)
         for _ in range(n & 7):
-            found[self.key(depth)] = self.value(depth + 1)
+            pairs[self.key(depth)] = self.value(depth + 1)
         self.unfinished.pop()
-        return found
+        return pairs
 
     cdef object array(self, int depth):
         kind = self.pick(ELEMENTS)
@@ -310,18 +310,18 @@ cdef class Source:
             return Changing(self.pick(self.unfinished) if self.unfinished else {})
         if kind == 58:
             # much deeper nesting than the input could describe
-            found = self.value(depth + 1)
+            value = self.value(depth + 1)
             wrap = self.take() & 3
             for _ in range(self.take()):
                 if wrap == 0:
-                    found = [found]
+                    value = [value]
                 elif wrap == 1:
-                    found = {'k': found}
+                    value = {'k': value}
                 elif wrap == 2:
-                    found = Described(found, None)
+                    value = Described(value, None)
                 else:
-                    found = AMQPArray(list, [[found]])
-            return found
+                    value = AMQPArray(list, [[value]])
+            return value
         return self.strange()
 
     cdef object strange(self):
@@ -374,16 +374,16 @@ cdef class Source:
         if kind == 0:
             return DataBody([self.data() for _ in range(self.take() & 3)])
         if kind == 1:
-            found = DataBody([self.data()])
-            found._sections = self.items(depth) or [b'']
-            return found
+            body = DataBody([self.data()])
+            body._sections = self.items(depth) or [b'']
+            return body
         if kind == 2:
-            found = SequenceBody([self.items(depth) for _ in range(self.take() & 3)])
+            body = SequenceBody([self.items(depth) for _ in range(self.take() & 3)])
             if self.take() & 3 == 0:
-                found._lengths = tuple([self.take() - 8 for _ in range(self.take() & 3)]) or (0,)
+                body._lengths = tuple([self.take() - 8 for _ in range(self.take() & 3)]) or (0,)
             if self.take() & 3 == 0:
-                found.append(self.value(depth + 1))
-            return found
+                body.append(self.value(depth + 1))
+            return body
         return self.value(depth)
 
     cdef object header(self):

@@ -74,15 +74,15 @@ class Function:
 
     def worst(self) -> list[Line]:
         """Lines with a score, highest first."""
-        found = [line for line in self.lines if line.score]
-        return sorted(found, key=lambda line: (-line.score, line.number))
+        scored = [line for line in self.lines if line.score]
+        return sorted(scored, key=lambda line: (-line.score, line.number))
 
 
 def read_lines(text: str) -> Iterator[Line]:
     """Yield the source lines of an annotated page."""
-    for found in LINE.finditer(text):
-        code = html.unescape(TAG.sub('', found['code'])).replace('\xa0', ' ')
-        yield Line(int(found['number']), int(found['score']), code.rstrip())
+    for match in LINE.finditer(text):
+        code = html.unescape(TAG.sub('', match['code'])).replace('\xa0', ' ')
+        yield Line(int(match['number']), int(match['score']), code.rstrip())
 
 
 def read_functions(lines: Sequence[Line]) -> dict[str, Function]:
@@ -107,10 +107,10 @@ def read_functions(lines: Sequence[Line]) -> dict[str, Function]:
             continue
         while classes and indent <= classes[-1][0]:
             classes.pop()
-        if found := CLASS.match(code):
-            classes.append((indent, found['name']))
-        elif found := FUNCTION.match(code):
-            name = '.'.join([*(name for _, name in classes), found['name']])
+        if match := CLASS.match(code):
+            classes.append((indent, match['name']))
+        elif match := FUNCTION.match(code):
+            name = '.'.join([*(name for _, name in classes), match['name']])
             current = Function(name, indent, [line])
             depth = brackets(code)
             functions[name] = current
@@ -128,9 +128,9 @@ def score_code(code: str) -> int:
 
     score = 0
 
-    def count(found: re.Match[str]) -> str:
+    def count(match: re.Match[str]) -> str:
         nonlocal score
-        score += WEIGHTS.get(found.lastgroup or '', 0)
+        score += WEIGHTS.get(match.lastgroup or '', 0)
         return ''
 
     replace_calls(count, code)
@@ -156,10 +156,10 @@ def read_inline(module: str, build: Path) -> dict[str, Function]:
     path = module.removesuffix('.pxd').replace('.', '/') + '.pxd'
     source = SOURCES.joinpath(path).read_text(encoding='utf-8').splitlines()
     functions: dict[str, Function] = {}
-    for made in sorted(build.rglob('*.c')):
-        if not SOURCES.joinpath(made.relative_to(build)).with_suffix('.pyx').exists():
+    for c_file in sorted(build.rglob('*.c')):
+        if not SOURCES.joinpath(c_file.relative_to(build)).with_suffix('.pyx').exists():
             continue
-        scores = read_c(made.read_text(encoding='utf-8'), path)
+        scores = read_c(c_file.read_text(encoding='utf-8'), path)
         lines = [Line(n, scores.get(n, 0), code) for n, code in enumerate(source, 1)]
         for name, function in read_functions(lines).items():
             used = any(line.number in scores for line in function.lines)
@@ -178,15 +178,15 @@ def read_page(module: str, build: Path) -> dict[str, Function]:
 
 def annotate() -> None:
     """Translate changed sources to C without compiling them."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, 'setup.py', '-q', '--name'],
         cwd=ROOT,
         env={**os.environ, 'RBFLY_DEBUG': '', 'RBFLY_SANITIZE': ''},
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        raise HotError(f'Cython failed:\n{done.stdout}{done.stderr}')
+    if result.returncode:
+        raise HotError(f'Cython failed:\n{result.stdout}{result.stderr}')
 
 
 def load(path: Path) -> Table:
@@ -196,20 +196,20 @@ def load(path: Path) -> Table:
 
 def find(table: Table, build: Path) -> dict[str, dict[str, Function]]:
     """The current state of the functions in the table."""
-    found: dict[str, dict[str, Function]] = {}
+    current: dict[str, dict[str, Function]] = {}
     for module, names in table.items():
         read = read_inline if module.endswith('.pxd') else read_page
         functions = read(module, build)
         if absent := [name for name in names if name not in functions]:
             raise HotError(f'{module} has no function {", ".join(absent)}; correct {TABLE.name}')
-        found[module] = {name: functions[name] for name in names}
-    return found
+        current[module] = {name: functions[name] for name in names}
+    return current
 
 
-def compare(table: Table, found: dict[str, dict[str, Function]]) -> tuple[list[str], list[str]]:
+def compare(table: Table, current: dict[str, dict[str, Function]]) -> tuple[list[str], list[str]]:
     """Return the regressions, each with its worst lines, and the improvements."""
     worse, better = [], []
-    for module, functions in found.items():
+    for module, functions in current.items():
         for name, function in functions.items():
             limit = table[module][name]
             change = f'{module}.{name}: {function.score}, recorded {limit}'
@@ -224,11 +224,11 @@ def compare(table: Table, found: dict[str, dict[str, Function]]) -> tuple[list[s
     return worse, better
 
 
-def scores(found: dict[str, dict[str, Function]]) -> Table:
+def scores(current: dict[str, dict[str, Function]]) -> Table:
     """The table with the current scores."""
     return {
         module: {name: function.score for name, function in functions.items()}
-        for module, functions in found.items()
+        for module, functions in current.items()
     }
 
 
@@ -243,12 +243,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = load(TABLE)
     try:
         annotate()
-        found = find(table, BUILD)
+        current = find(table, BUILD)
     except HotError as ex:
         print(f'hot: {ex}', file=sys.stderr)
         return 2
     if args.lines:
-        for module, functions in found.items():
+        for module, functions in current.items():
             for name, function in functions.items():
                 if args.lines in (name, f'{module}.{name}'):
                     print(f'{module}.{name}: {function.score}')
@@ -256,9 +256,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                         print(f'    {line.score:4}  line {line.number}: {line.code.strip()}')
         return 0
     if args.update:
-        TABLE.write_text(json.dumps(scores(found), indent=2) + '\n', encoding='utf-8')
+        TABLE.write_text(json.dumps(scores(current), indent=2) + '\n', encoding='utf-8')
         return 0
-    worse, better = compare(table, found)
+    worse, better = compare(table, current)
     if worse:
         print('hot functions make more Python calls than recorded:')
         print('\n'.join(worse))
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print('hot functions make fewer Python calls; record that with tools/hot.py --update:')
         print('\n'.join(better))
     if not worse and not better:
-        count = sum(map(len, found.values()))
+        count = sum(map(len, current.values()))
         print(f'{count} hot functions match {TABLE.name}')
     return 1 if worse else 0
 

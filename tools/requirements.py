@@ -6,6 +6,6 @@ from pathlib import Path
 
 pyproject = tomllib.loads(Path('pyproject.toml').read_text())
 extras = pyproject['project']['optional-dependencies']
-found = {*pyproject['build-system']['requires']}
-found.update(item for name in sys.argv[1:] for item in extras[name])
-print(*sorted(found))
+requirements = {*pyproject['build-system']['requires']}
+requirements.update(item for name in sys.argv[1:] for item in extras[name])
+print(*sorted(requirements))

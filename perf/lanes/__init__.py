@@ -470,18 +470,18 @@ def missing(library: Library) -> str:
 def version(name: str) -> str | None:
     """Version of an installed distribution; for rbfly, of this project and not of its namesake."""
     try:
-        found = importlib.metadata.version(name)
+        release = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    if name == 'rbfly' and found.split('.')[0] == '0':
+    if name == 'rbfly' and release.split('.')[0] == '0':
         return None
-    return found
+    return release
 
 
 def versions(libraries: Iterable[Library]) -> dict[str, str]:
     """Versions of the distributions that these libraries need."""
     chosen = list(libraries)
     names = sorted({name for library in chosen for name in library.needs})
-    found = {name: version(name) for name in names}
-    found |= {ln.program: programs.version(ln.program) for ln in chosen if ln.program}
-    return {name: text for name, text in found.items() if text is not None}
+    texts = {name: version(name) for name in names}
+    texts |= {ln.program: programs.version(ln.program) for ln in chosen if ln.program}
+    return {name: text for name, text in texts.items() if text is not None}

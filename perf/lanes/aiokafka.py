@@ -44,10 +44,10 @@ class Publish(Work):
 
 class Single(Publish):
     async def run(self) -> int:
-        done = [self.each(self.bodies[i :: self.kind.tasks]) for i in range(self.kind.tasks)]
-        if len(done) == 1:
-            return await done[0]
-        return sum(await asyncio.gather(*done))
+        parts = [self.each(self.bodies[i :: self.kind.tasks]) for i in range(self.kind.tasks)]
+        if len(parts) == 1:
+            return await parts[0]
+        return sum(await asyncio.gather(*parts))
 
     async def each(self, data: list[bytes]) -> int:
         send_and_wait = self.producer.send_and_wait

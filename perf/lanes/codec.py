@@ -101,9 +101,9 @@ class Case:
         *before, last = self.statement.split('; ')
         names = dict(self.names)
         exec('\n'.join(before), names)
-        found = self.read(eval(last, names))
-        if found != self.expected:
-            raise ValueError(f'{self.statement} gives {clip(found)}, not {clip(self.expected)}')
+        result = self.read(eval(last, names))
+        if result != self.expected:
+            raise ValueError(f'{self.statement} gives {clip(result)}, not {clip(self.expected)}')
 
     def timer(self) -> Timer:
         return Timer(self.statement, globals=self.names)

@@ -32,9 +32,9 @@ def copied(value: Any) -> Any:
 
 def contents(message: proton.Message) -> tuple[Any, ...]:
     """Body, properties and application properties, for comparison."""
-    found = {name: getattr(message, attribute) for name, attribute in ATTRIBUTES.items()}
+    fields = {name: getattr(message, attribute) for name, attribute in ATTRIBUTES.items()}
     # Proton decodes an absent content type as the symbol 'None'
-    properties = {name: str(value) for name, value in found.items() if value not in (None, 'None')}
+    properties = {name: str(value) for name, value in fields.items() if value not in (None, 'None')}
     return copied(message.body), properties, dict(message.properties or {})
 
 

@@ -30,8 +30,8 @@ def arguments(message: Message) -> str:
 
 def contents(ctx: MessageCtx) -> tuple[Any, ...]:
     """Body, properties and application properties, for comparison."""
-    found = {name: getattr(ctx.properties, name) for name in PROPERTIES}
-    properties = {name: str(value) for name, value in found.items() if value is not None}
+    fields = {name: getattr(ctx.properties, name) for name in PROPERTIES}
+    properties = {name: str(value) for name, value in fields.items() if value is not None}
     return ctx.body, properties, ctx.app_properties
 
 

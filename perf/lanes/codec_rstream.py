@@ -25,8 +25,8 @@ def as_read(value: Any) -> Any:
 def contents(message: AMQPMessage) -> tuple[Any, ...]:
     """Body, properties and application properties, for comparison."""
     body = message.value if message.body is None else message.body
-    found = message.properties._asdict() if message.properties else {}
-    properties = {name: found[name] for name in PROPERTIES if found.get(name) is not None}
+    fields = message.properties._asdict() if message.properties else {}
+    properties = {name: fields[name] for name in PROPERTIES if fields.get(name) is not None}
     return body, properties, message.application_properties or {}
 
 

@@ -19,10 +19,10 @@ PIECE = 1_000  # messages after which the event loop can write
 
 
 def parameters(target: Target) -> pika.URLParameters:
-    found = pika.URLParameters(target.address)
+    options = pika.URLParameters(target.address)
     # a blocking connection sends no heartbeats while idle, for minutes between its turns
-    found.heartbeat = 0
-    return found
+    options.heartbeat = 0
+    return options
 
 
 def declare(channel: Any, stream: str) -> float:

@@ -121,13 +121,13 @@ class Publishers(Single):
 
     async def run(self) -> int:
         part = len(self.bodies) // len(self.publishers)
-        done = await asyncio.gather(
+        counts = await asyncio.gather(
             *(
                 publisher.send_many(self.bodies[i * part : (i + 1) * part])
                 for i, publisher in enumerate(self.publishers)
             )
         )
-        return sum(done)
+        return sum(counts)
 
 
 class Repeat(Single):
@@ -183,9 +183,9 @@ class Consume(Client):
     async def open(self) -> None:
         await super().open()
         (subscription,) = self.subscribe(1)
-        found = await self.collect(subscription, self.stored.frame)
+        received = await self.collect(subscription, self.stored.frame)
         await subscription.aclose()
-        if found != [self.body(i) for i in range(self.stored.frame)]:
+        if received != [self.body(i) for i in range(self.stored.frame)]:
             raise ValueError('the received bodies differ from the published ones')
 
     def body(self, number: int) -> Any:
@@ -215,12 +215,12 @@ class Consume(Client):
 
     async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
         """Return `count` bodies."""
-        found = []
+        collected = []
         async for data in subscription:
-            found.append(data)
-            if len(found) == count:
+            collected.append(data)
+            if len(collected) == count:
                 break
-        return found
+        return collected
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         """Read at least `count` messages; return how many, and the last body."""
@@ -235,12 +235,12 @@ class Consume(Client):
 
 class ConsumeBatches(Consume):
     async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
-        found: list[Any] = []
+        collected: list[Any] = []
         async for batch in subscription.batches():
-            found.extend(batch)
-            if len(found) >= count:
+            collected.extend(batch)
+            if len(collected) >= count:
                 break
-        return found[:count]
+        return collected[:count]
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         left = count
@@ -256,7 +256,7 @@ class ConsumeBatches(Consume):
 
 class ConsumeMessages(Consume):
     async def collect(self, subscription: rbs.Subscription, count: int) -> list[Any]:
-        found: list[Any] = []
+        collected: list[Any] = []
         async for message in subscription.messages():
             if self.stored.properties:
                 received = message.properties
@@ -270,12 +270,12 @@ class ConsumeMessages(Consume):
                     'the application properties differ from the published ones:'
                     f' {message.app_properties}'
                 )
-            if message.stream_offset != len(found):
-                raise ValueError(f'offset {message.stream_offset} for message {len(found)}')
-            found.append(message.body)
-            if len(found) == count:
+            if message.stream_offset != len(collected):
+                raise ValueError(f'offset {message.stream_offset} for message {len(collected)}')
+            collected.append(message.body)
+            if len(collected) == count:
                 break
-        return found
+        return collected
 
     async def read(self, subscription: rbs.Subscription, count: int) -> tuple[int, Any]:
         left = count

@@ -33,7 +33,7 @@ class Publish(Work):
         self.window = kind.window
         self.body = kind.body
         self.pending = 0  # messages
-        self.most = 0
+        self.limit = 0
         self.waiter: asyncio.Future[None] | None = None
         self.batches: list[list[AMQPMessage]] = []
 
@@ -58,10 +58,10 @@ class Publish(Work):
         await self.settled(0)
         return count
 
-    async def settled(self, most: int) -> None:
-        """Wait until at most `most` messages are unconfirmed."""
-        if self.pending > most:
-            self.most = most
+    async def settled(self, limit: int) -> None:
+        """Wait until at most `limit` messages are unconfirmed."""
+        if self.pending > limit:
+            self.limit = limit
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
 
@@ -72,7 +72,7 @@ class Publish(Work):
             return
         if not status.is_confirmed:
             waiter.set_exception(wire.WireError(f'not confirmed: {status}'))
-        elif self.pending <= self.most:
+        elif self.pending <= self.limit:
             waiter.set_result(None)
 
     async def finish(self) -> None:
@@ -94,10 +94,10 @@ class Single(Publish):
         self.messages = [AMQPMessage(body=body) for body in bodies(count, self.body)]
 
     async def run(self) -> int:
-        done = [self.each(self.messages[i :: self.tasks]) for i in range(self.tasks)]
-        if len(done) == 1:
-            return await done[0]
-        return sum(await asyncio.gather(*done))
+        parts = [self.each(self.messages[i :: self.tasks]) for i in range(self.tasks)]
+        if len(parts) == 1:
+            return await parts[0]
+        return sum(await asyncio.gather(*parts))
 
     async def each(self, messages: list[AMQPMessage]) -> int:
         send_wait = self.producer.send_wait

@@ -122,7 +122,7 @@ def latency() -> list[Kind]:
         'unconfirmed': ('without confirms', 2_000, 2_000, {'work': 'unconfirmed'}),
         'connection': ('a connection for each message', 10, 2, {'work': 'connection'}),
     }
-    found = []
+    kinds = []
     for name, (title, count, least, about) in series.items():
         floor = 'raw-socket' if about['work'] in ('single', 'batch', 'window') else ''
         for delay in DELAYS:
@@ -130,7 +130,7 @@ def latency() -> list[Kind]:
             trips = (
                 about.get('size', 1) * 500 // max(delay, 1) // (8 if name == 'connection' else 1)
             )
-            found.append(
+            kinds.append(
                 study(
                     'latency',
                     f'{name}-{delay}',
@@ -144,7 +144,7 @@ def latency() -> list[Kind]:
                     **about,
                 )
             )
-    return found
+    return kinds
 
 
 def percentiles() -> list[Kind]:
@@ -188,13 +188,13 @@ def processes() -> list[Kind]:
 
 
 def sizes() -> list[Kind]:
-    found = []
+    kinds = []
     for size in SIZES:
         about: dict[str, Any] = {'at': size, 'body': size}
         frame = max(1, min(FRAME, 500_000 // size))
         stored = Stored(size=size, frame=max(1, min(4_000, 800_000 // (size + 10))))
         read = min(200_000, 60_000_000 // size)
-        found += [
+        kinds += [
             study(
                 'sizes',
                 f'send-{size}',
@@ -235,14 +235,14 @@ def sizes() -> list[Kind]:
                 **about,
             ),
         ]
-    return found
+    return kinds
 
 
 def values() -> list[Kind]:
-    found = []
+    kinds = []
     for name, title in VALUES.items():
         bare = name == 'bytes'
-        found += [
+        kinds += [
             study(
                 'values',
                 f'{verb}-{name}',
@@ -263,7 +263,7 @@ def values() -> list[Kind]:
                 ('read', 'consumed', 200_000, {'work': 'consume', 'stored': Stored(value=name)}),
             )
         ]
-    return found
+    return kinds
 
 
 def clients() -> list[Kind]:
@@ -295,7 +295,7 @@ def clients() -> list[Kind]:
 
 
 def growth() -> list[Kind]:
-    found = [
+    kinds = [
         study(
             'growth',
             f'messages-{count}',
@@ -311,7 +311,7 @@ def growth() -> list[Kind]:
         )
         for count in MESSAGES
     ]
-    found += [
+    kinds += [
         study(
             'growth',
             f'streams-{streams}',
@@ -326,7 +326,7 @@ def growth() -> list[Kind]:
         )
         for streams in MANY
     ]
-    found += [
+    kinds += [
         study(
             'growth',
             f'subscriptions-{readers}',
@@ -341,7 +341,7 @@ def growth() -> list[Kind]:
         )
         for readers in MANY
     ]
-    return found
+    return kinds
 
 
 STUDIES = [

@@ -30,18 +30,18 @@ def read(data: bytes | memoryview) -> list[str]:
         ctx = decode_amqp(data)
     except AMQPDecoderError as ex:
         return [str(ex)]
-    found = []
+    parts = []
     for name in SECTIONS:
         try:
-            found.append(repr(getattr(ctx, name)))
+            parts.append(repr(getattr(ctx, name)))
         except AMQPDecoderError as ex:
-            found.append(str(ex))
+            parts.append(str(ex))
     try:
-        found.append(decode_amqp(data).body_view().hex())
+        parts.append(decode_amqp(data).body_view().hex())
     except (TypeError, AMQPDecoderError) as ex:
-        found.append(str(ex))
+        parts.append(str(ex))
     assert ctx.raw == data
-    return found
+    return parts
 
 
 @pytest.mark.parametrize('size', [0, 1, 2, 7, 8, 9, 255, 4096])

@@ -113,9 +113,9 @@ def test_context_initialized_again_during_decoding(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(UUID, '__hash__', forget)
     assert ctx.body == 'new'
     ctx = decode_amqp(bytearray(data))
-    found = ctx.app_properties['k']
+    decoded = ctx.app_properties['k']
     monkeypatch.undo()
-    assert found == pairs
+    assert decoded == pairs
 
 
 DEEP = """
@@ -136,8 +136,8 @@ except AMQPEncoderError:
 
 def test_a_million_nested_described_are_freed() -> None:
     # in a subprocess, since a stack overflow would kill this one
-    done = subprocess.run([sys.executable, '-c', DEEP], capture_output=True, text=True)
-    assert done.stdout == 'freed\n', done.stderr
+    result = subprocess.run([sys.executable, '-c', DEEP], capture_output=True, text=True)
+    assert result.stdout == 'freed\n', result.stderr
 
 
 # --- values whose code raises or lies ---
@@ -183,9 +183,9 @@ class NoZone(datetime):
 
 
 def offset_by(offset: Any) -> OffsetBy:
-    made = OffsetBy(2020, 1, 1, tzinfo=UTC)
-    made.offset = offset
-    return made
+    value = OffsetBy(2020, 1, 1, tzinfo=UTC)
+    value.offset = offset
+    return value
 
 
 class NoBytes(tuple[int, ...]):

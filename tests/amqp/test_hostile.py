@@ -475,8 +475,8 @@ GOOD_MESSAGES = [
 def test_good_message(data: str) -> None:
     value = read(bytes.fromhex(data))
     assert value[0] == b'a'
-    again = decode_amqp(encode_amqp_bytes(decode_amqp(bytes.fromhex(data))))
-    assert again == decode_amqp(bytes.fromhex(data))
+    copy = decode_amqp(encode_amqp_bytes(decode_amqp(bytes.fromhex(data))))
+    assert copy == decode_amqp(bytes.fromhex(data))
 
 
 def test_error_contains_position_and_bad_byte() -> None:
@@ -536,12 +536,12 @@ def test_wrong_count_in_right_size(kind: str, count: int, wide: bool) -> None:
     array = AMQPArray(Int, [1, 2, 3, 4])
     expected = {'list': [1, 2, 3, 4], 'map': {1: 2, 3: 4}, 'array': array}[kind]
     # followed by values that could be mistaken for its items
-    around = b'\xc0' + bytes([len(data) + 3, 3]) + data + b'\x40\x40'
+    nested = b'\xc0' + bytes([len(data) + 3, 3]) + data + b'\x40\x40'
     if count == 4:
         assert decode_value(data) == expected
-        assert decode_value(around) == [expected, None, None]
+        assert decode_value(nested) == [expected, None, None]
         return
-    for value in (data, around):
+    for value in (data, nested):
         with pytest.raises(AMQPDecoderError) as info:
             decode_value(value)
         assert info.value.position is not None

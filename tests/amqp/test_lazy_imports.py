@@ -31,9 +31,9 @@ def refused(error, make, *args):
     [
         pytest.param(
             """
-found = decode(WIRE)
+decoded = decode(WIRE)
 import uuid
-assert found == uuid.UUID(bytes=ID) and found.is_safe is uuid.SafeUUID.unknown
+assert decoded == uuid.UUID(bytes=ID) and decoded.is_safe is uuid.SafeUUID.unknown
 """,
             id='decoded',
         ),
@@ -118,8 +118,8 @@ with patch('uuid.UUID', Fake):
     assert decode(encode_amqp_bytes(UserDict({1: 2}))) == {1: 2}
     refused(TypeError, AMQPArray, object)
 assert encode_amqp_bytes(uuid.UUID(bytes=ID)) == WIRE
-found = decode(WIRE)
-assert found == uuid.UUID(bytes=ID) and type(found) is uuid.UUID
+decoded = decode(WIRE)
+assert decoded == uuid.UUID(bytes=ID) and type(decoded) is uuid.UUID
 """,
             id='patched module',
         ),
@@ -180,11 +180,11 @@ def test_lazy_import(program: str) -> None:
 
 
 def run(program: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, '-I', '-W', 'error', '-c', program],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def test_annotations_can_be_evaluated() -> None:
@@ -193,15 +193,15 @@ def test_annotations_can_be_evaluated() -> None:
 import inspect, typing
 from rbfly import streams
 names = [name for name in streams.__all__ if inspect.isclass(getattr(streams, name))]
-done = 0
+count = 0
 for name in names:
     for member in vars(getattr(streams, name)).values():
         member = getattr(member, 'fget', None) or getattr(member, '__func__', member)
         if inspect.isfunction(member) and not member.__name__.startswith('_'):
             typing.get_type_hints(member)
             inspect.signature(member, eval_str=True)
-            done += 1
-assert done > 30, done
+            count += 1
+assert count > 30, count
 import datetime
 hints = typing.get_type_hints(streams.StreamsClient.create_stream)
 assert datetime.timedelta in typing.get_args(hints['max_age'])

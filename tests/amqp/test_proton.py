@@ -262,6 +262,6 @@ def test_sequence_body() -> None:
     message.decode(data)
     assert message.body == [1, 'a', None]
     assert message.inferred
-    again = decode_amqp(message.encode()).body
-    assert type(again) is SequenceBody
-    assert again.sections == [[1, 'a', None]]
+    body = decode_amqp(message.encode()).body
+    assert type(body) is SequenceBody
+    assert body.sections == [[1, 'a', None]]

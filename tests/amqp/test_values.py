@@ -619,8 +619,8 @@ def test_keys_of_all_sizes() -> None:
     assert decode_value(data) == value
     assert decode_value(data) == value
     keys = [*decode_value(encode_value({'repeated-key': 1, 'é': 2}))]
-    again = [*decode_value(encode_value({'repeated-key': 1, 'é': 2}))]
-    assert keys[0] is again[0]
+    same_keys = [*decode_value(encode_value({'repeated-key': 1, 'é': 2}))]
+    assert keys[0] is same_keys[0]
 
 
 def test_duplicate_key_keeps_the_last() -> None:
@@ -653,25 +653,25 @@ def test_list_changes_during_encoding() -> None:
 class Swaps(UserDict[str, int]):
     """A mapping that, when read, replaces the entries of the dict that contains it."""
 
-    def __init__(self, around: dict[Any, Any]) -> None:
+    def __init__(self, container: dict[Any, Any]) -> None:
         super().__init__(a=1)
-        self.around = around
+        self.container = container
 
     def __iter__(self) -> Iterator[str]:
-        for key in list(self.around):
-            self.around[key] = None
-            del self.around[key]
-        self.around.update((i, i) for i in range(3))
+        for key in list(self.container):
+            self.container[key] = None
+            del self.container[key]
+        self.container.update((i, i) for i in range(3))
         return super().__iter__()
 
 
 def test_dict_changes_during_encoding_but_keeps_its_size() -> None:
     for keys in (['x', 'y', 'z'], ['x', 0, 1], [t.Symbol('x'), t.Symbol('y'), 0.5]):
         for i in range(3):
-            around: dict[Any, Any] = dict.fromkeys(keys, 'v')
-            around[keys[i]] = Swaps(around)
+            container: dict[Any, Any] = dict.fromkeys(keys, 'v')
+            container[keys[i]] = Swaps(container)
             try:
-                data = encode_value(around)
+                data = encode_value(container)
             except AMQPEncoderValueError:
                 continue
             # contents may differ, but the encoding is well formed
@@ -682,18 +682,18 @@ def test_dict_changes_during_encoding_but_keeps_its_size() -> None:
         encode_value(items)
     # the container of the item that changes it is freed during encoding
     items = [[Clears(items)], 'a']
-    items[0][0].around = items
+    items[0][0].container = items
     with pytest.raises(AMQPEncoderValueError):
         encode_value(items)
 
 
 class Clears(UserDict[str, int]):
-    def __init__(self, around: list[Any]) -> None:
+    def __init__(self, container: list[Any]) -> None:
         super().__init__(a=1)
-        self.around = around
+        self.container = container
 
     def __iter__(self) -> Iterator[str]:
-        self.around.clear()
+        self.container.clear()
         return super().__iter__()
 
 

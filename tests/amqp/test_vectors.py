@@ -58,8 +58,8 @@ def test_value(vector: dict[str, str]) -> None:
 
     encoded = encode_value(value)
     if 'non-canonical' in vector['note'] or vector['name'] in WIDE_ARRAYS:
-        again = decode_value(encoded)
-        assert again == decoded
+        copy = decode_value(encoded)
+        assert copy == decoded
     else:
         assert encoded.hex() == data.hex()
     # check the same value as a descriptor, key or item of another value

@@ -434,15 +434,15 @@ cdef list plain_list(object value):
 cdef int64_t microseconds(object delta) except? -1:
     """Convert a UTC offset; a tzinfo or datetime subclass may return anything."""
     cdef int days
-    cdef int64_t found
+    cdef int64_t total
     if not PyDelta_Check(delta):
         raise TypeError(f'the UTC offset must be timedelta, not {type(delta).__name__}')
     days = PyDateTime_DELTA_GET_DAYS(delta)
     if -1 <= days <= 0:         # seconds and microseconds are never negative
-        found = <int64_t> days * 86400 + PyDateTime_DELTA_GET_SECONDS(delta)
-        found = found * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
-        if found > -86400000000:
-            return found
+        total = <int64_t> days * 86400 + PyDateTime_DELTA_GET_SECONDS(delta)
+        total = total * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
+        if total > -86400000000:
+            return total
     raise ValueError(f'the UTC offset {delta} is a day or more')
 
 
@@ -517,8 +517,8 @@ cdef int load_uuid() except -1:
         raise ImportError('the import is blocked')
     known = uuid.NAMESPACE_DNS      # gives the real class even if uuid.UUID was replaced
     cls, unknown = type(known), known.is_safe
-    made = new_uuid(cls, unknown, NAMESPACE_DNS)
-    if type(made) is not cls or made.bytes != NAMESPACE_DNS.to_bytes(16, 'big'):
+    sample = new_uuid(cls, unknown, NAMESPACE_DNS)
+    if type(sample) is not cls or sample.bytes != NAMESPACE_DNS.to_bytes(16, 'big'):
         raise ImportError("it is not the standard library's")    # such as a mock in a test
     ELEMENT_TYPES[codes.UUID] = cls
     ELEMENT_CODES[cls] = codes.UUID
