@@ -53,8 +53,8 @@ def curves(
     seen = [rate for _, rate in marks]
     shown = libraries(report, kinds)
     for library in shown:
-        found = [(i, lane_of(report, kind, library)) for i, kind in enumerate(kinds)]
-        points = [(i, lane.rate) for i, lane in found if lane]
+        results = [(i, lane_of(report, kind, library)) for i, kind in enumerate(kinds)]
+        points = [(i, lane.rate) for i, lane in results if lane]
         seen += [end for _, rate in points for end in (rate.low, rate.high)]
         floor = library in FLOORS
         axes.errorbar(
@@ -105,8 +105,8 @@ def curves(
 def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: str) -> None:
     """Draw the percentiles of each lane in a row."""
     for y, lane in enumerate(lanes):
-        found = lane.histogram(what)
-        values = {name: found.quantile(q) * 1000 for name, q in QUANTILES.items()}
+        histogram = lane.histogram(what)
+        values = {name: histogram.quantile(q) * 1000 for name, q in QUANTILES.items()}
         axes.plot(list(values.values()), [y] * len(values), color=colour, linewidth=0.8, zorder=1)
         for name, value in values.items():
             axes.plot(
@@ -130,10 +130,10 @@ def percentiles(lanes: Sequence[Lane], what: str, axes: Any, colour: str, page: 
     drawing.legend(axes, (0.35, -0.3), 3, handles=styles)
 
 
-def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None:
+def ratios(rows: Sequence[Compared], axes: Any, colour: str, page: str) -> None:
     """Draw RbFly's rates relative to its peers, one row per kind of work."""
     used: dict[str, str] = {}
-    for y, (_, ours, peers) in enumerate(found):
+    for y, (_, ours, peers) in enumerate(rows):
         for peer in peers:
             interval = ours.ratio(peer)
             assert interval is not None
@@ -153,7 +153,7 @@ def ratios(found: Sequence[Compared], axes: Any, colour: str, page: str) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(short))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel('rate ÷ that of the peer')
-    drawing.rows(axes, [compared.title for compared in found])
+    drawing.rows(axes, [compared.title for compared in rows])
     styles = [
         Line2D(
             [],
@@ -219,20 +219,20 @@ def overview_in_words(report: Report) -> str:
     """Text alternative for the overview."""
     parts = []
     for title, ours, peers in overview(report):
-        found = [(peer.title, ours.ratio(peer)) for peer in peers]
-        texts = [f'{name} {interval.value:.2f}' for name, interval in found if interval]
+        intervals = [(peer.title, ours.ratio(peer)) for peer in peers]
+        texts = [f'{name} {interval.value:.2f}' for name, interval in intervals if interval]
         parts.append(f'{title}: {"; ".join(texts)}.')
     return f'Rate of RbFly as a multiple of that of its peers. {" ".join(parts)}'
 
 
 def draw_overview(report: Report, folder: Path) -> Iterator[Path]:
     """Draw RbFly relative to its peers, one row per kind of work; return the files."""
-    found = overview(report)
-    peers = {peer.library for compared in found for peer in compared.peers}
+    rows = overview(report)
+    peers = {peer.library for compared in rows for peer in compared.peers}
     panel = drawing.Panel(
         'RbFly beside its peers',
         'right of the line: RbFly is ahead',
-        AROUND + ROW * len(found) + ENTRY * len(peers) / 2,
-        partial(ratios, found),
+        AROUND + ROW * len(rows) + ENTRY * len(peers) / 2,
+        partial(ratios, rows),
     )
     yield from drawing.save(folder, OVERVIEW, overview_in_words(report), [panel])

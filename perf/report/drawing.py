@@ -165,6 +165,6 @@ def name_svg(path: Path, words: str) -> None:
     """Add a name for screen readers to an SVG."""
     text = path.read_text(encoding='utf-8')
     name = f' role="img">\n <title>{escape(words)}</title>'
-    text = re.sub(r'(?<=<svg\b)([^>]*)>', lambda found: found[1] + name, text, count=1)
+    text = re.sub(r'(?<=<svg\b)([^>]*)>', lambda match: match[1] + name, text, count=1)
     text = re.sub(r'[ \t]+$', '', text, flags=re.M)
     path.write_text(text, encoding='utf-8')

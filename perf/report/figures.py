@@ -43,7 +43,7 @@ class Figure:
 
     def panels(self, report: Report) -> list[Panel]:
         """The panels for which there are results."""
-        found = []
+        panels = []
         for name, kinds in self.parts:
             lanes = [
                 (lane.title + addition, lane)
@@ -54,8 +54,8 @@ class Figure:
             if lanes:
                 kind = report.kind(lanes[0][1].kind)
                 about = '' if name else kind.title
-                found.append(Panel(name or kind.name, about, tuple(lanes)))
-        return found
+                panels.append(Panel(name or kind.name, about, tuple(lanes)))
+        return panels
 
 
 FIGURES = (

@@ -124,11 +124,11 @@ class Lane:
 
     def histogram(self, name: str) -> Histogram:
         """Merged latencies of all rounds."""
-        found = Histogram()
+        merged = Histogram()
         for row in self.run.results.rows:
             if row['lane'] == self.name:
-                found.merge(Histogram.load(row['histograms'][name]))
-        return found
+                merged.merge(Histogram.load(row['histograms'][name]))
+        return merged
 
     def ratio(self, other: 'Lane', column: str = 'rate') -> Interval | None:
         """Ratio of this lane's median to another's, over the rounds that both have.
@@ -143,11 +143,11 @@ class Lane:
         return self.run.ratios[key]
 
     def _ratio(self, other: 'Lane', column: str) -> Interval | None:
-        over, under = (lane.run.results.column(lane.name, column) for lane in (self, other))
-        both = sorted(over.keys() & under.keys())
+        own, others = (lane.run.results.column(lane.name, column) for lane in (self, other))
+        rounds = sorted(own.keys() & others.keys())
         try:
             return ratio_interval(
-                [over[i] for i in both], [under[i] for i in both], self.run.seed, paired=True
+                [own[i] for i in rounds], [others[i] for i in rounds], self.run.seed, paired=True
             )
         except (ValueError, ArithmeticError):
             return None
@@ -180,19 +180,19 @@ class Run:
         self.absent: dict[str, str] = {
             item['lane']: f'left out: {item["reason"]}' for item in header['left_out']
         }
-        found = []
+        lanes = []
         for about in header['lanes']:
             name = about['lane']
             if name in failed:
                 self.absent[name] = f'failed: {failed[name]}'
             elif name in measured:
                 fields = ('kind', 'library', 'broker', 'loop', 'how')
-                found.append(Lane(self, name, **{field: about[field] for field in fields}))
+                lanes.append(Lane(self, name, **{field: about[field] for field in fields}))
             else:
                 self.absent[name] = 'the run was ended before its first round'
         order = list(TITLES)
-        found.sort(key=lambda ln: order.index(ln.library) if ln.library in order else len(order))
-        self.lanes = {lane.name: lane for lane in found}
+        lanes.sort(key=lambda ln: order.index(ln.library) if ln.library in order else len(order))
+        self.lanes = {lane.name: lane for lane in lanes}
 
     @property
     def label(self) -> str:
@@ -242,8 +242,8 @@ class Report:
         return {name: text for name, text in about.items() if name in used}
 
     def kinds(self, scenario: str = '') -> list[Kind]:
-        found = [kind for run in self.runs for kind in run.kinds.values()]
-        return [kind for kind in found if not scenario or kind.scenario == scenario]
+        kinds = [kind for run in self.runs for kind in run.kinds.values()]
+        return [kind for kind in kinds if not scenario or kind.scenario == scenario]
 
     def kind(self, name: str) -> Kind:
         return next(kind for kind in self.kinds() if kind.name == name)
@@ -256,11 +256,11 @@ class Report:
 
     def of_study(self, scenario: str) -> dict[str, list[Kind]]:
         """The kinds of work of a study that have results, by series."""
-        found: dict[str, list[Kind]] = {}
+        series: dict[str, list[Kind]] = {}
         for kind in self.kinds(scenario):
             if self.of_kind(kind.name):
-                found.setdefault(kind.series, []).append(kind)
-        return found
+                series.setdefault(kind.series, []).append(kind)
+        return series
 
     def of_kind(self, kind: str) -> list[Lane]:
         run = self.run_of(kind)

@@ -116,19 +116,19 @@ def summary(report: Report, folder: str) -> Iterator[str]:
             *([studies.sooner(report)] if report.of_study('percentiles') else []),
         ]
     )
-    if found := list(cautions(report)):
+    if warnings := list(cautions(report)):
         yield '.. admonition:: To be read with care'
         yield ''
-        for text in bullets(found):
+        for text in bullets(warnings):
             yield textwrap.indent(text, '   ')
 
 
 def brokers(about: dict[str, Any]) -> str:
-    found = dict.fromkeys(
+    products = dict.fromkeys(
         f'{plain(str(broker.get("product", name)))} {plain(str(broker.get("version", "")))}'.strip()
         for name, broker in about.get('brokers', {}).items()
     )
-    return f', {names(found)}' if found else ''
+    return f', {names(products)}' if products else ''
 
 
 def results(report: Report, scenario: str, figure: Figure | None, folder: str) -> Iterator[str]:
@@ -221,9 +221,11 @@ def targets(report: Report) -> Iterator[str]:
         ):
             if goal:
                 most = column != 'rate'
-                found = lane.ratio(other, column)
-                text = f'{title} {ratio(found)}; {"at most" if most else "at least"} {goal}'
-                rows.append([code(lane.name), code(other.name), text, verdict(found, goal, most)])
+                interval = lane.ratio(other, column)
+                text = f'{title} {ratio(interval)}; {"at most" if most else "at least"} {goal}'
+                rows.append(
+                    [code(lane.name), code(other.name), text, verdict(interval, goal, most)]
+                )
     yield from heading('What it is to reach')
     yield from paragraph(
         'The goals that this client has set itself. One is reached if all of the interval is on'
@@ -327,13 +329,13 @@ def used_for(report: Report, lanes: Iterable[Lane]) -> Iterable[str]:
 
 def grouped(report: Report) -> dict[tuple[str, str, str], list[Lane]]:
     """Lanes by library and usage."""
-    found: dict[tuple[str, str, str], list[Lane]] = {}
+    groups: dict[tuple[str, str, str], list[Lane]] = {}
     for lane in report.all_lanes():
-        found.setdefault((lane.library, plain(lane.loop), lane.how), []).append(lane)
-    return found
+        groups.setdefault((lane.library, plain(lane.loop), lane.how), []).append(lane)
+    return groups
 
 
-def written(name: str, value: Any) -> str:
+def format_fact(name: str, value: Any) -> str:
     if value is None:
         return 'not known'
     if name == 'time':
@@ -356,7 +358,7 @@ def surroundings(report: Report) -> Iterator[str]:
     yield from heading('Environment')
     runs = report.runs
     rows = [
-        [title, *(written(name, run.environment.get(name)) for run in runs)]
+        [title, *(format_fact(name, run.environment.get(name)) for run in runs)]
         for name, title in ABOUT.items()
     ]
     for group, title in (('brokers', 'broker'), ('libraries', 'library')):
@@ -368,16 +370,16 @@ def surroundings(report: Report) -> Iterator[str]:
                 row.append(plain(version(value) if isinstance(value, dict) else value))
             rows.append(row)
     yield from table(['', *(code(run.label) for run in runs)], rows, 'perf perf-text')
-    found = []
+    resumed = []
     for run in runs:
         for later in run.environments[1:]:
             changes = environment.differences(run.environment, later)
             what = f'it then differed in {"; ".join(changes)}' if changes else 'nothing differed'
-            found.append(
+            resumed.append(
                 f'{code(run.label)} was gone on with {moment(later["time"])}; {plain(what)}.'
             )
-    if found:
-        yield from bullets(found)
+    if resumed:
+        yield from bullets(resumed)
 
 
 # -- others

@@ -23,7 +23,7 @@ def read(paths: Sequence[Path]) -> list[Proof]:
 
     :raises ReportError: a file is not a valid result file.
     """
-    found = []
+    proofs = []
     for path in paths:
         try:
             proof = json.loads(path.read_text(encoding='utf-8'))
@@ -31,8 +31,8 @@ def read(paths: Sequence[Path]) -> list[Proof]:
             raise ReportError(f'{path}: {ex}') from None
         if not isinstance(proof, dict) or (proof.get('type'), proof.get('format')) != ('proof', 1):
             raise ReportError(f'{path}: not a result file of a proof in format 1')
-        found.append(proof | {'label': path.name})
-    return found
+        proofs.append(proof | {'label': path.name})
+    return proofs
 
 
 def compose(proofs: Sequence[Proof]) -> str:
@@ -109,13 +109,13 @@ def section(proof: Proof) -> Iterator[str]:
         yield from table(['claim', 'holds?', 'seen'], claims, 'perf perf-text')
     if proof['error']:
         yield from paragraph(f'**It ended early**: {plain(proof["error"])}')
-    found = [
+    rows = [
         [plain(name), format_value(value)]
         for name, value in proof['found'].items()
         if name not in OMITTED and value not in ([], {})
     ]
-    if found:
-        yield from table(['found', ''], found, 'perf perf-text')
+    if rows:
+        yield from table(['found', ''], rows, 'perf perf-text')
 
 
 def format_value(value: Any) -> str:

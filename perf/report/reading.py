@@ -54,17 +54,17 @@ TARGETS = (
 )
 
 
-def verdict(found: Interval | None, target: float, most: bool = False) -> str:
+def verdict(interval: Interval | None, target: float, most: bool = False) -> str:
     """Whether a target is reached: by the whole interval, by part of it, or not at all.
 
     :param most: the target is a maximum.
     """
-    if found is None:
+    if interval is None:
         return 'cannot be told'
     sure, reached = (
-        (found.high <= target, found.low <= target)
+        (interval.high <= target, interval.low <= target)
         if most
-        else (found.low >= target, found.high >= target)
+        else (interval.low >= target, interval.high >= target)
     )
     return 'reached' if sure else 'reached within the interval' if reached else 'not reached'
 
@@ -75,45 +75,45 @@ def number(value: float) -> str:
     return f'{value:.2f}' if value < 10 else f'{value:,.0f}'
 
 
-def ratio(found: Interval | None) -> str:
+def ratio(interval: Interval | None) -> str:
     """Format a ratio and its interval."""
-    if found is None:
+    if interval is None:
         return ''
-    return f'{number(found.value)} [{number(found.low)}, {number(found.high)}]'
+    return f'{number(interval.value)} [{number(interval.low)}, {number(interval.high)}]'
 
 
-def scale(found: Interval) -> str:
-    return f'{ratio(found)} times'
+def scale(interval: Interval) -> str:
+    return f'{ratio(interval)} times'
 
 
-def beside_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
+def compare_with_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
     """Say whether the client or the broker is the limit."""
     name = plain(lane.title)
     if not kind.floor:
         return ''
-    found = lane.ratio(floor) if floor else None
-    if found is None:
+    share = lane.ratio(floor) if floor else None
+    if share is None:
         return (
             f'The floor lane {code(f"{kind.floor}-{kind.name}")} has no result, so it cannot be'
             ' told whether the client or the broker is the limit.'
         )
-    if found.low > 1:
+    if share.low > 1:
         return (
-            f'{name} is faster than its floor by more than the interval, {scale(found)} its rate.'
+            f'{name} is faster than its floor by more than the interval, {scale(share)} its rate.'
             ' That cannot be: something is counted wrongly, and the rest is to be read with care.'
         )
-    text = f'{name} reaches {scale(found)} the rate of the floor, the same frames without a client'
-    if found.low >= NEAR:
+    text = f'{name} reaches {scale(share)} the rate of the floor, the same frames without a client'
+    if share.low >= NEAR:
         return (
             f'{text}: the broker and the round trips to it are the limit, and no client could be'
             ' much faster here.'
         )
-    if found.high < NEAR:
+    if share.high < NEAR:
         return f'{text}: the client costs the rest.'
     return f'{text}; the interval is too wide to tell whether client or broker is the limit.'
 
 
-def beside_peer(lane: Lane, peer: Lane) -> str:
+def compare_with_peer(lane: Lane, peer: Lane) -> str:
     """Say which of two lanes is ahead, in rate and CPU."""
     ours, theirs = plain(lane.title), plain(peer.title)
     rate, cpu = lane.ratio(peer), lane.ratio(peer, 'cpu_per_message')
@@ -144,13 +144,13 @@ def of_kind(report: Report, kind: Kind) -> Iterator[str]:
     floor = next((lane for lane in lanes if lane.library == kind.floor), None)
     ours = [lane for lane in lanes if lane.is_ours]
     for lane in ours:
-        if text := beside_floor(lane, kind, floor):
+        if text := compare_with_floor(lane, kind, floor):
             yield text
         for peer in lanes:
-            if not peer.is_ours and not peer.is_floor and (text := beside_peer(lane, peer)):
+            if not peer.is_ours and not peer.is_floor and (text := compare_with_peer(lane, peer)):
                 yield text
     for lane in ours[1:]:
-        if text := beside_peer(ours[0], lane):
+        if text := compare_with_peer(ours[0], lane):
             yield text
     if not ours:
         yield 'This client has no result here.'
@@ -168,15 +168,15 @@ def in_short(report: Report, kind: Kind) -> str:
         f'**{kind.scenario}, {kind.name}**: {plain(ours.title)} {ours.rate.value:,.0f} messages/s'
     ]
     for lane in lanes:
-        found = ours.ratio(lane)
-        if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and found:
-            parts.append(f'{scale(found)} {plain(lane.title)}')
+        interval = ours.ratio(lane)
+        if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and interval:
+            parts.append(f'{scale(interval)} {plain(lane.title)}')
     return f'{"; ".join(parts)}.'
 
 
 def ahead(report: Report, kinds: Iterable[Kind]) -> str:
     """Where others are ahead of RbFly."""
-    found: dict[str, list[str]] = {}
+    ahead_in: dict[str, list[str]] = {}
     for kind in kinds:
         lanes = report.of_kind(kind.name)
         ours = next((lane for lane in lanes if lane.is_ours), None)
@@ -184,10 +184,12 @@ def ahead(report: Report, kinds: Iterable[Kind]) -> str:
             if ours and not lane.is_ours and not lane.is_floor:
                 rate = ours.ratio(lane)
                 if rate and rate.high < 1:
-                    found.setdefault(lane.title, []).append(kind.name)
-    if not found:
+                    ahead_in.setdefault(lane.title, []).append(kind.name)
+    if not ahead_in:
         return 'No library is ahead of this client in rate in any kind of work measured here.'
-    texts = (f'{plain(title)} in {", ".join(map(code, names))}' for title, names in found.items())
+    texts = (
+        f'{plain(title)} in {", ".join(map(code, names))}' for title, names in ahead_in.items()
+    )
     return f'Ahead of this client in rate: {"; ".join(texts)}.'
 
 

@@ -27,9 +27,9 @@ OPENING = re.compile(r'([-+*•‣:]|\.\.|\(?\w+[.)])(\s|$)')
 def plain(text: str) -> str:
     """Escape a text so that it appears literally; text in backquotes becomes code."""
     parts = QUOTED.split(' '.join(text.split()))
-    done = [code(part) if i % 2 else SPECIAL.sub(r'\\\1', part) for i, part in enumerate(parts)]
-    found = ''.join(done)
-    return f'\\{found}' if OPENING.match(found) else found
+    escaped = [code(part) if i % 2 else SPECIAL.sub(r'\\\1', part) for i, part in enumerate(parts)]
+    result = ''.join(escaped)
+    return f'\\{result}' if OPENING.match(result) else result
 
 
 def names(items: Iterable[str]) -> str:

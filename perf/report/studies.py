@@ -122,14 +122,14 @@ class Compared(NamedTuple):
 
 def overview(report: Report) -> list[Compared]:
     """RbFly relative to each peer, per kind of work."""
-    found = []
+    rows = []
     for name, title in OVERVIEW.items():
         lanes = report.of_kind(name)
         ours = next((lane for lane in lanes if lane.is_ours), None)
         peers = [lane for lane in lanes if lane.is_peer and ours and ours.ratio(lane)]
         if ours and peers:
-            found.append(Compared(title, ours, peers))
-    return found
+            rows.append(Compared(title, ours, peers))
+    return rows
 
 
 def libraries(report: Report, kinds: Sequence[Kind]) -> list[str]:
@@ -209,9 +209,9 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
     head = [study.axis, 'messages a round', *map(title, names)]
     rows = []
     for kind in kinds:
-        found = [lane_of(report, kind, name) for name in names]
-        row = [plain(label(kind)), f'{kind.count:,}', *map(cell, found)]
-        if len(names) == 1 and (lane := found[0]):
+        row_lanes = [lane_of(report, kind, name) for name in names]
+        row = [plain(label(kind)), f'{kind.count:,}', *map(cell, row_lanes)]
+        if len(names) == 1 and (lane := row_lanes[0]):
             cpu = lane.cpu.value
             row += [f'{cpu:.2f}' if cpu >= 1 else f'{cpu:.3f}', f'{lane.memory:.0f}']
         rows.append(row)
@@ -249,8 +249,8 @@ def each(
     """A table with one row per kind of work and one text per lane."""
     rows = []
     for kind in kinds:
-        found = [lane_of(report, kind, name) for name in names]
-        rows.append([plain(label(kind)), *(text(kind, lane) if lane else '' for lane in found)])
+        row_lanes = [lane_of(report, kind, name) for name in names]
+        rows.append([plain(label(kind)), *(text(kind, lane) if lane else '' for lane in row_lanes)])
     yield from table([axis, *map(title, names)], rows)
 
 
@@ -265,26 +265,26 @@ def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
     for library in libraries(report, kinds):
         if library == OURS:
             continue
-        found = []
+        compared = []
         for kind in kinds:
             ours, other = lane_of(report, kind, OURS), lane_of(report, kind, library)
             if ours and other and (interval := ours.ratio(other)):
-                found.append((plain(label(kind)), interval, other))
-        if not found:
+                compared.append((plain(label(kind)), interval, other))
+        if not compared:
             continue
-        values = [interval.value for _, interval, _ in found]
+        values = [interval.value for _, interval, _ in compared]
         span = f'{number(min(values))} to {number(max(values))} times'
-        if found[0][2].is_floor:
+        if compared[0][2].is_floor:
             yield f'{title(OURS)} has {span} the rate of {title(library)}.'
             continue
         parts = []
         for labels, text in (
-            ([name for name, x, _ in found if x.low > 1], 'is ahead {}'),
-            ([name for name, x, _ in found if x.low <= 1 <= x.high], 'cannot be told apart {}'),
-            ([name for name, x, _ in found if x.high < 1], '**is behind** {}'),
+            ([name for name, x, _ in compared if x.low > 1], 'is ahead {}'),
+            ([name for name, x, _ in compared if x.low <= 1 <= x.high], 'cannot be told apart {}'),
+            ([name for name, x, _ in compared if x.high < 1], '**is behind** {}'),
         ):
             if labels:
-                parts.append(text.format(listed(labels, len(found))))
+                parts.append(text.format(listed(labels, len(compared))))
         yield f'Beside {title(library)}, {title(OURS)} {"; ".join(parts)}: {span} its rate.'
 
 
@@ -309,14 +309,16 @@ def sooner(report: Report) -> str:
         ours = lane_of(report, kind, OURS)
         for lane in report.of_kind(kind.name):
             if ours and lane.is_peer:
-                found = [
+                sooner_at = [
                     f'{what} {name}'
                     for what in LATENCIES
                     for name, q in QUANTILES.items()
                     if lane.histogram(what).quantile(q) < SOONER * ours.histogram(what).quantile(q)
                 ]
-                if found:
-                    parts.append(f'{plain(lane.title)} at {label(kind)} a second, {names(found)}')
+                if sooner_at:
+                    parts.append(
+                        f'{plain(lane.title)} at {label(kind)} a second, {names(sooner_at)}'
+                    )
     if not parts:
         return 'Messages of no other library are confirmed or consumed sooner at a fixed rate.'
     return f'Sooner than this client at a fixed rate: {"; ".join(parts)}.'
@@ -338,11 +340,15 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
         for lane in lanes:
             row = [label(kind), plain(lane.title)]
             for what in LATENCIES:
-                found = lane.histogram(what)
-                under = floor.histogram(what) if floor and lane is not floor else None
+                histogram = lane.histogram(what)
+                floor_histogram = floor.histogram(what) if floor and lane is not floor else None
                 for q in QUANTILES.values():
-                    value = found.quantile(q)
-                    floor_ratio = f' [{number(value / under.quantile(q))}]' if under else ''
+                    value = histogram.quantile(q)
+                    floor_ratio = (
+                        f' [{number(value / floor_histogram.quantile(q))}]'
+                        if floor_histogram
+                        else ''
+                    )
                     row.append(f'{value * 1000:.2f}{floor_ratio}')
             rows.append(row)
     yield from table(head, rows)
