@@ -97,23 +97,23 @@ cdef extern from *:
        Gain: 96 of 1,555 for a message of ten bytes. */
     #if RBFLY_INTERNALS
     typedef char rbfly_export;
-    static inline int rbfly_hold(PyObject *buffer, rbfly_export *held) {
-        (void)held;
+    static inline int rbfly_pin(PyObject *buffer, rbfly_export *pin) {
+        (void)pin;
         ((PyByteArrayObject *)buffer)->ob_exports++;
         return 0;
     }
-    static inline void rbfly_let_go(PyObject *buffer, rbfly_export *held) {
-        (void)held;
+    static inline void rbfly_unpin(PyObject *buffer, rbfly_export *pin) {
+        (void)pin;
         ((PyByteArrayObject *)buffer)->ob_exports--;
     }
     #else
     typedef Py_buffer rbfly_export;
-    static inline int rbfly_hold(PyObject *buffer, rbfly_export *held) {
-        return PyObject_GetBuffer(buffer, held, PyBUF_SIMPLE);
+    static inline int rbfly_pin(PyObject *buffer, rbfly_export *pin) {
+        return PyObject_GetBuffer(buffer, pin, PyBUF_SIMPLE);
     }
-    static inline void rbfly_let_go(PyObject *buffer, rbfly_export *held) {
+    static inline void rbfly_unpin(PyObject *buffer, rbfly_export *pin) {
         (void)buffer;
-        PyBuffer_Release(held);
+        PyBuffer_Release(pin);
     }
     #endif
 
@@ -208,8 +208,8 @@ cdef extern from *:
     void rbfly_inherit_anext(object type, object base) noexcept
     list rbfly_list(Py_ssize_t room)
     int rbfly_list_give(list items, PyObject *item) noexcept
-    int rbfly_hold(object buffer, rbfly_export *held) except -1
-    void rbfly_let_go(object buffer, rbfly_export *held) noexcept
+    int rbfly_pin(object buffer, rbfly_export *pin) except -1
+    void rbfly_unpin(object buffer, rbfly_export *pin) noexcept
     bint rbfly_small_integer(PyObject *o, int64_t *value) noexcept
     int rbfly_keep_contexts(object type, Py_ssize_t size) except -1
     void *rbfly_datetime_api() except NULL

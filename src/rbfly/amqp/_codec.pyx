@@ -8,7 +8,7 @@ from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from rbfly._cpython cimport rbfly_export, rbfly_hold, rbfly_let_go
+from rbfly._cpython cimport rbfly_export, rbfly_pin, rbfly_unpin
 from rbfly._wire cimport (
     OutBuffer, out_discard, out_finish, out_fixed, out_open, out_reserve, out_size, put_bytes,
     put_u8, put_u32,
@@ -209,14 +209,14 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     :returns: number of bytes written (int).
     """
     cdef OutBuffer out
-    cdef rbfly_export held
+    cdef rbfly_export pin
     cdef bint failed
     out_fixed(
         &out, <uint8_t *> PyByteArray_AS_STRING(buffer), PyByteArray_GET_SIZE(buffer)
     )
-    rbfly_hold(buffer, &held)
+    rbfly_pin(buffer, &pin)
     failed = (<raw_put_context> put_context)(&out, message) < 0
-    rbfly_let_go(buffer, &held)
+    rbfly_unpin(buffer, &pin)
     if failed:
         return retry_encode(&out, buffer, message)
     return out_size(&out)
