@@ -82,7 +82,8 @@ class RbFlyBufferError(RbFlyError):
 
 
 class MessageContextError(RbFlyError, LookupError):
-    """There is no such message: this task, or this subscription, has received none."""
+    """There is no such message: this task, or this subscription, has received none, or the last
+    one from another stream."""
 
 
 class MessageTypeError(RbFlyError, TypeError):

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -353,6 +354,44 @@ async def test_offset_is_stored_on_the_next_connection() -> None:
             await until(lambda: not client.connected, 'it is lost')
             await client.write_offset('test', REFERENCE, 2)
         assert stored(fake) == [1, 2]
+
+
+@pytest.fixture
+async def other_stream(client: rbs.StreamsClient, stream_name: str) -> str:
+    await client.create_stream(stream_name)
+    return stream_name
+
+
+@pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
+async def test_last_message_must_be_of_the_named_stream(
+    client: rbs.StreamsClient, stream: str, other_stream: str, kind: str
+) -> None:
+    """Its offset says nothing about another stream that the task reads, too."""
+    for name, n in ((stream, 2), (other_stream, 30)):
+        async with client.publisher(name) as publisher:
+            await publisher.send_many(range(n))
+
+    def subscribe(name: str) -> AsyncIterator[Any]:
+        messages = client.subscribe(name, offset=rbs.Offset.FIRST, timeout=HANG)
+        return messages if kind == 'bodies' else getattr(messages, kind)()
+
+    one, other = subscribe(stream), subscribe(other_stream)
+    await anext(one)
+    for _ in range(1 if kind == 'batches' else 30):
+        await anext(other)
+    with pytest.raises(rbs.MessageContextError, match='pass the offset') as caught:
+        await client.write_offset(stream, 'reader')
+    assert isinstance(caught.value, LookupError)
+    assert repr(stream) in str(caught.value)
+    assert repr(other_stream) in str(caught.value)
+    await client.write_offset(other_stream, 'reader')
+    await client.write_offset(stream, 'reader', 0)
+    assert await client.read_offset(stream, 'reader') == 0
+    assert await client.read_offset(other_stream, 'reader') == rbs.get_message_ctx().stream_offset
+    if kind != 'batches':
+        await anext(one)
+        await client.write_offset(stream, 'reader')
+        assert await client.read_offset(stream, 'reader') == 1
 
 
 # -- a store of one's own

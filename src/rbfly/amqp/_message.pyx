@@ -545,6 +545,22 @@ def get_message_ctx():
     return current()
 
 
+def last_offset(stream):
+    """Offset of the message that the current task received last, which must be of that stream.
+
+    Raises MessageContextError if there is none, or if it is of another stream.
+    """
+    context = get_message_ctx()
+    # A context that the program has set itself names no stream.
+    found = getattr(CONTEXT.get(None), 'stream', None)
+    if found is not None and found != stream:
+        raise MessageContextError(
+            f'the last message that this task received is of stream {found!r}, not of {stream!r};'
+            ' pass the offset to store'
+        )
+    return context.stream_offset
+
+
 def set_message_ctx(context):
     """Set the context that :func:`get_message_ctx` returns.
 

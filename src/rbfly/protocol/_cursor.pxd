@@ -27,6 +27,7 @@ cdef class LastMessage:
     cdef int64_t timestamp
     cdef object made                # its context, if it was built; or the batch that it ends
     cdef bint amqp
+    cdef readonly str stream
     cdef object task                # weak reference
     cdef object current_task
 
@@ -34,6 +35,7 @@ cdef class LastMessage:
 cdef class MessageCursor:
     cdef readonly ChunkQueue queue
     cdef readonly bint amqp
+    cdef readonly str stream
     cdef readonly LastMessage last
     cdef readonly LastChunk last_chunk
     cdef readonly uint64_t skip_before

@@ -61,6 +61,8 @@ cdef class LastMessage:
 
     It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
     inherited it gets a MessageContextError, never a later message than the one it was started for.
+
+    :ivar stream: name of the stream of the message; None if the cursor does not know it.
     """
 
     def _current_message_ctx(self):
@@ -84,9 +86,10 @@ cdef class LastMessage:
         return self.made
 
 
-cdef LastMessage new_last_message(bint amqp):
+cdef LastMessage new_last_message(bint amqp, str stream):
     cdef LastMessage last = LastMessage.__new__(LastMessage)
     last.amqp = amqp
+    last.stream = stream
     return last
 
 
@@ -118,6 +121,7 @@ cdef class MessageCursor:
     :param current_task: gives the running task.
     :param wake: called when a chunk comes into the empty queue.
     :param yield_after: how many chunks are left behind until the event loop is to have its turn.
+    :param stream: name of the stream; None if it is of no interest.
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: messages with an offset below are dropped (int).
     :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
@@ -125,18 +129,19 @@ cdef class MessageCursor:
 
     def __init__(
         self, driver, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None,
-        wake=None, int yield_after=NO_LIMIT,
+        wake=None, int yield_after=NO_LIMIT, str stream=None,
     ):
         self.driver = driver
         self.queue = ChunkQueue(wake)
         self.last_chunk = LastChunk()
         self.skip_through_chunk = -1
         self.amqp = amqp
+        self.stream = stream
         self.filter = filter
         self.policy = POLICIES[on_decode_error]
         self.looked_at = filter is not None or (amqp and self.policy == SKIP)
         self.direct = not self.looked_at
-        self.last = new_last_message(amqp)
+        self.last = new_last_message(amqp, stream)
         self.current_task = current_task
         self.notify_offset = NEVER
         self.yield_after = yield_after
@@ -503,7 +508,7 @@ cdef class MessageCursor:
         task = running_task(self.current_task)
         if task is None or last.task is None or last.task() is not task:
             # The one that iterated before keeps its own last message.
-            self.last = last = new_last_message(self.amqp)
+            self.last = last = new_last_message(self.amqp, self.stream)
             last.task = None if task is None else ref(task)
             last.current_task = self.current_task
         set_message_ctx(last)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
-from ..amqp import get_message_ctx
+from ..amqp._message import last_offset
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import (
     ArgumentError,
@@ -485,17 +485,17 @@ class StreamsClient:
 
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-        :param value: offset of the last message that is done with; None for the one that this
-            task received last.
-        :raises MessageContextError: a LookupError: `value` is None and this task has received no
-            message.
+        :param value: offset of the last message that is done with; None for the message that this
+            task received last, which must be of that stream.
+        :raises MessageContextError: a LookupError: `value` is None, and this task has received no
+            message, or the last one from another stream.
         :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
         check_type('reference', reference, str)
         check_type('value', value, int, None)
         if value is None:
-            value = get_message_ctx().stream_offset
+            value = last_offset(stream)
         frame = commands.store_offset(reference, stream, value)
         locator = await self._cluster.locator()
         locator.write(frame)

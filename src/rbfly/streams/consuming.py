@@ -96,6 +96,7 @@ class SubscriptionDriver:
             asyncio.current_task,
             self._wakeup,
             credit // 2 + 1,  # the broker goes on with more than half
+            stream,
         )
         self.link = Link(cluster, self)
         self._cluster = cluster
