@@ -42,6 +42,9 @@ class Cursor(MessageCursor):
     def __anext__(self) -> Coroutine[Any, Any, Any]:
         return anext(SubscriptionBase(self))
 
+    def on_misplaced(self) -> None:
+        raise AssertionError
+
     async def wait(self, kind: int, limit: int, subscription: object) -> Any:
         if not self.advance(kind, limit):
             raise StopAsyncIteration

@@ -41,6 +41,7 @@ FLOORS = {
         ['_chunk', '_publish'],
         ['_identity', '_batch'],
         ['_cursor'],
+        ['start'],
         ['_iteration', '_engine'],
     ],
     'rbfly.net': [

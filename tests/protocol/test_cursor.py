@@ -126,8 +126,7 @@ def test_context_outlives_its_chunk() -> None:
     cursor.advance()
     cursor.take()
     context = cursor.last.context()
-    cursor.rewind(0)
-    cursor.push(plain_chunk([amqp('y' * 1000)]))
+    cursor.push(plain_chunk([amqp('y' * 1000)], 1))
     assert drain(cursor)[0][1] == 'y' * 1000
     assert context.body == 'x' * 1000
 
@@ -457,8 +456,7 @@ def test_batch_outlives_its_chunk() -> None:
     cursor = Cursor(amqp=True)
     cursor.push(plain_chunk([amqp('x' * 1000)] * 3))
     (batch,) = batches(cursor)
-    cursor.rewind()
-    cursor.push(plain_chunk([amqp('y' * 1000)] * 3))
+    cursor.push(plain_chunk([amqp('y' * 1000)] * 3, 3))
     assert batches(cursor)[0][0] == 'y' * 1000
     assert [ctx.body for ctx in batch.contexts()] == ['x' * 1000] * 3
     assert bytes(batch.context(2).raw or b'') == amqp('x' * 1000)

@@ -42,7 +42,7 @@ class History:
 
     def step(self) -> None:
         steps = {self.append: 8, self.cut: 3, self.move: 3, self.skip: 2, self.remove: 1}
-        steps |= {self.create_anew: 2, self.lag: 1, self.catch_up: 1}
+        steps |= {self.create_anew: 2, self.lag: 1, self.catch_up: 1, self.send_again: 2}
         self.source.choices(list(steps), list(steps.values()))[0]()
 
     def append(self) -> None:
@@ -79,6 +79,13 @@ class History:
 
     def lose_some_way(self) -> None:
         self.source.choice([self.cut, self.move])()
+
+    def send_again(self) -> None:
+        """A chunk comes twice on one connection."""
+        for reader in self.stream.readers:
+            sent = self.stream.chunks[: reader.at]
+            if reader.live and sent and not reader.peer.transport.is_closing():
+                reader.peer.send(wire.deliver(reader.id, self.source.choice(sent)[1]))
 
     def lag(self) -> None:
         """The reader is moved to a replica that lacks the last chunks."""

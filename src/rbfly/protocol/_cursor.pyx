@@ -113,8 +113,9 @@ cdef class MessageCursor:
 
     :param driver: has `on_chunk_consumed`, called when the last message of a chunk was given;
         `on_progress`, called when messages up to the offset given to `notify_at` are done with;
-        `on_replaced`, called when a chunk is of another stream than those before, which raises; and
-        the coroutine `wait(kind, limit, subscription)`, which waits for something and takes it.
+        `on_replaced`, called when a chunk is of another stream than those before, which raises;
+        `on_misplaced`, called when the first chunk was not accepted: subscribe again; and the
+        coroutine `wait(kind, limit, subscription)`, which waits for something and takes it.
     :param amqp: decode messages; if false, they are given as bytes.
     :param filter: which messages to give; None for all.
     :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
@@ -146,8 +147,11 @@ cdef class MessageCursor:
         self.notify_offset = NEVER
         self.yield_after = yield_after
 
-    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
-        """Forget the chunks that have come; of those to come, some will be dropped."""
+    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, accepts=None):
+        """Forget the chunks that have come; of those to come, some will be dropped.
+
+        :param accepts: called with the first chunk; if it returns false, that chunk is not read.
+        """
         cdef object position = self.position
         self.queue.chunks.clear()
         self.chunk = None
@@ -156,6 +160,7 @@ cdef class MessageCursor:
             self.behind = position
         self.skip_before = skip_before
         self.skip_through_chunk = skip_through_chunk
+        self.accepts = accepts
 
     def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
         """The same, and what is ready to be given."""
@@ -238,7 +243,13 @@ cdef class MessageCursor:
                 chunk._next(&p, &n)     # raises if bytes are left behind the last message
             if not self.queue.chunks:
                 return False
-            self.chunk = chunk = self.queue.chunks.popleft()
+            chunk = self.queue.chunks.popleft()
+            if self.accepts is not None and not self._is_accepted(chunk):
+                return False
+            if self.last_chunk._has_read(chunk):
+                self._leave(chunk, False)
+                continue
+            self.chunk = chunk
             try:
                 chunk.verify()
             except BaseException:
@@ -252,6 +263,14 @@ cdef class MessageCursor:
         self.chunk = None
         self.driver.on_replaced()
         return 0
+
+    cdef bint _is_accepted(self, Chunk chunk) except -1:
+        accepts, self.accepts = self.accepts, None
+        if accepts(chunk):
+            return True
+        self.resume()
+        self.driver.on_misplaced()
+        return False
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Leave out what was not asked for; what is damaged on the way is told at the end."""

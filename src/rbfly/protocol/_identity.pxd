@@ -16,4 +16,5 @@ cdef class LastChunk:
     cdef bint removed               # retention may have removed it since
 
     cdef bint _is_replaced(self, Chunk chunk) noexcept
+    cdef bint _has_read(self, Chunk chunk) noexcept
     cdef bint _move(self, Chunk chunk, bint sound) noexcept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ..error import (
     EventLoopError,
     MessageTimeout,
     RbFlyError,
+    StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionError,
     twin,
@@ -21,10 +21,10 @@ from ..net.link import Link
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
-from ..protocol._identity import Start
 from ..protocol.const import Key
 from ..protocol.offset import Offset, OffsetType
-from .offsets import chunk_ids, stored_offset
+from ..protocol.start import Start
+from .offsets import chunk_ids, leader_ends_before, stored_offset
 from .silence import Silence
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnDecodeError
@@ -100,8 +100,8 @@ class SubscriptionDriver:
         )
         self.link = Link(cluster, self)
         self._cluster = cluster
-        self._start = Start(offset)
         self._properties = {} if filter is None else filter.properties()
+        self._start = Start(offset, bool(self._properties))
         self._credit = credit
         self._timeout = timeout
         self._error: Exception | None = None  # to be raised where a task waits
@@ -125,9 +125,14 @@ class SubscriptionDriver:
         first = committed = None
         if start.needs_chunks(cursor):
             first, committed = await chunk_ids(connection, self.stream)
+            end = start.missing_end(cursor, committed)
+            if end is not None:
+                if await leader_ends_before(self._cluster, connection, self.stream, end):
+                    raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
+                raise StreamConnectionError(f'stream {self.stream!r} lags behind on this node')
         # from here on without waiting: what was given meanwhile counts
         self._position = cursor.position
-        offset = start.subscribe_at(cursor, first, committed, time.time())
+        offset = start.subscribe_at(cursor, first, committed)
         return commands.Subscribe(id, self.stream, offset, self._credit, self._properties)
 
     def attach(self, connection: Connection, id: int) -> None:
@@ -190,6 +195,10 @@ class SubscriptionDriver:
         """The stream is another one."""
         self._start_over()
         raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
+
+    def on_misplaced(self) -> None:
+        """The first chunk is not where it is to start: subscribe elsewhere."""
+        self.link.reset()
 
     def _start_over(self) -> None:
         """The stream is gone; if there is one of that name again, nothing of it was seen."""
@@ -351,7 +360,7 @@ class Closed:
     def on_progress(self) -> None:
         """Nothing is to be done."""
 
-    on_replaced = on_progress
+    on_replaced = on_misplaced = on_progress
 
     async def wait(self, kind: int, limit: int, subscription: object) -> Any:
         """The iteration has ended."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..error import ProtocolError
+from ..error import ProtocolError, StreamConnectionError
+from ..net.cluster import Role, existing
 from ..protocol import commands
 from ..protocol.const import ResponseCode
 
 if TYPE_CHECKING:
+    from ..net.cluster import Cluster
     from ..net.connection import Connection
 
-__all__ = ['chunk_ids', 'stored_offset']
+__all__ = ['chunk_ids', 'leader_ends_before', 'stored_offset']
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
@@ -20,6 +22,26 @@ async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, in
         return None, None
     stats = await connection.request(commands.StreamStats(stream))
     return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
+
+
+async def leader_ends_before(
+    cluster: Cluster, connection: Connection, stream: str, chunk_id: int
+) -> bool:
+    """True if the stream ends before a chunk on its leader, which has all that was committed.
+
+    :param connection: where to ask for the leader.
+    :raises StreamConnectionError: the leader cannot be reached.
+    """
+    found = await connection.request(commands.Metadata((stream,)))
+    leader = existing(found.get(stream), stream).leader
+    if leader is None or not connection.leads_to(leader):
+        deadline = cluster.deadline()
+        async with deadline:
+            connection = await cluster.member(Role.PUBLISH, stream, deadline)
+        if leader is None or not connection.leads_to(leader):
+            raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
+    stats = await connection.request(commands.StreamStats(stream))
+    return stats.get('last_chunk_id', chunk_id) < chunk_id
 
 
 async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:

@@ -1,0 +1,169 @@
+"""Where a subscription is made: at first, and again after its connection was lost.
+
+The broker finds `NEXT`, `LAST` and a time by the end of the stream, which moves on while there is no
+connection.  What counts is the end at the first attempt: the chunk that was committed last then.  It
+may hold stored offsets instead of messages, and is not delivered in that case.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..error import SubscriptionError
+from .offset import Offset, OffsetType
+
+if TYPE_CHECKING:
+    from ._chunk import Chunk
+    from ._cursor import MessageCursor
+
+__all__ = ['Start']
+
+OFFSET_MAX = 2**64 - 1
+BY_END = (OffsetType.NEXT, OffsetType.LAST, OffsetType.TIMESTAMP)
+
+
+class Start:
+    """Where a subscription starts, and where it resumes.
+
+    It does no I/O: `reference` and `needs_chunks` say what the caller asks the broker for before
+    `subscribe_at`.
+
+    :param offset: where to start at first.
+    :param filtered: the broker leaves out chunks.
+    :ivar offset: the same, with a reference resolved.
+    """
+
+    def __init__(self, offset: Offset, filtered: bool = False) -> None:
+        self.offset = self._wanted = offset
+        self._filtered = filtered
+        self._reset()
+
+    def _reset(self) -> None:
+        self._dropped = 0  # messages at the offset
+        self._end: int | None = None  # last chunk at the first attempt; -1: none, None: unknown
+        self._back = -1  # how far before the end to look for the last message; -1: not yet
+        self._is_past: bool | None = None  # the time lies before the end of the stream
+
+    @property
+    def reference(self) -> str | None:
+        """Name of the stored offset to ask for; None if there is none, or it was resolved."""
+        return str(self.offset.value) if self.offset.type == OffsetType.REFERENCE else None
+
+    def resolve(self, stored: int | None) -> None:
+        """Replace the reference by the stored offset; None for none.
+
+        :raises SubscriptionError: no message can lie behind the stored offset.
+        """
+        if stored is None:
+            self.offset = self.offset.default or Offset.FIRST
+        elif stored == OFFSET_MAX:
+            raise SubscriptionError(
+                f'the offset stored under {self.reference!r} is 2**64 - 1: no message lies behind'
+                ' it; store another one'
+            )
+        else:
+            # The last message that was read is delivered once more, and dropped: see LastChunk.
+            self.offset = Offset.offset(stored)
+            self._dropped = 1
+
+    def needs_chunks(self, cursor: MessageCursor) -> bool:
+        """True if `subscribe_at` needs the ids of the first and the last committed chunk."""
+        if cursor.position is not None:
+            return cursor.last_chunk.id >= 0
+        return self.offset.type in BY_END
+
+    def missing_end(self, cursor: MessageCursor, committed: int | None) -> int | None:
+        """The last chunk at the first attempt, if it is missing now and nothing was read since.
+
+        :param committed: id of the last committed chunk, -1 for none, None if it is unknown.
+        """
+        end = self._end
+        if cursor.position is None and end is not None and committed is not None:
+            return end if committed < end else None
+        return None
+
+    def subscribe_at(
+        self, cursor: MessageCursor, first: int | None, committed: int | None
+    ) -> Offset:
+        """The offset to subscribe at; tells the cursor what to drop.
+
+        :param first: id of the first chunk; None if it is unknown.
+        :param committed: id of the last committed chunk, -1 for none, None if it is unknown.
+        """
+        position = cursor.position
+        kind = self.offset.type
+        if position is not None:
+            cursor.resume(position, cursor.skip_through_chunk)
+            if cursor.last_chunk.id < 0:
+                return Offset.offset(position)  # every chunk was damaged
+            return self._seek(cursor, first, committed)
+        if kind not in BY_END:
+            skip = 0
+            if kind == OffsetType.OFFSET:
+                assert isinstance(self.offset.value, int)
+                skip = self.offset.value + self._dropped
+            cursor.resume(skip)
+            return self.offset
+        again = self._end is not None
+        if self._end is None:
+            self._end = committed
+        if self._end == -1:  # all that the stream has now was published since
+            cursor.resume()
+            return Offset.FIRST
+        if self._end is None or not (again or kind == OffsetType.NEXT):
+            cursor.resume()
+            return self.offset
+        if kind == OffsetType.LAST:
+            return self._find_last(cursor, self._end, first)
+        if kind == OffsetType.TIMESTAMP and self._is_past is not False:
+            return self._find_time(cursor)
+        # The last chunk is delivered as well, and dropped: see LastChunk.
+        cursor.resume(0, self._end)
+        cursor.last_chunk.presume(self._end)
+        return self._seek(cursor, first, committed) if again else Offset.LAST
+
+    def _seek(self, cursor: MessageCursor, first: int | None, committed: int | None) -> Offset:
+        # Where the last chunk is found, if the stream is the same.
+        offset = cursor.last_chunk.seek(first, committed)
+        return Offset.FIRST if offset < 0 else Offset.offset(offset)
+
+    def _find_last(self, cursor: MessageCursor, end: int, first: int | None) -> Offset:
+        offset = end - max(self._back, 0)
+        if first is None or offset <= first:
+            cursor.resume()
+            return Offset.FIRST
+        cursor.resume(accepts=self._is_last)
+        return Offset.LAST if self._back < 0 else Offset.offset(offset)
+
+    def _is_last(self, chunk: Chunk) -> bool:
+        assert self._end is not None
+        if chunk.offset <= self._end:
+            return True
+        self._back = 2 * self._back + 1 if self._back >= 0 else 0
+        return False
+
+    def _find_time(self, cursor: MessageCursor) -> Offset:
+        if self._is_past is None and not self._filtered:
+            cursor.resume(accepts=self._compare_time)
+            return Offset.LAST
+        cursor.resume(accepts=self._is_at_time)
+        return self.offset
+
+    def _compare_time(self, chunk: Chunk) -> bool:
+        assert isinstance(self.offset.value, int | float)
+        self._is_past = chunk.timestamp >= round(self.offset.value * 1000)
+        return False
+
+    def _is_at_time(self, chunk: Chunk) -> bool:
+        assert self._end is not None
+        self._is_past = chunk.offset <= self._end  # else it lies behind chunks that are older
+        return self._is_past
+
+    def start_over(self, opened: bool) -> None:
+        """The stream is gone: start at the first message of the next one.
+
+        :param opened: it was subscribed to; if it never was, nor was its end known, the next one is
+            read from where this one was to be.
+        """
+        self.offset = Offset.FIRST if opened or self._end is not None else self._wanted
+        self._reset()

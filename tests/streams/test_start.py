@@ -1,0 +1,363 @@
+"""Where a subscription starts if its connection is lost before the first message.
+
+Every kind of offset, lost at every point, on every end of a stream, whatever is written meanwhile:
+it starts where it would have started, and never later.
+
+=========== ==============================================================================
+offset      first message, whatever is lost before it
+=========== ==============================================================================
+`FIRST`     the first one of the stream
+`LAST`      that of the chunk of messages that was the last one at the first attempt; an earlier
+            one if chunks of stored offsets lay behind it and more messages were written since
+`NEXT`      the first one behind the chunk that was the last one at the first attempt
+`offset`    the first one with that offset or a higher one
+`timestamp` that of the first chunk written at that time or later, or behind the chunk that was
+            the last one at the first attempt: whichever comes first
+`reference` the first one behind the offset that was stored at the first attempt; where its
+            default says if none was
+=========== ==============================================================================
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import repeat
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.net import retry
+from rbfly.net.connection import Connection
+from rbfly.streams import consuming, offsets
+from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist, SubscriptionError
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+
+HANG = 20.0  # a guard only
+END = 99  # the last message
+ENDS = ('empty', 'messages', 'offsets')
+GROWTHS = ('nothing', 'offsets', 'messages and offsets')
+LOSSES = ('subscribing', 'subscribed', 'received')
+
+
+class Message(NamedTuple):
+    body: Any
+    offset: int
+    timestamp: float
+    chunk: int
+
+
+Choose = Callable[[list[Message]], tuple[rbs.Offset, int]]
+"""Given what there is, an offset and how many messages lie before it."""
+
+
+def first(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.FIRST, 0
+
+
+def last(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.LAST, sum(item.chunk < messages[-1].chunk for item in messages)
+
+
+def next_(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.NEXT, len(messages)
+
+
+def within(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.offset(messages[-1].offset if messages else 0), max(len(messages) - 1, 0)
+
+
+def past(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.timestamp(0), 0
+
+
+def between(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    at = messages[-1].timestamp if messages else 0
+    return rbs.Offset.timestamp(at), sum(item.timestamp < at for item in messages)
+
+
+def future(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.timestamp(time.time() + 3600), len(messages)
+
+
+def stored(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.reference('stored'), min(2, len(messages))
+
+
+def default_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.reference('other', rbs.Offset.NEXT), len(messages)
+
+
+STARTS = (first, last, next_, within, past, between, future, stored, default_next)
+
+
+async def write(client: rbs.StreamsClient, stream: str, *chunks: list[int]) -> None:
+    async with client.publisher(stream) as publisher:
+        for bodies in chunks:
+            await publisher.send_many(bodies)
+
+
+async def write_offsets(client: rbs.StreamsClient, stream: str) -> None:
+    """Chunks without messages, each of which takes an offset."""
+    for i in range(5):
+        before = await client.stream_stats(stream)
+        await client.write_offset(stream, 'tracking', i)
+        while (await client.stream_stats(stream)) == before:
+            await asyncio.sleep(0.001)
+
+
+async def fill(client: rbs.StreamsClient, stream: str, end: str) -> list[Message]:
+    if end == 'empty':
+        return []
+    await write(client, stream, [0], [1], [2, 3])
+    await client.write_offset(stream, 'stored', 1)
+    while await client.read_offset(stream, 'stored') is None:
+        await asyncio.sleep(0.001)
+    await write(client, stream, [4])
+    found: list[Message] = []
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        async for batch in messages.batches():
+            found += [
+                Message(ctx.body, ctx.stream_offset, batch.timestamp, batch.offsets[0])
+                for ctx in batch.contexts()
+            ]
+            if found[-1].body == 4:
+                break
+    if end == 'offsets':
+        await write_offsets(client, stream)
+    return found
+
+
+async def grow(client: rbs.StreamsClient, stream: str, growth: str) -> list[int]:
+    if growth == 'nothing':
+        return []
+    await write_offsets(client, stream)
+    if growth == 'offsets':
+        return []
+    await write(client, stream, [10], [11, 12], [13])
+    await write_offsets(client, stream)
+    return [10, 11, 12, 13]
+
+
+async def cut(client: rbs.StreamsClient) -> None:
+    (await client.get_protocol()).abort(StreamConnectionError('cut by the test'))
+
+
+async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str) -> Any:
+    """Wait for the first message until the connection is to be lost; whoever waits for it."""
+    driver = messages._driver
+    prepare, credit = driver.prepare, driver._credit
+    prepared = asyncio.Event()
+
+    async def prepare_and_lose(*args: Any) -> Any:
+        driver.prepare = prepare  # type: ignore[method-assign]
+        command = await prepare(*args)
+        if loss == 'subscribing':
+            await cut(client)
+        prepared.set()
+        return command
+
+    driver.prepare = prepare_and_lose  # type: ignore[method-assign]
+    if loss == 'subscribed':
+        driver._credit = 0  # nothing is sent
+    waiting = asyncio.ensure_future(anext(messages))
+    await prepared.wait()
+    driver._credit = credit
+    if loss == 'subscribed':
+        await until(lambda: driver.link.is_open, 'subscribed')
+    if loss == 'received':
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await until(lambda: driver.link.is_open, 'subscribed')
+        waiting = None
+    return waiting
+
+
+async def check(uri: str, choose: Choose, loss: str, end: str, growth: str) -> None:
+    stream = f'test-{uuid4()}'
+    async with rbs.streams_client(uri) as other, rbs.streams_client(uri) as client:
+        await other.create_stream(stream)
+        try:
+            old = await fill(other, stream, end)
+            offset, before = choose(old) if old or choose is not last else (rbs.Offset.LAST, 0)
+            async with client.subscribe(stream, offset=offset, timeout=HANG) as messages:
+                waiting = await lose(client, messages, loss)
+                new = await grow(other, stream, growth)
+                if loss != 'subscribing':
+                    await cut(client)
+                await write(other, stream, [END])
+                found = [await (waiting or anext(messages))]
+                while found[-1] != END:
+                    found.append(await anext(messages))
+        finally:
+            await other.delete_stream(stream)
+    every = [item.body for item in old] + [*new, END]
+    expected = every[before:]
+    if choose is last and end == 'offsets':
+        assert found[-len(expected) :] == expected
+        expected = every[-len(found) :]
+    assert found == expected
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('choose', STARTS)
+async def test_starts_where_it_would_have_started(
+    broker_uri: str, choose: Choose, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
+    cases = [(end, growth) for end in ENDS for growth in GROWTHS]
+    found = await asyncio.gather(
+        *(check(broker_uri, choose, loss, *case) for case in cases), return_exceptions=True
+    )
+    failed = {case: error for case, error in zip(cases, found, strict=True) if error is not None}
+    assert not failed
+
+
+# -- another stream of that name
+
+
+@pytest_asyncio.fixture
+async def memory() -> AsyncIterator[StreamBroker]:
+    async with StreamBroker() as memory:
+        yield memory
+
+
+@contextlib.asynccontextmanager
+async def outage(memory: StreamBroker) -> AsyncIterator[None]:
+    """Whatever happens meanwhile, clients notice nothing but the outage."""
+    memory.refuse()
+    memory.cut()
+    yield
+    memory.heal()
+
+
+FROM_END = (rbs.Offset.NEXT, rbs.Offset.LAST, rbs.Offset.timestamp(2e9))
+
+
+@pytest.mark.parametrize('loss', LOSSES[:2])
+@pytest.mark.parametrize('offset', FROM_END)
+@pytest.mark.parametrize('new', [0, 3])
+async def test_stream_that_got_shorter_is_another_one(
+    memory: StreamBroker, offset: rbs.Offset, loss: str, new: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed never disappears from the leader."""
+    monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
+    memory.create_stream('orders')
+    for i in range(5):
+        memory.publish('orders', i)
+    async with (
+        rbs.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=offset, timeout=HANG) as messages,
+    ):
+        waiting = await lose(client, messages, loss)
+        async with outage(memory):
+            memory.delete_stream('orders')
+            memory.create_stream('orders')
+            for i in range(new):
+                memory.publish('orders', 1000 + i)
+        with pytest.raises(StreamDoesNotExist, match='created anew'):
+            await waiting
+        memory.publish('orders', END)
+        found = [await anext(messages)]
+        while found[-1] != END:
+            found.append(await anext(messages))
+        assert found == [*range(1000, 1000 + new), END]
+
+
+@pytest.mark.parametrize('offset', FROM_END)
+async def test_replica_that_lags_behind_is_no_other_stream(
+    offset: rbs.Offset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waits until the replica has what was committed."""
+    monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
+    lagging = iter([False, True, True, False])
+    asked = []
+
+    async def chunk_ids(connection: Connection, stream: str) -> Any:
+        ids = await offsets.chunk_ids(connection, stream)
+        asked.append(next(lagging, False))
+        return (-1, -1) if asked[-1] else ids
+
+    monkeypatch.setattr(consuming, 'chunk_ids', chunk_ids)
+    async with StreamBroker(nodes=3) as memory:
+        memory.create_stream('orders')
+        for i in range(5):
+            memory.publish('orders', i)
+        async with (
+            rbs.streams_client(memory.uri) as client,
+            client.subscribe('orders', offset=offset, timeout=HANG) as messages,
+        ):
+            waiting = await lose(client, messages, 'subscribed')
+            async with outage(memory):
+                memory.publish('orders', END)
+            assert await waiting == (4 if offset is rbs.Offset.LAST else END)
+    assert len(asked) >= 4
+
+
+async def test_clock_of_the_broker_says_nothing(memory: StreamBroker) -> None:
+    """A chunk is not of another stream because the client's clock is behind the broker's."""
+    memory.create_stream('orders')
+    memory.advance(3600)
+    memory.publish('orders', 0)
+    async with (
+        rbs.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=rbs.Offset.NEXT, timeout=HANG) as messages,
+    ):
+        waiting = await lose(client, messages, 'subscribed')
+        async with outage(memory):
+            memory.publish('orders', 1)
+        assert await waiting == 1
+
+
+async def test_offset_stays_where_nothing_was_read(memory: StreamBroker) -> None:
+    """It counts in whichever stream has the name."""
+    memory.create_stream('orders')
+    async with (
+        rbs.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=rbs.Offset.offset(2), timeout=HANG) as messages,
+    ):
+        waiting = await lose(client, messages, 'subscribed')
+        async with outage(memory):
+            memory.delete_stream('orders')
+            memory.create_stream('orders')
+            for i in range(4):
+                memory.publish('orders', i)
+        assert await waiting == 2
+
+
+async def test_deletion_that_was_noticed_starts_at_the_first_message(memory: StreamBroker) -> None:
+    """Also from an offset, and where nothing was read."""
+    memory.create_stream('orders')
+    async with (
+        rbs.streams_client(memory.uri) as client,
+        client.subscribe('orders', offset=rbs.Offset.offset(2), timeout=HANG) as messages,
+    ):
+        waiting = await lose(client, messages, 'subscribed')
+        memory.delete_stream('orders')
+        with pytest.raises(StreamDoesNotExist):
+            await waiting
+        memory.create_stream('orders')
+        memory.publish('orders', 0)
+        assert await anext(messages) == 0
+
+
+# -- stored offsets
+
+
+async def test_no_message_lies_behind_the_highest_offset(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    """The error says what is stored; the iteration goes on once it was replaced."""
+    await write(client, stream, [0], [1])
+    await client.write_offset(stream, 'reader', 2**64 - 1)
+    offset = rbs.Offset.reference('reader')
+    async with client.subscribe(stream, offset=offset, timeout=HANG) as messages:
+        for _ in range(2):
+            with pytest.raises(SubscriptionError, match=r"'reader' is 2\*\*64 - 1"):
+                await anext(messages)
+        await client.write_offset(stream, 'reader', 0)
+        assert await anext(messages) == 1
