@@ -10,7 +10,8 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
-from rbfly.streams.error import StreamDoesNotExist
+from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
+from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
@@ -354,6 +355,67 @@ async def test_offset_is_stored_on_the_next_connection() -> None:
             await until(lambda: not client.connected, 'it is lost')
             await client.write_offset('test', REFERENCE, 2)
         assert stored(fake) == [1, 2]
+
+
+@pytest.mark.both_loops
+async def test_writing_offsets_does_not_fill_the_memory() -> None:
+    """Though the program gives the broker no turn to read."""
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_stream('test')
+        transport = (await client.get_protocol())._transport
+        assert transport is not None
+        reference = 'x' * 255
+        for i in range(40_000):
+            await client.write_offset('test', reference, i)
+            assert transport.get_write_buffer_size() < 2**20 + 1000
+        assert await client.read_offset('test', reference) == 39_999
+
+
+async def turns(n: int = 10) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def test_writing_an_offset_waits_for_the_connection() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        connection.pause_writing()
+        waiting = [
+            asyncio.ensure_future(client.write_offset('test', REFERENCE, i)) for i in range(3)
+        ]
+        await turns()
+        assert not any(task.done() for task in waiting)
+        waiting[1].cancel()
+        await asyncio.wait(waiting[1:2])
+        assert waiting[1].cancelled()
+        connection.resume_writing()
+        await asyncio.gather(waiting[0], waiting[2])
+        await until(lambda: stored(fake) == [0, 2], 'stored')
+
+
+async def test_connection_is_lost_while_an_offset_waits() -> None:
+    """It is stored over the next one."""
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        connection.pause_writing()
+        waiting = asyncio.ensure_future(client.write_offset('test', REFERENCE, 7))
+        await turns()
+        connection.abort(StreamConnectionError('cut by the test'))
+        await waiting
+        await until(lambda: stored(fake) == [7], 'stored')
+        assert len(fake.connections) == 2
+
+
+async def test_client_is_disconnected_while_an_offset_waits() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        connection = await client.get_protocol()
+        connection.pause_writing()
+        waiting = asyncio.ensure_future(client.write_offset('test', REFERENCE, 7))
+        await turns()
+        await client.disconnect()
+        await asyncio.wait([waiting])
+    # The connection it waited for is gone: it fails, or connects again, as any later use does.
+    assert isinstance(waiting.exception(), StreamConnectionError | None)
 
 
 @pytest.fixture

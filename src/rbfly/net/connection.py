@@ -96,6 +96,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.server_properties: dict[str, str] = {}
         self.error: StreamConnectionError | None = None
         self.paused = False
+        self._writable = asyncio.Event()  # not paused, or ended
+        self._writable.set()
         self.publisher_ids = set(range(IDS))
         self.subscription_ids = set(range(IDS))
         self.links: dict[Attached, None] = {}
@@ -270,6 +272,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if self.error is not None:
             return
         self.error = error
+        self._writable.set()
         self.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -311,9 +314,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.paused = True
+        self._writable.clear()
 
     def resume_writing(self) -> None:
         self.paused = self._leaving
+        self._writable.set()
         if not self.paused:
             call_each(self._loop, [link.on_resume for link in self.links])
 
@@ -324,6 +329,12 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if self.error is None and self._transport is not None and not self._leaving:
             self._wrote = True
             self._transport.write(data)
+
+    async def wait_writable(self) -> bool:
+        """Wait until the transport takes more; false if the connection has ended."""
+        while self.paused and self.is_open:
+            await self._writable.wait()
+        return self.is_open
 
     async def request(self, command: Command[T], timeout: float | None = None) -> T:
         """Send a request and wait for its response.

@@ -483,12 +483,16 @@ class StreamsClient:
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
         """Store an offset under a reference, for :meth:`Offset.reference`.
 
+        It waits while the connection takes nothing more, and reconnects if it is lost meanwhile.
+        The broker does not confirm that it has stored the offset: `read_offset` tells.
+
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param value: offset of the last message that is done with; None for the message that this
             task received last, which must be of that stream.
         :raises MessageContextError: a LookupError: `value` is None, and this task has received no
             message, or the last one from another stream.
+        :raises StreamConnectionError: the client cannot connect, or was disconnected meanwhile.
         :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
@@ -497,8 +501,10 @@ class StreamsClient:
         if value is None:
             value = last_offset(stream)
         frame = commands.store_offset(reference, stream, value)
-        locator = await self._cluster.locator()
-        locator.write(frame)
+        connection = await self._cluster.locator()
+        while not await connection.wait_writable():
+            connection = await self._cluster.locator()
+        connection.write(frame)
 
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """The offset stored under a reference; None if there is none."""
