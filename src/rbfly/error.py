@@ -212,7 +212,8 @@ class MessageTooLarge(PublisherError, ValueError):
 
 
 class SubscriptionError(RbFlyError):
-    """A subscription was used wrongly: closed, or iterated by two tasks at once."""
+    """A subscription was used wrongly: closed, iterated by two tasks at once, or started from a
+    stored offset behind which no message can lie."""
 
 
 class EventLoopError(RbFlyError, RuntimeError):

@@ -221,12 +221,12 @@ def test_intact_copy_of_a_damaged_chunk() -> None:
     cursor.push(piece(7, 3))
     cursor.push(piece(10, 3, crc=0))
     cursor.push(piece(10, 3))
-    found = []
+    for _ in range(3):
+        assert cursor.advance()
+        cursor.take()
     with pytest.raises(ChunkError):
-        while cursor.advance():
-            cursor.take()
-            found.append(cursor.last.context().stream_offset)
-    assert [*found, *offsets(cursor)] == [*range(7, 13)]
+        cursor.advance()
+    assert offsets(cursor) == [10, 11, 12]
 
 
 def test_first_chunk_that_is_not_accepted() -> None:

@@ -71,6 +71,10 @@ def within(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.offset(messages[-1].offset if messages else 0), max(len(messages) - 1, 0)
 
 
+def behind(messages: list[Message]) -> tuple[rbs.Offset, int]:
+    return rbs.Offset.offset(messages[-1].offset + 1 if messages else 0), len(messages)
+
+
 def past(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.timestamp(0), 0
 
@@ -92,7 +96,7 @@ def default_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.reference('other', rbs.Offset.NEXT), len(messages)
 
 
-STARTS = (first, last, next_, within, past, between, future, stored, default_next)
+STARTS = (first, last, next_, within, behind, past, between, future, stored, default_next)
 
 
 async def write(client: rbs.StreamsClient, stream: str, *chunks: list[int]) -> None:
@@ -106,8 +110,8 @@ async def write_offsets(client: rbs.StreamsClient, stream: str) -> None:
     for i in range(5):
         before = await client.stream_stats(stream)
         await client.write_offset(stream, 'tracking', i)
-        while (await client.stream_stats(stream)) == before:
-            await asyncio.sleep(0.001)
+        while await client.stream_stats(stream) == before:
+            pass
 
 
 async def fill(client: rbs.StreamsClient, stream: str, end: str) -> list[Message]:
@@ -116,7 +120,7 @@ async def fill(client: rbs.StreamsClient, stream: str, end: str) -> list[Message
     await write(client, stream, [0], [1], [2, 3])
     await client.write_offset(stream, 'stored', 1)
     while await client.read_offset(stream, 'stored') is None:
-        await asyncio.sleep(0.001)
+        pass
     await write(client, stream, [4])
     found: list[Message] = []
     async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages:
@@ -136,6 +140,7 @@ async def grow(client: rbs.StreamsClient, stream: str, growth: str) -> list[int]
     if growth == 'nothing':
         return []
     await write_offsets(client, stream)
+    await client.write_offset(stream, 'stored', 4)
     if growth == 'offsets':
         return []
     await write(client, stream, [10], [11, 12], [13])
@@ -161,10 +166,10 @@ async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str)
         prepared.set()
         return command
 
-    driver.prepare = prepare_and_lose  # type: ignore[method-assign]
+    driver.prepare = prepare_and_lose  # type: ignore[method-assign,assignment]
     if loss == 'subscribed':
         driver._credit = 0  # nothing is sent
-    waiting = asyncio.ensure_future(anext(messages))
+    waiting: Any = asyncio.ensure_future(anext(messages))
     await prepared.wait()
     driver._credit = credit
     if loss == 'subscribed':

@@ -10,6 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
+from rbfly.streams import tracking
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -165,6 +166,26 @@ async def test_nothing_is_stored_twice() -> None:
         assert stored(fake) == [0]
 
 
+async def test_offsets_wait_for_the_connection() -> None:
+    """While it takes nothing more, none is stored; then the newest one."""
+    stream = filled(10)
+    async with FakeBroker(on=stream.handlers()) as fake:
+        async with (
+            rbs.streams_client(fake.uri) as client,
+            subscribe(client, every=1) as messages,
+        ):
+            await take(messages, 1)
+            connection = await client.get_protocol()
+            connection.pause_writing()
+            await take(messages, 5)
+            connection.resume_writing()
+            await take(messages, 1)
+            await until(lambda: stored(fake) == [5], 'stored')
+            connection.pause_writing()
+            await take(messages, 1)
+        assert stored(fake) == [5, 6]
+
+
 async def test_offset_zero_is_stored() -> None:
     async with (
         FakeBroker(on=filled(2).handlers()) as fake,
@@ -211,6 +232,26 @@ async def test_closing_without_connection_stores_on_another_one() -> None:
             await until(lambda: not client.connected, 'it is lost')
         assert stored(fake) == [1]
         assert len(fake.connections) == 2
+
+
+async def test_closing_stores_where_a_replica_lags_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends before what was read, but the leader does not: the stream is the same."""
+
+    async def chunk_ids(connection: object, stream: str) -> tuple[int, int]:
+        return -1, -1
+
+    monkeypatch.setattr(tracking, 'chunk_ids', chunk_ids)
+    async with StreamBroker(nodes=3) as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_stream('test')
+        for i in range(4):
+            memory.publish('test', i)
+        async with subscribe(client) as messages:
+            await take(messages, 3)
+            memory.cut()
+            await until(lambda: not client.connected, 'it is lost')
+        assert await client.read_offset('test', REFERENCE) == 1
 
 
 async def test_closing_while_no_connection_can_be_made(caplog: pytest.LogCaptureFixture) -> None:

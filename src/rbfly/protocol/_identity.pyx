@@ -107,4 +107,3 @@ cdef class LastChunk:
             self.epoch = chunk.epoch
             self.crc = chunk.crc
         return True
-

@@ -35,11 +35,17 @@ class Offset(Value):
     Use the constants and the static methods:
 
     * `Offset.FIRST`: the first message of the stream;
-    * `Offset.LAST`: the first message of the last chunk;
+    * `Offset.LAST`: the first message of the last chunk of messages;
     * `Offset.NEXT`: messages published from now on;
     * :meth:`Offset.offset`: an absolute offset;
     * :meth:`Offset.timestamp`: a point in time;
     * :meth:`Offset.reference`: behind the offset stored under a reference.
+
+    The first attempt to subscribe settles which chunk is the last one and which offset is stored.
+    If the connection is lost before the first message, the subscription starts at the same message
+    after the reconnect, whatever was published meanwhile.  `LAST` may start earlier if stored
+    offsets were written behind the last chunk of messages.  The client's clock plays no part: only
+    the broker compares times.
     """
 
     type: OffsetType
@@ -75,7 +81,12 @@ class Offset(Value):
 
     @staticmethod
     def offset(offset: int) -> Offset:
-        """Start exactly at a message.
+        """Start exactly at a message, or at the next one if retention has removed it.
+
+        Until the first message is received, the offset belongs to the name of the stream: if the
+        stream is deleted and created again, and the client does not notice, the subscription starts
+        at that offset of the new stream.  If it notices, it raises
+        :class:`~rbfly.error.StreamDoesNotExist`, and then starts at the first message.
 
         :param offset: absolute offset, 0 to 2**64 - 1.
         :raises OverflowError: out of range.
@@ -84,7 +95,9 @@ class Offset(Value):
 
     @staticmethod
     def timestamp(timestamp: float) -> Offset:
-        """Start at the first chunk written at that time or later.
+        """Start at the first chunk written at that time or later, by the broker's clock.
+
+        At a time ahead of the broker's clock, start with what is published from now on.
 
         :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
         :raises OverflowError: out of range: the protocol has 64-bit milliseconds.
@@ -94,6 +107,9 @@ class Offset(Value):
     @staticmethod
     def reference(reference: str, default: Offset | None = None) -> Offset:
         """Start behind the offset stored with `write_offset`, or by automatic tracking.
+
+        Waiting for a message raises :class:`~rbfly.error.SubscriptionError` while the stored offset
+        is 2**64 - 1, behind which no message can lie.
 
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param default: where to start if none is stored; None for the first message.

@@ -1,8 +1,8 @@
 """Where a subscription is made: at first, and again after its connection was lost.
 
-The broker finds `NEXT`, `LAST` and a time by the end of the stream, which moves on while there is no
-connection.  What counts is the end at the first attempt: the chunk that was committed last then.  It
-may hold stored offsets instead of messages, and is not delivered in that case.
+The broker resolves `NEXT`, `LAST` and a timestamp against the end of the stream, which moves on
+while there is no connection.  What counts is the end at the first attempt: the chunk that was
+committed last.  It may hold stored offsets instead of messages; then it is never delivered.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class SubscriptionDriver:
 
     def on_disconnect(self) -> None:
         if self._tracker is not None:
-            self._tracker.store()
+            self._tracker.store(last=True)
 
     # -- the cursor
 
@@ -209,10 +209,15 @@ class SubscriptionDriver:
         if self._tracker is not None:
             self._tracker.on_lost()  # went with the stream
 
-    def write(self, frame: bytes) -> bool:
-        """Store an offset by a frame; false if it has no connection, or another stream perhaps."""
+    def write(self, frame: bytes, last: bool) -> bool:
+        """Store an offset by a frame; false if it has no connection, or another stream perhaps.
+
+        :param last: write it even if the connection takes nothing more for now.
+        """
         connection = self.link.connection
         if connection is None or not connection.is_open or self.cursor.last_chunk.doubt:
+            return False
+        if connection.paused and not last:
             return False
         connection.write(frame)
         return True
@@ -332,7 +337,7 @@ class SubscriptionDriver:
         if self._tracker is not None:
             self._tracker.stop()
         if data is not None:
-            self.write(data)
+            self.write(data, last=True)
         self._end()
 
     def _run_in_loop(self, function: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from ..value import Value
-from .offsets import chunk_ids
+from .offsets import chunk_ids, leader_ends_before
 
 if TYPE_CHECKING:
     from ..net.cluster import Cluster
@@ -51,7 +51,8 @@ class OffsetTracking(Value):
 class Tracker:
     """Stores the progress of a cursor.
 
-    :param write: writes a frame on the cursor's connection; false if it has none.
+    :param write: writes a frame on the cursor's connection, false if that is not possible now;
+        told whether it is the last one.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Tracker:
         tracking: OffsetTracking,
         stream: str,
         cursor: MessageCursor,
-        write: Callable[[bytes], bool],
+        write: Callable[[bytes, bool], bool],
     ) -> None:
         self.tracking = tracking
         self.stream = stream
@@ -85,11 +86,14 @@ class Tracker:
         self.store()
         self._arm(loop)
 
-    def store(self) -> None:
-        """Store what is finished by now, if the subscription has a connection."""
+    def store(self, *, last: bool = False) -> None:
+        """Store what is finished by now, if the subscription has a connection that takes it.
+
+        :param last: there will be no other chance.
+        """
         cursor = self._cursor
         data = self.pending()
-        lost = data is not None and not self._write(data)
+        lost = data is not None and not self._write(data, last)
         if not lost:
             self._stored = cursor.finished
         behind = cursor.unfinished
@@ -121,7 +125,7 @@ class Tracker:
         :param wait: for a connection, if there is none, but not for long.
         """
         self.stop()
-        self.store()
+        self.store(last=True)
         data = self.pending()
         if data is None:
             return
@@ -130,8 +134,13 @@ class Tracker:
                 raise StreamConnectionError('no connection')
             async with cluster.closing.limit():
                 connection = await cluster.locator()
+                last = self._cursor.last_chunk.id
                 _, committed = await chunk_ids(connection, self.stream)
-                if committed is not None and committed < self._cursor.last_chunk.id:
+                if (
+                    committed is not None
+                    and committed < last
+                    and await leader_ends_before(cluster, connection, self.stream, last)
+                ):
                     raise StreamDoesNotExist(self.stream, 'was created anew: it ends before that')
                 connection.write(data)
         except (RbFlyError, TimeoutError) as ex:
