@@ -42,7 +42,7 @@ class Cursor(MessageCursor):
     def __anext__(self) -> Coroutine[Any, Any, Any]:
         return anext(SubscriptionBase(self))
 
-    def on_misplaced(self) -> None:
+    def on_probed(self) -> None:
         raise AssertionError
 
     async def wait(self, kind: int, limit: int, subscription: object) -> Any:

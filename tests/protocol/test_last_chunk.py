@@ -229,26 +229,25 @@ def test_intact_copy_of_a_damaged_chunk() -> None:
     assert offsets(cursor) == [10, 11, 12]
 
 
-def test_first_chunk_that_is_not_accepted() -> None:
+def test_first_chunk_that_is_only_looked_at() -> None:
     """It is not read, nor is what follows: the caller subscribes elsewhere."""
 
-    class Picky(Cursor):
-        misplaced = 0
+    class Probe(Cursor):
+        probed = 0
 
-        def on_misplaced(self) -> None:
-            self.misplaced += 1
+        def on_probed(self) -> None:
+            self.probed += 1
 
-    cursor = Picky()
-    cursor.resume(accepts=lambda chunk: chunk.offset < 10)
+    cursor = Probe()
+    found = []
+    cursor.resume(probe=lambda chunk: found.append(chunk.offset))
     cursor.push(piece(10, 3, crc=0))
     cursor.push(piece(13, 3))
     assert drain(cursor) == []
-    assert cursor.misplaced == 1
+    assert (cursor.probed, found) == (1, [10])
     assert cursor.position is None
-    cursor.resume(accepts=lambda chunk: chunk.offset < 10)
     cursor.push(piece(7, 3))
-    cursor.push(piece(10, 3))
-    assert offsets(cursor) == [*range(7, 13)]
+    assert offsets(cursor) == [7, 8, 9]
 
 
 def test_start_over_forgets() -> None:

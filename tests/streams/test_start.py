@@ -99,8 +99,12 @@ def default_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
 STARTS = (first, last, next_, within, behind, past, between, future, stored, default_next)
 
 
+def parity(ctx: rbs.MessageCtx) -> str:
+    return 'odd' if ctx.body % 2 else 'even'
+
+
 async def write(client: rbs.StreamsClient, stream: str, *chunks: list[int]) -> None:
-    async with client.publisher(stream) as publisher:
+    async with client.publisher(stream, filter_extract=parity) as publisher:
         for bodies in chunks:
             await publisher.send_many(bodies)
 
@@ -182,14 +186,18 @@ async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str)
     return waiting
 
 
-async def check(uri: str, choose: Choose, loss: str, end: str, growth: str) -> None:
+async def check(
+    uri: str, choose: Choose, loss: str, end: str, growth: str, filter: rbs.MessageFilter | None
+) -> None:
     stream = f'test-{uuid4()}'
     async with rbs.streams_client(uri) as other, rbs.streams_client(uri) as client:
         await other.create_stream(stream)
         try:
             old = await fill(other, stream, end)
             offset, before = choose(old) if old or choose is not last else (rbs.Offset.LAST, 0)
-            async with client.subscribe(stream, offset=offset, timeout=HANG) as messages:
+            async with client.subscribe(
+                stream, offset=offset, filter=filter, timeout=HANG
+            ) as messages:
                 waiting = await lose(client, messages, loss)
                 new = await grow(other, stream, growth)
                 if loss != 'subscribing':
@@ -202,6 +210,8 @@ async def check(uri: str, choose: Choose, loss: str, end: str, growth: str) -> N
             await other.delete_stream(stream)
     every = [item.body for item in old] + [*new, END]
     expected = every[before:]
+    if filter is not None:
+        every, expected = ([body for body in part if body % 2] for part in (every, expected))
     if choose is last and end == 'offsets':
         assert found[-len(expected) :] == expected
         expected = every[-len(found) :]
@@ -210,13 +220,19 @@ async def check(uri: str, choose: Choose, loss: str, end: str, growth: str) -> N
 
 @pytest.mark.parametrize('loss', LOSSES)
 @pytest.mark.parametrize('choose', STARTS)
+@pytest.mark.parametrize('filter', [None, rbs.MessageFilter(parity, {'odd'})], ids=['all', 'odd'])
 async def test_starts_where_it_would_have_started(
-    broker_uri: str, choose: Choose, loss: str, monkeypatch: pytest.MonkeyPatch
+    broker_uri: str,
+    choose: Choose,
+    loss: str,
+    filter: rbs.MessageFilter | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     cases = [(end, growth) for end in ENDS for growth in GROWTHS]
     found = await asyncio.gather(
-        *(check(broker_uri, choose, loss, *case) for case in cases), return_exceptions=True
+        *(check(broker_uri, choose, loss, *case, filter) for case in cases),
+        return_exceptions=True,
     )
     failed = {case: error for case, error in zip(cases, found, strict=True) if error is not None}
     assert not failed

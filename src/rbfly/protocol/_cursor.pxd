@@ -41,7 +41,7 @@ cdef class MessageCursor:
     cdef readonly uint64_t skip_before
     cdef readonly int64_t skip_through_chunk
     cdef readonly object driver
-    cdef object accepts             # judges the first chunk; None once it was accepted
+    cdef object probe               # called with the first chunk, which is not read
     cdef object current_task
     cdef Chunk chunk
     cdef object filter
@@ -62,7 +62,7 @@ cdef class MessageCursor:
     cdef int _notify(self) except -1
     cdef bint _open(self) except -1
     cdef int _refuse(self) except -1
-    cdef bint _is_accepted(self, Chunk chunk) except -1
+    cdef int _report(self, Chunk chunk) except -1
     cdef int _skip(self, Chunk chunk) except -1
     cdef int _leave(self, Chunk chunk, bint sound) except -1
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1

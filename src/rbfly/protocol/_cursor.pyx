@@ -114,8 +114,8 @@ cdef class MessageCursor:
     :param driver: has `on_chunk_consumed`, called when the last message of a chunk was given;
         `on_progress`, called when messages up to the offset given to `notify_at` are done with;
         `on_replaced`, called when a chunk is of another stream than those before, which raises;
-        `on_misplaced`, called when the first chunk was not accepted: subscribe again; and the
-        coroutine `wait(kind, limit, subscription)`, which waits for something and takes it.
+        `on_probed`, called when the first chunk was reported: subscribe again; and the coroutine
+        `wait(kind, limit, subscription)`, which waits for something and takes it.
     :param amqp: decode messages; if false, they are given as bytes.
     :param filter: which messages to give; None for all.
     :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
@@ -147,10 +147,10 @@ cdef class MessageCursor:
         self.notify_offset = NEVER
         self.yield_after = yield_after
 
-    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, accepts=None):
+    def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, probe=None):
         """Forget the chunks that have come; of those to come, some will be dropped.
 
-        :param accepts: called with the first chunk; if it returns false, that chunk is not read.
+        :param probe: called with the first chunk; no message is read, neither there nor behind it.
         """
         cdef object position = self.position
         self.queue.chunks.clear()
@@ -160,7 +160,7 @@ cdef class MessageCursor:
             self.behind = position
         self.skip_before = skip_before
         self.skip_through_chunk = skip_through_chunk
-        self.accepts = accepts
+        self.probe = probe
 
     def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
         """The same, and what is ready to be given."""
@@ -244,7 +244,8 @@ cdef class MessageCursor:
             if not self.queue.chunks:
                 return False
             chunk = self.queue.chunks.popleft()
-            if self.accepts is not None and not self._is_accepted(chunk):
+            if self.probe is not None:
+                self._report(chunk)
                 return False
             if self.last_chunk._has_read(chunk):
                 self._leave(chunk, False)
@@ -264,13 +265,12 @@ cdef class MessageCursor:
         self.driver.on_replaced()
         return 0
 
-    cdef bint _is_accepted(self, Chunk chunk) except -1:
-        accepts, self.accepts = self.accepts, None
-        if accepts(chunk):
-            return True
+    cdef int _report(self, Chunk chunk) except -1:
+        probe = self.probe
         self.resume()
-        self.driver.on_misplaced()
-        return False
+        probe(chunk)
+        self.driver.on_probed()
+        return 0
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Leave out what was not asked for; what is damaged on the way is told at the end."""

@@ -7,6 +7,7 @@ committed last.  It may hold stored offsets instead of messages; then it is neve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..error import SubscriptionError
@@ -29,20 +30,23 @@ class Start:
     `subscribe_at`.
 
     :param offset: where to start at first.
-    :param filtered: the broker leaves out chunks.
     :ivar offset: the same, with a reference resolved.
+    :ivar is_probe: what `subscribe_at` has returned last only shows where to start: the cursor
+        reports the first chunk, whatever it holds, and the caller subscribes again.
     """
 
-    def __init__(self, offset: Offset, filtered: bool = False) -> None:
+    def __init__(self, offset: Offset) -> None:
         self.offset = self._wanted = offset
-        self._filtered = filtered
         self._reset()
 
     def _reset(self) -> None:
         self._dropped = 0  # messages at the offset
         self._end: int | None = None  # last chunk at the first attempt; -1: none, None: unknown
-        self._back = -1  # how far before the end to look for the last message; -1: not yet
-        self._is_past: bool | None = None  # the time lies before the end of the stream
+        self.is_probe = False
+        self._last: int | None = None  # last chunk of messages up to the end
+        self._back = -1  # how far before the end to look for it; -1: not before it was asked for
+        self._is_reached = False  # by the newest chunk: the time
+        self._is_past: bool | None = None  # the time lies before the end
 
     @property
     def reference(self) -> str | None:
@@ -92,6 +96,7 @@ class Start:
         """
         position = cursor.position
         kind = self.offset.type
+        self.is_probe = False
         if position is not None:
             cursor.resume(position, cursor.skip_through_chunk)
             if cursor.last_chunk.id < 0:
@@ -127,37 +132,47 @@ class Start:
         offset = cursor.last_chunk.seek(first, committed)
         return Offset.FIRST if offset < 0 else Offset.offset(offset)
 
-    def _find_last(self, cursor: MessageCursor, end: int, first: int | None) -> Offset:
-        offset = end - max(self._back, 0)
-        if first is None or offset <= first:
-            cursor.resume()
-            return Offset.FIRST
-        cursor.resume(accepts=self._is_last)
-        return Offset.LAST if self._back < 0 else Offset.offset(offset)
+    def _probe(
+        self, cursor: MessageCursor, offset: Offset, on_chunk: Callable[[Chunk], None]
+    ) -> Offset:
+        self.is_probe = True
+        cursor.resume(probe=on_chunk)
+        return offset
 
-    def _is_last(self, chunk: Chunk) -> bool:
+    def _find_last(self, cursor: MessageCursor, end: int, first: int | None) -> Offset:
+        if self._last is None:
+            offset = end - max(self._back, 0)
+            if offset > (first or 0):
+                at = Offset.LAST if self._back < 0 else Offset.offset(offset)
+                return self._probe(cursor, at, self._on_last)
+            self._last = 0
+        cursor.resume()
+        return Offset.offset(self._last)
+
+    def _on_last(self, chunk: Chunk) -> None:
         assert self._end is not None
         if chunk.offset <= self._end:
-            return True
-        self._back = 2 * self._back + 1 if self._back >= 0 else 0
-        return False
+            self._last = chunk.offset
+        else:  # look at the end, then farther and farther before it
+            self._back = 2 * self._back + 1 if self._back >= 0 else 0
 
     def _find_time(self, cursor: MessageCursor) -> Offset:
-        if self._is_past is None and not self._filtered:
-            cursor.resume(accepts=self._compare_time)
-            return Offset.LAST
-        cursor.resume(accepts=self._is_at_time)
+        if self._is_past is None:
+            if self._is_reached:
+                return self._probe(cursor, self.offset, self._on_time)
+            return self._probe(cursor, Offset.LAST, self._on_newest)
+        cursor.resume()
         return self.offset
 
-    def _compare_time(self, chunk: Chunk) -> bool:
+    def _on_newest(self, chunk: Chunk) -> None:
         assert isinstance(self.offset.value, int | float)
-        self._is_past = chunk.timestamp >= round(self.offset.value * 1000)
-        return False
+        self._is_reached = chunk.timestamp >= round(self.offset.value * 1000)
+        if not self._is_reached:
+            self._is_past = False
 
-    def _is_at_time(self, chunk: Chunk) -> bool:
+    def _on_time(self, chunk: Chunk) -> None:
         assert self._end is not None
-        self._is_past = chunk.offset <= self._end  # else it lies behind chunks that are older
-        return self._is_past
+        self._is_past = chunk.offset <= self._end  # else chunks of before that time lie between
 
     def start_over(self, opened: bool) -> None:
         """The stream is gone: start at the first message of the next one.

@@ -101,7 +101,7 @@ class SubscriptionDriver:
         self.link = Link(cluster, self)
         self._cluster = cluster
         self._properties = {} if filter is None else filter.properties()
-        self._start = Start(offset, bool(self._properties))
+        self._start = Start(offset)
         self._credit = credit
         self._timeout = timeout
         self._error: Exception | None = None  # to be raised where a task waits
@@ -133,6 +133,8 @@ class SubscriptionDriver:
         # from here on without waiting: what was given meanwhile counts
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
+        if start.is_probe:
+            return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, self._properties)
 
     def attach(self, connection: Connection, id: int) -> None:
@@ -196,8 +198,8 @@ class SubscriptionDriver:
         self._start_over()
         raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
 
-    def on_misplaced(self) -> None:
-        """The first chunk is not where it is to start: subscribe elsewhere."""
+    def on_probed(self) -> None:
+        """The first chunk has shown where to start: subscribe there."""
         self.link.reset()
 
     def _start_over(self) -> None:
@@ -365,7 +367,7 @@ class Closed:
     def on_progress(self) -> None:
         """Nothing is to be done."""
 
-    on_replaced = on_misplaced = on_progress
+    on_replaced = on_probed = on_progress
 
     async def wait(self, kind: int, limit: int, subscription: object) -> Any:
         """The iteration has ended."""
