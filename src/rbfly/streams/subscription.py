@@ -34,9 +34,8 @@ class Subscription(SubscriptionBase):
     * :class:`StopAsyncIteration`: the subscription is closed;
     * :class:`MessageTimeout`: none came within the subscription's `timeout`;
     * :class:`StreamDoesNotExist`: the stream does not exist, or was deleted; if there is one of
-      that name again, it goes on with the first message of that one; a stream that was created
-      again before anything was read is noticed only if it is shorter than the old one, or chunks
-      begin elsewhere in it;
+      that name again, it goes on with the first message of that one; this may go unnoticed until
+      the first message was received, see :meth:`Offset.offset`;
     * :class:`StreamConnectionError`: there was no connection within the client's
       `connect_timeout` or `reconnect_timeout`, or the client was disconnected;
     * :class:`ProtocolError`: the broker refused, e.g. for want of permission;
