@@ -54,6 +54,7 @@ class FakeStream:
     :ivar on_subscribe: called before a Subscribe is answered; what it returns is the code.
     :ivar wants: whether a chunk passes the filter of a reader.
     :ivar ahead: by how many offsets StreamStats is ahead of what is delivered.
+    :ivar tells_skipped: StreamStats counts chunks that are not delivered, each of one offset.
     """
 
     chunks: list[tuple[int, bytes]] = field(default_factory=list)
@@ -63,6 +64,7 @@ class FakeStream:
     on_subscribe: Callable[[Reader], int] = lambda reader: wire.OK
     wants: Callable[[Reader, bytes], bool] = lambda reader, data: True
     ahead: int = 0
+    tells_skipped: bool = False
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -115,6 +117,9 @@ class FakeStream:
         command: Subscribe = request.decode()
         kind, value = struct.unpack('>HQ', (offset_spec(command.offset) + bytes(8))[:10])
         start = {FIRST: 0, LAST: max(len(self.chunks) - 1, 0), NEXT: len(self.chunks)}.get(kind)
+        if kind == TIMESTAMP:
+            times = [Chunk.parse(data).timestamp for _, data in self.chunks]
+            start = next((i for i, time in enumerate(times) if time >= value), len(times))
         if start is None:
             start = sum(end(chunk) <= value for chunk in self.chunks)
         reader = Reader(
@@ -159,5 +164,7 @@ class FakeStream:
     def stats(self, peer: Peer, request: Frame) -> None:
         first = self.chunks[0][0] if self.chunks else -1
         last = self.chunks[-1][0] + self.ahead if self.chunks else -1
+        if self.tells_skipped and self.chunks and self.end > end(self.chunks[-1]):
+            last = self.end - 1
         found = {'first_chunk_id': first, 'last_chunk_id': last, 'committed_chunk_id': last}
         peer.respond(request, found)

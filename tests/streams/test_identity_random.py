@@ -9,6 +9,7 @@ none of a stream before it is left out between others.
 import asyncio
 import random
 import struct
+from collections.abc import Awaitable, Callable
 from itertools import repeat
 
 import pytest
@@ -16,10 +17,11 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net import link, retry
 from rbfly.streams.error import StreamDoesNotExist
+from rbfly.protocol._chunk import Chunk
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker
-from tests.fake_stream import FakeStream
+from tests.fake import FakeBroker, FakeConnection, Frame
+from tests.fake_stream import FakeStream, Reader
 
 HANG = 60.0  # a guard only
 MOVED = wire.frame(wire.METADATA_UPDATE, struct.pack('>H', 0x06) + wire.string('test'))
@@ -36,6 +38,7 @@ class History:
         self.incarnation = 0
         self.written = 0
         self.removed: set[tuple[int, int]] = set()
+        self.hidden: set[int] = set()  # incarnations whose first chunk is not delivered
         self.found: list[tuple[int, int] | None] = []
 
     # -- what happens
@@ -59,6 +62,8 @@ class History:
                 stream.append(*messages)
 
     def skip(self) -> None:
+        if not self.written:
+            self.hidden.add(self.incarnation)
         self.stream.skip(self.source.randint(1, 3))
 
     def lose(self) -> None:
@@ -148,8 +153,96 @@ class History:
             assert skipped <= self.removed
         for before, item in zip(self.found, self.found[1:], strict=False):
             if before and item and before[0] != item[0]:
-                # One whose first messages are gone as well looks like the old one, much later.
-                assert (item[0], 0) in self.removed, 'nobody was told'
+                # One whose first chunks are not delivered looks like the old one, much later.
+                unseen = (item[0], 0) in self.removed or item[0] in self.hidden
+                assert unseen, 'nobody was told'
+
+
+class Growth(History):
+    """A stream that only grows, and loses its reader from the first attempt on.
+
+    :ivar earliest: how many messages lay before the start when the client asked for the end.
+    :ivar latest: the same when the first Subscribe came.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.earliest: int | None = None
+        self.latest: int | None = None
+        self.answers = [wire.OK, 0]  # 0 for none
+        self.offset = self.source.choice(
+            [
+                rbs.Offset.LAST,
+                rbs.Offset.NEXT,
+                rbs.Offset.timestamp(self.stream.timestamp / 1000 + self.source.choice([0, 9, 99])),
+            ]
+        )
+        self.stream.tells_skipped = True
+        self.stream.on_subscribe = self.on_subscribe
+
+    def step(self) -> None:
+        steps = {self.append: 5, self.skip: 3, self.cut: 4, self.move: 4}
+        self.source.choices(list(steps), list(steps.values()))[0]()
+
+    def before(self) -> int:
+        """How many messages lie before the start, if it is now."""
+        starts = [numbers(data)[0][1] for _, data in self.stream.chunks]
+        if self.offset is rbs.Offset.LAST and starts:
+            return starts[-1]
+        if self.offset.type == rbs.OffsetType.TIMESTAMP:
+            assert isinstance(self.offset.value, float)
+            at = round(self.offset.value * 1000)
+            for start, (_, data) in zip(starts, self.stream.chunks, strict=True):
+                if Chunk.parse(data).timestamp >= at:
+                    return start
+        return self.written
+
+    def on_stats(self, peer: FakeConnection, request: Frame) -> None:
+        if self.earliest is None:
+            self.earliest = self.before()
+        self.stream.stats(peer, request)
+
+    def on_subscribe(self, reader: Reader) -> int:
+        if self.latest is None:
+            self.latest = self.before()
+        return self.source.choice(self.answers)
+
+    def check(self, start: int) -> None:
+        assert self.earliest is not None
+        assert self.latest is not None
+        found = [item[1] for item in self.found if item]
+        assert found == [*range(found[0], self.written)]
+        assert found[0] <= self.latest
+        assert self.offset is rbs.Offset.LAST or self.earliest <= found[0]
+
+
+async def run_growth(seed: int) -> None:
+    history = Growth(seed)
+    stream, source = history.stream, history.source
+    for _ in range(source.randint(0, 3)):
+        history.step()
+    handlers = stream.handlers() | {wire.STREAM_STATS: history.on_stats}
+    async with (
+        FakeBroker(on=handlers) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', offset=history.offset, amqp=False) as messages,
+    ):
+        reading = asyncio.ensure_future(history.read(messages))
+        for _ in range(source.randint(0, 30)):
+            history.step()
+            for _ in range(source.choice([0, 1, 5, 50])):
+                await asyncio.sleep(0)
+        history.answers = [wire.OK]
+        await until(lambda: history.latest is not None, 'begun')
+        history.cut()
+        history.append()
+        last = (0, history.written - 1)
+        await until(lambda: history.found[-1:] == [last] or reading.done(), 'all was read', HANG)
+        reading.cancel()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.result()
+    history.check(0)
 
 
 def numbers(data: bytes) -> list[tuple[int, int]]:
@@ -199,7 +292,10 @@ async def run(seed: int) -> None:
 
 
 @pytest.mark.parametrize('block', range(10))
-async def test_random_histories(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('run', [run, run_growth])
+async def test_random_histories(
+    run: Callable[[int], Awaitable[None]], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(link, 'STABLE', 0.0)
     monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     for seed in range(30 * block, 30 * block + 30):
