@@ -16,8 +16,8 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net import link, retry
-from rbfly.streams.error import StreamDoesNotExist
 from rbfly.protocol._chunk import Chunk
+from rbfly.streams.error import StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame
