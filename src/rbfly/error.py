@@ -182,6 +182,8 @@ class PublishError(ProtocolError):
     :ivar publish_id: publishing id of the message (int); of the first one, if several.
     :ivar errors: `(publish_id, code)` of every message that one wait was for
         (list of :class:`PublishErrorInfo`).
+    :ivar total: how many messages failed (int); more than `errors` lists where `close` raises this
+        for more than 1,000 messages of `submit`.
     """
 
     def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
@@ -189,6 +191,7 @@ class PublishError(ProtocolError):
         super().__init__(code, f'{text}; {detail}' if detail else text)
         self.publish_id = publish_id
         self.errors = [PublishErrorInfo(publish_id, code)]
+        self.total = 1
 
 
 class ArgumentError(RbFlyError, ValueError):
@@ -263,7 +266,15 @@ class MessageTimeout(RbFlyError, TimeoutError):
 
 
 class ConfirmTimeout(RbFlyError, TimeoutError):
-    """No confirm in time; the message may still be stored."""
+    """No confirm in time; the message may still be stored.
+
+    :ivar unconfirmed: how many messages were sent but not confirmed when `close` of a publisher
+        gave up (int); they may be stored.  0 where another method raised this.
+    :ivar unsent: how many messages never left then (int); they are not stored.
+    """
+
+    unconfirmed: int = 0
+    unsent: int = 0
 
 
 class RoomTimeout(ConfirmTimeout):

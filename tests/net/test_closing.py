@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import closing
 from rbfly.net.cluster import Role
 from rbfly.protocol import commands
 from rbfly.streams.error import ConfirmTimeout, PublishError, StreamConnectionError
@@ -42,54 +40,7 @@ class Held:
             peer.broker.default(peer, request)
 
 
-@pytest.fixture
-def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """Of everything that is closed, when it is given up."""
-    found: list[float | None] = []
-    timeout_at = asyncio.timeout_at
-
-    def recording(when: float | None) -> asyncio.Timeout:
-        found.append(when)
-        return timeout_at(when)
-
-    replaced = SimpleNamespace(**vars(asyncio) | {'timeout_at': recording})
-    monkeypatch.setattr(closing, 'asyncio', replaced)  # that of connecting is another one
-    return found
-
-
-# -- one limit
-
-
-async def test_one_limit_for_all_that_is_closed(deadlines: list[float | None]) -> None:
-    stream = FakeStream()
-    stream.append(b'x')
-    async with FakeBroker(on=stream.handlers()) as fake:
-        with pytest.raises(ConfirmTimeout, match=r'1 messages .* within close_timeout, 0\.05 s'):  # noqa: PT012
-            async with (
-                rbs.streams_client(fake.uri, close_timeout=LIMIT) as client,
-                client.publisher('test') as publisher,
-                client.publisher('test'),
-                client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
-            ):
-                assert await anext(messages) == b'x'
-                freeze(fake)
-                await publisher.submit('y')
-        assert len(deadlines) == 4
-        assert len(set(deadlines)) == 1
-
-
-async def test_limit_begins_anew_once_the_broker_answers(deadlines: list[float | None]) -> None:
-    async with (
-        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
-        rbs.streams_client(fake.uri, close_timeout=LIMIT) as client,
-    ):
-        with pytest.raises(ConfirmTimeout):
-            async with client.publisher('test') as publisher:
-                await publisher.submit('x')
-        del fake.handlers[wire.PUBLISH]
-        async with client.publisher('test') as publisher:
-            await publisher.submit('x')
-    assert deadlines[0] != deadlines[1]  # of the publishers
+# -- how long
 
 
 async def test_slow_broker_gets_its_orderly_close() -> None:

@@ -778,6 +778,18 @@ def test_confirm_after_refusal_and_refusal_after_confirm() -> None:
     assert waiter.errors == [(1, 0x11)]
 
 
+@pytest.mark.parametrize('code', [0, 1])
+def test_publish_error_of_no_error_code_confirms_nothing(code: int) -> None:
+    window = make()
+    waiters = [PendingConfirms(i, True) for i in range(2)]
+    for waiter in waiters:
+        add(window, b'a', waiter=waiter)
+    take_all(window)
+    assert Feed(window).refuse((0, code)) == waiters[:1]
+    assert waiters[0].errors == [(0, code)]
+    assert waiters[1].remaining == 1
+
+
 # -- fail_pending
 
 
@@ -823,6 +835,26 @@ def test_window_can_be_used_after_abandon(batched: bool) -> None:
     take_all(window)
     assert window.in_flight == 2
     assert settle(window, 0, 1, 2, 4, 3) == [waiter]
+
+
+# -- count_unsent
+
+
+def test_what_was_never_sent_is_counted() -> None:
+    window = make(frame_max=100)
+    add(window, *[b'x' * 30] * 6)
+    assert window.count_unsent() == 6
+    window.take()
+    assert window.count_unsent() == 4
+    settle(window, 0)
+    assert window.count_unsent() == 4
+    window.replay(4, 100)
+    assert (window.unsettled, window.count_unsent()) == (5, 4)
+    take_all(window)
+    assert (window.unsettled, window.count_unsent()) == (5, 0)
+    window.replay(5, 100)
+    add(window, b'y')
+    assert (window.unsettled, window.count_unsent()) == (6, 1)
 
 
 # -- replay

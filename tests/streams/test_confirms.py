@@ -155,6 +155,22 @@ async def test_code_reaches_the_caller_of_the_message() -> None:
             assert outcome.code == 0x11
 
 
+@pytest.mark.parametrize('code', [0, 1])
+async def test_publish_error_of_no_error_code_is_no_confirm(code: int) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.refuse(code)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        with pytest.raises(PublishError) as caught:
+            await publisher.send('x')
+        assert caught.value.code == code
+        with pytest.raises(PublishError) as caught:
+            await publisher.send_many(['y', 'z'])
+        assert caught.value.errors == [(2, code), (3, code)]
+        assert publisher._core.window.unsettled == 0
+
+
 # -- a confirm that is early
 
 

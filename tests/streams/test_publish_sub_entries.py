@@ -1,6 +1,7 @@
 """Sub-entries on a real broker: stored, confirmed to each caller, and read by others."""
 
 import asyncio
+import gzip
 import struct
 import sys
 from typing import Any
@@ -13,11 +14,13 @@ from perf import wire
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPEncoderError
 from rbfly.streams import Compression, stream_message_ctx
+from rbfly.streams import publisher as publisher_module
 from rbfly.streams.error import CompressionError
 from tests.entries import read_entry
 from tests.streams.test_interop import read_pika, read_rbfly, read_rstream
 from tests.streams.test_publish import stored
 
+HANG = 5.0  # seconds within which what is to end has ended
 BODIES = [b'message %d ' % i * (i % 20) for i in range(5000)]
 
 
@@ -188,3 +191,26 @@ async def test_no_compression_by_name(client: rbs.StreamsClient, stream: str) ->
         await publisher.send('x')
     (message,) = await stored(client, stream)
     assert decode_amqp(message).body == 'x'
+
+
+async def test_batch_that_could_not_be_compressed_leaves_with_the_next_flush(
+    client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [MemoryError('no memory for the compressor')]
+
+    def compress(data: memoryview) -> bytes:
+        if failures:
+            raise failures.pop()
+        return gzip.compress(data)
+
+    monkeypatch.setattr(publisher_module, 'compressor', lambda compression: compress)
+    async with client.publisher(
+        stream, cls=rbs.PublisherBatchFast, sub_entry_size=100, compression='gzip', amqp=False
+    ) as publisher:
+        for i in range(10):
+            publisher.batch(b'%d' % i)
+        with pytest.raises(MemoryError):
+            await publisher.flush()
+        publisher.batch(b'10')
+        await publisher.flush(timeout=HANG)
+    assert await stored(client, stream) == [b'%d' % i for i in range(11)]

@@ -1,6 +1,8 @@
 """`send_many` and `submit`: pipelined publishing, and what is left when it ends early."""
 
 import asyncio
+import gc
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -415,19 +417,60 @@ async def test_submitted_messages_that_were_lost() -> None:
         await client.disconnect()
 
 
-async def test_failures_that_nobody_asks_about_any_more_are_not_kept() -> None:
+async def test_failures_that_somebody_asked_about_are_not_raised_again() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
-        for _ in range(10):
+        for _ in range(4):
             submitted = [await publisher.submit('x') for _ in range(500)]
             outcomes = await asyncio.gather(*submitted, return_exceptions=True)
             assert all(isinstance(item, PublishError) for item in outcomes)
-        assert len(publisher._failures._items) < 2000
-        for _ in range(10):
+        for _ in range(4):
             submitted = [await publisher.submit('x') for _ in range(500)]
             assert all(item.cancel() for item in submitted)
             await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
-        assert len(publisher._failures._items) < 2000
+
+
+async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
+    count, total = 500, 5000
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test')
+        publisher = await context.__aenter__()
+        kept = []
+        for _ in range(total // count):
+            submitted = [await publisher.submit('x') for _ in range(count)]
+            kept += [weakref.ref(item) for item in submitted]
+            await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
+            assert isinstance(submitted[0].exception(), PublishError)
+            assert isinstance(submitted[1].exception(), PublishError)
+        del submitted
+        gc.collect()
+        assert not [item for item in kept if item() is not None]
+        with pytest.raises(PublishError) as caught:
+            await context.__aexit__(None, None, None)
+    told = total - 2 * total // count
+    assert caught.value.total == told
+    assert f'{told} messages failed in all' in str(caught.value)
+    numbers = [info.publish_id for info in caught.value.errors]
+    assert 900 < len(numbers) <= 1000
+    assert numbers[:2] == [3, 4]
+    assert numbers[498:500] == [503, 504]
+
+
+async def test_asking_too_early_is_not_to_have_seen_the_failure() -> None:
+    async with FakeBroker(on={wire.PUBLISH: refusing()}) as fake:
+        client = rbs.streams_client(fake.uri)
+        with pytest.raises(PublishError) as caught:  # noqa: PT012
+            async with client.publisher('test') as publisher:
+                confirmation = await publisher.submit('x')
+                with pytest.raises(asyncio.InvalidStateError):
+                    confirmation.exception()
+                with pytest.raises(asyncio.InvalidStateError):
+                    confirmation.result()
+        assert caught.value.total == 1
+        await client.disconnect()

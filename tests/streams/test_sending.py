@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.closing import Closing
+from rbfly.net.closing import CloseTimeout
 from rbfly.net.observer import Observer, State
 from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
@@ -63,7 +63,7 @@ class Cluster:
         self.generation = 0
         self.links: dict[object, None] = {}
         self.observer = Observer()
-        self.closing = Closing(0.001, {})
+        self.closing = CloseTimeout(0.001)
 
     def check_loop(self) -> None:
         pass

@@ -1,18 +1,15 @@
-"""How long closing may take."""
+"""How long closing waits for a broker that makes no progress."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..error import StreamConnectionError
 
-if TYPE_CHECKING:
-    from .connection import Connection
-
-__all__ = ['Closing', 'answered', 'can_wait']
+__all__ = ['CloseTimeout', 'answered', 'can_wait']
 
 
 def can_wait(kind: type[BaseException] | None) -> bool:
@@ -20,48 +17,50 @@ def can_wait(kind: type[BaseException] | None) -> bool:
     return kind is None or issubclass(kind, Exception | GeneratorExit)
 
 
-class Closing:
-    """One time limit for all that a client closes while the broker does not answer.
+class CloseTimeout:
+    """Limits how long what a client closes waits for the broker without progress.
 
-    What is closed behind something that was not answered in time, such as the blocks of `async
-    with` around it, waits no longer; unless the broker has sent anything since.
+    A close that waits in vain leaves the next one a tenth of its time: all that is closed behind a
+    dead broker, such as nested blocks of `async with`, takes little longer than one close, and what
+    another node still confirms has its chance.  Progress restores the full time.
 
     :param timeout: seconds; None or 0 for no limit.
-    :param connections: the client's connections.
+    :ivar left: seconds that the next close may wait without progress; None for all of `timeout`.
     """
 
-    def __init__(
-        self, timeout: float | None, connections: Mapping[Any, Iterable[Connection]]
-    ) -> None:
+    def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout or None
-        self._connections = connections
-        self._deadline: float | None = None
-        self._running = 0
-        self._received: dict[Connection, int] = {}  # when nothing was answered last
+        self.left: float | None = None
 
     @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
-        """Bound what is closed within.
+    async def limit(self) -> AsyncIterator[Callable[[], None]]:
+        """Limit one close; gives the function that it calls whenever it makes progress.
 
-        :raises TimeoutError: it was not done in time.
+        :raises TimeoutError: there was no progress for too long.
         """
-        received = self._count()
-        if self.timeout and (self._deadline is None or received.items() - self._received.items()):
-            self._deadline = asyncio.get_running_loop().time() + self.timeout
-            self._received = received
-        self._running += 1
+        now = asyncio.get_running_loop().time
+        given = self.timeout if self.left is None else self.left
+        scope = asyncio.timeout(given)
+
+        def on_progress() -> None:
+            nonlocal given
+            self.left = None
+            given = self.timeout
+            if given is not None and not scope.expired():
+                scope.reschedule(now() + given)
+
         try:
-            async with asyncio.timeout_at(self._deadline):
-                yield
+            async with scope:
+                yield on_progress
         except BaseException:
-            self._received = self._count()
+            until = scope.when()
+            if given is not None and until is not None:
+                self.left = max(until - now(), given / 10)
             raise
         else:
-            if self._running == 1:
-                self._deadline = None
-                self._received = {}
+            self.left = None
         finally:
-            self._running -= 1
+            del scope, on_progress  # they refer to the task
 
     async def wait(self, answer: asyncio.Future[Any] | None) -> None:
         """Wait for an answer; silent if there is none in time."""
@@ -71,20 +70,6 @@ class Closing:
                     await answered(answer)
             except (TimeoutError, StreamConnectionError):
                 pass
-
-    def renew(self) -> None:
-        """A broker has answered a handshake: what is closed from now on waits anew."""
-        self._deadline = None
-        self._received = {}
-
-    def _count(self) -> dict[Connection, int]:
-        """How many bytes have come on each open connection."""
-        return {
-            item: item.received
-            for group in self._connections.values()
-            for item in group
-            if item.is_open
-        }
 
 
 async def answered(answer: asyncio.Future[Any]) -> None:

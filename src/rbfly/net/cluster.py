@@ -29,7 +29,7 @@ from ..error import (
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
 from ..value import Value
-from .closing import Closing
+from .closing import CloseTimeout
 from .connection import Connection, Role, call_each, disconnected
 from .observer import Observer
 from .retry import Backoff, Deadline, Progress, can_retry
@@ -52,7 +52,7 @@ class Settings(Value):
     :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
         connecting is repeated until it reaches the wanted one.
     :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
-    :param close_timeout: seconds that closing may take; None or 0 for no limit.
+    :param close_timeout: seconds that closing waits without progress; None or 0 for no limit.
     """
 
     infos: Sequence[ConnectionInfo]
@@ -99,7 +99,7 @@ class Cluster:
         self._unused: dict[Connection, int] = {}  # with what they had been asked so far
         self._sweepings: set[asyncio.Task[None]] = set()
         self.generation = 0
-        self.closing = Closing(settings.close_timeout, self._connections)
+        self.closing = CloseTimeout(settings.close_timeout)
         self._ended: asyncio.Event | None = None  # of the task that closes it
         self.links: dict[Opened, None] = {}
         self.observer = Observer()
@@ -390,7 +390,7 @@ class Cluster:
         else:
             progress.on_error(None)
             self._established = True
-            self.closing.renew()
+            self.closing.left = None
             self._failed.pop(info, None)
             if connection.advertised is not None:
                 self._reached[connection.advertised] = info

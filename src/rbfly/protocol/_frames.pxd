@@ -23,7 +23,6 @@ cdef class PendingConfirms:
     cdef readonly uint64_t first_refused
     cdef readonly list errors
     cdef readonly tuple too_large
-    cdef bint _settle(self, Py_ssize_t count) noexcept
     cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1
 
 

@@ -56,11 +56,6 @@ cdef class PendingConfirms:
         self.sealed = sealed
 
     @cython.final
-    cdef bint _settle(self, Py_ssize_t count) noexcept:
-        self.remaining -= count
-        return self.remaining == 0 and self.sealed
-
-    @cython.final
     cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1:
         # `order` wraps; what is in flight is far less than 2**32
         cdef uint64_t index = self.count - <uint32_t> (<uint32_t> self.count - order)
@@ -441,6 +436,8 @@ cdef class FrameBuilder:
         cdef Py_ssize_t size = out_size(&self.out)
         cdef Frame frame = self.open
         cdef uint8_t *end = self.out.p
+        if p is NULL:               # it could not be finished before
+            raise MemoryError
         store_u32(p, <uint32_t> (size - 4))
         self.out.p = p + 4
         put_u16(&self.out, KEY_PUBLISH)

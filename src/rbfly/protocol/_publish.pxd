@@ -14,11 +14,13 @@ cdef class PublishWindow(FrameBuilder):
     cdef uint64_t next_frame        # number of the first finished frame that was not sent
     cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued
     cdef uint64_t cursor            # where the next confirm is expected
+    cdef list too_large             # waiters whose messages no replay could fit, not given yet
     cdef bint any_written
     cdef uint64_t written           # highest id that ever left, up to the last replay
 
     cdef int _note_written(self) noexcept
-    cdef int _repack(self, uint64_t first, list done) except -1
+    cdef int _refuse_too_large(self) except -1
+    cdef int _repack(self, uint64_t first) except -1
     cdef int _note_size(self, Frame frame, Entry *entry) except -1
     cdef int _mark_released(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept

@@ -28,6 +28,7 @@ from rbfly.error import ArgumentError
 
 
 cdef enum:
+    CONFIRMED = -1          # any code of a PublishError is a refusal, 0 and OK too
     FRAME_TOO_LARGE = 0x0E
     PUBLISHER_DOES_NOT_EXIST = 0x12
 
@@ -81,6 +82,7 @@ cdef class PublishWindow(FrameBuilder):
             raise ArgumentError('max_unconfirmed must be at least 1')
         if sub_entry is not None and sub_entry.limit > max_unconfirmed:
             raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
+        self.too_large = []
         # Several frames fill the window, so that one is on its way while another is confirmed.
         FrameBuilder.__init__(
             self,
@@ -132,7 +134,7 @@ cdef class PublishWindow(FrameBuilder):
         self._check_idle()
         self._close_open()
         if self.unsorted:
-            self._repack(self.released_end, None)
+            self._repack(self.released_end)
         self.batch_ids = None
         self._mark_released()
         if self.has_last:
@@ -146,23 +148,43 @@ cdef class PublishWindow(FrameBuilder):
 
         :returns: waiters that this has settled (list).
         """
-        cdef list done = []
+        cdef list done
         self._check_idle()
         self.publisher_id = publisher_id
         self._set_frame_max(frame_max)
         self.needs_redeclare = False
         self._note_written()
-        self._repack(self.head, done)
+        self._close_open()
+        self._refuse_too_large()
+        self._repack(self.head)
+        self.queued += self.in_flight
+        self.in_flight = 0
+        done, self.too_large = self.too_large, []
         return done
+
+    def count_unsent(self):
+        """How many of the unsettled messages `take` has never given, on any connection (int)."""
+        cdef Py_ssize_t count = 0 if self.sub_entry is None else self.sub_entry.count
+        cdef Py_ssize_t n
+        cdef Entry *entry
+        cdef uint64_t i
+        for i in range(self.sent, self.tail):
+            entry = &self.ring[i & self.mask]
+            if not self.any_written or entry.id > self.written:
+                n = offset(entry.frame, self.frames_base)
+                frame = self.frames[n] if n < len(self.frames) else self.open
+                count += messages_of(frame, entry) if entry.shares else 1
+        return count
 
     def fail_pending(self):
         """Forget everything unsettled; gives the waiters that had messages in it (list)."""
-        cdef list done = []
+        cdef list done
         cdef list waiters
         cdef Entry *entry
         cdef uint64_t i
         cdef Py_ssize_t n
         self._check_idle()
+        done, self.too_large = self.too_large, []
         if self.open is not None:
             self.frames.append(self.open)
             self.open = None
@@ -197,54 +219,71 @@ cdef class PublishWindow(FrameBuilder):
             self.written = self.ring[(self.sent - 1) & self.mask].id
         return 0
 
-    cdef int _repack(self, uint64_t first, list done) except -1:
+    cdef int _refuse_too_large(self) except -1:
+        # What fits no frame any more: a sub-entry as a whole, for it has one id.
+        cdef Py_ssize_t count
+        cdef Entry *entry
+        cdef Frame frame
+        cdef uint64_t i
+        for i in range(self.head, self.tail):
+            entry = &self.ring[i & self.mask]
+            if entry.settled or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
+                continue
+            frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
+            self._note_size(frame, entry)
+            count = self._settle_entry(frame, entry, FRAME_TOO_LARGE, self.too_large)
+            entry.settled = True
+            frame.unsettled -= 1
+            if i < self.sent:
+                self.in_flight -= count
+            else:
+                self.queued -= count
+        return 0
+
+    cdef int _repack(self, uint64_t first) except -1:
         # Unsettled entries from `first` on move into new frames, ascending by id.
+        # Where that fails, everything stays as it was.
         cdef list old = self.frames
         cdef uint64_t old_base = self.frames_base
-        cdef Py_ssize_t kept
-        cdef uint64_t i, n = 0, released = 0
+        cdef Py_ssize_t kept, released = 0, position = 0
+        cdef uint64_t size, n, i
         cdef Py_ssize_t count
-        cdef Entry *moved
+        cdef Entry *saved
         cdef Entry *entry
         cdef Frame source
-        cdef list order
+        cdef list order = []
         self._close_open()
-        if first == self.tail:
+        size = self.tail - first
+        if size == 0:
             return 0
-        moved = <Entry *> PyMem_Malloc((self.tail - first) * sizeof(Entry))
-        if moved is NULL:
+        before = (
+            self.tail, self.sent, self.cursor, self.next_frame, self.released, self.released_end
+        )
+        saved = <Entry *> PyMem_Malloc(size * sizeof(Entry))
+        if saved is NULL:
             raise MemoryError
+        for n in range(size):
+            saved[n] = self.ring[(first + n) & self.mask]
         try:
-            for i in range(first, self.tail):
-                entry = &self.ring[i & self.mask]
-                if not entry.settled:
-                    moved[n] = entry[0]
-                    n += 1
-                    if i < self.released_end:
+            for n in range(size):
+                if not saved[n].settled:
+                    order.append(n)
+                    if first + n < self.released_end:
                         released += 1
-            order = list(range(n))
             if self.unsorted:
-                order.sort(key=[moved[i].id for i in range(n)].__getitem__)
-            kept = offset(self.ring[first & self.mask].frame, old_base)
+                order.sort(key=[saved[n].id for n in range(size)].__getitem__)
+            kept = offset(saved[0].frame, old_base)
             self.frames = old[:kept]
             self.tail = first
             self.sent = min(self.sent, first)
             self.cursor = min(self.cursor, first)
             self.next_frame = min(self.next_frame, old_base + <uint64_t> kept)
-            if first == self.head:
-                self.queued += self.in_flight
-                self.in_flight = 0
-            self.unsorted = False
-            for n, i in enumerate(order):
-                if n == released:
+            for i in order:
+                if position == released:
                     self._mark_released()
-                entry = &moved[i]
+                position += 1
+                entry = &saved[i]
                 source = <Frame> old[offset(entry.frame, old_base)]
-                # A sub-entry as a whole: it has one id, and those behind it were given already.
-                if PREFIX - 4 + <Py_ssize_t> entry.size > self.frame_max:
-                    self.queued -= self._settle_entry(source, entry, FRAME_TOO_LARGE, done)
-                    self._note_size(source, entry)
-                    continue
                 count = 1
                 if entry.shares:
                     count = messages_of(source, entry)
@@ -263,10 +302,21 @@ cdef class PublishWindow(FrameBuilder):
                         <PendingConfirms> source.waiters[entry.waiter],
                         entry.order,
                     )
-            if len(order) == <Py_ssize_t> released:
+            if position == released:
                 self._mark_released()
+            self.unsorted = False
+        except BaseException:
+            self.open = None
+            out_discard(&self.out)
+            self.frames = old
+            (
+                self.tail, self.sent, self.cursor, self.next_frame, self.released, self.released_end
+            ) = before
+            for n in range(size):
+                self.ring[(first + n) & self.mask] = saved[n]
+            raise
         finally:
-            PyMem_Free(moved)
+            PyMem_Free(saved)
         return 0
 
     cdef int _note_size(self, Frame frame, Entry *entry) except -1:
@@ -329,9 +379,9 @@ cdef class PublishWindow(FrameBuilder):
         number = offset(entry.frame, self.frames_base)
         if number >= <Py_ssize_t> (self.next_frame - self.frames_base):
             return 0
-        entry.settled = True
         frame = <Frame> self.frames[number]
         self.in_flight -= self._settle_entry(frame, entry, code, done)
+        entry.settled = True
         frame.unsettled -= 1
         if frame.unsettled == 0:
             frame.data = None
@@ -347,19 +397,21 @@ cdef class PublishWindow(FrameBuilder):
         cdef Py_ssize_t i, count = 0
         if entry.shares == 0:
             waiter = <PendingConfirms> frame.waiters[entry.waiter]
-            if code:
+            if code != CONFIRMED:
                 waiter._refuse(entry.id, code, entry.order)
-            if waiter._settle(1):
+            if waiter.remaining == 1 and waiter.sealed:
                 done.append(waiter)
+            waiter.remaining -= 1
             return 1
         for i in range(entry.waiter, entry.waiter + entry.shares):
             share = <SubEntrySpan> frame.waiters[i]
             waiter = share.waiter
             count += share.count
-            if code:
+            if code != CONFIRMED:
                 waiter._refuse(entry.id, code, share.order)
-            if waiter._settle(share.count):
+            if waiter.remaining == share.count and waiter.sealed:
                 done.append(waiter)
+            waiter.remaining -= share.count
         return count
 
     cdef int _release(self) except -1:
@@ -381,7 +433,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef list done = []
         cdef Py_ssize_t i
         for i in range(count):
-            self._settle(load_u64(p + 8 * i), 0, done)
+            self._settle(load_u64(p + 8 * i), CONFIRMED, done)
         self._release()
         return done
 

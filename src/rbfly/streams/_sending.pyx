@@ -259,8 +259,8 @@ cdef class Batches:
         cdef PublisherCore core = self.core
         cdef ConfirmGroup batch = self.filling
         if batch.count:
+            core.window.release()       # if it fails, another flush tries again
             self._next()
-            core.window.release()
             if batch.seal():            # none fits a frame of a new connection
                 core.driver.settle(batch)
         core._write()

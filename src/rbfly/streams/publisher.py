@@ -86,11 +86,12 @@ class BasePublisher(PublisherBase):
         return self._driver
 
     async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed, within the client's `close_timeout`.
+        """Send what is queued and wait until it is confirmed.
 
         Whoever still waits for a confirm then gets a :class:`PublisherError`.
 
-        :raises ConfirmTimeout: not every confirm came in time.
+        :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
+            `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
         """
         await self._declared().close()
 
@@ -206,16 +207,21 @@ class Publisher(BasePublisher):
         return await ManyMessages(driver).send(messages, timeout)
 
     async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed, within the client's `close_timeout`.
+        """Send what is queued and wait until it is confirmed.
 
         Whoever still waits for a confirm then gets a :class:`PublisherError`.
 
-        :raises PublishError: the broker did not store what `submit` sent, and nobody has asked.
-        :raises ConfirmTimeout: not every confirm came in time.
+        :raises PublishError: the broker did not store what `submit` sent, and nobody has asked;
+            `errors` lists the first 1,000 of these messages, `total` is how many there are.
+        :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
+            `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
         :raises StreamConnectionError: the connection was lost before a confirm nobody asked about.
         """
         told = self._core.closed
-        await super().close()
+        try:
+            await super().close()
+        except ConfirmTimeout as ex:
+            raise ex from self._failures.refused()
         if not told:
             self._failures.tell()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 
 from ..checks import check_integer
-from ..error import ConfirmTimeout, RoomTimeout
+from ..error import ConfirmTimeout, PublishError, RoomTimeout
 from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
 from .publisher import BasePublisher
 from .publishing import PublisherDriver
 from .types import AMQPBody, MessageCtx, PublisherInfo
-from .waiting import WindowSemaphore, deadline, in_time, raise_first
+from .waiting import WindowSemaphore, deadline, in_time, summary
 
 __all__ = [
     'PublisherBatch',
@@ -64,19 +64,23 @@ class PublisherBatchFast(BatchBase, BasePublisher):
     def _tell(self, batches: list[ConfirmGroup]) -> None:
         """Raise what went wrong with them, once."""
         self._batches.forget(batches)
-        errors = [batch.error for batch in batches if batch.error is not None]
-        if errors:
-            raise_first(errors)
+        if error := summary([batch.error for batch in batches if batch.error is not None]):
+            raise error
 
     async def close(self) -> None:
-        """Send what is batched and wait until it is confirmed, within the client's `close_timeout`.
+        """Send what is batched and wait until it is confirmed.
 
         :raises PublishError: the broker did not store a message, and no flush has told.
-        :raises ConfirmTimeout: not every confirm came in time.
+        :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
+            `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
         batches = [] if self._core.closed else [*self._batches.sent, self._batches.filling]
-        await super().close()
+        try:
+            await super().close()
+        except ConfirmTimeout as ex:
+            errors = [batch.error for batch in batches if isinstance(batch.error, PublishError)]
+            raise ex from summary(errors)
         self._tell(batches)
 
 

@@ -76,6 +76,7 @@ class PublisherDriver:
         self._generation = cluster.generation
         self._ended = asyncio.Event()  # closing it
         self._idle: asyncio.Future[None] | None = None
+        self._on_progress: Callable[[], None] | None = None  # while closing it
 
     def __repr__(self) -> str:
         return self._label
@@ -128,6 +129,8 @@ class PublisherDriver:
         if core is None:
             return
         core.resume(connection, id)
+        if self._on_progress is not None:
+            self._on_progress()
         self._end_refused()
         if core.window.unsettled == 0:
             self._wake_idle()
@@ -149,6 +152,8 @@ class PublisherDriver:
     def on_resume(self) -> None:
         if self._core is not None:
             self._core.write()
+        if self._on_progress is not None:
+            self._on_progress()
 
     def on_disconnect(self) -> None:
         pass
@@ -206,8 +211,10 @@ class PublisherDriver:
             self.link.progress()
         if core.room.waiting:
             core.room.grant()
-        if self._idle is not None and core.window.unsettled == 0:
-            self._wake_idle()
+        if self._on_progress is not None:
+            self._on_progress()
+            if core.window.unsettled == 0:
+                self._wake_idle()
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise an error in all who wait; another one in those whose messages never left."""
@@ -239,7 +246,7 @@ class PublisherDriver:
     async def close(self) -> None:
         """Write what is queued, and wait until all of it is confirmed.
 
-        :raises ConfirmTimeout: not every confirm came in time.
+        :raises ConfirmTimeout: it made no progress within the client's `close_timeout`.
         """
         core = self.core
         if core.closed:
@@ -250,13 +257,12 @@ class PublisherDriver:
         if core.loop.is_closed():  # and with it all who waited
             self._ended.set()
             return
-        closing = self._cluster.closing
         errors = (
             PublisherError(f'{self!r} was closed before the confirm'),
             PublisherError(f'{self!r} was closed before the message was sent'),
         )
         try:
-            async with closing.limit():
+            async with self._cluster.closing.limit() as self._on_progress:
                 if core.error is None:
                     self._release()
                     while core.window.unsettled and core.error is None:
@@ -267,13 +273,24 @@ class PublisherDriver:
                     await answered(answer)
         except (TimeoutError, StreamConnectionError):
             if core.window.unsettled:
-                raise ConfirmTimeout(
-                    f'{self!r}: {core.window.unsettled} messages were not confirmed'
-                    f' within close_timeout, {closing.timeout} s; they may still be stored'
-                ) from None
+                raise self._gave_up() from None
         finally:
+            self._on_progress = None
             self._part(*errors)
             self._ended.set()
+
+    def _gave_up(self) -> ConfirmTimeout:
+        """The error of a close that has made no progress for too long."""
+        window = self.core.window
+        unsent = window.count_unsent()
+        unconfirmed = window.unsettled - unsent
+        error = ConfirmTimeout(
+            f'{self!r}: closing gave up, for there was no progress'
+            f' (close_timeout is {self._cluster.closing.timeout:g} s); messages'
+            f' sent but not confirmed, which may be stored: {unconfirmed}; never sent: {unsent}'
+        )
+        error.unconfirmed, error.unsent = unconfirmed, unsent
+        return error
 
     def abort(self, error: Exception) -> None:
         """Close without waiting: what is queued leaves, and its confirms are given up.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -22,11 +23,11 @@ __all__ = [
     'in_time',
     'of_message',
     'publish_error',
-    'raise_first',
+    'summary',
 ]
 
 
-FAILED = 1000  # failures kept before those that were seen are sorted out
+KEPT = 1000  # failures of `submit` that are kept; the others are counted
 
 
 def deadline(timeout: float) -> float | None:
@@ -144,46 +145,71 @@ class Confirmation(asyncio.Future[None]):
     ) -> None:
         super().__init__(loop=core.loop)
         self._failures = failures
+        self._number = 0  # of the failure
         self.publish_id = core.window.put(message, self)
 
     def __await__(self) -> Generator[Any, None, None]:
-        self.seen = True
+        self._see()
         return super().__await__()
 
     __iter__ = __await__
 
     def result(self) -> None:
-        self.seen = True
+        if self.done():
+            self._see()
         return super().result()
 
     def exception(self) -> BaseException | None:
-        self.seen = True
+        if self.done():
+            self._see()
         return super().exception()
 
     def set_exception(self, error: Exception, /) -> None:  # type: ignore[override]
         super().set_exception(error)
         super().exception()  # the publisher tells of it at the end, asyncio need not
         self.failure = error
-        self._failures.add(self)
+        if not self.seen:
+            self._number = self._failures.add(error)
+
+    def _see(self) -> None:
+        if not self.seen:
+            self.seen = True
+            if self.failure is not None:
+                self._failures.remove(self._number)
 
 
 class Failures:
-    """Messages of `submit` that were not confirmed, and perhaps nobody has asked about them."""
+    """Why messages of `submit` failed that nobody has asked about: the first errors, and a count.
+
+    :ivar count: how many there are (int).
+    """
 
     def __init__(self) -> None:
-        self._items: list[Confirmation] = []
-        self._max = FAILED
+        self.count = 0
+        self._errors: dict[int, Exception] = {}  # by number
+        self._number = 0
 
-    def add(self, item: Confirmation) -> None:
-        self._items.append(item)
-        if len(self._items) >= self._max:
-            self._items = [item for item in self._items if not item.seen]
-            self._max = max(FAILED, 2 * len(self._items))
+    def add(self, error: Exception) -> int:
+        """Add a failure; gives its number."""
+        self.count += 1
+        self._number += 1
+        if len(self._errors) < KEPT:
+            self._errors[self._number] = error
+        return self._number
+
+    def remove(self, number: int) -> None:
+        """Somebody has asked about a failure."""
+        self.count -= 1
+        self._errors.pop(number, None)
+
+    def refused(self) -> Exception | None:
+        """The error that stands for all messages that the broker refused, if there are any."""
+        return summary([item for item in self._errors.values() if isinstance(item, PublishError)])
 
     def tell(self) -> None:
-        """Raise what nobody has asked about, once."""
-        items, self._items = self._items, []
-        raise_first([item.failure for item in items if item.failure and not item.seen])
+        """Raise the error that stands for all failures, if there are any."""
+        if error := summary([*self._errors.values()], self.count):
+            raise error
 
 
 def publish_error(waiter: PendingConfirms) -> PublishError:
@@ -198,10 +224,14 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
     return joined(errors, detail)
 
 
-def joined(errors: Sequence[tuple[int, int]], detail: str = '') -> PublishError:
-    """The error of several messages, of each its publishing id and the code."""
+def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) -> PublishError:
+    """The error of several messages, of each its publishing id and the code.
+
+    :param total: how many messages failed, if more than that.
+    """
     error = PublishError(errors[0][1], errors[0][0], detail)
     error.errors = [PublishErrorInfo(*item) for item in errors]
+    error.total = max(total, len(errors))
     return error
 
 
@@ -215,10 +245,23 @@ def of_message(error: Exception, index: int) -> Exception:
     return error
 
 
-def raise_first(errors: Sequence[Exception]) -> None:
-    """Raise the error that stands for all of them, if there is one."""
+def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
+    """The error that stands for all of them; None if there are none.
+
+    :param total: how many failures there were, if more than that.
+    """
+    if not errors:
+        return None
     refused = [error for error in errors if isinstance(error, PublishError)]
-    if len(refused) > 1:  # one of its own: others may be told of each of them
-        raise joined([item for error in refused for item in error.errors])
-    for error in (*refused, *errors):
-        raise error.with_traceback(None)  # others may raise it, too
+    infos = [info for error in refused for info in error.errors]
+    total = max(total, len(errors), len(infos))
+    first = (refused or errors)[0]
+    if total == 1 or len(infos) == total and len(refused) == 1:
+        return first.with_traceback(None)
+    # an error of its own: others may be told of each of them
+    if infos:
+        return joined(infos, f'{total} messages failed in all', total)
+    error = copy.copy(first)
+    error.__cause__ = first.__cause__
+    error.add_note(f'{total} messages failed in all')
+    return error

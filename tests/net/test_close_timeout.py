@@ -1,0 +1,410 @@
+"""`close_timeout` limits the time without progress, not the time that closing takes."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.protocol import commands
+from rbfly.streams.error import ConfirmTimeout, PublisherError
+from rbfly.testing import StreamBroker
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import SILENT, FakeBroker, Frame, Step
+from tests.fake import FakeConnection as Peer
+from tests.fake_stream import FakeStream
+
+LIMIT = 10.0  # seconds, the default of `close_timeout`
+NEARLY = 0.9 * LIMIT
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def freeze(fake: FakeBroker) -> None:
+    """Answer nothing any more."""
+    fake.handlers.update(dict.fromkeys(range(0x20), SILENT))
+
+
+def one_by_one(delay: float = NEARLY) -> Callable[[Peer, Frame], None]:
+    """A handler that confirms one message after the other."""
+    last = 0.0
+
+    def handler(peer: Peer, request: Frame) -> None:
+        nonlocal last
+        loop = asyncio.get_running_loop()
+        publisher_id = request.decode().publisher_id
+        for publish_id in request.publishing_ids:
+            last = max(last, loop.time()) + delay
+            confirm = commands.PublishConfirm(publisher_id, (publish_id,))
+            loop.call_at(last, peer.send, confirm.encode())
+
+    return handler
+
+
+async def fill(publisher: Any, count: int) -> None:
+    """Queue messages without waiting for their confirms."""
+    for i in range(count):
+        if isinstance(publisher, rbs.PublisherBatchFast):
+            publisher.batch(i)
+        else:
+            await publisher.submit(i)
+
+
+async def raising(coroutine: Any) -> ConfirmTimeout:
+    with pytest.raises(ConfirmTimeout) as caught:
+        await coroutine
+    return caught.value
+
+
+# -- what is progress
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize('max_unconfirmed', [5, 100])
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_slow_confirms_are_waited_for(cls: type[Any], max_unconfirmed: int) -> None:
+    count = 20
+    async with (
+        FakeBroker(on={wire.PUBLISH: one_by_one()}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test', cls=cls, max_unconfirmed=max_unconfirmed)
+        publisher = await context.__aenter__()
+        began = now()
+        await fill(publisher, count)
+        await context.__aexit__(None, None, None)
+        assert publisher._core.window.unsettled == 0
+        assert now() - began > count * NEARLY - 1
+
+
+@pytest.mark.own_clock
+async def test_refusals_are_progress() -> None:
+    def refuse_later(peer: Peer, request: Frame) -> None:
+        loop = asyncio.get_running_loop()
+        for n, publish_id in enumerate(request.publishing_ids, 1):
+            error = commands.PublishError(request.decode().publisher_id, ((publish_id, 0x11),))
+            loop.call_later(n * NEARLY, peer.send, error.encode())
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: refuse_later}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test', cls=rbs.PublisherBatchFast)
+        publisher = await context.__aenter__()
+        await fill(publisher, 5)
+        with pytest.raises(rbs.PublishError) as caught:
+            await context.__aexit__(None, None, None)
+        assert len(caught.value.errors) == 5
+
+
+@pytest.mark.own_clock
+async def test_a_connection_that_takes_more_is_progress() -> None:
+    """The broker reads slowly, and confirms nothing as long as there is more to send."""
+    held: list[tuple[Peer, Frame]] = []
+    reads = 0
+
+    def read_slowly(peer: Peer, request: Frame) -> None:
+        nonlocal reads
+        reads += 1
+        held.append((peer, request))
+        if reads % 3 == 0:
+            peer.transport.pause_reading()
+            asyncio.get_running_loop().call_later(NEARLY, peer.transport.resume_reading)
+        if not publisher._core.window.queued:
+            while held:
+                fake.default(*held.pop(0))
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: read_slowly}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test', cls=rbs.PublisherBatchFast, amqp=False)
+        publisher = await context.__aenter__()
+        began = now()
+        for _ in range(500):
+            publisher.batch(bytes(100_000))  # about ten in a frame
+        await context.__aexit__(None, None, None)
+        assert now() - began > 4 * LIMIT
+
+
+@pytest.mark.own_clock
+async def test_a_publisher_that_is_declared_again_is_progress() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test')
+        publisher = await context.__aenter__()
+        await publisher.submit('x')
+        closing = asyncio.create_task(context.__aexit__(None, None, None))
+        await asyncio.sleep(NEARLY)
+        fake.connections[1].transport.abort()
+        await until(lambda: len(fake.connections) == 3, 'it reconnects')
+        await until(lambda: wire.PUBLISH in fake.connections[2].commands(), 'it sends it again')
+        await asyncio.sleep(NEARLY)
+        fake.default(fake.connections[2], fake.connections[2].frames[-1])
+        await closing
+
+
+@pytest.mark.own_clock
+async def test_heartbeats_are_no_progress() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test')
+        publisher = await context.__aenter__()
+        await publisher.submit('x')
+        loop = asyncio.get_running_loop()
+        for n in range(20):
+            loop.call_later(n, fake.connections[1].send, wire.frame(wire.HEARTBEAT, b''))
+        began = now()
+        await raising(context.__aexit__(None, None, None))
+        assert now() - began == pytest.approx(LIMIT, abs=0.5)
+
+
+@pytest.mark.own_clock
+async def test_the_progress_of_another_publisher_does_not_count() -> None:
+    def only_of_the_second(peer: Peer, request: Frame) -> None:
+        if request.decode().publisher_id:
+            fake.default(peer, request)
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: only_of_the_second}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        stuck = client.publisher('test')
+        publisher = await stuck.__aenter__()
+        async with client.publisher('test') as other:
+            publishers = {publisher._core.window.publisher_id: publisher}
+            publishers[other._core.window.publisher_id] = other
+            await publishers[0].submit('x')
+
+            async def go_on() -> None:
+                while True:
+                    await publishers[1].send('y')
+                    await asyncio.sleep(1)
+
+            going_on = asyncio.create_task(go_on())
+            began = now()
+            await raising(publishers[0].close())
+            assert now() - began == pytest.approx(LIMIT, abs=0.5)
+            going_on.cancel()
+            await asyncio.wait([going_on])
+        await stuck.__aexit__(None, None, None)
+
+
+# -- what is closed one after the other
+
+
+@pytest.mark.own_clock
+async def test_all_that_is_closed_behind_a_dead_broker_waits_as_long_as_one() -> None:
+    stream = FakeStream()
+    stream.append(b'x', b'y')
+    tracking = rbs.OffsetTracking('me', interval=0)
+    async with FakeBroker(on=stream.handlers()) as fake:
+        began = 0.0
+        with pytest.raises(ConfirmTimeout) as caught:  # noqa: PT012
+            async with (
+                rbs.streams_client(fake.uri) as client,
+                client.publisher('test') as first,
+                client.publisher('test'),
+                client.subscribe(
+                    'test', offset=rbs.Offset.FIRST, auto_offset=tracking, amqp=False
+                ) as messages,
+                client.publisher('test', cls=rbs.PublisherBatchFast) as last,
+            ):
+                assert [await anext(messages), await anext(messages)] == [b'x', b'y']
+                freeze(fake)
+                await first.submit('x')
+                last.batch('y')
+                began = now()
+        assert now() - began < 1.2 * LIMIT
+        assert caught.value.unconfirmed == 1
+
+
+@pytest.mark.own_clock
+async def test_a_broker_that_confirms_again_gives_the_next_its_full_time() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        contexts = [client.publisher('test') for _ in range(2)]
+        first, second = [await context.__aenter__() for context in contexts]
+        fake.handlers[wire.PUBLISH] = SILENT
+        await first.submit('x')
+        began = now()
+        await raising(first.close())
+        assert now() - began == pytest.approx(LIMIT, abs=0.5)
+        del fake.handlers[wire.PUBLISH]
+        await second.send('y')
+        fake.handlers[wire.PUBLISH] = SILENT
+        await second.submit('z')
+        began = now()
+        await raising(second.close())
+        assert now() - began == pytest.approx(LIMIT, abs=0.5)
+        for context in contexts:
+            await context.__aexit__(None, None, None)
+
+
+@pytest.mark.own_clock
+async def test_a_close_that_was_cancelled_shortens_no_later_one() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        contexts = [client.publisher('test') for _ in range(2)]
+        first, second = [await context.__aenter__() for context in contexts]
+        fake.handlers[wire.PUBLISH] = SILENT
+        await first.submit('x')
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first.close(), NEARLY)
+        del fake.handlers[wire.PUBLISH]
+        await second.send('y')
+        fake.handlers[wire.PUBLISH] = one_by_one()
+        await fill(second, 3)
+        await second.close()
+        for context in contexts:
+            await context.__aexit__(None, None, None)
+
+
+@pytest.mark.own_clock
+async def test_what_another_node_confirms_is_stored_behind_one_that_is_frozen() -> None:
+    """Nothing has come from it since the first publisher gave up, but it does answer."""
+    stuck: set[int] = set()
+
+    def stick(peer: Peer, request: Frame) -> None:
+        if request.decode().publisher_id not in stuck:
+            one_by_one(0.1)(peer, request)
+
+    async with FakeBroker(on={wire.PUBLISH: stick}) as fake, rbs.streams_client(fake.uri) as client:
+        contexts = [
+            client.publisher('test', cls=rbs.PublisherBatchFast, max_unconfirmed=10)
+            for _ in range(2)
+        ]
+        first, second = [await context.__aenter__() for context in contexts]
+        stuck.add(first._core.window.publisher_id)
+        first.batch('x')
+        await fill(second, 100)
+        await raising(first.close())
+        await second.close()
+        for context in contexts:
+            await context.__aexit__(None, None, None)
+
+
+async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None:
+    async with StreamBroker() as broker:
+        broker.create_stream('a')
+        broker.create_stream('b')
+        broker.publish('b', 1, 2)
+        async with (
+            rbs.streams_client(broker.uri, close_timeout=0.2) as client,
+            client.publisher('a', cls=rbs.PublisherBatchFast) as publisher,
+        ):
+            messages = client.subscribe(
+                'b', offset=rbs.Offset.FIRST, auto_offset=rbs.OffsetTracking('r', interval=0)
+            )
+            assert [await anext(messages), await anext(messages)] == [1, 2]
+            driver = messages._driver
+            broker.delete_stream('b')
+            await until(lambda: not driver.link.is_open, 'it was told')
+            await messages.aclose()
+            await asyncio.sleep(0.3)
+            await fill(publisher, 50_000)
+            await publisher.close()
+        assert len(broker.messages('a')) == 50_000
+
+
+# -- what the error says
+
+
+@pytest.mark.own_clock
+async def test_the_error_says_what_was_sent_and_what_was_not() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test', cls=rbs.PublisherBatchFast, max_unconfirmed=3)
+        publisher = await context.__aenter__()
+        await fill(publisher, 10)
+        error = await raising(context.__aexit__(None, None, None))
+        assert (error.unconfirmed, error.unsent) == (3, 7)
+        assert 'close_timeout is 10 s' in str(error)
+        assert 'sent but not confirmed, which may be stored: 3; never sent: 7' in str(error)
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize('sub_entry_size', [0, 4])
+async def test_what_was_sent_on_a_lost_connection_may_be_stored(sub_entry_size: int) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher(
+            'test', cls=rbs.PublisherBatchFast, sub_entry_size=sub_entry_size
+        )
+        publisher = await context.__aenter__()
+        await fill(publisher, 6)
+        flushing = asyncio.create_task(publisher.flush())
+        peer = fake.connections[1]
+        await until(lambda: wire.PUBLISH in peer.commands(), 'they were sent')
+        fake.handlers[Step.PEER_PROPERTIES] = SILENT
+        peer.transport.abort()
+        await until(lambda: publisher._core.connection is None, 'the connection is lost')
+        await fill(publisher, 5)
+        error = await raising(context.__aexit__(None, None, None))
+        assert (error.unconfirmed, error.unsent) == (6, 5)
+        with pytest.raises(PublisherError):
+            await flushing
+
+
+@pytest.mark.own_clock
+async def test_broker_that_stops_reading() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        context = client.publisher('test', cls=rbs.PublisherBatchFast, amqp=False)
+        publisher = await context.__aenter__()
+        fake.connections[-1].transport.pause_reading()
+        for _ in range(300):
+            publisher.batch(bytes(100_000))
+        error = await raising(context.__aexit__(None, None, None))
+        assert error.unsent > 100
+        assert error.unconfirmed + error.unsent == 300
+        fake.connections[-1].transport.abort()
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_what_was_refused_is_not_hidden_by_what_is_unconfirmed(cls: type[Any]) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.refuse(0x11)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test', cls=cls)
+        publisher = await context.__aenter__()
+        window = publisher._core.window
+        await fill(publisher, 1)
+        if cls is rbs.PublisherBatchFast:
+            flushing = asyncio.create_task(publisher.flush())
+            await asyncio.sleep(0)
+            flushing.cancel()
+        await until(lambda: window.unsettled == 0, 'it was refused')
+        fake.handlers[wire.PUBLISH] = SILENT
+        await fill(publisher, 1)
+        error = await raising(context.__aexit__(None, None, None))
+        assert error.unconfirmed == 1
+        assert isinstance(error.__cause__, rbs.PublishError)
+        assert error.__cause__.errors == [(1, 0x11)]
+
+
+async def test_second_task_that_closes_goes_on_where_the_first_is_cancelled() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri, close_timeout=None) as client,
+        client.publisher('test') as publisher,
+    ):
+        confirmation = await publisher.submit('x')
+        first, second = [asyncio.create_task(publisher.close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first, second], timeout=5)
+        assert first.cancelled()
+        assert second.done()
+        assert isinstance(confirmation.exception(), PublisherError)

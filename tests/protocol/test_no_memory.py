@@ -1,0 +1,102 @@
+"""The publish window where memory runs out: nobody who waits is forgotten."""
+
+from collections.abc import Callable
+from typing import Any
+
+import _testcapi
+import pytest
+
+from rbfly.amqp import stream_message_ctx
+from rbfly.protocol._entry import SubEntry
+from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._publish import PublishWindow
+from tests.protocol.test_publish_window import Feed, take_all
+
+COUNT = 13
+UNLIMITED = 0
+BODY = b'x' * 1000
+
+Told = list[PendingConfirms]
+ways = pytest.mark.parametrize('way', ['given up', 'sent again'])
+
+
+def fails_at(number: int, call: Callable[[], Any]) -> bool:
+    """Call something whose allocation of that number fails; whether it raised MemoryError."""
+    try:
+        _testcapi.set_nomemory(number, number + 1)
+        call()
+    except MemoryError:
+        return True
+    finally:
+        _testcapi.remove_mem_hooks()
+    return False
+
+
+def make(*, batched: bool = False, sub_entry_size: int = 0) -> PublishWindow:
+    sub_entry = SubEntry(sub_entry_size, 0, None) if sub_entry_size else None
+    return PublishWindow(3, 3000, 1000, 0, None, False, batched, sub_entry)
+
+
+def finish(window: PublishWindow, way: str) -> Told:
+    """Give up what is unconfirmed, or send it again and confirm it; gives who was told."""
+    if way == 'given up':
+        return window.fail_pending()
+    try:
+        told = window.replay(3, UNLIMITED)
+        window.release()
+    except MemoryError:  # the bytes of a frame are lost
+        return window.fail_pending()
+    frames = take_all(window)
+    assert bool(frames) is bool(window.unsettled)
+    return told + Feed(window).confirm(*range(COUNT))
+
+
+def check(window: PublishWindow, told: Told, waiters: Told) -> None:
+    assert len(told) == len(waiters)
+    assert set(told) == set(waiters)
+    assert not any(waiter.remaining for waiter in waiters)
+    assert (window.unsettled, window.in_flight, window.queued) == (0, 0, 0)
+    assert window.take() is None
+
+
+@ways
+@pytest.mark.parametrize(
+    ('sub_entry_size', 'frame_max'), [(0, UNLIMITED), (2, UNLIMITED), (0, 1500), (0, 500)]
+)
+def test_no_memory_to_send_again(sub_entry_size: int, frame_max: int, way: str) -> None:
+    """Some frames are confirmed, some are in flight; in smaller ones not everything fits."""
+    number, failed = 0, True
+    while failed:
+        window = make(sub_entry_size=sub_entry_size)
+        waiters = [PendingConfirms(i, True) for i in range(COUNT)]
+        for i, waiter in enumerate(waiters):
+            window.append(BODY, waiter)
+            if i < 3:
+                take_all(window)
+        take_all(window)
+        told = Feed(window).confirm(0, 2)
+
+        refused: list[Told] = [[]]
+
+        def replay(window: PublishWindow = window, refused: list[Told] = refused) -> None:
+            refused[0] = window.replay(4, frame_max)
+
+        number += 1
+        failed = fails_at(number, replay)
+        told += refused[0] + finish(window, way)
+        check(window, told, waiters)
+    assert number > 3
+
+
+@ways
+def test_no_memory_to_sort_a_batch(way: str) -> None:
+    number, failed = 0, True
+    while failed:
+        window = make(batched=True)
+        waiters = [PendingConfirms(i, True) for i in range(COUNT)]
+        for i, waiter in enumerate(waiters, 1):
+            window.append(stream_message_ctx(BODY, publish_id=COUNT - i), waiter)
+        number += 1
+        failed = fails_at(number, window.release)
+        check(window, finish(window, way), waiters)
+    assert number > 3
