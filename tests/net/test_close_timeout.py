@@ -327,7 +327,7 @@ async def test_the_error_says_what_was_sent_and_what_was_not() -> None:
         await fill(publisher, 10)
         error = await raising(context.__aexit__(None, None, None))
         assert (error.unconfirmed, error.unsent) == (3, 7)
-        assert 'close_timeout is 10 s' in str(error)
+        assert 'close_timeout is 10.0 s' in str(error)
         assert 'sent but not confirmed, which may be stored: 3; never sent: 7' in str(error)
 
 

@@ -1,9 +1,9 @@
 """The publish window where memory runs out: nobody who waits is forgotten."""
 
+import _testcapi  # type: ignore[import-not-found]
 from collections.abc import Callable
 from typing import Any
 
-import _testcapi
 import pytest
 
 from rbfly.amqp import stream_message_ctx

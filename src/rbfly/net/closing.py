@@ -40,13 +40,14 @@ class CloseTimeout:
         """
         now = asyncio.get_running_loop().time
         given = self.timeout if self.left is None else self.left
-        scope = asyncio.timeout(given)
+        scope: asyncio.Timeout | None = asyncio.timeout(given)
+        assert scope is not None
 
         def on_progress() -> None:
             nonlocal given
             self.left = None
             given = self.timeout
-            if given is not None and not scope.expired():
+            if given is not None and scope is not None and not scope.expired():
                 scope.reschedule(now() + given)
 
         try:
@@ -60,7 +61,7 @@ class CloseTimeout:
         else:
             self.left = None
         finally:
-            del scope, on_progress  # they refer to the task
+            scope = None  # it refers to the task
 
     async def wait(self, answer: asyncio.Future[Any] | None) -> None:
         """Wait for an answer; silent if there is none in time."""

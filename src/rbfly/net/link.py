@@ -302,7 +302,7 @@ class Link:
     def progress(self) -> None:
         """It does what it is for: if it is lost from now on, that is another outage."""
         self._deadline = None
-        self.cluster.closing.left = None
+        self.cluster.closing.left = None  # the broker answers
 
     def reset(self) -> None:
         """Give up this declaration, and all that was lost before: it begins anew when wanted."""

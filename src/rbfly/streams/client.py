@@ -88,9 +88,9 @@ def streams_client(
     :param request_timeout: seconds for the broker to answer a request, at least 60 where a stream
         is created or deleted; a connection on which it does not is given up, unless messages are
         unconfirmed there; None or 0 for no limit.
-    :param close_timeout: seconds until closing is given up: confirms and answers are waited for no
-        longer, by all together that is closed while the broker does not answer; None or 0 for no
-        limit.
+    :param close_timeout: seconds without progress until closing gives up: without a confirm, or an
+        answer, or room to send more.  All that is closed while no broker answers takes little
+        longer than one `close_timeout` together.  None or 0 for no limit.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     :raises TypeError: an argument is of a type that cannot be used.
     :raises ValueError: an argument is out of range.
@@ -196,7 +196,7 @@ class StreamsClient:
     async def disconnect(self) -> None:
         """Close every connection; silent if there is none.  The client can be used again.
 
-        The broker is waited for within `close_timeout`.
+        Gives up waiting for the broker after `close_timeout`.
         """
         await self._cluster.close()
 

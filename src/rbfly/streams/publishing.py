@@ -286,7 +286,7 @@ class PublisherDriver:
         unconfirmed = window.unsettled - unsent
         error = ConfirmTimeout(
             f'{self!r}: closing gave up, for there was no progress'
-            f' (close_timeout is {self._cluster.closing.timeout:g} s); messages'
+            f' (close_timeout is {self._cluster.closing.timeout} s); messages'
             f' sent but not confirmed, which may be stored: {unconfirmed}; never sent: {unsent}'
         )
         error.unconfirmed, error.unsent = unconfirmed, unsent

@@ -69,7 +69,7 @@ class Subscription(SubscriptionBase):
     async def aclose(self) -> None:
         """End the subscription; whoever iterates it gets the end of the iteration.
 
-        The broker is waited for within the client's `close_timeout`.
+        Gives up waiting for the broker after the client's `close_timeout`.
         """
         await self._driver.close(wait=True)
 

@@ -132,8 +132,9 @@ class Tracker:
         try:
             if not wait:
                 raise StreamConnectionError('no connection')
-            async with cluster.closing.limit():
+            async with cluster.closing.limit() as on_progress:
                 connection = await cluster.locator()
+                on_progress()
                 last = self._cursor.last_chunk.id
                 _, committed = await chunk_ids(connection, self.stream)
                 if (

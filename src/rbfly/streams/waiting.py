@@ -256,7 +256,7 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     infos = [info for error in refused for info in error.errors]
     total = max(total, len(errors), len(infos))
     first = (refused or errors)[0]
-    if total == 1 or len(infos) == total and len(refused) == 1:
+    if total == 1 or (len(infos) == total and len(refused) == 1):
         return first.with_traceback(None)
     # an error of its own: others may be told of each of them
     if infos:
