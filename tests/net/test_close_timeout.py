@@ -1,6 +1,7 @@
 """`close_timeout` limits the time without progress, not the time that closing takes."""
 
 import asyncio
+import gzip
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol import commands
+from rbfly.streams import publisher as publisher_module
 from rbfly.streams.error import ConfirmTimeout, PublisherError
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -132,22 +134,20 @@ async def test_a_connection_that_takes_more_is_progress() -> None:
 
 
 @pytest.mark.own_clock
-async def test_a_publisher_that_is_declared_again_is_progress() -> None:
-    async with (
-        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
-        rbs.streams_client(fake.uri) as client,
-    ):
-        context = client.publisher('test')
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_sending_the_same_again_and_again_is_no_progress(cls: type[Any]) -> None:
+    """The broker goes away whenever it gets messages."""
+    async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
+        client = rbs.streams_client(fake.uri)
+        context = client.publisher('test', cls=cls)
         publisher = await context.__aenter__()
-        await publisher.submit('x')
-        closing = asyncio.create_task(context.__aexit__(None, None, None))
-        await asyncio.sleep(NEARLY)
-        fake.connections[1].transport.abort()
-        await until(lambda: len(fake.connections) == 3, 'it reconnects')
-        await until(lambda: wire.PUBLISH in fake.connections[2].commands(), 'it sends it again')
-        await asyncio.sleep(NEARLY)
-        fake.default(fake.connections[2], fake.connections[2].frames[-1])
-        await closing
+        await fill(publisher, 3)
+        began = now()
+        error = await raising(context.__aexit__(None, None, None))
+        assert now() - began == pytest.approx(LIMIT, abs=1)
+        assert (error.unconfirmed, error.unsent) == (3, 0)
+        assert len(fake.connections) > 3
+        await client.disconnect()
 
 
 @pytest.mark.own_clock
@@ -311,6 +311,40 @@ async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None
             await fill(publisher, 50_000)
             await publisher.close()
         assert len(broker.messages('a')) == 50_000
+
+
+# -- closing that fails
+
+
+@pytest.mark.parametrize('kind', [None, asyncio.CancelledError])
+async def test_whoever_waits_is_told_where_the_rest_cannot_be_sent(
+    kind: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressors: list[Callable[[memoryview], bytes]] = [gzip.compress]
+    monkeypatch.setattr(
+        publisher_module, 'compressor', lambda compression: lambda data: compressors[-1](data)
+    )
+
+    def fail(data: memoryview) -> bytes:
+        raise MemoryError('no memory for the compressor')
+
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher(
+            'test', cls=rbs.PublisherBatchFast, sub_entry_size=10, compression='gzip'
+        )
+        publisher = await context.__aenter__()
+        await fill(publisher, 5)
+        flushing = asyncio.create_task(publisher.flush())
+        await until(lambda: publisher._core.window.in_flight == 5, 'they are sent')
+        await fill(publisher, 5)
+        compressors.append(fail)
+        with pytest.raises(MemoryError):
+            await context.__aexit__(kind, kind() if kind else None, None)
+        await asyncio.wait([flushing], timeout=5)
+        assert isinstance(flushing.exception(), PublisherError)
 
 
 # -- what the error says

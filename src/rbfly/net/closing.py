@@ -1,4 +1,4 @@
-"""How long closing waits for a broker that makes no progress."""
+"""How long closing waits without progress."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def can_wait(kind: type[BaseException] | None) -> bool:
 
 
 class CloseTimeout:
-    """Limits how long what a client closes waits for the broker without progress.
+    """Limits how long a client waits without progress while it closes.
 
-    A close that waits in vain leaves the next one a tenth of its time: all that is closed behind a
-    dead broker, such as nested blocks of `async with`, takes little longer than one close, and what
-    another node still confirms has its chance.  Progress restores the full time.
+    A close that gives up leaves a tenth of its time to the next one.  So nested closes behind a
+    dead broker take little longer than one, and a publisher on a node that still answers can
+    finish.  Progress restores the full time.
 
     :param timeout: seconds; None or 0 for no limit.
     :ivar left: seconds that the next close may wait without progress; None for all of `timeout`.
@@ -34,9 +34,9 @@ class CloseTimeout:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[Callable[[], None]]:
-        """Limit one close; gives the function that it calls whenever it makes progress.
+        """Limit one close; gives a function to call at each progress.
 
-        :raises TimeoutError: there was no progress for too long.
+        :raises TimeoutError: the close made no progress for too long.
         """
         now = asyncio.get_running_loop().time
         given = self.timeout if self.left is None else self.left

@@ -88,8 +88,8 @@ def streams_client(
     :param request_timeout: seconds for the broker to answer a request, at least 60 where a stream
         is created or deleted; a connection on which it does not is given up, unless messages are
         unconfirmed there; None or 0 for no limit.
-    :param close_timeout: seconds without progress until closing gives up: without a confirm, or an
-        answer, or room to send more.  All that is closed while no broker answers takes little
+    :param close_timeout: seconds without progress until closing gives up: no confirm, no answer,
+        and no room to send more.  Everything that is closed while no broker answers takes little
         longer than one `close_timeout` together.  None or 0 for no limit.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     :raises TypeError: an argument is of a type that cannot be used.

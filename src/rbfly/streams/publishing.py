@@ -77,6 +77,7 @@ class PublisherDriver:
         self._ended = asyncio.Event()  # closing it
         self._idle: asyncio.Future[None] | None = None
         self._on_progress: Callable[[], None] | None = None  # while closing it
+        self._unsettled = self._unsent = 0  # messages, when closing last made progress
 
     def __repr__(self) -> str:
         return self._label
@@ -129,8 +130,7 @@ class PublisherDriver:
         if core is None:
             return
         core.resume(connection, id)
-        if self._on_progress is not None:
-            self._on_progress()
+        self._note_sent()
         self._end_refused()
         if core.window.unsettled == 0:
             self._wake_idle()
@@ -152,8 +152,7 @@ class PublisherDriver:
     def on_resume(self) -> None:
         if self._core is not None:
             self._core.write()
-        if self._on_progress is not None:
-            self._on_progress()
+            self._note_sent()
 
     def on_disconnect(self) -> None:
         pass
@@ -212,9 +211,7 @@ class PublisherDriver:
         if core.room.waiting:
             core.room.grant()
         if self._on_progress is not None:
-            self._on_progress()
-            if core.window.unsettled == 0:
-                self._wake_idle()
+            self._note_settled(self._on_progress)
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise an error in all who wait; another one in those whose messages never left."""
@@ -238,6 +235,25 @@ class PublisherDriver:
             stop.reschedule(self.core.loop.time())
 
     # -- closing
+
+    # To resend is no progress: the broker may go away again whenever it gets the messages.
+
+    def _note_sent(self) -> None:
+        """Note progress of closing: messages have left for the first time."""
+        if self._on_progress is not None:
+            unsent = self.core.window.count_unsent()
+            if unsent < self._unsent:
+                self._unsent = unsent
+                self._on_progress()
+
+    def _note_settled(self, on_progress: Callable[[], None]) -> None:
+        """Note progress of closing: messages were confirmed or refused."""
+        unsettled = self.core.window.unsettled
+        if unsettled < self._unsettled:
+            self._unsettled = unsettled
+            on_progress()
+        if unsettled == 0:
+            self._wake_idle()
 
     def _wake_idle(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -265,6 +281,8 @@ class PublisherDriver:
             async with self._cluster.closing.limit() as self._on_progress:
                 if core.error is None:
                     self._release()
+                    self._unsettled = core.window.unsettled
+                    self._unsent = core.window.count_unsent()
                     while core.window.unsettled and core.error is None:
                         self._idle = core.loop.create_future()
                         await self._idle
@@ -285,7 +303,7 @@ class PublisherDriver:
         unsent = window.count_unsent()
         unconfirmed = window.unsettled - unsent
         error = ConfirmTimeout(
-            f'{self!r}: closing gave up, for there was no progress'
+            f'{self!r}: gave up closing for lack of progress'
             f' (close_timeout is {self._cluster.closing.timeout} s); messages'
             f' sent but not confirmed, which may be stored: {unconfirmed}; never sent: {unsent}'
         )
@@ -300,12 +318,14 @@ class PublisherDriver:
         core = self.core
         if self._ended.is_set():
             return
-        if not core.closed:
-            core.close()
-            if core.error is None:
-                self._release()
-        self._part(error)
-        self._ended.set()
+        try:
+            if not core.closed:
+                core.close()
+                if core.error is None:
+                    self._release()
+        finally:
+            self._part(error)
+            self._ended.set()
 
     def _part(
         self, error: Exception, unsent: Exception | None = None
