@@ -1,7 +1,9 @@
 """`close_timeout` limits the time without progress, not the time that closing takes."""
 
 import asyncio
+import gc
 import gzip
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -311,6 +313,29 @@ async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None
             await fill(publisher, 50_000)
             await publisher.close()
         assert len(broker.messages('a')) == 50_000
+
+
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_a_close_that_gave_up_keeps_nothing(cls: type[Any]) -> None:
+    """The client goes with the task, not with a collection."""
+    found: list[weakref.ref[object]] = []
+
+    async def use(fake: FakeBroker) -> None:
+        client = rbs.streams_client(fake.uri, close_timeout=0.05)
+        found.append(weakref.ref(client._cluster))
+        async with client, client.publisher('test', cls=cls) as publisher:
+            await fill(publisher, 1)
+
+    async with FakeBroker(on={wire.PUBLISH: SILENT}) as fake:
+        gc.disable()
+        try:
+            task = asyncio.create_task(use(fake))
+            await asyncio.wait([task])
+            assert isinstance(task.exception(), ConfirmTimeout)
+            del task
+            await until(lambda: found[0]() is None, 'the client has gone')
+        finally:
+            gc.enable()
 
 
 # -- closing that fails

@@ -277,6 +277,7 @@ class PublisherDriver:
             PublisherError(f'{self!r} was closed before the confirm'),
             PublisherError(f'{self!r} was closed before the message was sent'),
         )
+        unsettled = unsent = 0
         try:
             async with self._cluster.closing.limit() as self._on_progress:
                 if core.error is None:
@@ -290,18 +291,16 @@ class PublisherDriver:
                 if answer is not None:
                     await answered(answer)
         except (TimeoutError, StreamConnectionError):
-            if core.window.unsettled:
-                raise self._gave_up() from None
+            unsettled, unsent = core.window.unsettled, core.window.count_unsent()
         finally:
             self._on_progress = None
             self._part(*errors)
             self._ended.set()
+        if unsettled:  # not in the handler: the TimeoutError leads to the task
+            raise self._gave_up(unsettled - unsent, unsent)
 
-    def _gave_up(self) -> ConfirmTimeout:
+    def _gave_up(self, unconfirmed: int, unsent: int) -> ConfirmTimeout:
         """The error of a close that has made no progress for too long."""
-        window = self.core.window
-        unsent = window.count_unsent()
-        unconfirmed = window.unsettled - unsent
         error = ConfirmTimeout(
             f'{self!r}: gave up closing for lack of progress'
             f' (close_timeout is {self._cluster.closing.timeout} s); messages'
