@@ -40,6 +40,7 @@ __all__ = [
     'RbFlyError',
     'RequestTimeout',
     'RoomTimeout',
+    'SendProgress',
     'StreamConnectionError',
     'StreamDoesNotExist',
     'SubscriptionError',
@@ -48,18 +49,73 @@ __all__ = [
     'VirtualHostError',
 ]
 
-E = TypeVar('E', bound='RbFlyError')
+E = TypeVar('E', bound=Exception)
+
+
+class SendProgress:
+    """What became of each message that a call of `send_many` took.
+
+    Errors of `send_many` have one in their attribute `progress`.  One that is given to `send_many` is
+    filled in when the call ends, however it ends.  Messages are numbered from 0, in the order in which
+    they were taken; those that are neither in `refused` nor in `unknown` are confirmed.
+
+    :ivar taken: how many messages were taken (int).
+    :ivar refused: numbers of the messages that are not stored, ascending (list[int]): the broker
+        refused them, they could not be encoded, or they were given up before they were sent.
+    :ivar unknown: numbers of the messages that may be stored, ascending (list[int]): no confirm has
+        come.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.refused: list[int] = []
+        self.unknown: list[int] = []
+        self._sending: Any = None  # what still waits for confirms of unknown messages
+
+    @property
+    def confirmed(self) -> int:
+        """How many messages are confirmed."""
+        return self.taken - len(self.refused) - len(self.unknown)
+
+    @property
+    def unconfirmed(self) -> list[int]:
+        """Numbers of the messages that are refused or unknown, ascending."""
+        return sorted(self.refused + self.unknown)
+
+    async def wait(self) -> None:
+        """Wait for the outcome of the unknown messages, then update the attributes.
+
+        After a timeout or a cancellation the publisher still sends the unknown messages and receives
+        their confirms.  Messages that are unknown after `wait` stay so: the publisher gave them up,
+        because it was closed or because its stream or connection was lost for good.
+
+        :raises EventLoopError: the publisher belongs to another event loop.
+        """
+        if self._sending is not None:
+            await self._sending.wait(self)
+
+    def __repr__(self) -> str:
+        return (
+            f'<{type(self).__name__} taken={self.taken} confirmed={self.confirmed}'
+            f' refused={len(self.refused)} unknown={len(self.unknown)}>'
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {'_sending': None}
 
 
 class RbFlyError(Exception):
     """Base of every error that RbFly raises on purpose.
 
     :ivar index: which of the messages given to `send_many` it is about, counted from 0; else None.
+    :ivar progress: what became of the messages given to `send_many` (:class:`SendProgress`); None for
+        errors of other calls.
     :ivar retriable: the same may work some time later (bool).
     :ivar code: response code of the broker (int), of a :class:`ProtocolError`; else None.
     """
 
     index: int | None = None
+    progress: SendProgress | None = None
     retriable: bool = False
     code: int | None = None
 

@@ -6,6 +6,7 @@ import tracemalloc
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,7 @@ from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.protocol._engine import Engine
 from rbfly.protocol._frames import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
+from rbfly.streams._confirm import ConfirmGroup
 from rbfly.streams.error import PublisherError
 from tests.stream_wire import confirm, publish, read_publish, refuse, split_frames
 
@@ -187,14 +189,14 @@ def test_extend_takes_no_more_than_it_appends() -> None:
 
 def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
     window = make(frame_max=200)
-    waiter = PendingConfirms()
+    waiter = ConfirmGroup(Mock())
     source: Iterator[Any] = iter([b'a', b'b', 'text', b'c', bytes(1000), b'd'])
     with pytest.raises(TypeError):
         window.extend(source, 100, waiter)
-    assert waiter.count == 2
+    assert (waiter.count, waiter.missed) == (3, ([], [2], []))
     with pytest.raises(PublisherError):
         window.extend(source, 100, waiter)
-    assert waiter.count == 3
+    assert (waiter.count, waiter.missed) == (5, ([], [2, 4], []))
     assert list(source) == [b'd']
     assert taken(window) == [[(0, b'a'), (1, b'b'), (2, b'c')]]
 
@@ -206,9 +208,10 @@ def test_extend_passes_on_what_the_iterator_raises() -> None:
         raise KeyError('c')
 
     window = make()
-    waiter = PendingConfirms()
+    waiter = ConfirmGroup(Mock())
     with pytest.raises(KeyError):
         window.extend(source(), 100, waiter)
+    assert (waiter.count, waiter.missed) == (2, None)
     assert taken(window) == [[(0, b'a'), (1, b'b')]]
 
 
@@ -223,22 +226,46 @@ def test_extend_gives_way_after_some_bytes() -> None:
     assert waiter.count == 10
 
 
-def test_waiter_knows_which_of_its_messages_was_the_first_refused() -> None:
+def test_group_knows_which_of_its_messages_were_refused() -> None:
     window = make(frame_max=100)
     feed = Feed(window)
-    first, second = PendingConfirms(), PendingConfirms()
-    for i in range(20):  # even ids are of the first waiter
+    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    for i in range(20):  # even ids are of the first group
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
     feed.confirm(0, 2, 1)
-    assert (first.errors, second.errors) == (None, None)
+    assert (first.missed, second.missed) == (None, None)
     feed.refuse((12, 0x11))
-    assert (first.first_refused, second.errors) == (6, None)
+    assert (first.missed, second.missed) == (([6], [], []), None)
     window.replay(3, 150)
     take_all(window)
     feed.refuse((18, 0x11), (8, 0x11), (15, 0x11), (10, 0x11))
-    assert (first.first_refused, second.first_refused) == (4, 7)
+    assert first.missed == ([6, 9, 4, 5], [], [])
+    assert second.missed == ([7], [], [])
     assert (first.count, second.count) == (10, 10)
+
+
+def test_group_knows_which_of_its_messages_are_unsettled_or_given_up() -> None:
+    window = make(frame_max=100, max_unconfirmed=12)
+    feed = Feed(window)
+    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    for i in range(20):  # even ids are of the first group
+        add(window, b'x' * 20, waiter=second if i % 2 else first)
+    take_all(window)
+    feed.confirm(0, 2, 5, 7)
+    assert window.unsettled_of(first) == [*range(2, 10)]
+    assert window.unsettled_of(second) == [0, 1, *range(4, 10)]
+    assert window.unsettled_of(ConfirmGroup(Mock())) == []
+    take_all(window)
+    written = 12 + 4  # as many more as were confirmed
+    assert set(window.fail_pending()) == {first, second}
+    assert first.missed
+    assert second.missed
+    assert first.missed[2] == [i for i in range(2, 10) if 2 * i < written]
+    assert second.missed[2] == [i for i in (0, 1, *range(4, 10)) if 2 * i + 1 < written]
+    assert first.missed[1] == [i for i in range(10) if 2 * i >= written]
+    assert second.missed[1] == [i for i in range(10) if 2 * i + 1 >= written]
+    assert window.unsettled_of(first) == []
 
 
 # -- filter values

@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,7 @@ from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._frames import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.protocol.compression import Compression, compressor
+from rbfly.streams._confirm import ConfirmGroup
 from rbfly.streams.error import CompressionError, PublisherError
 from tests.entries import read_entries
 from tests.protocol.test_publish_window import (
@@ -323,15 +325,32 @@ def test_each_waiter_is_told_by_the_confirm_of_its_sub_entries() -> None:
 def test_refused_sub_entry() -> None:
     window = make(4)
     feed = Feed(window)
-    first, second = PendingConfirms(None, True), PendingConfirms(None, True)
+    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
     add(window, *[b'a'] * 3, waiter=first)
     add(window, *[b'b'] * 4, waiter=second)
     add(window, b'a', waiter=first)
+    assert window.unsettled_of(second) == [0, 1, 2, 3]
     take_all(window)
+    for group in (first, second):
+        group.seal()
     assert feed.refuse((1, 0x11)) == []
+    assert window.unsettled_of(second) == [0]
     assert set(feed.confirm(0)) == {first, second}
-    assert (first.errors, first.first_refused) == ([(1, 0x11)], 3)
-    assert (second.errors, second.first_refused) == ([(1, 0x11)], 1)
+    assert (first.errors, first.missed) == ([(1, 0x11)], ([3], [], []))
+    assert (second.errors, second.missed) == ([(1, 0x11)], ([1, 2, 3], [], []))
+
+
+def test_given_up_sub_entries() -> None:
+    window = make(4)
+    first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
+    add(window, *[b'a'] * 3, waiter=first)
+    add(window, *[b'b'] * 4, waiter=second)
+    take_all(window)
+    add(window, *[b'a'] * 2, waiter=first)  # in a sub-entry that is open
+    assert window.unsettled_of(first) == [0, 1, 2, 3, 4]
+    assert set(window.fail_pending()) == {first, second}
+    assert first.missed == ([], [3, 4], [0, 1, 2])
+    assert second.missed == ([], [], [0, 1, 2, 3])
 
 
 def test_window_counts_messages() -> None:
@@ -397,11 +416,16 @@ def test_replay_sends_the_same_sub_entries(compression: str) -> None:
 
 def test_replay_refuses_what_fits_no_frame_any_more() -> None:
     window = make(3)
-    waiter = PendingConfirms(None, True)
+    waiter = ConfirmGroup(Mock())
     add(window, b'a' * 50, b'b' * 50, b'c' * 50, b'd', waiter=waiter)
+    waiter.seal()
     take_all(window)
     assert window.replay(3, 100) == []
-    assert (window.queued, waiter.errors, waiter.first_refused) == (1, [(0, 0x0E)], 0)
+    assert (window.queued, waiter.errors, waiter.missed) == (
+        1,
+        [(0, 0x0E)],
+        ([0, 1, 2], [], []),
+    )
     assert waiter.too_large == (0, 8 + 11 + 3 * 54, 100 - 9, 3)
     assert [m for _, _, m in entries(window)] == [[b'd']]
     assert settle(window, 1) == [waiter]

@@ -14,16 +14,25 @@ cdef enum:
     UNLIMITED = 0x7FFFFFFF
 
 
+# Why a message of a group is not confirmed: also which list of `ConfirmGroup.missed` holds it.
+cdef enum Miss:
+    REFUSED             # by the broker, or it is too large
+    DROPPED             # it never left
+    UNKNOWN             # it left, and its confirm is given up
+
+
 cdef class PendingConfirms:
     cdef public object future
     cdef readonly Py_ssize_t remaining
     cdef readonly bint sealed
     cdef readonly bint unsent
     cdef readonly uint64_t count
-    cdef readonly uint64_t first_refused
     cdef readonly list errors
     cdef readonly tuple too_large
-    cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1
+    cdef uint64_t _index(self, uint32_t order) noexcept
+    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1
+    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
+    cdef int _skip(self) except -1
 
 
 cdef class SubEntrySpan:

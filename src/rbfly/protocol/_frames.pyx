@@ -43,9 +43,8 @@ cdef class PendingConfirms:
 
     :ivar future: anything of the caller's; not touched here.
     :ivar remaining: how many of its messages are not settled.
-    :ivar count: how many messages it has been given so far.
+    :ivar count: how many messages were taken for it so far.
     :ivar errors: `(publish id, code)` of each message that was refused, or None.
-    :ivar first_refused: which of its messages that was, of the first in their order.
     :ivar unsent: it was given up, and none of the messages that it still waited for was ever sent.
     :ivar too_large: `(publish id, size, limit, messages)` of the first entry that fits no frame of
         a new connection, sizes in bytes; or None.
@@ -56,14 +55,26 @@ cdef class PendingConfirms:
         self.sealed = sealed
 
     @cython.final
-    cdef int _refuse(self, uint64_t id, int code, uint32_t order) except -1:
+    cdef uint64_t _index(self, uint32_t order) noexcept:
         # `order` wraps; what is in flight is far less than 2**32
-        cdef uint64_t index = self.count - <uint32_t> (<uint32_t> self.count - order)
+        return self.count - <uint32_t> (<uint32_t> self.count - order)
+
+    @cython.final
+    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1:
         if self.errors is None:
             self.errors = []
-            self.first_refused = index
-        self.first_refused = min(self.first_refused, index)
         self.errors.append((id, code))
+        return self._miss(self._index(order), count, REFUSED)
+
+    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
+        # Some of its messages, from `index` on, are not confirmed; a group notes which.
+        return 0
+
+    @cython.final
+    cdef int _skip(self) except -1:
+        # A message was taken that never enters the window.
+        self._miss(self.count, 1, DROPPED)
+        self.count += 1
         return 0
 
     def seal(self):
@@ -160,16 +171,23 @@ cdef class FrameBuilder:
         Gives whether there may be more.  Nothing is taken from the iterator behind a message that
         cannot be appended.
 
-        :raises Exception: see `append`; `waiter.count` tells which message it was.
+        :raises Exception: of the iterator; or see `append`: `waiter` counts that message, too.
         """
-        cdef uint64_t end = waiter.count + <uint64_t> limit
         cdef uint64_t full = self.bytes_encoded + RUN_BYTES
+        cdef uint64_t begin = waiter.count
+        cdef uint64_t taken = 0
         if limit <= 0:
             return True
-        for message in iterator:
-            self._append(message, waiter)
-            if waiter.count >= end or self.bytes_encoded >= full:
-                return True
+        try:
+            for message in iterator:
+                taken += 1
+                self._append(message, waiter)
+                if taken >= <uint64_t> limit or self.bytes_encoded >= full:
+                    return True
+        except BaseException:
+            if waiter.count - begin < taken:
+                waiter._skip()
+            raise
         return False
 
     def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
@@ -197,9 +215,10 @@ cdef class FrameBuilder:
             if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
                 id = (<MessageCtx> message)._publish_id
                 if has_last and id <= last:
-                    error = ArgumentError(f'publish id {id} is not above those before it')
+                    error = ArgumentError(
+                        f'message {i} of send_many: publish id {id} is not above those before it'
+                    )
                     error.index = i
-                    error.add_note(f'message {i} of send_many')
                     raise error
                 last = id
                 next_id = max(next_id, id + 1)

@@ -9,12 +9,14 @@ It answers questions: it holds no future, calls no transport and knows no loop.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
 from rbfly.protocol._entry cimport SubEntry
 from rbfly.protocol._frames cimport (
+    DROPPED,
     PREFIX,
+    UNKNOWN,
     Entry,
     Frame,
     FrameBuilder,
@@ -41,13 +43,34 @@ cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
     return count
 
 
-cdef int give_up(object item, bint unsent, list done) except -1:
-    # A waiter is asked for its first message that is not settled.
+cdef Py_ssize_t span_of(object item, uint32_t *order) noexcept:
+    # How many messages of its waiter it stands for; those of a sub-entry have an order of their own.
+    if type(item) is not SubEntrySpan:
+        return 1
+    order[0] = (<SubEntrySpan> item).order
+    return (<SubEntrySpan> item).count
+
+
+cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
+    # `unsent` of a waiter is that of its first message that is not settled.
     cdef PendingConfirms waiter = waiter_of(item)
+    cdef Py_ssize_t count = span_of(item, &order)
+    waiter._miss(waiter._index(order), count, DROPPED if unsent else UNKNOWN)
     if waiter.remaining:
         waiter.remaining = 0
         waiter.unsent = unsent
         done.append(waiter)
+    return 0
+
+
+cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list found) except -1:
+    # Those of the messages, if they are the waiter's.
+    cdef Py_ssize_t count
+    cdef uint64_t first
+    if waiter_of(item) is waiter:
+        count = span_of(item, &order)
+        first = waiter._index(order)
+        found.extend(range(first, first + count))
     return 0
 
 
@@ -183,6 +206,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef Entry *entry
         cdef uint64_t i
         cdef Py_ssize_t n
+        cdef bint unsent
         self._check_idle()
         done, self.too_large = self.too_large, []
         if self.open is not None:
@@ -194,11 +218,12 @@ cdef class PublishWindow(FrameBuilder):
             entry = &self.ring[i & self.mask]
             if not entry.settled:
                 waiters = (<Frame> self.frames[offset(entry.frame, self.frames_base)]).waiters
+                unsent = not self.any_written or entry.id > self.written
                 for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
-                    give_up(waiters[n], not self.any_written or entry.id > self.written, done)
+                    give_up(waiters[n], entry.order, unsent, done)
         if self.sub_entry is not None:
             for share in self.sub_entry_spans:
-                give_up(share, True, done)
+                give_up(share, 0, True, done)
             self.sub_entry_spans = []
             self.sub_entry._drop(out_size(&self.sub_entry.out))
         self.frames_base += <uint64_t> len(self.frames)
@@ -209,6 +234,24 @@ cdef class PublishWindow(FrameBuilder):
         self.in_flight = self.queued = 0
         self.unsorted = False
         return done
+
+    def unsettled_of(self, PendingConfirms waiter not None):
+        """Which messages of a waiter are queued or in flight: list of their numbers (int)."""
+        cdef list found = []
+        cdef list frames = [*self.frames, self.open]
+        cdef list waiters
+        cdef Entry *entry
+        cdef uint64_t i
+        cdef Py_ssize_t n
+        for i in range(self.head, self.tail):
+            entry = &self.ring[i & self.mask]
+            if not entry.settled:
+                waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
+                for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+                    add_indexes(waiters[n], entry.order, waiter, found)
+        for share in self.sub_entry_spans:
+            add_indexes(share, 0, waiter, found)
+        return found
 
     # -- sending again
 
@@ -398,7 +441,7 @@ cdef class PublishWindow(FrameBuilder):
         if entry.shares == 0:
             waiter = <PendingConfirms> frame.waiters[entry.waiter]
             if code != CONFIRMED:
-                waiter._refuse(entry.id, code, entry.order)
+                waiter._refuse(entry.id, code, entry.order, 1)
             if waiter.remaining == 1 and waiter.sealed:
                 done.append(waiter)
             waiter.remaining -= 1
@@ -408,7 +451,7 @@ cdef class PublishWindow(FrameBuilder):
             waiter = share.waiter
             count += share.count
             if code != CONFIRMED:
-                waiter._refuse(entry.id, code, share.order)
+                waiter._refuse(entry.id, code, share.order, share.count)
             if waiter.remaining == share.count and waiter.sealed:
                 done.append(waiter)
             waiter.remaining -= share.count

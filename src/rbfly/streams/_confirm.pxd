@@ -1,6 +1,8 @@
 # What a task awaits.  No ABI promise between releases.
 
-from rbfly.protocol._frames cimport PendingConfirms
+from libc.stdint cimport uint64_t
+
+from rbfly.protocol._frames cimport Miss, PendingConfirms
 
 
 cdef class ConfirmFuture(PendingConfirms):
@@ -22,3 +24,6 @@ cdef class ConfirmGroup(PendingConfirms):
     cdef list waits                 # of the tasks that await it
     cdef readonly bint settled
     cdef readonly object error
+    cdef readonly tuple missed
+
+    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1

@@ -7,7 +7,9 @@ callback in a context.
 cimport cython
 from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 
-from rbfly.protocol._frames cimport PendingConfirms
+from libc.stdint cimport uint64_t
+
+from rbfly.protocol._frames cimport Miss, PendingConfirms
 
 from asyncio import CancelledError
 
@@ -107,6 +109,8 @@ cdef class ConfirmGroup(PendingConfirms):
     :param loop: the event loop of those who wait.
     :ivar settled: all of them are confirmed, refused or given up.
     :ivar error: what went wrong; None if they were confirmed.
+    :ivar missed: numbers of the messages that are not confirmed, three lists of int: those that
+        the broker refused, that never left, and that left and were given up; None for no such.
     """
 
     def __init__(self, loop):
@@ -122,6 +126,16 @@ cdef class ConfirmGroup(PendingConfirms):
             self.waits.pop()        # given up
         self.waits.append(wait)
         return wait
+
+    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
+        if self.missed is None:
+            self.missed = ([], [], [])
+        (<list> self.missed[why]).extend(range(index, index + count))
+        return 0
+
+    def skip(self):
+        """Count a message that was taken and cannot be sent."""
+        self._skip()
 
     def done(self):
         return self.settled

@@ -7,11 +7,11 @@ await; the window below keeps what is unconfirmed and tells whose messages are s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable
 from typing import TYPE_CHECKING
 
-from ..checks import check_timeout
-from ..error import ArgumentTypeError, ConfirmTimeout, PublisherError, RoomTimeout
+from ..checks import check_type
+from ..error import ConfirmTimeout, PublisherError, RoomTimeout, SendProgress
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
@@ -178,17 +178,27 @@ class Publisher(BasePublisher):
         self,
         messages: Iterable[AMQPBody | MessageCtx] | AsyncIterable[AMQPBody | MessageCtx],
         timeout: float | None = None,
+        *,
+        progress: SendProgress | None = None,
     ) -> int:
         """Send messages, as many at once as the window takes; returns when all are confirmed.
 
-        Stops at the first error, whose `index` says which message it was.  No message behind it
-        is taken from an iterator, and those before it are confirmed when the error is raised;
-        if one of them was refused, that is what is raised.  An asynchronous iterator that has no
-        message yet is not waited for then: the wait is cancelled.  Whatever was taken was sent,
-        also if this is cancelled or times out, and may then still be stored.
+        Takes a message only when there is room for it, and sends what it takes, however the call
+        ends.  Stops at the first error, waits for the confirms of the messages it has sent, and
+        raises the error; a message that the broker refused comes before other errors.  The error's
+        `index` is the number of the message that it is about, None if it is about no single one;
+        its `progress` says how many messages were taken, and which of them are confirmed, refused
+        or unknown.  A timeout or a cancellation does not wait for confirms: messages in flight are
+        unknown then, and may still be stored.
+
+        A call that ends cancels the `__anext__` it waits for.  That is the end of an asynchronous
+        generator; an iterator that survives it, as :class:`Subscription` does, can be given to
+        another call.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None or 0 for no limit.
+        :param progress: is filled in when the call ends, also when it is cancelled; use a new one
+            for each call.
         :returns: how many messages there were.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises AMQPEncoderError: a message has no AMQP 1.0 form.
@@ -197,14 +207,15 @@ class Publisher(BasePublisher):
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: a message fits no frame.
         :raises ConfirmTimeout: not all confirms in time.
-        :raises StreamConnectionError: the connection was lost before every confirm.
+        :raises StreamDoesNotExist: the stream was deleted.
+        :raises StreamConnectionError: the connection was lost, and there was none again within
+            the client's `reconnect_timeout`.
         """
-        check_timeout('timeout', timeout)
-        driver = self._declared()
-        driver.check()
-        if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
-            raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
-        return await ManyMessages(driver).send(messages, timeout)
+        if progress is None:
+            progress = SendProgress()
+        else:
+            check_type('progress', progress, SendProgress)
+        return await ManyMessages(self._declared()).send(messages, timeout, progress)
 
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.

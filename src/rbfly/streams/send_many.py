@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ..error import ConfirmTimeout
+from ..checks import check_timeout
+from ..error import (
+    ArgumentTypeError,
+    ConfirmTimeout,
+    EventLoopError,
+    RbFlyError,
+    SendProgress,
+    twin,
+)
 from ._confirm import ConfirmGroup
 from .types import AMQPBody, MessageCtx
-from .waiting import of_message, publish_error
+from .waiting import of_message, publish_error, set_attribute
 
 if TYPE_CHECKING:
     from .publishing import PublisherDriver
@@ -22,6 +37,7 @@ RUN = 200  # messages between two looks at the clock
 CHECK = 100_000  # messages whose publish ids are looked at in a turn
 
 Message = AMQPBody | MessageCtx
+Messages = Iterable[Message] | AsyncIterable[Message]
 
 
 class ManyMessages:
@@ -35,44 +51,89 @@ class ManyMessages:
         self._core = driver.core
         self._waiter = ConfirmGroup(driver.core.loop)
 
-    async def send(
-        self, messages: Iterable[Message] | AsyncIterable[Message], timeout: float | None
-    ) -> int:
+    async def send(self, messages: Messages, timeout: float | None, progress: SendProgress) -> int:
         """Send them and wait until all are confirmed; how many there were."""
+        error: Exception | None
+        try:
+            error = await self._run(messages, timeout)
+        except Exception as ex:
+            error = ex
+        finally:
+            self._report(progress)
+        if error is None:
+            return progress.taken
+        set_attribute(error, 'progress', progress)
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    async def wait(self, progress: SendProgress) -> None:
+        """Wait until no message is in the window; see :meth:`SendProgress.wait`."""
+        if asyncio.get_running_loop() is not self._core.loop:
+            raise EventLoopError('the publisher of these messages belongs to another event loop')
+        if not self._waiter.seal():
+            await self._waiter.wait()
+        self._report(progress)
+
+    def _report(self, progress: SendProgress) -> None:
+        waiter = self._waiter
+        refused, dropped, unknown = waiter.missed or ([], [], [])
+        pending = self._core.window.unsettled_of(waiter) if waiter.remaining else []
+        progress.taken = waiter.count
+        progress.refused = sorted(refused + dropped)
+        progress.unknown = sorted(unknown + pending)
+        progress._sending = self if pending else None
+
+    async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
+        """Send them and wait for the confirms; what is to be raised."""
+        check_timeout('timeout', timeout)
+        self._driver.check()
+        if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
+            raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
         waiter = self._waiter
         error: Exception | None = None
-        late = False
         limit = asyncio.timeout(timeout or None)
         try:
             async with limit:
-                if isinstance(messages, AsyncIterable):
-                    error = await self._send_aiter_until(aiter(messages))
-                else:
-                    if isinstance(messages, list | tuple):
-                        await self._check_ids(messages)
-                    error = await self._send_iter(iter(messages))
+                try:
+                    error = await self._send(messages)
+                except RbFlyError as ex:
+                    error = twin(ex)  # the publisher takes no more, others raise that, too
                 if not waiter.seal():
                     await waiter.wait()
         except TimeoutError:
             if not limit.expired():
                 raise
-            late = True
+            return self._late(timeout, error)
         finally:
             del limit  # it refers to the task
-        if late:
-            raise ConfirmTimeout(
-                f'{waiter.count - waiter.remaining} of {waiter.count} messages were confirmed'
-                f' within {timeout} s; the others may still be stored'
-            ) from error
+        failure: Exception
         if waiter.errors:
-            raise of_message(publish_error(waiter), waiter.first_refused) from error
-        if waiter.error is not None:  # others may raise it, too: it keeps its cause
-            if error is None:
-                raise waiter.error.with_traceback(None)
-            raise waiter.error.with_traceback(None) from error
+            assert waiter.missed
+            failure = of_message(publish_error(waiter), min(waiter.missed[0]))
+        elif waiter.error is not None:
+            failure = twin(waiter.error)
+        else:
+            return error
         if error is not None:
-            raise of_message(error, waiter.count)
-        return waiter.count
+            failure.__cause__ = error
+        return failure
+
+    def _late(self, timeout: float | None, error: Exception | None) -> ConfirmTimeout:
+        taken, missing = self._waiter.count, self._waiter.remaining
+        refused = sum(map(len, self._waiter.missed or ()))
+        text = f'{taken - missing - refused} of {taken} messages were confirmed within {timeout} s'
+        failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
+        failure.__cause__ = error
+        return failure
+
+    async def _send(self, messages: Messages) -> Exception | None:
+        if isinstance(messages, AsyncIterable):
+            return await self._send_aiter_until(aiter(messages))
+        if isinstance(messages, list | tuple):
+            await self._check_ids(messages)
+        return await self._send_iter(iter(messages))
 
     async def _send_iter(self, messages: Iterator[Message]) -> Exception | None:
         """Send what an iterator gives; the error of the message behind them, if that ends it."""
@@ -88,12 +149,18 @@ class ManyMessages:
             try:
                 more = self._fill(messages, step)
             except Exception as ex:
-                return ex
+                return self._of_last(ex)
             finally:
                 core.write()
             if more and not core.room.waiting and core.has_room(step):
                 await asyncio.sleep(0)  # its time was up
         return None
+
+    def _of_last(self, error: Exception) -> Exception:
+        """An error of the message in hand, or of the iterator in place of the next one."""
+        count, missed = self._waiter.count, self._waiter.missed
+        in_hand = missed is not None and missed[1][-1:] == [count - 1]
+        return of_message(error, count - in_hand)
 
     def _fill(self, messages: Iterator[Message], step: int) -> bool:
         """Fill the window, for a short time; true if there may be more messages."""
@@ -131,29 +198,36 @@ class ManyMessages:
         """`_send_iter` of an asynchronous iterator."""
         driver, core, waiter = self._driver, self._core, self._waiter
         end = monotonic() + TURN
-        while not waiter.errors and not waiter.settled:
+        while True:
+            if core.room.waiting or not core.has_room(1):
+                await driver.wait_room()
+            if core.closed or core.error is not None:
+                driver.check()
+            # An iterator may take its time: others use the room meanwhile, and then the message is
+            # one more than `max_unconfirmed`, queued until the window lets it out.
+            if core.room.waiting:
+                core.room.grant()
+            if waiter.errors or waiter.settled:
+                return None
             try:
                 message = await anext(messages)
             except StopAsyncIteration:
-                break
+                return None
             except Exception as ex:
-                return ex
-            await driver.wait_room()
-            driver.check()
-            if waiter.settled:  # what was sent before is lost
-                core.room.grant()
-                break
+                return self._of_last(ex)
+            # From here on nothing is awaited: a message that was taken is sent.
+            if waiter.settled:  # given up in this turn
+                waiter.skip()
+                return None
             try:
-                core.window.append(message, waiter)
+                core.window.extend((message,), 1, waiter)
             except Exception as ex:
-                core.room.grant()
-                return ex
+                return self._of_last(ex)
             if not core.scheduled:
                 core.schedule()
             if monotonic() > end:  # perhaps nothing has waited so far
                 await asyncio.sleep(0)
                 end = monotonic() + TURN
-        return None
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
         """Raise ValueError for explicit publish ids that do not ascend."""

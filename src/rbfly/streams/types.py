@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
-from ..error import PublishErrorInfo
+from ..error import PublishErrorInfo, SendProgress
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
 from ..value import Value
@@ -29,6 +29,7 @@ __all__ = [
     'PSubscriber',
     'PublishErrorInfo',
     'PublisherInfo',
+    'SendProgress',
     'StreamStats',
     'SubscriptionInfo',
 ]

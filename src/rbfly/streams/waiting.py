@@ -6,10 +6,11 @@ import asyncio
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..checks import check_timeout
-from ..error import PublishError, PublishErrorInfo
+from ..error import PublishError, PublishErrorInfo, RbFlyError
 from ..protocol._frames import PendingConfirms
 from ._confirm import ConfirmFuture
 from ._sending import PublisherCore, SemaphoreState
@@ -23,6 +24,7 @@ __all__ = [
     'in_time',
     'of_message',
     'publish_error',
+    'set_attribute',
     'summary',
 ]
 
@@ -237,12 +239,19 @@ def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) 
 
 def of_message(error: Exception, index: int) -> Exception:
     """Let an error say which message of `send_many` it is about."""
-    try:
-        error.index = index  # type: ignore[attr-defined]
-    except AttributeError:
-        pass  # an error of the user's, with slots
-    error.add_note(f'message {index} of send_many')
+    text = f'message {index} of send_many'
+    if isinstance(error, RbFlyError):
+        error.args = (f'{text}: {error}', *error.args[1:])
+    else:
+        error.add_note(text)
+    set_attribute(error, 'index', index)
     return error
+
+
+def set_attribute(error: Exception, name: str, value: object) -> None:
+    """Set an attribute of an error, unless it is the user's and has slots."""
+    with suppress(AttributeError):
+        setattr(error, name, value)
 
 
 def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
