@@ -197,8 +197,7 @@ class Publisher(BasePublisher):
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None or 0 for no limit.
-        :param progress: is filled in when the call ends, also when it is cancelled; use a new one
-            for each call.
+        :param progress: is filled in when the call ends, also when it is cancelled.
         :returns: how many messages there were.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises AMQPEncoderError: a message has no AMQP 1.0 form.
