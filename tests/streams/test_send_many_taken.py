@@ -6,9 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.streams.error import ConfirmTimeout, PublishError
+from rbfly.streams.error import ConfirmTimeout, PublisherError, PublishError
 from rbfly.testing import StreamBroker
+from tests import fake as wire
 from tests.brokers import until
+from tests.fake import FakeBroker, Frame
+from tests.fake import FakeConnection as Peer
+from tests.streams.test_send_many import refusing
 from tests.streams.test_publish import stored
 
 FOREVER = 10**9
@@ -93,3 +97,130 @@ async def test_window_is_full_of_the_messages_of_others() -> None:
             assert source.taken == []
             broker.heal()
             await asyncio.gather(*others)
+
+
+# -- while it waits for the next message
+
+
+async def items(queue: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+    while True:
+        yield await queue.get()
+
+
+async def test_generators_of_one_queue(client: rbs.StreamsClient, stream: str) -> None:
+    """A cancelled call ends its generator; the next one has what is left in the queue."""
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    sent: list[bytes] = []
+    async with client.publisher(stream, amqp=False, max_unconfirmed=5) as publisher:
+        for turns in range(40):
+            task = asyncio.create_task(publisher.send_many(items(queue)))
+            for _ in range(turns):
+                sent.append(b'%d' % len(sent))
+                queue.put_nowait(sent[-1])
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        task = asyncio.create_task(publisher.send_many(items(queue)))
+        await until(queue.empty, 'all were taken')
+        task.cancel()
+    assert await stored(client, stream) == sent
+
+
+async def test_others_use_the_room_meanwhile() -> None:
+    held: list[tuple[Peer, Frame]] = []
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    async with (
+        FakeBroker(on={wire.PUBLISH: lambda *item: held.append(item)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False, max_unconfirmed=1) as publisher,
+    ):
+        queue.put_nowait(b'first')
+        many = asyncio.create_task(publisher.send_many(items(queue)))
+        await until(lambda: len(held) == 1, 'the window is full')
+        other = asyncio.create_task(publisher.send(b'other'))
+        await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait for room')
+        fake.default(*held[0])
+        await until(lambda: len(held) == 2, 'the other message is sent')
+        queue.put_nowait(b'second')  # is queued behind it
+        await until(queue.empty, 'it was taken')
+        assert publisher._core.window.queued == 1
+        fake.default(*held[1])
+        await other
+        await until(lambda: len(held) == 3, 'it is sent')
+        fake.default(*held[2])
+        await until(lambda: publisher._core.window.unsettled == 0, 'it is confirmed')
+        many.cancel()
+
+
+async def test_message_that_comes_with_a_refusal_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    queue.put_nowait(b'first')
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing(1)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        driver = publisher._declared()
+        after_settled = driver.after_settled
+
+        def with_message() -> None:
+            after_settled()
+            if queue.empty() and publisher.message_id == 2:
+                queue.put_nowait(b'second')
+
+        monkeypatch.setattr(driver, 'after_settled', with_message)
+        with pytest.raises(PublishError) as caught:
+            await publisher.send_many(items(queue))
+        progress = caught.value.progress
+        assert progress is not None
+        assert progress.taken + queue.qsize() == 2
+        assert (progress.refused, progress.unknown) == ([0], [])
+        assert publisher.message_id == progress.taken + 1
+
+
+async def test_message_that_comes_when_the_publisher_is_given_up() -> None:
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        many = asyncio.create_task(publisher.send_many(items(queue)))
+        queue.put_nowait(b'first')
+        await until(lambda: publisher.message_id == 2, 'it was taken')
+        await until(lambda: publisher._core.window.unsettled == 0, 'it is confirmed')
+        queue.put_nowait(b'second')
+        publisher._abort(PublisherError('given up by the test'))
+        with pytest.raises(PublisherError, match='given up') as caught:
+            await many
+        progress = caught.value.progress
+        assert progress is not None
+        assert (progress.taken, progress.confirmed, progress.refused) == (2, 1, [1])
+
+
+async def test_message_that_comes_while_the_publisher_closes() -> None:
+    held: list[tuple[Peer, Frame]] = []
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    async with (
+        FakeBroker(on={wire.PUBLISH: lambda *item: held.append(item)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', amqp=False) as publisher,
+    ):
+        many = asyncio.create_task(publisher.send_many(items(queue)))
+        queue.put_nowait(b'first')
+        await until(lambda: len(held) == 1, 'it is sent')
+        closing = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        queue.put_nowait(b'second')
+        queue.put_nowait(b'third')
+        await until(lambda: queue.qsize() == 1, 'the second was taken')
+        fake.default(*held[0])
+        await until(lambda: len(held) == 2, 'it is sent')
+        fake.default(*held[1])
+        await closing
+        with pytest.raises(PublisherError, match='closed') as caught:
+            await many
+        progress = caught.value.progress
+        assert progress is not None
+        assert (progress.taken, progress.confirmed) == (2, 2)
+        assert queue.get_nowait() == b'third'

@@ -203,10 +203,10 @@ class ManyMessages:
                 await driver.wait_room()
             if core.closed or core.error is not None:
                 driver.check()
-            # An iterator may take its time: others use the room meanwhile, and then the message is
-            # one more than `max_unconfirmed`, queued until the window lets it out.
+            # Others may use the room while the iterator takes its time: its message is queued then,
+            # one more than `max_unconfirmed`, until the window lets it out.
             if core.room.waiting:
-                core.room.grant()
+                core.loop.call_soon(core.room.grant)
             if waiter.errors or waiter.settled:
                 return None
             try:

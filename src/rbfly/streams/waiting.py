@@ -243,13 +243,14 @@ def of_message(error: Exception, index: int) -> Exception:
     if isinstance(error, RbFlyError):
         error.args = (f'{text}: {error}', *error.args[1:])
     else:
-        error.add_note(text)
+        with suppress(AttributeError):
+            error.add_note(text)
     set_attribute(error, 'index', index)
     return error
 
 
 def set_attribute(error: Exception, name: str, value: object) -> None:
-    """Set an attribute of an error, unless it is the user's and has slots."""
+    """Set an attribute of an error, unless it is the user's and takes none."""
     with suppress(AttributeError):
         setattr(error, name, value)
 
