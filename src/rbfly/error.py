@@ -55,15 +55,15 @@ E = TypeVar('E', bound=Exception)
 class SendProgress:
     """What became of each message that a call of `send_many` took.
 
-    Errors of `send_many` have one in their attribute `progress`.  One that is given to `send_many` is
-    filled in when the call ends, however it ends.  Messages are numbered from 0, in the order in which
-    they were taken; those that are neither in `refused` nor in `unknown` are confirmed.
+    Errors of `send_many` have one in their attribute `progress`.  One that is given to `send_many`
+    is filled in when the call ends, however it ends.  Messages are numbered from 0, in the order in
+    which they were taken; those that are neither in `refused` nor in `unknown` are confirmed.
 
     :ivar taken: how many messages were taken (int).
     :ivar refused: numbers of the messages that are not stored, ascending (list[int]): the broker
         refused them, they could not be encoded, or they were given up before they were sent.
-    :ivar unknown: numbers of the messages that may be stored, ascending (list[int]): no confirm has
-        come.
+    :ivar unknown: numbers of the messages that may be stored, ascending (list[int]): the broker has
+        not confirmed them.
     """
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class SendProgress:
     async def wait(self) -> None:
         """Wait for the outcome of the unknown messages, then update the attributes.
 
-        After a timeout or a cancellation the publisher still sends the unknown messages and receives
-        their confirms.  Messages that are unknown after `wait` stay so: the publisher gave them up,
-        because it was closed or because its stream or connection was lost for good.
+        After a timeout or a cancellation the publisher still sends the unknown messages and
+        receives their confirms.  Messages that are unknown after `wait` stay so: the publisher gave
+        them up, because it was closed, or its stream or connection was lost for good.
 
         :raises EventLoopError: the publisher belongs to another event loop.
         """
@@ -108,8 +108,8 @@ class RbFlyError(Exception):
     """Base of every error that RbFly raises on purpose.
 
     :ivar index: which of the messages given to `send_many` it is about, counted from 0; else None.
-    :ivar progress: what became of the messages given to `send_many` (:class:`SendProgress`); None for
-        errors of other calls.
+    :ivar progress: what became of the messages given to `send_many` (:class:`SendProgress`); None
+        for errors of other calls.
     :ivar retriable: the same may work some time later (bool).
     :ivar code: response code of the broker (int), of a :class:`ProtocolError`; else None.
     """

@@ -55,9 +55,10 @@ class Program:
 
 def cut(client: rbs.StreamsClient) -> None:
     """Lose the connections of all publishers."""
-    for link in list(client._cluster.links):
-        if link.connection is not None and link.connection._transport is not None:
-            link.connection._transport.abort()
+    links: list[Any] = list(client._cluster.links)
+    for connection in [link.connection for link in links]:
+        if connection is not None and connection._transport is not None:
+            connection._transport.abort()
 
 
 # -- `send_all`: what is in a list, by a publisher that stays open
@@ -100,9 +101,7 @@ async def test_cancelled(
     client: rbs.StreamsClient, stream: str, name: str | None, window: int
 ) -> None:
     messages = bodies()
-    async with client.publisher(
-        stream, name=name, amqp=False, max_unconfirmed=window
-    ) as publisher:
+    async with client.publisher(stream, name=name, amqp=False, max_unconfirmed=window) as publisher:
         sending = Sending(publisher, messages, '60')
         for turns in range(25):
             for _ in range(turns):
@@ -119,9 +118,7 @@ async def test_cancelled(
 async def test_timeouts(
     client: rbs.StreamsClient, stream: str, name: str | None, window: int
 ) -> None:
-    async with client.publisher(
-        stream, name=name, amqp=False, max_unconfirmed=window
-    ) as publisher:
+    async with client.publisher(stream, name=name, amqp=False, max_unconfirmed=window) as publisher:
         sending = Sending(publisher, bodies(), '0.0001')
         await sending.all
     assert sending.program.said
@@ -134,9 +131,7 @@ async def test_timeouts(
 async def test_connections_are_lost(
     client: rbs.StreamsClient, stream: str, name: str | None, window: int
 ) -> None:
-    async with client.publisher(
-        stream, name=name, amqp=False, max_unconfirmed=window
-    ) as publisher:
+    async with client.publisher(stream, name=name, amqp=False, max_unconfirmed=window) as publisher:
         sending = Sending(publisher, bodies(), '60')
         for part in range(1, 4):
             await until(lambda: publisher.message_id > part * COUNT // 5, 'it sends')  # noqa: B023
@@ -286,8 +281,7 @@ async def test_stream_is_deleted_and_created(
     count = 3000
     async with client.publisher(stream, name=name, amqp=False, max_unconfirmed=1) as publisher:
         sending = Sending(publisher, bodies(count), '60')
-        while publisher.message_id < 10:
-            await asyncio.sleep(0)
+        await until(lambda: publisher.message_id > 10, 'it sends')
         await client.delete_stream(stream)
         await until(lambda: bool(sending.errors), 'the stream is gone')
         await client.create_stream(stream)
@@ -318,8 +312,7 @@ async def test_load_is_ended_and_run_again(
     for turns in range(0, 100, 10):
         async with rbs.streams_client(broker_uri) as other:
             run = asyncio.create_task(program.names['load'](other))
-            while not other._cluster.links and not run.done():
-                await asyncio.sleep(0)
+            await until(lambda: bool(other._cluster.links) or run.done(), 'it begins')  # noqa: B023
             for _ in range(turns):
                 await asyncio.sleep(0)
             cut(other)
@@ -351,7 +344,7 @@ async def test_load_through_faults(fault: Fault, seconds: str, window: int) -> N
 
         async def run() -> None:
             while True:
-                call = asyncio.create_task(program.names['load'](client))
+                call: asyncio.Task[None] = asyncio.create_task(program.names['load'](client))
                 world.cancel = call.cancel
                 (outcome,) = await asyncio.gather(call, return_exceptions=True)
                 if outcome is None:

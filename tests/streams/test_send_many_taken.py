@@ -12,8 +12,8 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
-from tests.streams.test_send_many import refusing
 from tests.streams.test_publish import stored
+from tests.streams.test_send_many import refusing
 
 FOREVER = 10**9
 WINDOWS = pytest.mark.parametrize('window', [1, 5, 100])

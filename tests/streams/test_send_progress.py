@@ -134,7 +134,7 @@ async def test_refused_messages(asynchronous: bool) -> None:
     ):
         await publisher.send('has id 1')
         progress = SendProgress()
-        with pytest.raises(PublishError, match='message 2 of send_many: .* id 4') as caught:
+        with pytest.raises(PublishError, match=r'message 2 of send_many: .* id 4') as caught:
             await publisher.send_many(messages_of(range(8), asynchronous), progress=progress)
         assert caught.value.index == 2
         assert caught.value.progress is progress
@@ -149,7 +149,7 @@ async def test_message_that_cannot_be_sent(
     client: rbs.StreamsClient, stream: str, asynchronous: bool, bad: Any, kind: Any
 ) -> None:
     async with client.publisher(stream) as publisher:
-        with pytest.raises(kind, match='^message 3 of send_many: ') as caught:
+        with pytest.raises(kind, match=r'^message 3 of send_many: ') as caught:
             await publisher.send_many(messages_of([0, 1, 2, bad, 4], asynchronous))
         assert caught.value.index == 3
         assert numbers(caught.value.progress) == (4, 3, [3], [])
@@ -207,8 +207,9 @@ async def test_nothing_is_taken_from_a_call_that_is_refused(
         for messages, timeout in calls:
             with pytest.raises((TypeError, ValueError)) as caught:
                 await publisher.send_many(messages, timeout)
-            assert numbers(caught.value.progress) == (0, 0, [], [])  # type: ignore[union-attr]
-        assert str(caught.value).startswith('message 1 of send_many: publish id 2')
+            error: Any = caught.value
+            assert numbers(error.progress) == (0, 0, [], [])
+        assert str(error).startswith('message 1 of send_many: publish id 2')
         with pytest.raises(ArgumentTypeError, match='progress'):
             await publisher.send_many([1], progress=5)  # type: ignore[arg-type]
     with pytest.raises(PublisherError, match='closed') as closed:
@@ -314,7 +315,7 @@ async def test_sub_entries(asynchronous: bool) -> None:
 async def test_messages_of_others_do_not_count(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, max_unconfirmed=20) as publisher:
         several = [SendProgress() for _ in range(10)]
-        tasks = [
+        tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(
                 publisher.send_many(messages_of(range(10_000), i % 2 == 0), progress=progress)
             )
@@ -351,3 +352,24 @@ async def test_wait_in_another_event_loop() -> None:
 
 def test_errors_of_other_calls_have_no_progress() -> None:
     assert RbFlyError('x').progress is None
+
+
+@KINDS
+async def test_calls_that_wait_for_room_have_errors_of_their_own(asynchronous: bool) -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=1) as publisher,
+    ):
+        await publisher.submit('x')
+        calls = [
+            asyncio.create_task(publisher.send_many(messages_of(range(8), asynchronous)))
+            for _ in range(2)
+        ]
+        await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait for room')
+        publisher._abort(PublisherError('given up by the test'))
+        errors: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        assert errors[0] is not errors[1]
+        assert errors[0].progress is not errors[1].progress
+        assert [numbers(error.progress) for error in errors] == [(0, 0, [], [])] * 2
+        publisher._failures._items.clear()

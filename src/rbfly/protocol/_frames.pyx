@@ -174,18 +174,18 @@ cdef class FrameBuilder:
         :raises Exception: of the iterator; or see `append`: `waiter` counts that message, too.
         """
         cdef uint64_t full = self.bytes_encoded + RUN_BYTES
-        cdef uint64_t begin = waiter.count
-        cdef uint64_t taken = 0
+        cdef uint64_t end = waiter.count + <uint64_t> limit
+        cdef Py_ssize_t left = limit
         if limit <= 0:
             return True
         try:
             for message in iterator:
-                taken += 1
+                left -= 1
                 self._append(message, waiter)
-                if taken >= <uint64_t> limit or self.bytes_encoded >= full:
+                if left == 0 or self.bytes_encoded >= full:
                     return True
         except BaseException:
-            if waiter.count - begin < taken:
+            if end - waiter.count > <uint64_t> left:
                 waiter._skip()
             raise
         return False

@@ -44,7 +44,7 @@ cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
 
 
 cdef Py_ssize_t span_of(object item, uint32_t *order) noexcept:
-    # How many messages of its waiter it stands for; those of a sub-entry have an order of their own.
+    # How many messages of its waiter it stands for; a span has an order of its own.
     if type(item) is not SubEntrySpan:
         return 1
     order[0] = (<SubEntrySpan> item).order
