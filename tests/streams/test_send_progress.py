@@ -361,7 +361,7 @@ async def test_calls_that_wait_for_room_have_errors_of_their_own(asynchronous: b
         rbs.streams_client(fake.uri) as client,
         client.publisher('test', max_unconfirmed=1) as publisher,
     ):
-        await publisher.submit('x')
+        confirmation = await publisher.submit('x')
         calls = [
             asyncio.create_task(publisher.send_many(messages_of(range(8), asynchronous)))
             for _ in range(2)
@@ -372,4 +372,4 @@ async def test_calls_that_wait_for_room_have_errors_of_their_own(asynchronous: b
         assert errors[0] is not errors[1]
         assert errors[0].progress is not errors[1].progress
         assert [numbers(error.progress) for error in errors] == [(0, 0, [], [])] * 2
-        publisher._failures._items.clear()
+        assert isinstance(confirmation.exception(), PublisherError)  # so close does not raise it
