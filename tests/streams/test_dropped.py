@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.net.observer import State
 from rbfly.streams.error import ProtocolError, StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
@@ -44,7 +46,7 @@ async def test_dropped_subscription_takes_its_client_along() -> None:
         assert await anext(messages) == b'x'
         with pytest.warns(ResourceWarning):
             del messages
-        await until(lambda: not stream.reader.live, 'it unsubscribes')
+            await until(lambda: not stream.reader.live, 'it unsubscribes')
 
 
 @pytest.mark.usefixtures('_no_collector')
@@ -106,6 +108,33 @@ async def test_subscription_that_is_dropped_while_others_are_told(
                 await client.disconnect()
         assert not held
         await kept.aclose()
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize('how', ['lost', 'disconnected'])
+async def test_subscription_that_is_dropped_while_its_state_changes(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The garbage collector can run at any time; here, whenever a change of state is logged."""
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
+        assert await anext(held[0]) == b'x'
+        link = held[0]._driver.link
+        assert link.connection is not None
+
+        def drop(record: logging.LogRecord) -> bool:
+            held.clear()
+            return True
+
+        with caplog.at_level(logging.DEBUG), caplog.filtering(drop):  # type: ignore[arg-type]
+            if how == 'lost':
+                link.connection.abort(StreamConnectionError('lost'))
+            else:
+                await client.disconnect()
+        assert not held
+        await until(lambda: link.state is State.CLOSED, 'the subscription has ended')
 
 
 @pytest.mark.usefixtures('_no_collector')

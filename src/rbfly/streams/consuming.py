@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..error import (
@@ -332,30 +331,18 @@ class SubscriptionDriver:
         if self.closed:
             return
         self.closed = True
-        data = None if self._tracker is None else self._tracker.pending()
-        self._run_in_loop(lambda: self._release(data))
-
-    def _release(self, data: bytes | None) -> None:
-        if self._tracker is not None:
-            self._tracker.stop()
-        if data is not None:
-            self.write(data, last=True)
-        self._end()
-
-    def _run_in_loop(self, function: Callable[[], object]) -> None:
-        """Call a function in the event loop that it was opened in: now, if this is its thread."""
         loop = self.link.loop
         if loop is None or loop.is_closed():
             self._end()
-            return
-        try:
-            inside = asyncio.get_running_loop() is loop
-        except RuntimeError:
-            inside = False
-        if inside:
-            function()
-        else:
-            loop.call_soon_threadsafe(function)
+        else:  # in a turn of its own: the collector may run while the link is at anything
+            loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        if self._tracker is not None:
+            self._tracker.stop()
+            if (data := self._tracker.pending()) is not None:
+                self.write(data, last=True)
+        self._end()
 
 
 class Closed:
