@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import rbfly
+
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / 'src'
 EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
@@ -153,7 +155,26 @@ interpreters.run_string(interpreters.create(), {inner!r})
     assert answer.read_text() == 'refused'
 
 
-def test_version_is_looked_up_when_asked_for() -> None:
-    program = 'import rbfly; print(rbfly.__version__)'
-    version = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).strip()
-    assert version == importlib.metadata.version('rbfly')
+def test_version_of_the_package_and_of_its_distribution_are_the_same() -> None:
+    assert rbfly.__version__ == importlib.metadata.version('rbfly')
+
+
+def test_connects_without_distribution_metadata(tmp_path: Path) -> None:
+    """A vendored copy, a zipapp and what a freezer makes have none."""
+    package = Path(rbfly.__file__).parent
+    shutil.copytree(package, tmp_path / 'rbfly', ignore=shutil.ignore_patterns('__pycache__'))
+    program = f"""
+import asyncio, sys
+sys.path.insert(0, {str(tmp_path)!r})
+sys.path[:] = [path for path in sys.path if not path.endswith('site-packages')]
+import rbfly.streams as rbs
+from rbfly.testing import StreamBroker
+async def main():
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        await client.create_stream('test')
+asyncio.run(main())
+print(rbs.__file__, 'importlib.metadata' in sys.modules)
+"""
+    path, looked_up = run(sys.executable, '-I', '-c', program, cwd=tmp_path).split()
+    assert Path(path).is_relative_to(tmp_path)
+    assert looked_up == 'False'

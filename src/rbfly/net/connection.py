@@ -7,7 +7,6 @@ below, in :mod:`rbfly.protocol.commands` and in the engine.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import ssl as ssl_module
 from collections.abc import Callable, Iterable
@@ -47,7 +46,12 @@ UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
 FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions, StreamStats
 
-PROPERTIES = {'product': 'RbFly', 'platform': 'Python', 'copyright': 'Apache-2.0'}
+PROPERTIES = {
+    'product': 'RbFly',
+    'version': rbfly.__version__,
+    'platform': 'Python',
+    'copyright': 'Apache-2.0',
+}
 
 
 class Role(Enum):
@@ -170,9 +174,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     async def _handshake(self, auth: AuthMechanism, name: str, tune: Tune) -> None:
         # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
         self._enter('exchanging peer properties')
-        properties = PROPERTIES | {'version': own_version()}
-        if name:
-            properties['connection_name'] = name
+        properties = PROPERTIES | ({'connection_name': name} if name else {})
         self.server_properties = await self.request(commands.PeerProperties(properties))
         self._enter('negotiating the SASL mechanism')
         offered = await self.request(commands.SaslHandshake())
@@ -505,11 +507,6 @@ def call_each(
         except Exception as ex:
             message = f'{callback!r} failed'
             loop.call_exception_handler({'message': message, 'exception': ex})
-
-
-@functools.cache
-def own_version() -> str:
-    return rbfly.__version__
 
 
 def broker_version(properties: dict[str, str]) -> tuple[int, int]:
