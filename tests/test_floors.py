@@ -45,7 +45,7 @@ FLOORS = {
         ['_iteration', '_engine'],
     ],
     'rbfly.net': [
-        ['', 'uri', 'observer'],
+        ['', 'uri', 'observer', 'waiting'],
         ['connection', 'retry'],
         ['closing', 'sharing'],
         ['cluster'],

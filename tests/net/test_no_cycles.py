@@ -124,3 +124,43 @@ async def test_publishing_to_a_broker_that(use: Any, broker: dict[str, Any]) -> 
 )
 async def test_reading_from_a_broker_that(on: dict[int, Any]) -> None:
     await goes(read, on=on)
+
+
+async def close_publisher(client: rbs.StreamsClient) -> None:
+    async with client.publisher('test') as publisher:
+        await publisher.close()
+
+
+async def close_subscription(client: rbs.StreamsClient) -> None:
+    messages = client.subscribe('test', timeout=LIMIT)
+    with suppress(TimeoutError):
+        await anext(messages)
+    await messages.aclose()
+
+
+async def disconnect_client(client: rbs.StreamsClient) -> None:
+    await client.get_protocol()
+    await client.disconnect()
+
+
+@pytest.mark.parametrize(
+    ('close', 'unanswered'),
+    [
+        (close_publisher, wire.DELETE_PUBLISHER),
+        (close_subscription, wire.UNSUBSCRIBE),
+        (disconnect_client, wire.CLOSE),
+    ],
+)
+async def test_closing_that_is_cancelled(close: Any, unanswered: int) -> None:
+    async def use(client: rbs.StreamsClient, fake: FakeBroker) -> None:
+        task = asyncio.create_task(close(client))
+        await until(
+            lambda: any(unanswered in peer.commands() for peer in fake.connections), 'it closes'
+        )
+        task.cancel()
+        await asyncio.wait([task])
+        left.append(weakref.ref(task))
+
+    left: list[weakref.ref[asyncio.Task[None]]] = []
+    await goes(use, on={unanswered: SILENT})
+    assert left[0]() is None

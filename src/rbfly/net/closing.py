@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..error import StreamConnectionError
+from .waiting import settled
 
 __all__ = ['CloseTimeout', 'answered', 'can_wait']
 
@@ -75,6 +76,6 @@ class CloseTimeout:
 
 async def answered(answer: asyncio.Future[Any]) -> None:
     """Wait for an answer; whoever is cancelled meanwhile leaves the request alone."""
-    await asyncio.wait([answer])
+    await settled(answer)
     if not answer.cancelled() and (error := answer.exception()) is not None:
         raise error

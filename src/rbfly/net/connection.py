@@ -30,6 +30,7 @@ from ..protocol._engine import Engine
 from ..protocol.commands import Broker, Command, ServerClose, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .uri import AuthMechanism, ConnectionInfo
+from .waiting import settled
 
 __all__ = ['Connection', 'Role', 'call_each', 'disconnected']
 
@@ -242,7 +243,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             return  # its socket went with its loop
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.wait([self._say_goodbye()])
+                await settled(self._say_goodbye())
         except TimeoutError:
             pass
         finally:

@@ -10,6 +10,7 @@ from ..protocol import commands
 from ..protocol.commands import StreamMetadata
 from .connection import Connection
 from .retry import Backoff, Deadline
+from .waiting import settled
 
 __all__ = ['Attempt', 'Lookup']
 
@@ -43,7 +44,7 @@ class Attempt:
             deadline.follow(self.waiting[0])
         self.waiting.append(deadline)
         try:
-            await asyncio.wait([self.task])
+            await settled(self.task)
         finally:
             self.waiting.remove(deadline)
             deadline.part()

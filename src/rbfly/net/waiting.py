@@ -1,0 +1,25 @@
+"""Waiting for a future that others own."""
+
+import asyncio
+from typing import Any
+
+__all__ = ['settled']
+
+
+async def settled(future: asyncio.Future[Any]) -> None:
+    """Wait until a future is done, whatever its outcome; cancelling the wait leaves it alone.
+
+    Unlike `asyncio.wait` since Python 3.14, no frame refers to the waiting task: with the exception
+    of a cancelled task, that would be a cycle.
+    """
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    future.add_done_callback(wake)
+    try:
+        await done
+    finally:
+        future.remove_done_callback(wake)
