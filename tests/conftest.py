@@ -18,8 +18,6 @@ pytest_plugins = ['tests.without', 'tests.brokers']
 
 # Files of a minute; they begin first, so that no worker is at one alone in the end.
 LONGEST = ('test_package', 'test_prove', 'test_proofs_faults', 'test_proofs_leader', 'test_exact')
-# Whoever uses one of these needs a broker.
-BROKERS = {'broker', 'joined_broker', 'private_broker'}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile('tests')
     config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
     config.addinivalue_line('markers', 'broker: needs a RabbitMQ; set by its fixtures')
+    config.addinivalue_line('markers', 'long: takes minutes with sanitizers, or without optimization')
     config.addinivalue_line('markers', 'examples: the examples of the documentation')
     config.addinivalue_line('markers', 'own_clock: time passes at once, see tests/clock.py')
 
@@ -68,8 +67,6 @@ def eager_loop() -> asyncio.AbstractEventLoop:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
-        if BROKERS & set(getattr(item, 'fixturenames', ())):
-            item.add_marker('broker')
         if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
             item.fixturenames.insert(0, 'tidy')
 

@@ -14,6 +14,7 @@ import pytest
 from brokers import RabbitMQ
 
 OWN = {'own_broker', 'joined_broker', 'private_broker'}
+BROKERS = {'broker', 'joined_broker', 'private_broker'}
 HOW = {
     'RabbitMQ': 'run as root on Debian, or with docker or podman, or name one: '
     'RBFLY_URI=rabbitmq-stream://...',
@@ -57,9 +58,15 @@ def in_memory(config: pytest.Config) -> bool:
     return 'RabbitMQ' in config.stash[MISSING]
 
 
+def fixtures(item: pytest.Item) -> set[str]:
+    """Names of the fixtures of a test; those of its own parameters are none."""
+    parameters = item.callspec.params if hasattr(item, 'callspec') else ()
+    return {*getattr(item, 'fixturenames', ())}.difference(parameters)
+
+
 def needs(item: pytest.Item) -> set[str]:
     """What a test does not run without."""
-    names = {*getattr(item, 'fixturenames', ())}
+    names = fixtures(item)
     if 'broker' in names:  # which can be any, if the test asks for no other
         names.discard('joined_broker')
         own = bool(names & OWN)
@@ -76,6 +83,9 @@ def needs(item: pytest.Item) -> set[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if BROKERS & fixtures(item):
+            item.add_marker('broker')
     missing = config.stash[MISSING].keys()
     left = [item for item in items if needs(item) & missing]
     if not left:

@@ -75,6 +75,7 @@ def test_decimal_is_not_a_message_id() -> None:
         _ = decode_amqp(bytes.fromhex('005373c006017400000000005375a000')).properties
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('double', [lambda a: [a, a], lambda a: {'a': a, 'b': a}])
 def test_shared_values_do_not_grow_without_bound(double: Any) -> None:
     value: Any = b'x' * 1000
@@ -134,6 +135,7 @@ except AMQPEncoderError:
 """
 
 
+@pytest.mark.long
 def test_a_million_nested_described_are_freed() -> None:
     # in a subprocess, since a stack overflow would kill this one
     result = subprocess.run([sys.executable, '-c', DEEP], capture_output=True, text=True)

@@ -105,6 +105,7 @@ def test_value_nested_too_deep(kind: str) -> None:
         encode_amqp_bytes(stream_message_ctx(b'', footer={'x-a': deeper(kind)}))
 
 
+@pytest.mark.long
 def test_a_million_deep() -> None:
     value = nested_lists(1_000_000)
     with pytest.raises(AMQPEncoderValueError):
@@ -496,6 +497,7 @@ def test_codec_keeps_no_exception_state() -> None:
     assert sys.exc_info() == (None, None, None)
 
 
+@pytest.mark.long
 def test_shared_long_values_are_refused() -> None:
     with pytest.raises(AMQPEncoderValueError, match='512 MiB'):
         encode_amqp_bytes([b'x' * 2**20] * 10**5)

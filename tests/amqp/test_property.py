@@ -22,6 +22,8 @@ from rbfly.amqp import (
 )
 from rbfly.error import AMQPDecoderError, RbFlyBufferError
 
+pytestmark = pytest.mark.long
+
 # no shrinking: for values this large it can take minutes
 profile = settings(
     max_examples=150,

@@ -3,6 +3,8 @@
 import gc
 import sys
 
+import pytest
+
 import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.leaks import Snapshot
@@ -17,6 +19,7 @@ def blocks() -> int:
     return sys.getallocatedblocks()
 
 
+@pytest.mark.long
 async def test_ten_thousand_connections() -> None:
     async with StreamBroker() as memory:
         for i in range(CYCLES):

@@ -249,6 +249,7 @@ def test_message_longer_than_its_batch() -> None:
 # -- bombs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
 def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
     """A high ratio is no way to use up memory."""

@@ -1211,9 +1211,9 @@ class BatchedModel(Model):
     batched = True
 
 
-TestModel = Model.TestCase
+TestModel = pytest.mark.long(Model.TestCase)
 TestModel.settings = settings(max_examples=150, stateful_step_count=60)
-TestBatchedModel = BatchedModel.TestCase
+TestBatchedModel = pytest.mark.long(BatchedModel.TestCase)
 TestBatchedModel.settings = settings(max_examples=150, stateful_step_count=60)
 
 

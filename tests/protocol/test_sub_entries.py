@@ -631,9 +631,9 @@ class CompressedModel(Model):
 
 
 CHECKS = settings(max_examples=150, stateful_step_count=60)
-TestModel = Model.TestCase
+TestModel = pytest.mark.long(Model.TestCase)
 TestModel.settings = CHECKS
-TestBatchedModel = BatchedModel.TestCase
+TestBatchedModel = pytest.mark.long(BatchedModel.TestCase)
 TestBatchedModel.settings = CHECKS
-TestCompressedModel = CompressedModel.TestCase
+TestCompressedModel = pytest.mark.long(CompressedModel.TestCase)
 TestCompressedModel.settings = CHECKS
