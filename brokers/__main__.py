@@ -3,5 +3,6 @@
 import sys
 
 from .cli import main
+from .output import run
 
-sys.exit(main())
+sys.exit(run(main))

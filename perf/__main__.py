@@ -2,6 +2,8 @@
 
 import sys
 
+from brokers.output import run
+
 from .cli import main
 
-sys.exit(main())
+sys.exit(run(main))

@@ -825,3 +825,21 @@ def test_progress_on_a_terminal_and_elsewhere() -> None:
         assert 'half done' in text
         assert 'brokers: working: done in' in text
         assert ('\r' in text) is stream.isatty()
+
+
+@pytest.mark.parametrize(
+    'command',
+    [['perf', 'list'], ['perf', '--help'], ['perf', 'prove'], ['brokers', '--help'],
+     ['brokers', 'status', '--json'], ['rbfly', '--help']],
+    ids=' '.join,
+)  # fmt: skip
+def test_output_that_nobody_reads(command: list[str]) -> None:
+    """As behind `| head`; Python says that at its end, or with a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, '-X', 'dev', '-m', *command],
+        cwd=CHECKOUT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert result.stderr == ''

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 
 from .testing.broker import StreamBroker
@@ -22,27 +23,42 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def tell(text: str) -> None:
-    print(text, flush=True)
+async def serve(args: argparse.Namespace) -> None:
+    unread = asyncio.Event()
 
+    def tell(text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            discard_output()
+            unread.set()
 
-async def serve(broker: StreamBroker) -> None:
+    told = None if args.quiet else tell
+    broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=told)
     async with broker:
-        print(*broker.uris, flush=True)
-        await asyncio.Event().wait()
+        tell(' '.join(broker.uris))
+        await unread.wait()
+
+
+def discard_output() -> None:
+    """Nobody reads it any more, as behind `| head`; what is buffered is written at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> int:
-    args = parser().parse_args()
     try:
-        told = None if args.quiet else tell
-        broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=told)
-        asyncio.run(serve(broker))
+        args = parser().parse_args()
+        asyncio.run(serve(args))
     except KeyboardInterrupt:
         pass
     except (OSError, ValueError) as ex:
         print(ex, file=sys.stderr)
         return 1
+    finally:
+        try:
+            print(end='', flush=True)
+        except BrokenPipeError:
+            discard_output()
     return 0
 
 

@@ -1,6 +1,7 @@
 """`python -m rbfly broker`."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.streams.error import StreamConnectionError
 
 COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
 
@@ -64,3 +66,23 @@ def test_quiet() -> None:
         asyncio.run(use())
         process.terminate()
         assert process.stdout.read() == ''
+
+
+def test_ends_when_its_output_is_not_read_any_more() -> None:
+    command = [*COMMAND, '0']
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        uri = process.stdout.readline().strip()
+        process.stdout.close()
+
+        async def use() -> None:
+            with contextlib.suppress(StreamConnectionError):
+                async with rbs.streams_client(uri, connect_timeout=5) as client:
+                    await client.get_protocol()  # which the broker tells
+
+        asyncio.run(use())
+        assert process.stderr is not None
+        assert process.stderr.read() == ''
+    assert process.returncode == 0
