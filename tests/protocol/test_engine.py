@@ -2,6 +2,7 @@
 
 import random
 import struct
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -322,6 +323,25 @@ def test_default_cap() -> None:
     engine = Recorder()
     engine.feed(struct.pack('>I', 256 * 2**20 + 1))
     assert [type(error) for error in engine.failures] == [FrameError]
+
+
+def test_memory_grows_with_what_has_arrived() -> None:
+    """An announced size allocates next to nothing; the frame is the one that was sent."""
+    data = random.Random(1).randbytes(5 * 2**20)
+    engine = Recorder()
+    parts = [*random_cuts(1)(frame(0x7001, data))]
+    tracemalloc.start()
+    try:
+        engine.feed(struct.pack('>I', 256 * 2**20))
+        engine.feed(bytes(2**20))
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < 8 * 2**20
+        engine = Recorder()
+        for part in parts:
+            engine.feed(part)
+    finally:
+        tracemalloc.stop()
+    assert engine.frames == [(0x7001, 1, data)]
 
 
 @pytest.mark.parametrize(

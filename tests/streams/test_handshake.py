@@ -18,6 +18,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.streams.error import (
     AuthenticationError,
+    FrameError,
     MessageTooLarge,
     StreamConnectionError,
 )
@@ -40,6 +41,15 @@ async def test_unsupported_sasl_mechanism_of_the_client() -> None:
             await client.get_protocol()
         assert caught.value.code == 0x07
         assert Step.SASL_AUTHENTICATE not in fake.connection.commands()
+
+
+@pytest.mark.parametrize('step', list(Step)[:3])
+async def test_long_frame_before_the_client_is_authenticated(step: Step) -> None:
+    """Whoever may send it, nothing is read of it."""
+    long = struct.pack('>I', 2**16 + 1)
+    async with FakeBroker(at={step: lambda peer, request: peer.send(long)}) as fake:
+        with pytest.raises(FrameError, match='frame of 65537 bytes is longer than 65536'):
+            await rbs.streams_client(fake.uri).get_protocol()
 
 
 async def test_broker_offers_no_sasl_mechanism() -> None:

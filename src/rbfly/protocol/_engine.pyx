@@ -10,6 +10,8 @@ from cpython.buffer cimport PyBUF_WRITE
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 
@@ -22,12 +24,17 @@ from rbfly.error import FrameError
 
 cdef enum:
     BLOCK = 1 << 18
+    LARGE_FIRST = 1 << 20           # bytes; more are allocated as they arrive
     KEY_CONFIRM = 0x0003
     KEY_ERROR = 0x0004
     KEY_DELIVER = 0x0008
 
 # Deliver frames may exceed the negotiated frame_max; this is the client's own limit.
 FRAME_CAP = 256 * 2**20
+
+
+cdef extern from *:
+    int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
 
 
 cdef class Engine:
@@ -58,6 +65,7 @@ cdef class Engine:
     cdef Py_ssize_t fill
     cdef bytes large                # a frame longer than the block, read straight into place
     cdef Py_ssize_t large_fill
+    cdef Py_ssize_t large_size      # of all of it
     cdef readonly list publishers
     cdef list subscriptions
 
@@ -112,8 +120,10 @@ cdef class Engine:
         try:
             if self.large is not None:
                 self.large_fill += nbytes
-                if self.large_fill == PyBytes_GET_SIZE(self.large):
+                if self.large_fill == self.large_size:
                     self._finish_large()
+                elif self.large_fill == PyBytes_GET_SIZE(self.large):
+                    self._grow_large()
             else:
                 self.fill += nbytes
                 self._cut()
@@ -131,6 +141,16 @@ cdef class Engine:
             target[:n] = source[at:at + n]
             at += n
             self.buffer_updated(n)
+
+    cdef int _grow_large(self) except -1:
+        # Twice what has arrived: nothing is allocated for a size that was only announced.
+        cdef PyObject *frame = <PyObject *> self.large
+        Py_INCREF(self.large)
+        self.large = None
+        _PyBytes_Resize(&frame, min(2 * self.large_fill, self.large_size))
+        self.large = <bytes> frame
+        Py_DECREF(self.large)
+        return 0
 
     cdef int _finish_large(self) except -1:
         cdef bytes frame = self.large
@@ -155,7 +175,10 @@ cdef class Engine:
                 raise FrameError(f'frame of {size} bytes is longer than {self.frame_cap}')
             if left - 4 < <Py_ssize_t> size:
                 if <Py_ssize_t> size + 4 > BLOCK:
-                    self.large = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> size + 4)
+                    self.large_size = <Py_ssize_t> size + 4
+                    self.large = PyBytes_FromStringAndSize(
+                        NULL, min(self.large_size, <Py_ssize_t> LARGE_FIRST)
+                    )
                     memcpy(PyBytes_AS_STRING(self.large), self.base + self.start, left)
                     self.large_fill = left
                     self.start = self.fill = 0
