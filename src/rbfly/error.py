@@ -8,7 +8,7 @@ answered.  Response codes are those of the RabbitMQ stream protocol (`ResponseCo
 import copy
 from typing import Any, NamedTuple, TypeVar
 
-from .protocol.const import ResponseCode
+from .protocol.const import Key, ResponseCode
 
 __all__ = [
     'AMQPDecoderError',
@@ -202,6 +202,9 @@ class ProtocolError(RbFlyError):
     :ivar code: response code of the stream protocol (int).
     """
 
+    code: int
+    command: Key | None = None  # that the broker refused
+
     def __init__(self, code: int, detail: str = '') -> None:
         self.code = code
         message = f'{text_of(code)} (code 0x{code:02x})'
@@ -347,13 +350,17 @@ _BY_CODE: dict[int, type[ProtocolError]] = {
 }
 
 
-def protocol_error(code: int, detail: str = '', stream: str = '') -> ProtocolError:
+def protocol_error(
+    code: int, detail: str = '', stream: str = '', command: Key | None = None
+) -> ProtocolError:
     """The error of the class that belongs to a response code."""
     if code == ResponseCode.STREAM_DOES_NOT_EXIST:
         return StreamDoesNotExist(stream)
     if stream:
         detail = f'{detail}: stream {stream!r}' if detail else f'stream {stream!r}'
-    return _BY_CODE.get(code, ProtocolError)(code, detail)
+    error = _BY_CODE.get(code, ProtocolError)(code, detail)
+    error.command = command
+    return error
 
 
 def twin(error: E) -> E:

@@ -93,6 +93,32 @@ async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
         assert not connection._requests
 
 
+async def test_closing_beside_unconfirmed_messages_ends() -> None:
+    """The id of the closed publisher is not used again before the broker has answered."""
+    deletes: list[tuple[Peer, Frame]] = []
+    async with (
+        FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
+        rbs.streams_client(fake.uri, request_timeout=LIMIT, close_timeout=None) as client,
+        client.publisher('test') as publisher,
+    ):
+        connection = publisher._core.connection
+        assert connection is not None
+        confirmation = await publisher.submit('x')
+        async with client.publisher('other') as other:
+            assert other._driver is not None
+            used = other._driver.link.id
+            fake.handlers[wire.DELETE_PUBLISHER] = lambda *item: deletes.append(item)
+            await asyncio.wait_for(other.close(), LONG)
+        assert connection.is_open
+        assert used not in connection.publisher_ids
+        peer, request = deletes[0]
+        peer.answer(request)
+        await until(lambda: used in connection.publisher_ids, 'it is free')
+        fake.handlers.clear()
+        peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
+        await confirmation
+
+
 @pytest.mark.own_clock
 @pytest.mark.parametrize('frozen', [True, False])
 async def test_frozen_node_is_told_from_one_that_does_not_read(frozen: bool) -> None:

@@ -221,7 +221,14 @@ def tried_again(command: Key, code: int) -> tuple[bool, bool]:
 
 def test_commands_of_the_table() -> None:
     """Those that are driven below."""
-    assert {command for command, _ in TABLE} == {Key.METADATA, Key.DECLARE_PUBLISHER, Key.SUBSCRIBE}
+    assert {command for command, _ in TABLE} == {
+        Key.METADATA,
+        Key.DECLARE_PUBLISHER,
+        Key.SUBSCRIBE,
+        Key.QUERY_PUBLISHER_SEQUENCE,
+        Key.QUERY_OFFSET,
+        Key.STREAM_STATS,
+    }
     assert {code for _, code in TABLE} < set(CODES)
 
 
@@ -293,6 +300,62 @@ async def test_codes_of_metadata(code: int) -> None:
                 await use
             assert caught.value.code == code
             assert (tries(fake, wire.METADATA) > before + 1) == again
+
+
+@own_clock
+@pytest.mark.parametrize('code', CODES)
+async def test_codes_of_asking_for_the_last_publishing_id(code: int) -> None:
+    key = Key.QUERY_PUBLISHER_SEQUENCE
+    first, _ = tried_again(key, code)
+    async with (
+        FakeBroker(on={key: refuse(code)}) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=5) as client,
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            async with client.publisher('test', name='me'):
+                pytest.fail('it is refused')
+        assert caught.value.code == code
+        assert (tries(fake, key) > 1) == first
+
+
+@own_clock
+@pytest.mark.parametrize('key', [Key.QUERY_OFFSET, Key.STREAM_STATS])
+@pytest.mark.parametrize('code', CODES)
+async def test_codes_of_asking_where_a_subscription_starts(code: int, key: Key) -> None:
+    if code == ResponseCode.NO_OFFSET:
+        return  # of a reference: it starts at the next message
+    first, _ = tried_again(key, code)
+    offset = rbs.Offset.reference('me') if key is Key.QUERY_OFFSET else rbs.Offset.NEXT
+    async with (
+        FakeBroker(on={key: refuse(code)}) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
+        client.subscribe('test', offset=offset) as messages,
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            await anext(messages)
+        assert caught.value.code == code
+        assert (tries(fake, key) > 1) == first
+
+
+@own_clock
+@pytest.mark.parametrize('code', CODES)
+async def test_codes_of_asking_where_a_subscription_goes_on(code: int) -> None:
+    _, again = tried_again(Key.STREAM_STATS, code)
+    stream = FakeStream()
+    stream.append(b'0')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
+        subscribe(client) as messages,
+    ):
+        assert await anext(messages) == b'0'
+        fake.handlers[Key.STREAM_STATS] = refuse(code)
+        stream.reader.peer.transport.abort()
+        before = tries(fake, Key.STREAM_STATS)
+        with pytest.raises(ProtocolError) as caught:
+            await anext(messages)
+        assert caught.value.code == code
+        assert (tries(fake, Key.STREAM_STATS) > before + 1) == again
 
 
 def tries(fake: FakeBroker, key: int) -> int:

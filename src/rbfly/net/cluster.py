@@ -177,7 +177,7 @@ class Cluster:
                     node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
                 return await self._get(role, node, deadline)
             except RbFlyError as ex:
-                if not can_retry(ex, Key.METADATA, again=False):
+                if not can_retry(ex, again=False):
                     raise
                 error = without_frames(ex)
             await backoff.wait(error, [deadline])  # and ask again: the wanted node may have gone
@@ -244,7 +244,8 @@ class Cluster:
         found = existing(await lookup.ask(stream), stream)
         if found.leader is None:
             problem = f'stream {stream!r} has no leader'
-            raise ProtocolError(ResponseCode.STREAM_NOT_AVAILABLE, problem)
+            code = ResponseCode.STREAM_NOT_AVAILABLE
+            raise protocol_error(code, problem, command=Key.METADATA)
         return found
 
     def _is_reachable(self, node: Broker) -> bool:
@@ -451,7 +452,7 @@ def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:
     if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
         raise StreamDoesNotExist(stream)
     if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-        raise protocol_error(found.code, stream=stream)
+        raise protocol_error(found.code, stream=stream, command=Key.METADATA)
     return found
 
 

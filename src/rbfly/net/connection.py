@@ -26,7 +26,7 @@ from ..error import (
     twin,
 )
 from ..protocol import commands
-from ..protocol._engine import Engine
+from ..protocol._engine import FRAME_CAP, Engine
 from ..protocol.commands import Broker, Command, ServerClose, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .uri import AuthMechanism, ConnectionInfo
@@ -39,6 +39,7 @@ P = ParamSpec('P')
 
 logger = logging.getLogger(__name__)
 
+HANDSHAKE_CAP = 2**16  # bytes of a frame, until the broker has authenticated the client
 WRITE_HIGH = 2**20  # bytes the transport may hold before writing pauses
 WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
@@ -92,7 +93,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     _on_step: Callable[[str], None]  # while it is being opened
 
     def __init__(self, info: ConnectionInfo, request_timeout: float | None = None) -> None:
-        super().__init__()
+        super().__init__(HANDSHAKE_CAP)
         self.info = info
         self.request_timeout = request_timeout
         self.frame_max = 0
@@ -110,6 +111,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[bytes]] = {}
         self.requests = 0
+        self._leased: dict[int, tuple[Role, int]] = {}  # by the request that ends each lease
         self._answered = (0, 0.0)  # correlation id of the last answer, and when it came
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -192,6 +194,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._enter('waiting for the broker to tune')
         agreed = tune.agree(await self._tune)
         self.frame_max, self.heartbeat = agreed.frame_max, agreed.heartbeat
+        self.frame_cap = FRAME_CAP
         self.write(agreed.encode())
         self._enter('opening the virtual host')
         opened = await self.request(commands.Open(self.info.virtual_host))
@@ -361,7 +364,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 code = reader.u16()
                 if code != ResponseCode.OK:
                     detail = '' if self._step == 'open' else f'{self.info}, while {self._step}'
-                    raise protocol_error(code, detail, getattr(command, 'stream', ''))
+                    stream = getattr(command, 'stream', '')
+                    raise protocol_error(code, detail, stream, command.key)
             return command.parse(reader)
         except FrameError as ex:
             self.on_failure(ex)
@@ -399,6 +403,15 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.write(data)
         return future
 
+    def undeclare(self, role: Role, id: int, command: Command[Any]) -> asyncio.Future[bytes]:
+        """Remove a publisher or a subscription; its id is free once the broker has answered.
+
+        Until then the broker may send frames with that id, even after the request timed out.
+        """
+        answer = self.send_request(command)
+        self._leased[self.requests % 2**32] = role, id
+        return answer
+
     def _on_silence(
         self,
         command: Command[Any],
@@ -422,8 +435,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         error = RequestTimeout(f'{self.info}: no answer to {name}{of_stream} within {timeout:g} s')
         if not self.has_unconfirmed:
             self.abort(error)
-        elif command.key is not Key.DELETE_PUBLISHER:  # whose answer frees the id, however late
+        else:
             future.set_exception(error)
+            future.exception()  # seen: nobody may be waiting any more
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -432,10 +446,14 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         if key & RESPONSE and key != Key.CREDIT | RESPONSE:
-            future = self._requests.get(int.from_bytes(body[:4], 'big'))
+            correlation_id = int.from_bytes(body[:4], 'big')
+            future = self._requests.get(correlation_id)
             if future is not None and not future.done():
                 future.set_result(body[4:])
-                self._answered = (int.from_bytes(body[:4], 'big'), self._loop.time())
+                self._answered = (correlation_id, self._loop.time())
+            if correlation_id in self._leased:
+                role, id = self._leased.pop(correlation_id)
+                self.ids(role).add(id)
         elif key == Key.HEARTBEAT:
             pass  # any received byte counts as a sign of life
         elif key == Key.TUNE:

@@ -15,7 +15,6 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError, twin, without_frames
-from ..protocol.const import Key
 from .connection import disconnected
 from .observer import State
 from .retry import Backoff, Deadline, can_retry
@@ -37,13 +36,11 @@ class Driver(Protocol):
 
     :ivar role: which connections it needs.
     :ivar stream: name of the stream.
-    :ivar command: key of the command that declares it.
     :ivar stays: it goes on until its connection ends, where the client disconnects.
     """
 
     role: Role
     stream: str
-    command: Key
     stays: bool
 
     async def prepare(self, connection: Connection, id: int) -> Command[Any]:
@@ -83,7 +80,6 @@ class Ended:
 
     role: Any = None
     stream = ''
-    command: Any = None
     stays = False
 
     def __init__(self, text: str) -> None:
@@ -231,7 +227,7 @@ class Link:
                 try:
                     await self._declare(connection, deadline)
                 except RbFlyError as ex:
-                    if not can_retry(ex, driver.command, self.declared):
+                    if not can_retry(ex, self.declared):
                         raise
                     error = without_frames(ex)
                 else:
@@ -398,7 +394,4 @@ class Link:
         driver.detach(connection, used)
         if not connection.is_open:
             return None
-        answer = connection.send_request(driver.undeclare(used))
-        ids = connection.ids(driver.role)
-        answer.add_done_callback(lambda _: ids.add(used))  # a lease: it outlives the link
-        return answer
+        return connection.undeclare(driver.role, used, driver.undeclare(used))

@@ -10,7 +10,14 @@ from enum import Enum
 from math import inf
 from types import TracebackType
 
-from ..error import ConnectTimeout, RbFlyError, StreamConnectionError, twin, without_frames
+from ..error import (
+    ConnectTimeout,
+    ProtocolError,
+    RbFlyError,
+    StreamConnectionError,
+    twin,
+    without_frames,
+)
 from ..protocol.const import Key, ResponseCode
 
 __all__ = ['TABLE', 'Backoff', 'Deadline', 'Try', 'can_retry']
@@ -36,17 +43,21 @@ TABLE: dict[tuple[Key, int], Try] = {
     (Key.DECLARE_PUBLISHER, ResponseCode.PRECONDITION_FAILED): Try.AGAIN,
     (Key.SUBSCRIBE, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
     (Key.SUBSCRIBE, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
+    (Key.QUERY_PUBLISHER_SEQUENCE, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
+    (Key.QUERY_OFFSET, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
+    (Key.STREAM_STATS, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
+    (Key.STREAM_STATS, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
 }
 
 
-def can_retry(error: RbFlyError, command: Key, again: bool) -> bool:
+def can_retry(error: RbFlyError, again: bool) -> bool:
     """True if another try may mend it.
 
-    :param again: what the command declares was declared before.
+    :param again: what the command is for was declared before.
     """
-    if error.code is None:
+    if not isinstance(error, ProtocolError):
         return error.retriable
-    found = TABLE.get((command, error.code))
+    found = error.command and TABLE.get((error.command, error.code))
     return found is Try.ALWAYS or (again and found is Try.AGAIN)
 
 

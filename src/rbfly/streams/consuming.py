@@ -20,7 +20,6 @@ from ..net.link import Link
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
-from ..protocol.const import Key
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import Start
 from .offsets import chunk_ids, leader_ends_before, stored_offset
@@ -69,7 +68,6 @@ class SubscriptionDriver:
     """
 
     role = Role.CONSUME
-    command = Key.SUBSCRIBE
     stays = False
 
     def __init__(

@@ -19,7 +19,6 @@ from ..net.cluster import Cluster, Role
 from ..net.connection import disconnected
 from ..net.link import Link
 from ..protocol import commands
-from ..protocol.const import Key
 from .waiting import WindowSemaphore, publish_error
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class PublisherDriver:
     """
 
     role = Role.PUBLISH
-    command = Key.DECLARE_PUBLISHER
     stays = True
 
     def __init__(self, cluster: Cluster, stream: str, name: str) -> None:
