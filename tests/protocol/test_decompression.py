@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.compression import BATCH_MAX, CHUNK_MAX
+from rbfly.protocol._cursor import KINDS
 from rbfly.streams.error import ChunkError, CompressionError
+from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain
 from tests.stream_wire import chunk, data_batch, message, sub_batch
 
@@ -265,6 +267,34 @@ def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2 * len(data) + 1_000_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('filter', [None, MessageFilter(lambda ctx: 'a', {'a'})])
+def test_batch_holds_few_of_the_sub_entries_that_are_large(filter: MessageFilter | None) -> None:
+    """Each keeps its limit; all of them together would take twice 400 MB."""
+    entry = packed([bytes(4_000_000)] * 5, ZSTD)
+    cursor = Cursor(filter=filter)
+    cursor.push(chunk([entry] * 20, 100))
+    count = 0
+    tracemalloc.start()
+    try:
+        while cursor.advance(KINDS['batch'], 1000):
+            batch = cursor.take(KINDS['batch'])
+            assert len(batch) % 5 == 0
+            count += len(batch)
+            del batch
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 100
+    assert peak < 150_000_000
+
+
+def test_sub_entries_of_usual_size_are_one_batch() -> None:
+    cursor = Cursor()
+    cursor.push(chunk([packed([bytes(1000)] * 100, ZSTD)] * 50, 5000))
+    assert [len(batch) for batch in batches(cursor, 10_000)] == [5000]
 
 
 def test_high_ratio_is_fine_below_the_limit() -> None:

@@ -29,7 +29,7 @@ from perf.proofs.foreign import write_mqtt
 from rbfly.amqp import AMQPHeader, AMQPProperties, encode_amqp_bytes
 from rbfly.protocol import commands
 from rbfly.streams import MessageCtx
-from rbfly.streams.error import ChunkError, MessageTimeout, StreamDoesNotExist
+from rbfly.streams.error import ChunkError, FrameError, MessageTimeout, StreamDoesNotExist
 from rbfly.types import Symbol
 from tests import fake as wire
 from tests.brokers import until
@@ -537,6 +537,42 @@ async def test_credit_is_given_back_chunk_by_chunk(credit: int) -> None:
         await until(lambda: stream.reader.credit == credit, 'all of it is back')
         stream.append(b'last')
         assert await waiting == b'last'
+
+
+async def test_broker_keeps_to_the_credit(client: rbs.StreamsClient, stream: str) -> None:
+    """Which is why a broker that does not can be cut off."""
+    credit = 3
+    async with (
+        client.publisher(stream) as publisher,
+        first(client, stream, initial_credit=credit) as messages,
+    ):
+        for i in range(500):
+            await publisher.send(i)
+        for i in range(500):
+            assert await anext(messages) == i
+            assert len(messages._driver.cursor.queue.chunks) <= credit
+
+
+async def test_broker_that_ignores_credit() -> None:
+    """It fills no memory: the connection is closed, and whoever reads is told."""
+    found: list[bytes] = []
+
+    def subscribe(peer: Peer, request: Frame) -> None:
+        peer.respond(request)
+        for i in range(100):
+            peer.send(wire.deliver(0, wire.chunk(i, [b'%d' % i])))
+
+    async with (
+        FakeBroker(on={wire.SUBSCRIBE: subscribe}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        first(client, 'test', amqp=False, initial_credit=3) as messages,
+    ):
+        with pytest.raises(FrameError, match='more than 6 chunks exceed the credit'):
+            while True:
+                found.append(await anext(messages))
+        await until(lambda: fake.connection.transport.is_closing(), 'the connection is closed')
+    assert found == [b'%d' % i for i in range(len(found))]
+    assert len(found) <= 6
 
 
 @pytest.mark.parametrize('credit', [0, -1, 65536, True, 1.5])

@@ -16,6 +16,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_READ
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._crc cimport CRC_IS_CHECKED, crc_is_here, crc_of
@@ -26,7 +27,7 @@ from zlib import crc32
 from rbfly.protocol.compression import BATCH_MAX as _BATCH_MAX
 from rbfly.protocol.compression import CHUNK_MAX as _CHUNK_MAX
 from rbfly.protocol.compression import decompress
-from rbfly.error import ChunkError
+from rbfly.error import ChunkError, FrameError
 
 
 cdef enum:
@@ -267,21 +268,28 @@ cdef class ChunkQueue:
 
     :param wake: called without arguments when the first chunk comes into an empty queue.
     :ivar chunks: chunks not yet read (deque).
+    :ivar limit: the most chunks that a broker that keeps to the credit can have sent (int).
     """
 
     def __init__(self, wake=None):
         self.chunks = deque()
         self.wake = wake
+        self.limit = PY_SSIZE_T_MAX
 
     def close(self):
         """Wake nobody any more."""
         self.wake = None
 
     def push(self, Chunk chunk not None):
-        """Add a chunk, as the engine does."""
+        """Add a chunk, as the engine does.
+
+        :raises FrameError: there are more than the limit.
+        """
         self._push(chunk)
 
     cdef int _push(self, Chunk chunk) except -1:
+        if len(self.chunks) >= self.limit:
+            raise FrameError(f'more than {self.limit} chunks exceed the credit of a subscription')
         self.chunks.append(chunk)
         if self.wake is not None and len(self.chunks) == 1:
             self.wake()

@@ -44,6 +44,9 @@ cdef enum:
 
 POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
 
+cdef enum:
+    BATCH_UNPACKED = 1 << 24        # bytes of sub-entries, uncompressed, after which a batch ends
+
 cdef uint64_t NEVER = 0xffffffffffffffff
 
 # The same function with its error left set, which costs less than try and except.
@@ -427,7 +430,9 @@ cdef class MessageCursor:
 
     cdef int _fill_wanted(self, MessageBatch batch, Py_ssize_t limit) except -1:
         cdef MessageCtx ctx
-        while len(batch.bodies) < limit:
+        cdef Chunk chunk = self.chunk
+        cdef uint64_t most = chunk.unpacked + BATCH_UNPACKED
+        while len(batch.bodies) < limit and (chunk.unpacked < most or chunk.batch_left):
             ctx = self._wanted()
             if ctx is None:
                 break
@@ -439,7 +444,11 @@ cdef class MessageCursor:
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         cdef PyObject *found
-        while chunk.left and len(batch.bodies) < limit:
+        cdef uint64_t most = chunk.unpacked + BATCH_UNPACKED
+        while (
+            chunk.left and len(batch.bodies) < limit
+            and (chunk.unpacked < most or chunk.batch_left)
+        ):
             if self._fill_run(batch, limit):
                 continue
             chunk._next(&p, &n)

@@ -95,6 +95,7 @@ class SubscriptionDriver:
             credit // 2 + 1,  # the broker goes on with more than half
             stream,
         )
+        self.cursor.queue.limit = 2 * credit  # RabbitMQ keeps to the credit; others may be late
         self.link = Link(cluster, self)
         self._cluster = cluster
         self._properties = {} if filter is None else filter.properties()

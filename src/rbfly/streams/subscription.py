@@ -89,7 +89,8 @@ class Subscription(SubscriptionBase):
         """Iterate over chunks: one await for all messages of one.
 
         What was given is done with when the next is asked for, here as well.  A batch ends before
-        a message that is raised or skipped because it is not AMQP 1.0.
+        a message that is raised or skipped because it is not AMQP 1.0, and after a sub-entry once
+        it holds 16 MiB of decompressed ones.
 
         :param max_messages: the most messages of a batch; longer chunks are given in pieces.
         :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.
