@@ -34,7 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile('tests')
     config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
     config.addinivalue_line('markers', 'broker: needs a RabbitMQ; set by its fixtures')
-    config.addinivalue_line('markers', 'long: takes minutes with sanitizers, or without optimization')
+    config.addinivalue_line(
+        'markers', 'long: takes minutes with sanitizers, or without optimization'
+    )
     config.addinivalue_line('markers', 'examples: the examples of the documentation')
     config.addinivalue_line('markers', 'own_clock: time passes at once, see tests/clock.py')
 

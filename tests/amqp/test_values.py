@@ -17,6 +17,7 @@ import pytest
 from amqp_values import decode_value, encode_value
 
 import rbfly.types as t
+from rbfly.amqp import AMQPProperties, decode_amqp, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import (
     AMQPEncoderError,
     AMQPEncoderIntegerError,
@@ -382,6 +383,23 @@ def test_timestamp_is_rounded_down() -> None:
     for micros, ms in ((1, 0), (999, 0), (1000, 1), (-1, -1), (-1000, -1), (-1001, -2)):
         value = EPOCH + timedelta(microseconds=micros)
         assert encode_value(value) == b'\x83' + struct.pack('>q', ms)
+        assert encode_value(value.replace(tzinfo=None)) == b'\x83' + struct.pack('>q', ms)
+
+
+@pytest.mark.parametrize('year', [1, 1969, 1970, 2024])
+def test_naive_datetime_is_received_as_utc_in_milliseconds(year: int) -> None:
+    """Wherever it stands in a message, and whatever the local time zone is."""
+    sent = datetime(year, 1, 1, 12, 30, 15, 123999)
+    received = sent.replace(microsecond=123000, tzinfo=UTC)
+    message = stream_message_ctx(
+        [sent, t.AMQPArray(datetime, [sent])],
+        properties=AMQPProperties(creation_time=sent),
+        app_properties={'time': sent},
+    )
+    found = decode_amqp(encode_amqp_bytes(message))
+    assert found.body == [received, t.AMQPArray(datetime, [received])]
+    assert found.properties.creation_time == received
+    assert found.app_properties == {'time': received}
 
 
 def test_timestamp_with_offset() -> None:

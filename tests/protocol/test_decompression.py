@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbfly.protocol._chunk import Chunk
-from rbfly.protocol.compression import BATCH_MAX, CHUNK_MAX
 from rbfly.protocol._cursor import KINDS
+from rbfly.protocol.compression import BATCH_MAX, CHUNK_MAX
 from rbfly.streams.error import ChunkError, CompressionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain

@@ -228,6 +228,8 @@ def encode_amqp_bytes(message):
 
     Raises an AMQPEncoderError for a value that AMQP 1.0 cannot represent.
 
+    A datetime loses its microseconds, rounded down to milliseconds; a naive one is taken as UTC.
+
     :param message: MessageCtx, or a body of any type.
     :returns: the encoded message (bytes).
     """

@@ -295,8 +295,8 @@ reply_to_group_id=None)\n--\n
     :param correlation_id: int (0 to 2**64 - 1), UUID, bytes or str.
     :param content_type: Symbol; a str is converted.
     :param content_encoding: Symbol; a str is converted.
-    :param absolute_expiry_time: datetime or Timestamp.
-    :param creation_time: datetime or Timestamp.
+    :param absolute_expiry_time: datetime (naive: UTC; rounded down to milliseconds) or Timestamp.
+    :param creation_time: datetime or Timestamp, likewise.
     :param group_id: str.
     :param group_sequence: int (0 to 2**32 - 1).
     :param reply_to_group_id: str.

@@ -267,7 +267,9 @@ class Long(_Integer):
 class Timestamp(_Integer):
     """AMQP timestamp as an integer: milliseconds since 1970 UTC, -2**63 to 2**63 - 1.
 
-    Timestamps in the years 1 to 9999 are decoded as datetime, others as this class.
+    Timestamps in the years 1 to 9999 are decoded as aware datetimes in UTC, others as this class.
+    A datetime is encoded as a timestamp: a naive one is taken as UTC, and microseconds are rounded
+    down to milliseconds.
     """
 
     __slots__ = ()

@@ -452,8 +452,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 future.set_result(body[4:])
                 self._answered = (correlation_id, self._loop.time())
             if correlation_id in self._leased:
-                role, id = self._leased.pop(correlation_id)
-                self.ids(role).add(id)
+                role, leased = self._leased.pop(correlation_id)
+                self.ids(role).add(leased)
         elif key == Key.HEARTBEAT:
             pass  # any received byte counts as a sign of life
         elif key == Key.TUNE:

@@ -88,7 +88,7 @@ class BasePublisher(PublisherBase):
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
 
-        Whoever still waits for a confirm then gets a :class:`PublisherError`.
+        Whoever still waits for a confirm then gets a :class:`.PublisherError`.
 
         :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
             `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
@@ -123,7 +123,7 @@ class Publisher(BasePublisher):
             is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises ConfirmTimeout: no confirm in time; :class:`RoomTimeout` if it was not sent at all.
+        :raises ConfirmTimeout: no confirm in time; :class:`.RoomTimeout` if it was not sent at all.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the connection was lost, and there was none again within
             the client's `reconnect_timeout`.
@@ -219,7 +219,7 @@ class Publisher(BasePublisher):
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
 
-        Whoever still waits for a confirm then gets a :class:`PublisherError`.
+        Whoever still waits for a confirm then gets a :class:`.PublisherError`.
 
         :raises PublishError: the broker did not store what `submit` sent, and nobody has asked;
             `errors` lists the first 1,000 of these messages, `total` is how many there are.

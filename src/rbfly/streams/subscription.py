@@ -32,16 +32,16 @@ class Subscription(SubscriptionBase):
     Waiting for a message raises:
 
     * :class:`StopAsyncIteration`: the subscription is closed;
-    * :class:`MessageTimeout`: none came within the subscription's `timeout`;
-    * :class:`StreamDoesNotExist`: the stream does not exist, or was deleted; if there is one of
+    * :class:`.MessageTimeout`: none came within the subscription's `timeout`;
+    * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if there is one of
       that name again, it goes on with the first message of that one; this may go unnoticed until
       the first message was received, see :meth:`Offset.offset`;
-    * :class:`StreamConnectionError`: there was no connection within the client's
+    * :class:`.StreamConnectionError`: there was no connection within the client's
       `connect_timeout` or `reconnect_timeout`, or the client was disconnected;
-    * :class:`ProtocolError`: the broker refused, e.g. for want of permission;
-    * :class:`SubscriptionError`: the stored offset to start from is 2**64 - 1;
-    * :class:`ChunkError`: a chunk is damaged;
-    * :class:`AMQPDecoderError`: a message is not AMQP 1.0.
+    * :class:`.ProtocolError`: the broker refused, e.g. for want of permission;
+    * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1;
+    * :class:`.ChunkError`: a chunk is damaged;
+    * :class:`.AMQPDecoderError`: a message is not AMQP 1.0.
 
     The iteration can go on after each of them but the first.
     """
