@@ -41,12 +41,16 @@ async def test_dropped_subscription_takes_its_client_along() -> None:
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake:
         client = rbs.streams_client(fake.uri)
-        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
         del client
-        assert await anext(messages) == b'x'
-        with pytest.warns(ResourceWarning):
-            del messages
+        assert await anext(held[0]) == b'x'
+
+        async def drop() -> None:
+            held.clear()
             await until(lambda: not stream.reader.live, 'it unsubscribes')
+
+        with pytest.warns(ResourceWarning):
+            await drop()
 
 
 @pytest.mark.usefixtures('_no_collector')
