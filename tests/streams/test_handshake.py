@@ -375,7 +375,9 @@ async def test_many_frames_in_one_segment() -> None:
     messages = [b'%d' % i for i in range(5000)]
     async with delivering(messages) as fake, rbs.streams_client(fake.uri) as client:
         offset = rbs.Offset.FIRST
-        async with client.subscribe('test', offset=offset, amqp=False) as subscription:
+        async with client.subscribe(
+            'test', offset=offset, amqp=False, initial_credit=len(messages)
+        ) as subscription:
             found = [await anext(subscription) for _ in messages]
     assert found == messages
 
@@ -393,7 +395,9 @@ async def test_frames_split_at_random() -> None:
     messages = [generator.randbytes(generator.randrange(300)) for i in range(2000)]
     async with delivering(messages, randomly) as fake, rbs.streams_client(fake.uri) as client:
         offset = rbs.Offset.FIRST
-        async with client.subscribe('test', offset=offset, amqp=False) as subscription:
+        async with client.subscribe(
+            'test', offset=offset, amqp=False, initial_credit=len(messages)
+        ) as subscription:
             found = [await anext(subscription) for _ in messages]
     assert found == messages
 

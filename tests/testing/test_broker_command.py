@@ -84,5 +84,6 @@ def test_ends_when_its_output_is_not_read_any_more() -> None:
 
         asyncio.run(use())
         assert process.stderr is not None
-        assert process.stderr.read() == ''
+        errors = process.stderr.read()
+    assert 'BrokenPipeError' not in errors
     assert process.returncode == 0

@@ -39,7 +39,7 @@ P = ParamSpec('P')
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_CAP = 2**16  # bytes of a frame, until the broker has authenticated the client
+HANDSHAKE_CAP = 2**16  # bytes; the longest frame before the client is authenticated
 WRITE_HIGH = 2**20  # bytes the transport may hold before writing pauses
 WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
@@ -111,7 +111,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[bytes]] = {}
         self.requests = 0
-        self._leased: dict[int, tuple[Role, int]] = {}  # by the request that ends each lease
+        self._leased: dict[int, tuple[Role, int]] = {}  # ids, by the request that frees each
         self._answered = (0, 0.0)  # correlation id of the last answer, and when it came
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()

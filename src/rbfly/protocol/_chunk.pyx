@@ -268,7 +268,7 @@ cdef class ChunkQueue:
 
     :param wake: called without arguments when the first chunk comes into an empty queue.
     :ivar chunks: chunks not yet read (deque).
-    :ivar limit: the most chunks that a broker that keeps to the credit can have sent (int).
+    :ivar limit: the most unread chunks; more mean that the broker ignores the credit (int).
     """
 
     def __init__(self, wake=None):

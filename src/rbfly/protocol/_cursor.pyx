@@ -45,7 +45,7 @@ cdef enum:
 POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
 
 cdef enum:
-    BATCH_UNPACKED = 1 << 24        # bytes of sub-entries, uncompressed, after which a batch ends
+    BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
 
 cdef uint64_t NEVER = 0xffffffffffffffff
 

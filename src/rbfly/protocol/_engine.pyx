@@ -65,7 +65,7 @@ cdef class Engine:
     cdef Py_ssize_t fill
     cdef bytes large                # a frame longer than the block, read straight into place
     cdef Py_ssize_t large_fill
-    cdef Py_ssize_t large_size      # of all of it
+    cdef Py_ssize_t large_size      # bytes of the whole frame
     cdef readonly list publishers
     cdef list subscriptions
 

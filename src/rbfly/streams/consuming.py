@@ -95,7 +95,7 @@ class SubscriptionDriver:
             credit // 2 + 1,  # the broker goes on with more than half
             stream,
         )
-        self.cursor.queue.limit = 2 * credit  # RabbitMQ keeps to the credit; others may be late
+        self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
         self.link = Link(cluster, self)
         self._cluster = cluster
         self._properties = {} if filter is None else filter.properties()
@@ -333,7 +333,7 @@ class SubscriptionDriver:
         loop = self.link.loop
         if loop is None or loop.is_closed():
             self._end()
-        else:  # in a turn of its own: the collector may run while the link is at anything
+        else:  # never at once: the garbage collector may run within any method of the link
             loop.call_soon_threadsafe(self._release)
 
     def _release(self) -> None:
