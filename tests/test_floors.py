@@ -67,7 +67,7 @@ FLOORS = {
         ['clock', 'faults', 'arguments'],
         ['outgoing'],
         ['wire', 'stream'],
-        ['node', 'publishing', 'consuming'],
+        ['node', 'frames', 'publishing', 'consuming'],
         ['cluster'],
         ['running', 'session'],
         ['handshake'],

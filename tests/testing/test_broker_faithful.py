@@ -297,44 +297,31 @@ async def versions(client: RawClient, stream: str) -> list[Any]:
     return await delivered(client, 2)
 
 
-def ending(*frames: bytes) -> Conversation:
-    async def conversation(client: RawClient, stream: str) -> list[Any]:
-        client.write(*frames)
-        found = [await client.receive()]
-        if found[0] is not None:
-            client.write(commands.close_response(1))
-            found.append(await client.receive())
-        return found
-
-    return conversation
+async def versions_of_a_subscription(client: RawClient, stream: str) -> list[Any]:
+    await client.value(DeclarePublisher(0, '', stream))
+    await client.value(Subscribe(0, stream, Offset.FIRST, 10, {}))
+    found = []
+    given: tuple[dict[int, tuple[int, int]], ...] = (
+        {},
+        {Key.DELIVER: (1, 2)},
+        {},
+        {Key.DELIVER: (1, 1)},
+        {Key.DELIVER: (1, 3)},
+    )
+    for number, versions in enumerate(given):
+        await client.ask(commands.ExchangeCommandVersions(versions))
+        client.send(Publish(0, batch(number, b'x')))
+        frames = await delivered(client, 2)
+        found += [item for item in frames if not isinstance(item, PublishConfirm)]
+    return found
 
 
 CONVERSATIONS: dict[str, Conversation] = {
     item.__name__: item
     for item in (
         creating, declaring, publishing, deduplicating, starting, crediting, filtering, tracking,
-        subscribing, deleting, versions,
+        subscribing, deleting, versions, versions_of_a_subscription,
     )
-} | {
-    'a key that nobody knows': ending(commands.frame(0x7000, b'')),
-    'a version that nobody knows': ending(commands.frame(Key.PUBLISH, b'', 3)),
-    'the answer to no heartbeat': ending(commands.frame(0x8000 | Key.HEARTBEAT, b'')),
-    'a null as name': ending(commands.frame(Key.CREATE, b'\0\0\0\1\xff\xff\0\0\0\0')),
-    'a deliver': ending(Deliver(0, b'').encode()),
-    'a null as reference': ending(
-        commands.frame(Key.DECLARE_PUBLISHER, b'\0\0\0\1\0\xff\xff' + commands.string('s'))
-    ),
-    'an entry that ends early': ending(
-        commands.frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100))
-    ),
-    'no such type of an offset': ending(
-        commands.frame(Key.SUBSCRIBE, b'\0\0\0\1\0\0\1s\0\x09\0\1')
-    ),
-    'a size that is none': ending(Create('t', {'max-length-bytes': '1GB'}).encode(1)),
-    'versions of what nobody knows': ending(
-        commands.ExchangeCommandVersions({0x7F: (1, 1)}).encode(1)
-    ),
-    'the end': ending(commands.Close().encode(1)),
 }  # fmt: skip
 
 

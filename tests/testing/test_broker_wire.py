@@ -110,55 +110,6 @@ async def test_handshake(memory: StreamBroker) -> None:
 @pytest.mark.parametrize(
     ('mechanism', 'data', 'code'),
     [
-        ('PLAIN', b'\0guest\0wrong', 0x08),
-        ('PLAIN', b'\0nobody\0guest', 0x08),
-        ('PLAIN', b'', 0x09),
-        ('PLAIN', b'guest', 0x09),
-        ('EXTERNAL', b'', 0x07),
-        ('ANONYMOUS', b'', 0x01),
-    ],
-)
-async def test_authentication(memory: StreamBroker, mechanism: str, data: bytes, code: int) -> None:
-    async with connected(memory.uri) as client:
-        await client.value(commands.PeerProperties({}))
-        await client.value(commands.SaslHandshake())
-        assert await client.code(commands.SaslAuthenticate(mechanism, data)) == code
-        found = await client.receive()
-        assert found == (commands.Tune(2**20, 60) if code == 1 else None)
-
-
-async def test_unknown_virtual_host(memory: StreamBroker) -> None:
-    async with connected(memory.uri) as client:
-        await client.value(commands.PeerProperties({}))
-        await client.value(commands.SaslHandshake())
-        await client.value(commands.SaslAuthenticate('ANONYMOUS', b''))
-        client.send(await client.receive())
-        assert await client.code(commands.Open('nothing')) == 0x0C
-        assert await client.receive() is None
-
-
-@pytest.mark.parametrize(
-    'data',
-    [
-        commands.SaslHandshake().encode(1),
-        commands.Open('/').encode(1),
-        commands.Tune(0, 0).encode(),
-        commands.HEARTBEAT,
-        commands.frame(0x7000, b''),
-        b'AMQP\0\0\x09\x01',
-        b'\x16\x03\x01\x02\0\x01\0',
-        bytes(4),
-    ],
-)
-async def test_anything_but_the_first_step(memory: StreamBroker, data: bytes) -> None:
-    async with connected(memory.uri) as client:
-        client.write(data)
-        assert await client.receive() is None
-
-
-@pytest.mark.parametrize(
-    ('mechanism', 'data', 'code'),
-    [
         ('ANONYMOUS', b'', 0x14),
         ('PLAIN', b'\0other\0secret', 0x15),
         ('PLAIN', b'\0guest\0x', 0x08),
@@ -171,58 +122,6 @@ async def test_authentication_again(
     assert await client.code(again('PLAIN', b'\0guest\0guest')) == 0x01
     assert await client.code(again('PLAIN', b'\0guest\0guest')) == 0x01
     assert await client.code(again(mechanism, data)) == code
-    assert await client.receive() is None
-
-
-async def test_steps_of_the_handshake_that_come_together(memory: StreamBroker) -> None:
-    async with connected(memory.uri) as client:
-        first, second = commands.PeerProperties({}), commands.SaslHandshake()
-        client.write(first.encode(1), second.encode(2))
-        assert [(await client.receive()).correlation_id for _ in range(2)] == [1, 2]
-        assert await client.receive() is None
-    async with connected(memory.uri) as client:
-        await client.value(first)
-        await client.value(second)
-        await client.value(commands.SaslAuthenticate('ANONYMOUS', b''))
-        tune, opening = await client.receive(), commands.Open('/')
-        client.write(tune.encode(), opening.encode(3))
-        assert (await client.receive()).correlation_id == 3
-        await nothing_more(client)
-
-
-@pytest.mark.parametrize(
-    'data',
-    [
-        commands.frame(0x7000, b''),
-        commands.frame(Key.PUBLISH, b'', 3),
-        commands.frame(0x8000 | Key.HEARTBEAT, b''),
-        commands.Deliver(0, b'').encode(),
-        commands.frame(Key.CREATE, b'\0\0\0\1\xff\xff\0\0\0\0'),
-    ],
-)
-async def test_unknown_frames(client: RawClient, data: bytes) -> None:
-    client.write(data)
-    assert await client.receive() == commands.Close(0x0D, 'unknown frame')
-    client.write(commands.close_response(1))
-    assert await client.receive() is None
-
-
-@pytest.mark.parametrize(
-    'data',
-    [
-        commands.frame(Key.PUBLISH, b'\0' * 7),
-        commands.frame(Key.PUBLISH, b'\0\0\0\0\1' + b'\0' * 11),
-        commands.frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100)),
-        commands.frame(Key.PUBLISH, b'\0', 2),
-        commands.frame(Key.SUBSCRIBE, b'\0\0\0\1\0\0\1s\0\0\0\1'),
-        commands.frame(Key.SUBSCRIBE, b'\0\0\0\1\0\0\1s\0\x09\0\1'),
-        commands.Create('t', {'max-age': 'old'}).encode(1),
-        commands.Create('t', {'max-length-bytes': '1GB'}).encode(1),
-        commands.ExchangeCommandVersions({0x7F: (1, 1)}).encode(1),
-    ],
-)
-async def test_what_rabbitmq_does_not_survive(client: RawClient, data: bytes) -> None:
-    client.write(data)
     assert await client.receive() is None
 
 

@@ -105,21 +105,18 @@ def publish_entries(filtered: bool) -> Codec[tuple[PublishEntry, ...]]:
             parts.append(data)
         return b''.join(parts)
 
-    def decode(reader: Reader) -> tuple[PublishEntry, ...]:
-        entries = []
+    def decode(reader: Reader) -> PublishEntry:
+        publishing_id = int.from_bytes(reader.take(8), 'big')
         value = None
-        for _ in range(reader.count(14 if filtered else 12)):
-            publishing_id = int.from_bytes(reader.take(8), 'big')
-            if filtered:
-                size = reader.u16()
-                value = None if size == NULL else reader.take(size)
-            data = read_entry(reader)
-            if filtered and data[0] & SUB_ENTRY:
-                raise FrameError('a Publish frame with filter values has no sub-entries')
-            entries.append(PublishEntry(publishing_id, value, data))
-        return tuple(entries)
+        if filtered:
+            size = reader.u16()
+            value = None if size == NULL else reader.take(size)
+        data = read_entry(reader)
+        if filtered and data[0] & SUB_ENTRY:
+            raise FrameError('a Publish frame with filter values has no sub-entries')
+        return PublishEntry(publishing_id, value, data)
 
-    return Codec(encode, decode, 4, ())
+    return Codec(encode, lambda reader: reader.items(decode, 14 if filtered else 12), 4, ())
 
 
 Entries = Annotated[tuple[PublishEntry, ...], publish_entries(False)]

@@ -57,6 +57,10 @@ class Reader:
             raise FrameError(f'frame of {len(self.data)} bytes says that it has {n} items')
         return n
 
+    def items(self, decode: Callable[['Reader'], T], size: int) -> tuple[T, ...]:
+        """An array of items of at least so many bytes each, behind their number."""
+        return tuple([decode(self) for _ in range(self.count(size))])
+
     def string(self) -> str:
         n = self.u16()
         if n == NULL and not self.strict:
@@ -113,10 +117,7 @@ def array(item: Codec[Any]) -> Codec[Any]:
     def encode(items: Any) -> bytes:
         return struct.pack('>I', len(items)) + b''.join(map(item.encode, items))
 
-    def decode(reader: Reader) -> Any:
-        return tuple([item.decode(reader) for _ in range(reader.count(item.size))])
-
-    return Codec(encode, decode, 4, ())
+    return Codec(encode, lambda reader: reader.items(item.decode, item.size), 4, ())
 
 
 def record(*parts: Codec[Any]) -> Codec[Any]:
@@ -209,8 +210,12 @@ def clip(value: str) -> str:
     return repr(value if len(value) <= 32 else value[:29] + '...')
 
 
+def read_string(reader: Reader) -> str:
+    return reader.string()
+
+
 def name(what: str) -> Codec[str]:
-    return Codec(lambda value: reference(value, what), Reader.string, 2, '')
+    return Codec(lambda value: reference(value, what), read_string, 2, '')
 
 
 def read_bytes(reader: Reader) -> bytes:
@@ -218,7 +223,7 @@ def read_bytes(reader: Reader) -> bytes:
     return b'' if n == NULL_BYTES else reader.take(n)
 
 
-String = Annotated[str, Codec(string, Reader.string, 2, '')]
+String = Annotated[str, Codec(string, read_string, 2, '')]
 PublisherName = Annotated[str, name('publisher name')]
 OffsetReference = Annotated[str, name('offset reference')]
 Bytes = Annotated[

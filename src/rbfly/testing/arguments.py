@@ -7,12 +7,11 @@ from typing import TypeVar
 
 from ..protocol.const import ResponseCode
 
-T = TypeVar('T')
 K = TypeVar('K')
 V = TypeVar('V')
 
 SECONDS = {'Y': 31_536_000, 'M': 2_592_000, 'D': 86_400, 'h': 3600, 'm': 60, 's': 1}
-LOCATORS = {'client-local', 'balanced', 'random', 'least-leaders'}
+LOCATORS = {None, 'client-local', 'balanced', 'random', 'least-leaders', 'min-masters'}
 SEGMENT_MAX = 3_000_000_000
 FILTER_SIZE = 16  # bytes
 
@@ -45,22 +44,22 @@ class Crash(Exception):
 
 @dataclass(frozen=True)
 class Arguments:
-    """What is known of the arguments of a stream.
+    """The arguments of a stream; two streams are the same if these are equal, None included.
 
-    :ivar max_bytes: size above which its oldest chunks go; 0 for no limit.
-    :ivar max_age: age in milliseconds at which they go; 0 for no limit.
+    :ivar max_bytes: size above which its oldest chunks go; without effect if it is not positive.
+    :ivar max_age: age in milliseconds at which they go; without effect as text, which is no age.
     :ivar segment: size of a segment in bytes, which is of no meaning here.
-    :ivar replicas: on how many nodes it is; 0 for all of them.
+    :ivar replicas: on how many nodes it is; None for all of them.
     :ivar locator: who chooses the leader.
     :ivar filter_size: size of a chunk's Bloom filter in bytes.
     """
 
-    max_bytes: int = 0
-    max_age: int = 0
-    segment: int = 0
-    replicas: int = 0
-    locator: str = 'client-local'
-    filter_size: int = FILTER_SIZE
+    max_bytes: int | None = None
+    max_age: int | str | None = None
+    segment: int | None = None
+    replicas: int | None = None
+    locator: str | None = None
+    filter_size: int | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> 'Arguments':
@@ -68,36 +67,41 @@ class Arguments:
         :raises Refused: a value that RabbitMQ refuses.
         :raises Crash: one that it does not expect.
         """
-        segment = integer(given, 'stream-max-segment-size-bytes', 0)
-        replicas = integer(given, 'initial-cluster-size', None)
-        filter_size = integer(given, 'stream-filter-size-bytes', FILTER_SIZE)
-        locator = given.get('queue-leader-locator', cls.locator)
+        found = cls(
+            integer(given, 'max-length-bytes'),
+            age(given),
+            integer(given, 'stream-max-segment-size-bytes'),
+            integer(given, 'initial-cluster-size'),
+            given.get('queue-leader-locator'),
+            integer(given, 'stream-filter-size-bytes'),
+        )
         if (
-            segment > SEGMENT_MAX
-            or (replicas is not None and replicas <= 0)
-            or not 16 <= filter_size <= 255
-            or locator not in LOCATORS
+            (found.segment or 0) > SEGMENT_MAX
+            or (found.replicas is not None and found.replicas <= 0)
+            or (found.filter_size is not None and not 16 <= found.filter_size <= 255)
+            or found.locator not in LOCATORS
         ):
             raise Refused(ResponseCode.PRECONDITION_FAILED)
-        max_bytes = max(0, integer(given, 'max-length-bytes', 0))
-        return cls(max_bytes, age(given), segment, replicas or 0, locator, filter_size)
+        return found
 
 
-def integer(given: Mapping[str, str], name: str, default: T) -> int | T:
+def integer(given: Mapping[str, str], name: str) -> int | None:
     value = given.get(name)
     if value is None:
-        return default
+        return None
     if not re.fullmatch(r'[+-]?[0-9]+', value):
-        raise Crash(f'{name} is no number: {value!r}')
+        raise Crash(f'{name} is not a number: {value!r}')
     return int(value)
 
 
-def age(given: Mapping[str, str]) -> int:
-    """`max-age` in milliseconds."""
+def age(given: Mapping[str, str]) -> int | str | None:
+    """`max-age` in milliseconds, or as it is: RabbitMQ ignores an age that it cannot read."""
     value = given.get('max-age')
     if value is None:
-        return 0
+        return None
+    if not re.match('[0-9]', value):
+        raise Crash(f'max-age does not begin with a number: {value!r}')
     found = re.fullmatch(r'([0-9]+)([YMDhms])', value)
     if not found or not int(found[1]):
-        raise Crash(f'max-age is no age: {value!r}')
+        return value
     return int(found[1]) * SECONDS[found[2]] * 1000

@@ -16,6 +16,7 @@ from ..types import AMQPBody
 from .arguments import Crash, Refused
 from .cluster import Cluster
 from .handlers import HANDLERS
+from .handshake import HANDSHAKE
 from .node import Node
 from .running import Running
 from .session import Session
@@ -82,7 +83,7 @@ class StreamBroker(Running):
         cluster = Cluster(users, self._vhosts, frame_max, heartbeat, seed)
         for number in range(nodes):
             node = Node(number, host, port and port + number, cluster.faults, ssl)
-            node.make = lambda node: Session(cluster, node, HANDLERS)
+            node.make = lambda node: Session(cluster, node, HANDSHAKE, HANDLERS)
             cluster.nodes.append(node)
         if on_event is not None:
             cluster.told = on_event

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..protocol.commands import StreamMetadata
 from ..protocol.const import ResponseCode
-from .arguments import Arguments, Refused
+from .arguments import Arguments, Crash, Refused
 from .clock import Clock
 from .faults import Faults
 from .node import Node
@@ -124,6 +124,8 @@ class Cluster:
         """
         streams = self.vhosts[vhost]
         name = name.replace('\r', '').replace('\n', '')
+        if '\ufffd' in name:
+            raise Crash('the name of a stream is not UTF-8')
         arguments = Arguments.parse(given)
         if not name or name.startswith('amq.'):
             raise Refused(ResponseCode.PRECONDITION_FAILED)
@@ -133,7 +135,7 @@ class Cluster:
             raise Refused(code if same else ResponseCode.PRECONDITION_FAILED)
         running = [item for item in self.nodes if item.running] or self.nodes
         leader = node
-        if arguments.locator != 'client-local':
+        if arguments.locator not in (None, 'client-local'):
             leader = running[next(self._leaders) % len(running)]
         size = arguments.replicas or len(self.nodes)
         others = [item.number for item in running if item is not leader]

@@ -14,6 +14,7 @@ class Subscription:
     :ivar at: number of the chunk to be sent next.
     :ivar credit: how many chunks the client takes.
     :ivar limit: credit above which a burst of chunks begins.
+    :ivar version: of the Deliver frames.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Subscription:
         self.credit = credit
         self.limit = credit // 2
         self._wire = wire
-        self._version = version
+        self.version = version
         self._faults = faults
         self._interrupted = False  # a burst, by a client that does not read
         self._filters = frozenset(
@@ -72,7 +73,7 @@ class Subscription:
 
     def _deliver(self, chunk: StoredChunk) -> None:
         data = self._faults.chunk(chunk.data)
-        if self._version == 1:
+        if self.version == 1:
             frame = Deliver(self.id, data).encode()
         else:
             frame = DeliverV2(self.id, self.stream.chunks[-1].offset, data).encode()

@@ -1,5 +1,7 @@
 """The commands of an open virtual host: streams, publishers, subscriptions, offsets."""
 
+from typing import Any
+
 from ..protocol import commands
 from ..protocol.commands import StreamMetadata
 from ..protocol.const import ResponseCode
@@ -7,9 +9,10 @@ from ..protocol.fields import NAME_MAX
 from ..protocol.offset import Offset
 from .arguments import Refused, require
 from .consuming import Subscription
-from .handshake import HANDSHAKE
+from .handshake import CONNECTION
 from .publishing import Publisher
 from .session import Handler, Session
+from .stream import Entries
 
 # -- streams
 
@@ -28,6 +31,11 @@ def metadata(session: Session, command: commands.Metadata) -> dict[str, StreamMe
     return session.cluster.metadata(session.vhost, command.streams)
 
 
+def no_super_stream(session: Session, command: Any) -> None:
+    """There are no super streams here."""
+    raise Refused(ResponseCode.STREAM_DOES_NOT_EXIST)
+
+
 def stream_stats(session: Session, command: commands.StreamStats) -> dict[str, int]:
     return session.stream(command.stream).stats()
 
@@ -35,14 +43,18 @@ def stream_stats(session: Session, command: commands.StreamStats) -> dict[str, i
 # -- publishing
 
 
+def publish(session: Session, command: commands.PublishV2) -> None:
+    numbers, filters, parts = [*zip(*command.entries, strict=True)] or [(), (), ()]
+    session.publish(command.publisher_id, Entries([*numbers], [*parts], [*filters]))
+
+
 def declare_publisher(session: Session, command: commands.DeclarePublisher) -> None:
-    stream, reference = session.stream(command.stream), command.reference
-    declared = session.publishers.values()
-    if (
-        command.publisher_id in session.publishers
-        or len(reference.encode()) > NAME_MAX
-        or (reference and any(p.reference == reference and p.stream is stream for p in declared))
-    ):
+    reference, declared = command.reference, session.publishers
+    if command.publisher_id in declared or len(reference.encode()) > NAME_MAX:
+        raise Refused(ResponseCode.PRECONDITION_FAILED)
+    stream = session.stream(command.stream)
+    named = {(item.reference, item.stream.name) for item in declared.values() if item.reference}
+    if (reference, stream.name) in named:
         raise Refused(ResponseCode.PRECONDITION_FAILED)
     session.available(stream)
     publisher = Publisher(session, command.publisher_id, reference, stream, session.cluster.faults)
@@ -62,15 +74,15 @@ def query_sequence(session: Session, command: commands.QueryPublisherSequence) -
 
 
 def subscribe(session: Session, command: commands.Subscribe) -> None:
-    stream, properties = session.stream(command.stream), command.properties
+    properties = command.properties
+    if len(properties.get('name', '').encode()) > NAME_MAX:
+        raise Refused(ResponseCode.PRECONDITION_FAILED)
+    stream = session.stream(command.stream)
     if command.subscription_id in session.subscriptions:
         raise Refused(ResponseCode.SUBSCRIPTION_ID_ALREADY_EXISTS)
     if session.node.number not in stream.members:
         raise Refused(ResponseCode.STREAM_NOT_AVAILABLE)
-    if (
-        properties.get('single-active-consumer') == 'true'  # which is not known here
-        or len(properties.get('name', '').encode()) > NAME_MAX
-    ):
+    if properties.get('single-active-consumer') == 'true':  # which is not known here
         raise Refused(ResponseCode.PRECONDITION_FAILED)
     subscription = Subscription(
         session,
@@ -119,13 +131,17 @@ def resolve_offset_spec(session: Session, command: commands.ResolveOffsetSpec) -
 
 
 HANDLERS: dict[type, Handler] = {
-    **HANDSHAKE,
+    **CONNECTION,
     commands.Create: create,
     commands.Delete: delete,
     commands.Metadata: metadata,
     commands.StreamStats: stream_stats,
+    commands.Route: no_super_stream,
+    commands.Partitions: no_super_stream,
+    commands.DeleteSuperStream: no_super_stream,
     commands.DeclarePublisher: declare_publisher,
     commands.DeletePublisher: delete_publisher,
+    commands.PublishV2: publish,
     commands.QueryPublisherSequence: query_sequence,
     commands.Subscribe: subscribe,
     commands.Unsubscribe: unsubscribe,

@@ -1,4 +1,4 @@
-"""The commands until a virtual host is open, and the end."""
+"""The commands of the handshake, and those about the connection."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,10 @@ VERSIONS = {
     Key.METADATA: (1, 1),
     Key.CLOSE: (1, 1),
     Key.HEARTBEAT: (1, 1),
+    Key.ROUTE: (1, 1),
+    Key.PARTITIONS: (1, 1),
     Key.STREAM_STATS: (1, 1),
+    Key.DELETE_SUPER_STREAM: (1, 1),
     Key.RESOLVE_OFFSET_SPEC: (1, 1),
 }
 
@@ -63,11 +66,9 @@ def sasl_authenticate(session: Session, command: commands.SaslAuthenticate) -> N
     if again and user != session.user:
         raise Refused(ResponseCode.SASL_CANNOT_CHANGE_USERNAME)
     session.user, session.mechanism = user, command.mechanism
-    if again:
-        session.then(None)
-    else:
-        session.enter('tuning')
-        session.then(lambda: session.write(session.tune.encode()))
+    session.then(None)
+    if not again:
+        session.enter('authenticated')
 
 
 def authenticate(session: Session, command: commands.SaslAuthenticate) -> str:
@@ -77,7 +78,7 @@ def authenticate(session: Session, command: commands.SaslAuthenticate) -> str:
         return 'guest'
     if command.mechanism == 'PLAIN':
         parts = command.data.split(b'\0')
-        if len(parts) != 3:
+        if len(parts) != 3 or parts[0]:
             raise Refused(ResponseCode.SASL_ERROR)
         user, password = (part.decode(errors='replace') for part in parts[1:])
         known = users.get(user) == password
@@ -101,6 +102,8 @@ def tune(session: Session, command: Tune) -> None:
 
 def open_vhost(session: Session, command: commands.Open) -> Mapping[str, str]:
     cluster = session.cluster
+    if session.state not in ('authenticated', 'tuning', 'tuned'):
+        raise Crash('Open before the client has authenticated')
     if command.vhost not in cluster.vhosts:
         session.then(session.close)
         raise Refused(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
@@ -122,6 +125,8 @@ def exchange_command_versions(
         raise Crash('a key that nobody knows')
     if command.versions.get(Key.DELIVER, (1, 1))[1] == 2:
         session.deliver_version = 2
+        for subscription in session.subscriptions.values():
+            subscription.version = 2
     return VERSIONS
 
 
@@ -130,7 +135,7 @@ def close(session: Session, command: commands.Close) -> None:
 
 
 def heartbeat(session: Session, command: commands.Heartbeat) -> None:
-    """It was heard."""
+    """A heartbeat needs no answer."""
 
 
 HANDSHAKE: dict[type, Handler] = {
@@ -139,6 +144,10 @@ HANDSHAKE: dict[type, Handler] = {
     commands.SaslAuthenticate: sasl_authenticate,
     Tune: tune,
     commands.Open: open_vhost,
+    commands.Heartbeat: heartbeat,
+}
+CONNECTION: dict[type, Handler] = {
+    commands.SaslAuthenticate: sasl_authenticate,
     commands.ExchangeCommandVersions: exchange_command_versions,
     commands.Close: close,
     commands.Heartbeat: heartbeat,

@@ -1,49 +1,14 @@
-"""A publisher on the broker, and the entries of its Publish frames."""
+"""A publisher on the broker."""
 
 import struct
 
-from ..error import FrameError
-from ..protocol.commands import PublishError, PublishV2, decode
+from ..protocol.commands import PublishError
 from ..protocol.const import Key, ResponseCode
 from .faults import Faults
 from .stream import Entries, Stream
 from .wire import Wire
 
 CONFIRMS_MAX = 8192  # publishing ids of a frame
-ENTRY = struct.Struct('>QI')
-
-
-def read_publish(version: int, body: bytes) -> tuple[int, Entries]:
-    """Publisher id and entries of a Publish frame; those without filter values are sliced.
-
-    :raises FrameError: it is none.
-    """
-    if version == 2:
-        command = decode(Key.PUBLISH, version, body)
-        assert isinstance(command, PublishV2)
-        numbers, filters, parts = [*zip(*command.entries, strict=True)] or [(), (), ()]
-        return command.publisher_id, Entries([*numbers], [*parts], [*filters])
-    if len(body) < 5:
-        raise FrameError('a Publish frame ends before its entries')
-    unpack, end = ENTRY.unpack_from, len(body)
-    ids, data = [], []
-    at = 5
-    try:
-        while at < end:
-            number, size = unpack(body, at)
-            start = at + 8
-            if size >> 31:
-                (size,) = struct.unpack_from('>I', body, start + 7)
-                at = start + 11 + size
-            else:
-                at = start + 4 + size
-            ids.append(number)
-            data.append(body[start:at])
-    except struct.error:
-        at = end + 1
-    if at != end:
-        raise FrameError('a Publish frame ends within an entry')
-    return body[0], Entries(ids, data)
 
 
 class Publisher:

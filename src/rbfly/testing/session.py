@@ -1,8 +1,8 @@
 """One client's connection: which command may come when, and what the client has declared.
 
 What a command does is in a table of handlers, by the class of the command: a handler is given the
-session and the command, and returns what the response holds.  Before the virtual host is opened,
-only the next step of the handshake is taken, as by RabbitMQ.
+session and the command, and returns what the response holds.  The handshake has a table, and so has
+the open connection; a command that is not in it is an unknown frame.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,41 +10,43 @@ from typing import Any
 
 from ..error import FrameError
 from ..protocol import commands
-from ..protocol.commands import READERS, Request, Response, Tune, decode
+from ..protocol.commands import Request, Response, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .arguments import Crash, Refused, require
 from .cluster import Cluster
 from .consuming import Subscription
+from .frames import read_frame, read_publish
 from .node import Node
-from .publishing import Publisher, read_publish, refuse_all
-from .stream import Stream
+from .publishing import Publisher, refuse_all
+from .stream import Entries, Stream
 from .wire import Wire
 
 FRAME_MAX_BEFORE_OPEN = 8192
 CLOSE_ID = 1  # correlation id of the broker's Close
-# Where a frame that cannot be read ends the connection without a word.
-CRASHING = {Key.PUBLISH, Key.SUBSCRIBE, Key.EXCHANGE_COMMAND_VERSIONS}
 
 Handler = Callable[['Session', Any], Any]
-# What is taken in each state of the handshake.
-STEPS: dict[str, type] = {
-    'connected': commands.PeerProperties,
-    'properties': commands.SaslHandshake,
-    'authenticating': commands.SaslAuthenticate,
-    'tuning': Tune,
-    'tuned': commands.Open,
+Handlers = Mapping[type, Handler]
+# The states of the handshake, and where a read may lead from each; others close the connection.
+STATES = {
+    'connected': ('connected', 'properties'),
+    'properties': ('properties', 'authenticating'),
+    'authenticating': ('authenticating', 'authenticated'),
+    'tuning': ('tuning', 'tuned', 'open'),
+    'tuned': ('tuned', 'open'),
 }
 
 
 class Session(Wire):
     """A client.
 
-    :ivar state: step of the handshake, then 'open'.
+    :ivar state: step of the handshake, then 'open', then perhaps 'closing'.
     :ivar user: who authenticated.
     :ivar streams: those of the virtual host, by name.
     """
 
-    def __init__(self, cluster: Cluster, node: Node, handlers: Mapping[type, Handler]) -> None:
+    def __init__(
+        self, cluster: Cluster, node: Node, handshake: Handlers, handlers: Handlers
+    ) -> None:
         super().__init__(cluster.faults, cluster.cut)
         self.cluster = cluster
         self.node = node
@@ -59,65 +61,63 @@ class Session(Wire):
         self.publishers: dict[int, Publisher] = {}
         self.subscriptions: dict[int, Subscription] = {}
         self.deliver_version = 1
+        self._handshake = handshake
         self._handlers = handlers
         self._then: Callable[[], object] | None = None
-        self._step_read = 0  # when the last step of the handshake has come
+        self._before = self.state  # the last read
 
     # -- frames
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         if self.state == 'closing' and key & ~RESPONSE != Key.CLOSE:
             return
-        if (key, version) not in READERS:
-            self._unknown()
-            return
-        if key == Key.PUBLISH and self.state == 'open':
-            self._publish(version, body)
-            return
         try:
-            found = decode(key, version, body)
-        except FrameError:
-            if key in CRASHING:
-                self.abort()
-            else:
+            if (key, version) == (Key.PUBLISH, 1) and self.state == 'open':
+                self.publish(*read_publish(body))
+                return
+            found = read_frame(key, version, body)
+            if isinstance(found, Response):
+                self._answered(found)
+                return
+            command = found.command if isinstance(found, Request) else found
+            handlers = self._handlers if self.state in ('open', 'closing') else self._handshake
+            if type(command) not in handlers:
                 self._unknown()
-            return
-        command = found.command if isinstance(found, Request) else found
-        if isinstance(command, Response):
-            self._answered(command)
-        elif type(command) is not STEPS.get(self.state, type(command)):
-            self.abort()
-        elif type(command) not in self._handlers:
+                return
+            correlation_id = found.correlation_id if isinstance(found, Request) else None
+            self._handle(handlers[type(command)], command, correlation_id)
+        except FrameError:
             self._unknown()
-        else:
-            self._handle(command, found.correlation_id if isinstance(found, Request) else None)
-
-    def _handle(self, command: Any, correlation_id: int | None) -> None:
-        self._then, before = None, self.state
-        try:
-            value, code = self._handlers[type(command)](self, command), ResponseCode.OK
-        except Refused as ex:
-            value, code = None, ResponseCode(ex.code)
         except Crash:
             self.abort()
-            return
+
+    def _handle(self, handler: Handler, command: Any, correlation_id: int | None) -> None:
+        self._then = None
+        try:
+            value, code = handler(self, command), ResponseCode.OK
+        except Refused as ex:
+            value, code = None, ResponseCode(ex.code)
         if correlation_id is not None:
             self.write(command.respond(correlation_id, value, code))
         if self._then is not None:
             self._then()
-        if before != 'open':
-            self._end_of_step(command)
 
-    def _end_of_step(self, command: Any) -> None:
-        """RabbitMQ reads for the next step anew, so a frame that came along is too early."""
-        early = self.reads == self._step_read and not isinstance(command, commands.Open)
-        self._step_read = self.reads
-        if early:
+    def on_read(self) -> None:
+        """Check the step of the handshake once a read is handled, as RabbitMQ does."""
+        if self.ended or self.state == 'closing':
+            return
+        if self.state not in STATES.get(self._before, ('open',)):
             self.close()
+        elif self.state == 'authenticated':
+            self.write(self.tune.encode())
+            self.enter('tuning')
+        self._before = self.state
 
     def _answered(self, response: Response) -> None:
         if self.state == 'closing' and response.command is commands.Close:
             self.close()
+        elif self.state != 'open' or response.command is not commands.ConsumerUpdate:
+            self._unknown()
 
     def _unknown(self) -> None:
         if self.state == 'open':
@@ -218,14 +218,9 @@ class Session(Wire):
 
     # -- publishing
 
-    def _publish(self, version: int, body: bytes) -> None:
-        try:
-            number, entries = read_publish(version, body)
-        except FrameError:
-            self.abort()
-            return
-        publisher = self.publishers.get(number)
+    def publish(self, publisher_id: int, entries: Entries) -> None:
+        publisher = self.publishers.get(publisher_id)
         if publisher is not None:
             publisher.publish(entries)
         elif entries.ids:
-            self.write(refuse_all(number, entries))
+            self.write(refuse_all(publisher_id, entries))

@@ -7,7 +7,7 @@ from ..protocol._chunk import Chunk
 from ..protocol.chunks import message, records, write_chunk
 from ..protocol.fields import NAME_MAX
 from ..protocol.offset import Offset, OffsetType
-from .arguments import Arguments
+from .arguments import FILTER_SIZE, Arguments
 from .clock import Clock
 
 CHUNK_ENTRIES = 4096  # most entries of a chunk
@@ -202,7 +202,7 @@ class Stream:
             timestamp=now,
             epoch=self.epoch,
             type=type,
-            filter=bytes(self.arguments.filter_size) if values else b'',
+            filter=bytes(self.arguments.filter_size or FILTER_SIZE) if values else b'',
             trailer=trailer,
         )
         count = sum(map(records, entries))
@@ -215,10 +215,10 @@ class Stream:
 
     def retain(self) -> None:
         """Remove what is too old, or too much; by chunks, and never the last one."""
-        limit, oldest = self.arguments.max_bytes, self.arguments.max_age
+        limit, age = max(0, self.arguments.max_bytes or 0), self.arguments.max_age
+        oldest = self._clock.now() - age if isinstance(age, int) else 0
         if not limit and not oldest:
             return
-        oldest = self._clock.now() - oldest if oldest else 0
         size, n = self.size, 0
         while n < len(self.chunks) - 1:
             first = self.chunks[n]

@@ -21,7 +21,6 @@ class Wire(asyncio.Protocol):
     :ivar number: which connection of the broker it is, from 1.
     :ivar ended: nothing that comes is looked at any more.
     :ivar limit: most bytes of a frame; 0 for no limit.
-    :ivar reads: how often something has come.
     :ivar on_made: called when it is open.
     :ivar on_end: called when it is closed.
     """
@@ -32,7 +31,6 @@ class Wire(asyncio.Protocol):
         self.faults = faults
         self.number = 0
         self.ended = False
-        self.reads = 0
         self.limit = 0
         self.paused = False
         self.on_made: Callable[[Wire], None] = lambda wire: None
@@ -59,8 +57,11 @@ class Wire(asyncio.Protocol):
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         """A frame has come."""
 
+    def on_read(self) -> None:
+        """The frames that have come together are handled."""
+
     def on_too_large(self) -> None:
-        """A frame has begun that is larger than the limit, or no frame."""
+        """A frame has begun that is larger than the limit."""
         self.abort()
 
     def on_resume(self) -> None:
@@ -95,7 +96,6 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
-        self.reads += 1
         if self.ended:
             return
         data = self.faults.passing(data)
@@ -108,6 +108,7 @@ class Wire(asyncio.Protocol):
                 self._read(data)
         else:
             self._read(data)
+        self.on_read()
         if self.faults.cutting:
             self._cut()
 
@@ -115,13 +116,13 @@ class Wire(asyncio.Protocol):
         at, n, end = 0, len(data), 0
         while n - at >= 4 and not self.ended:
             size = int.from_bytes(data[at : at + 4])
-            if size < 4 or (self.limit and size > self.limit):
+            if self.limit and size > self.limit:
                 self.on_too_large()
                 return
             end = at + 4 + size
             if end > n:
                 break
-            key, version = HEAD.unpack_from(data, at + 4)
+            key, version = HEAD.unpack_from(data, at + 4) if size >= 4 else (0, 0)
             self.on_frame(key, version, data[at + 8 : end])
             at = end
         if at < n and not self.ended:
