@@ -10,6 +10,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.error import AuthenticationError
 from rbfly.protocol import commands
+from rbfly.protocol.const import ResponseCode
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.leaks import Snapshot
@@ -111,6 +112,47 @@ async def test_publish_error(memory: StreamBroker, client: rbs.StreamsClient) ->
         assert caught.value.index == 0
         await publisher.send('last')
     assert memory.messages('orders') == [2, 3, 'last']
+
+
+async def test_publish_error_fails_a_send(memory: StreamBroker, publisher: rbs.Publisher) -> None:
+    memory.publish_error()
+    with pytest.raises(rbs.PublishError) as caught:
+        await publisher.send('refused')
+    assert caught.value.code == ResponseCode.PRECONDITION_FAILED
+    await publisher.send(1)
+    assert memory.messages('orders') == [0, 1]
+
+
+async def test_publisher_that_does_not_exist_is_refused_until_it_is_declared(
+    memory: StreamBroker,
+) -> None:
+    missing = ResponseCode.PUBLISHER_DOES_NOT_EXIST
+    async with opened(memory.uri) as client:
+        await client.value(commands.DeclarePublisher(0, 'shop', 'orders'))
+        memory.publish_error(missing)
+        client.send(commands.Publish(0, entries(1, 2)), commands.Publish(0, entries(3)))
+        assert await client.receive() == commands.PublishError(0, ((1, missing), (2, missing)))
+        assert await client.receive() == commands.PublishError(0, ((3, missing),))
+        assert await client.code(commands.DeletePublisher(0)) == missing
+        await client.value(commands.DeclarePublisher(0, 'shop', 'orders'))
+        client.send(commands.Publish(0, entries(1, 2)))
+        assert await client.receive() == commands.PublishConfirm(0, (1, 2))
+    assert memory.messages('orders', raw=True) == [b'1', b'2']
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize('name', [None, 'shop'])
+async def test_messages_of_a_publisher_that_is_declared_again(name: str | None) -> None:
+    """The client declares it again and resends: nothing is lost, and a name avoids duplicates."""
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_stream('orders')
+        async with client.publisher('orders', name=name) as publisher:
+            for start in (0, 1000, 2000):
+                memory.publish_error(ResponseCode.PUBLISHER_DOES_NOT_EXIST)
+                await asyncio.wait_for(publisher.send_many(range(start, start + 1000)), HANG)
+        stored = memory.messages('orders')
+        assert [*dict.fromkeys(stored)] == [*range(3000)]
+        assert name is None or len(stored) == 3000
 
 
 async def test_withheld_confirms(memory: StreamBroker, publisher: rbs.Publisher) -> None:

@@ -6,9 +6,10 @@ Nothing is imported until a name is used, since pytest loads the plugin beside i
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..protocol.const import ResponseCode as ResponseCode
     from .broker import StreamBroker as StreamBroker
 
-__all__ = ['StreamBroker']
+__all__ = ['ResponseCode', 'StreamBroker']
 
 
 def __getattr__(name: str) -> Any:

@@ -349,13 +349,17 @@ class StreamBroker(Running):
         check_integer('code', code, 2, 0xFFFF)
         self._call(setattr, self._cluster.faults, 'authentication', code)
 
-    def publish_error(
-        self, code: int = ResponseCode.PUBLISHER_DOES_NOT_EXIST, count: int = 1
-    ) -> None:
-        """Refuse the next messages, which are not stored.
+    def publish_error(self, code: int = ResponseCode.PRECONDITION_FAILED, count: int = 1) -> None:
+        """Refuse the next messages: they are not stored, and sending them raises `PublishError`.
 
-        :param code: why, a code of the protocol.
-        :param count: how many messages.
+        RabbitMQ refuses messages with two codes. With `PRECONDITION_FAILED` (0x11), it refuses
+        sub-entries that it cannot read (since 4.3.5). With `PUBLISHER_DOES_NOT_EXIST` (0x12), it
+        refuses everything from a publisher until the client declares that publisher again; RbFly's
+        publishers do so by themselves, and resend the messages.
+
+        :param code: a code of the protocol, from `rbfly.testing.ResponseCode`.
+        :param count: how many messages to refuse; with `PUBLISHER_DOES_NOT_EXIST`, how many times
+            to remove the publisher that sends next.
         """
         check_integer('code', code, 2, 0xFFFF)
         check_integer('count', count, 1, 2**31)

@@ -4,6 +4,8 @@ import zlib
 from collections import deque
 from random import Random
 
+from ..protocol.const import ResponseCode
+
 CRC, ENTRIES = 32, 48  # where they are in a chunk
 
 
@@ -73,6 +75,15 @@ class Faults:
     @property
     def cutting(self) -> bool:
         return self.left == 0
+
+    def refusals(self, count: int) -> list[int]:
+        """Codes for the first of so many messages; without its publisher, the rest is refused."""
+        codes: list[int] = []
+        while self.errors and len(codes) < count:
+            codes.append(self.errors.popleft())
+            if codes[-1] == ResponseCode.PUBLISHER_DOES_NOT_EXIST:
+                codes += codes[-1:] * (count - len(codes))
+        return codes
 
     def confirmed(self, ids: list[int]) -> list[int]:
         """Those of the publishing ids whose confirms are not lost."""

@@ -57,7 +57,8 @@ def declare_publisher(session: Session, command: commands.DeclarePublisher) -> N
     if (reference, stream.name) in named:
         raise Refused(ResponseCode.PRECONDITION_FAILED)
     session.available(stream)
-    publisher = Publisher(session, command.publisher_id, reference, stream, session.cluster.faults)
+    faults, forget = session.cluster.faults, session.forget_publisher
+    publisher = Publisher(session, command.publisher_id, reference, stream, faults, forget)
     session.publishers[publisher.id] = publisher
 
 

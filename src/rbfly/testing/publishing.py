@@ -1,6 +1,7 @@
 """A publisher on the broker."""
 
 import struct
+from collections.abc import Callable
 
 from ..protocol.commands import PublishError
 from ..protocol.const import Key, ResponseCode
@@ -17,22 +18,32 @@ class Publisher:
     :ivar live: whether it is still declared.
     """
 
-    def __init__(self, wire: Wire, id: int, reference: str, stream: Stream, faults: Faults) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        id: int,
+        reference: str,
+        stream: Stream,
+        faults: Faults,
+        forget: Callable[['Publisher'], None],
+    ) -> None:
         self.id = id
         self.reference = reference
         self.stream = stream
         self.live = True
         self._wire = wire
         self._faults = faults
+        self._forget = forget
         self._withheld: list[int] = []
 
     def publish(self, entries: Entries) -> None:
-        errors = self._faults.errors
-        if errors:
-            n = min(len(errors), len(entries.ids))
-            refused = [(number, errors.popleft()) for number in entries.ids[:n]]
-            self._wire.write(PublishError(self.id, tuple(refused)).encode())
-            ids, data, filters = entries
+        ids, data, filters = entries
+        codes = self._faults.refusals(len(ids))
+        if codes:
+            n = len(codes)
+            self._wire.write(PublishError(self.id, (*zip(ids, codes, strict=False),)).encode())
+            if codes[-1] == ResponseCode.PUBLISHER_DOES_NOT_EXIST:
+                self._forget(self)
             entries = Entries(ids[n:], data[n:], filters and filters[n:])
         self.stream.publish(self, entries)
 
