@@ -69,6 +69,8 @@ class StreamBroker(Running):
     ) -> None:
         check_integer('port', port, 0, 0xFFFF)
         check_integer('nodes', nodes, 1, 255)
+        if port + nodes - 1 > 0xFFFF:
+            raise ArgumentError(f'port {port} leaves no ports for {nodes} nodes')
         check_integer('frame_max', frame_max, 0, 2**32 - 1)
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
         check_integer('seed', seed, 0, 2**64 - 1)
@@ -85,8 +87,7 @@ class StreamBroker(Running):
             node = Node(number, host, port and port + number, cluster.faults, ssl)
             node.make = lambda node: Session(cluster, node, HANDSHAKE, HANDLERS)
             cluster.nodes.append(node)
-        if on_event is not None:
-            cluster.told = on_event
+        cluster.on_event = on_event
         super().__init__(cluster)
 
     # -- where it is

@@ -47,7 +47,7 @@ class Cluster:
     :ivar nodes: all nodes.
     :ivar sessions: connections that are open.
     :ivar loop: the loop in which it runs; None while it does not.
-    :ivar told: called with a line for each connection.
+    :ivar on_event: called with a line for each connection.
     :ivar watchers: called when a stream has stored something.
     """
 
@@ -69,16 +69,19 @@ class Cluster:
         self.sessions: dict[User, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.published = 0  # by streams that were deleted
-        self.told: Callable[[str], object] = lambda text: None
+        self.on_event: Callable[[str], object] | None = None
         self.watchers: list[Callable[[], object]] = []
         self._leaders = itertools.count()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call in the next turn of the loop; at once while there is none."""
-        if self.loop is None:
-            callback()
-        else:
+        """Call in the next turn of the loop, if there is one."""
+        if self.loop is not None:
             self.loop.call_soon(callback)
+
+    def tell(self, event: str) -> None:
+        """Call `on_event` in a turn of its own, so that the loop handles its errors."""
+        if self.on_event is not None and self.loop is not None:
+            self.loop.call_soon(self.on_event, event)
 
     # -- faults
 

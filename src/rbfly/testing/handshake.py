@@ -113,7 +113,7 @@ def open_vhost(session: Session, command: commands.Open) -> Mapping[str, str]:
     session.limit = session.tune.frame_max
     session.start_heartbeats(session.tune.heartbeat)
     cluster.sessions[session] = None
-    cluster.told(f'{session} opened {command.vhost!r} as {session.user!r}')
+    cluster.tell(f'{session} opened {command.vhost!r} as {session.user!r}')
     host, port = session.node.host, session.node.port
     return {'advertised_host': host, 'advertised_port': str(port)}
 

@@ -100,6 +100,14 @@ class Node:
                 return  # 3.12's would wait for them
             await server.wait_closed()
 
+    def abandon(self) -> None:
+        """Forget what a loop has left that was closed before the end."""
+        if self._socket is not None:
+            self._socket.close()
+        self._serving = self._socket = None
+        for wire in [*self.wires]:
+            wire.connection_lost(None)
+
     def cut(self) -> None:
         for wire in [*self.wires]:
             wire.cut()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec, Self, TypeVar
 
 from ..error import EventLoopError
@@ -20,16 +22,23 @@ class Running:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._thread: threading.Thread | None = None
-        self._end: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None  # that start() has started
+        self._end = asyncio.Event()  # ends the thread
+        self._pid = 0
         self._scheduling = threading.Lock()  # what is scheduled before the end is done
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        self._claim(asyncio.get_running_loop())
+        await self._listen()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._close()
+        if self._thread is not None:
+            await asyncio.to_thread(self.stop)
+        elif self.running:
+            if self._cluster.loop is not asyncio.get_running_loop():
+                raise EventLoopError('the broker runs in another event loop, which has to end it')
+            await self._close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -44,53 +53,77 @@ class Running:
         :raises EventLoopError: it runs already.
         :raises OSError: the port is in use.
         """
-        if self.running:
-            raise EventLoopError('the broker runs already')
+        # Whatever loop the program has chosen, this one is always there.
+        loop = asyncio.SelectorEventLoop()
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(ready,), name='rbfly.testing', daemon=True
+        thread = threading.Thread(
+            target=self._run, args=(loop, ready), name='rbfly.testing', daemon=True
         )
-        self._thread.start()
         try:
+            self._claim(loop, thread)
+        except EventLoopError:
+            loop.close()
+            raise
+        try:
+            thread.start()
             ready.result()
         except BaseException:
-            self._thread.join()
-            self._thread = None
+            self.stop()
             raise
 
     def stop(self) -> None:
-        """End what :meth:`start` has started; no effect if it does not run."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            if self._end is not None:
-                self._call(self._end.set)
-            thread.join()
+        """End what :meth:`start` has started, and wait for its end; no effect if it does not run.
 
-    def _run(self, ready: concurrent.futures.Future[None]) -> None:
+        Called from `on_event`, it does not wait. In a forked child it has no effect.
+        """
+        thread = self._thread
+        if thread is None or self._pid != os.getpid():
+            return
+        with self._scheduling:
+            if self._cluster.loop is not None:
+                with suppress(RuntimeError):  # it has ended
+                    self._cluster.loop.call_soon_threadsafe(self._end.set)
+        if thread is not threading.current_thread():
+            if thread.ident is not None:  # it has begun
+                thread.join()
+            with self._scheduling:
+                if self._thread is thread:
+                    self._thread = None
+
+    def _run(self, loop: asyncio.AbstractEventLoop, ready: concurrent.futures.Future[None]) -> None:
         async def main() -> None:
             try:
-                await self._open()
+                await self._listen()
             except BaseException as ex:
                 ready.set_exception(ex)
                 return
-            self._end = asyncio.Event()
             ready.set_result(None)
             try:
                 await self._end.wait()
             finally:
                 await self._close()
 
-        # Whatever loop the program has chosen, this one is always there.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(main())
 
-    async def _open(self) -> None:
-        if self.running:
-            raise EventLoopError('the broker runs already')
-        loop = self._cluster.loop = asyncio.get_running_loop()
+    def _claim(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None = None
+    ) -> None:
+        """Only one loop runs it.
+
+        :raises EventLoopError: another one does.
+        """
+        self._check_process()
+        with self._scheduling:
+            if self._loop() is not None:
+                raise EventLoopError('the broker runs already')
+            self._cluster.loop, self._thread, self._pid = loop, thread, os.getpid()
+            self._end = asyncio.Event()
+
+    async def _listen(self) -> None:
         try:
             for node in self._cluster.nodes:
-                await node.open(loop)
+                await node.open(asyncio.get_running_loop())
         except BaseException:
             await self._close()
             raise
@@ -106,10 +139,29 @@ class Running:
     @property
     def running(self) -> bool:
         """Whether clients can connect."""
-        return self._cluster.loop is not None
+        loop = self._cluster.loop
+        return loop is not None and not loop.is_closed()
+
+    def _check_process(self) -> None:
+        if self.running and self._pid != os.getpid():
+            raise EventLoopError('the broker runs in the process that has forked this one')
+
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop in which it runs; one that was closed has left everything as it was."""
+        cluster = self._cluster
+        if cluster.loop is not None and cluster.loop.is_closed():
+            cluster.loop = None
+            for node in cluster.nodes:
+                node.abandon()
+            cluster.flush()
+        return cluster.loop
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it in the broker's loop, from wherever this is; at once where there is none."""
+        """Call it in the broker's loop, from wherever this is; at once if no other thread runs it.
+
+        :raises EventLoopError: that loop is of another process.
+        """
+        self._check_process()
         try:
             current = asyncio.get_running_loop()
         except RuntimeError:
@@ -123,9 +175,12 @@ class Running:
                 found.set_exception(ex)
 
         with self._scheduling:
-            loop = self._cluster.loop
-            if loop is not None and loop is not current:
+            loop = self._loop()
+            # The loop of a thread that starts will run; any other that stands still may not.
+            if loop is current or not (self._thread or (loop and loop.is_running())):
+                loop = None
+            if loop is not None:
                 loop.call_soon_threadsafe(call)
-        if loop is None or loop is current:
+        if loop is None:
             call()
         return found.result()

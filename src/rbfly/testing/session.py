@@ -203,7 +203,7 @@ class Session(Wire):
     def on_lost(self) -> None:
         self._drop()
         if self.state != 'connected':
-            self.cluster.told(f'{self} closed')
+            self.cluster.tell(f'{self} closed')
 
     def _drop(self) -> None:
         self.cluster.sessions.pop(self, None)
