@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -22,10 +23,12 @@ from rbfly.error import (
     VirtualHostError,
 )
 from rbfly.protocol.compression import Compression
+from rbfly.protocol.fields import TIME_MAX
 from rbfly.testing import StreamBroker
 from tests.leaks import Snapshot
 
 HANG = 20.0  # a guard only
+CLOCK_MAX = TIME_MAX / 1000
 
 
 @pytest_asyncio.fixture
@@ -164,6 +167,64 @@ def test_streams_that_cannot_be_made(
     with pytest.raises(error):
         memory.create_stream(stream, **arguments)
     assert memory.streams == []
+
+
+@pytest.mark.parametrize(
+    ('stream', 'arguments', 'error', 'match'),
+    [
+        (5, {}, rbs.ArgumentTypeError, 'stream must be str, not int'),
+        (None, {}, rbs.ArgumentTypeError, 'stream must be str'),
+        ('x', {'max_age': 5}, rbs.ArgumentTypeError, 'max_age must be str, not int'),
+        ('x', {'max_age': timedelta(hours=1)}, rbs.ArgumentTypeError, 'max_age must be str'),
+        ('x\ud800', {}, rbs.ArgumentError, 'not valid Unicode'),
+        ('x', {'max_age': '1h\ud800'}, rbs.ArgumentError, 'not valid Unicode'),
+        ('x' * 300, {}, rbs.ArgumentError, 'too long'),
+        ('x' * 234, {}, rbs.ArgumentError, 'too long'),
+    ],
+)
+def test_streams_that_the_client_refuses(
+    stream: Any, arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    memory = StreamBroker()
+    with pytest.raises(error, match=match):
+        memory.create_stream(stream, **arguments)
+    assert memory.streams == []
+    memory.create_stream('x' * 233)
+
+
+@pytest.mark.parametrize('seconds', [1e18, 1.2e12])
+def test_clock_has_an_end(seconds: float) -> None:
+    memory = StreamBroker()
+    memory.create_stream('orders')
+    memory.advance(1e9)
+    with pytest.raises(rbs.ArgumentError, match='clock'):
+        memory.advance(seconds)
+    memory.publish('orders', 1)
+    assert memory.messages('orders') == [1]
+
+
+async def test_latest_time_of_the_clock(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+    memory.create_stream('orders')
+    memory.advance(CLOCK_MAX - time.time() - 60)
+    memory.publish('orders', 1)
+    async with client.subscribe('orders', offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        assert await anext(messages) == 1
+        found = rbs.get_message_ctx().stream_timestamp
+    assert CLOCK_MAX - 120 < found < CLOCK_MAX
+
+
+async def test_many_messages_are_published_in_several_chunks(
+    memory: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    memory.create_stream('orders')
+    memory.publish('orders', *range(4096))
+    memory.publish('orders', *range(10_000))
+    assert memory.messages('orders') == [*range(4096), *range(10_000)]
+    async with client.subscribe('orders', offset=rbs.Offset.FIRST, timeout=HANG) as messages:
+        sizes: list[int] = []
+        while sum(sizes) < 14_096:
+            sizes.append(len(await anext(messages.batches())))
+    assert sizes == [4096, 4096, 4096, 1808]
 
 
 # -- threads

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..checks import check_integer, check_type
 from ..error import ArgumentError, ArgumentTypeError
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from .types import BloomFilterExtract, MessageFilter, timedelta
 
-__all__ = ['check_filter', 'check_folder', 'check_sub_entries', 'stream_arguments']
+__all__ = ['check_filter', 'check_sub_entries', 'stream_arguments']
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
-FOLDER_MAX = 255  # characters, all of one byte
-TIME_DIGITS = 19  # nanoseconds since 1970
 
 
 def stream_arguments(
@@ -55,19 +51,6 @@ def stream_arguments(
         arguments['queue-leader-locator'] = leader_locator
     integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
     return arguments
-
-
-def check_folder(stream: str, vhosts: Sequence[str]) -> None:
-    # A node keeps a stream in the folder `VHOST_NAME_TIME`, each other character than [A-Za-z0-9-]
-    # replaced by one `_`.  Where the file system refuses its name, RabbitMQ (4.0.5, 4.3.6) tries
-    # for ever, also when the stream is deleted: a core is busy, and no leader comes.
-    vhost = min(vhosts, key=len)
-    limit = FOLDER_MAX - len(vhost) - len('__') - TIME_DIGITS
-    if len(stream) > limit:
-        raise ArgumentError(
-            f'stream name of {len(stream)} characters is too long for the file system of a broker;'
-            f' the limit is {limit} in virtual host {vhost!r}'
-        )
 
 
 def check_filter(filter: MessageFilter) -> None:

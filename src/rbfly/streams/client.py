@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from ..amqp._message import last_offset
-from ..checks import check_integer, check_stream, check_timeout, check_type
+from ..checks import check_folder, check_integer, check_stream, check_timeout, check_type
 from ..error import (
     ArgumentError,
     ArgumentTypeError,
@@ -28,7 +28,7 @@ from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
-from .arguments import check_filter, check_folder, check_sub_entries, stream_arguments
+from .arguments import check_filter, check_sub_entries, stream_arguments
 from .consuming import SubscriptionDriver
 from .offsets import stored_offset
 from .publisher import BasePublisher, Publisher

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
-from ..checks import check_integer, check_timeout, check_type
+from ..checks import check_folder, check_integer, check_timeout, check_type
 from ..error import ArgumentError, StreamDoesNotExist, protocol_error
+from ..protocol.commands import Create
 from ..protocol.const import ResponseCode
 from ..types import AMQPBody
 from .arguments import Crash, Refused
@@ -227,12 +228,20 @@ class StreamBroker(Running):
 
         :param arguments: arguments of the protocol, with `_` for `-`: `max_age='1h'`.
         :raises ProtocolError: it cannot be created, as a broker would refuse it.
-        :raises ArgumentError: an argument that is no number, or no age.
+        :raises ArgumentTypeError: the name or an argument is no str.
+        :raises ArgumentError: an argument that is no number or no age; a name that is too long for
+            the file system of a broker, or no valid Unicode.
         """
+        check_type('stream', stream, str)
+        for name, value in arguments.items():
+            check_type(name, value, str)
         given = {name.replace('_', '-'): value for name, value in arguments.items()}
+        Create(stream, given).encode(0)  # as the client would
+        where = self._vhost(vhost)
+        check_folder(stream, [where])
 
         def create() -> None:
-            cluster, where = self._cluster, self._vhost(vhost)
+            cluster = self._cluster
             if stream in cluster.vhosts[where]:
                 return
             try:
@@ -254,7 +263,7 @@ class StreamBroker(Running):
     def publish(
         self, stream: str, *messages: AMQPBody | MessageCtx, vhost: str | None = None
     ) -> None:
-        """Store messages in one chunk, as if somebody had published them.
+        """Store messages as if somebody had published them, in chunks of at most 4,096 messages.
 
         :raises StreamDoesNotExist: there is no such stream.
         :raises AMQPEncoderError: AMQP 1.0 cannot hold a message.
@@ -293,12 +302,15 @@ class StreamBroker(Running):
         self._call(self._cluster.start_node, self._node(node))
 
     def advance(self, seconds: float) -> None:
-        """Set the broker's clock forward: chunks get older, and those above `max_age` go."""
+        """Set the broker's clock forward: chunks get older, and those above `max_age` go.
+
+        :raises ArgumentError: not a positive number, or beyond the year 37,000.
+        """
         check_type('seconds', seconds, int, float)
         check_timeout('seconds', seconds)
 
         def advance() -> None:
-            self._cluster.clock.ahead += seconds
+            self._cluster.clock.advance(seconds)
             for stream in self._cluster.streams():
                 stream.retain()
 

@@ -2,6 +2,9 @@
 
 import time
 
+from ..error import ArgumentError
+from ..protocol.fields import TIME_MAX
+
 
 class Clock:
     """Time of the chunks.
@@ -11,6 +14,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.ahead = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """
+        :raises ArgumentError: that is more than a time in milliseconds can hold.
+        """
+        if time.time() + self.ahead + seconds > TIME_MAX / 1000:
+            raise ArgumentError(f'the clock cannot be set forward by {seconds} seconds')
+        self.ahead += seconds
 
     def now(self) -> int:
         """Milliseconds since the epoch."""
