@@ -59,7 +59,7 @@ def shown(item: Any) -> str:
             return f'0x{item.code:02x}'
         case c.Close() | c.CreditError():
             return f'{type(item).__name__} 0x{item.code:02x}'
-        case c.PublishError():
+        case c.PublishError() if item.errors:
             return f'PublishError 0x{item.errors[0][1]:02x}'
     return type(item).__name__
 
@@ -441,6 +441,8 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         'wrong password': (sasl('PLAIN', b'\0guest\0x').encode(7), '0x08, closed | 0x08'),
         'unknown user': (sasl('PLAIN', b'\0nobody\0x').encode(7), '0x08, closed | 0x08'),
         'no user': (sasl('PLAIN', b'guest').encode(7), '0x09, closed | 0x09'),
+        'no SASL data': (request(Key.SASL_AUTHENTICATE, string('PLAIN')), CRASH),
+        'empty SASL data': (sasl('PLAIN', b'').encode(7), '0x09, closed | 0x09'),
         'other mechanism': (sasl('ANONYMOUS', b'').encode(7), '0x14, closed | 0x14'),
         'no such mechanism': (sasl('NONE', b'').encode(7), '0x14, closed | 0x14'),
         # versions of commands
@@ -509,6 +511,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         ),
         # messages
         'no messages': (declare + c.Publish(0, ()).encode(), '0x01'),
+        'no messages, unknown publisher': (c.Publish(7, ()).encode(), 'PublishError'),
         'a message that is cut': (
             declare + frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100)),
             '0x01, closed',

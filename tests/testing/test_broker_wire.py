@@ -288,7 +288,7 @@ async def test_unknown_publisher(memory: StreamBroker, client: RawClient) -> Non
     client.send(PublishV2(7, filtered((3, None))))
     assert await client.receive() == PublishError(7, ((3, 0x12),))
     client.send(Publish(7, ()))
-    await nothing_more(client)
+    assert await client.receive() == PublishError(7, ())
     assert memory.published == 0
 
 

@@ -38,7 +38,8 @@ class StreamBroker(Running):
             client = streams_client(broker.uri)
 
     Its methods work from any thread, also when it has stopped; what it has stored stays until it is
-    dropped.  Started again, it has the same ports.
+    dropped.  Started again, it has the same ports.  In a forked child, the methods of a broker that
+    runs raise :class:`~rbfly.error.EventLoopError`.
 
     :param host: address at which it listens.
     :param port: port of the first node, those of the others follow; 0 for any that are free.
@@ -51,7 +52,9 @@ class StreamBroker(Running):
     :param frame_max: most bytes of a frame; 0 for no limit.
     :param heartbeat: interval that clients are told, in seconds; 0 for none.
     :param seed: of what faults leave to chance.
-    :param on_event: called with a line of text for each connection, opened or closed.
+    :param on_event: called with a line of text for each connection, opened or closed, in the event
+        loop of the broker, which handles the errors that it raises (`loop.set_exception_handler`;
+        asyncio logs them by default).
     """
 
     def __init__(

@@ -222,5 +222,5 @@ class Session(Wire):
         publisher = self.publishers.get(publisher_id)
         if publisher is not None:
             publisher.publish(entries)
-        elif entries.ids:
+        else:
             self.write(refuse_all(publisher_id, entries))
