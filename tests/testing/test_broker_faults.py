@@ -98,6 +98,10 @@ async def test_fail_authentication(memory: StreamBroker) -> None:
             with pytest.raises(AuthenticationError) as caught:
                 await client.create_stream('other')
         assert caught.value.code == code
+    memory.fail_authentication(0x7FFF)  # which nobody knows
+    async with rbs.streams_client(memory.uri) as client:
+        with pytest.raises(rbs.ProtocolError, match='0x7fff'):
+            await client.create_stream('other')
     memory.heal()
     async with rbs.streams_client(memory.uri) as client:
         await client.create_stream('other')

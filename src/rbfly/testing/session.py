@@ -94,9 +94,9 @@ class Session(Wire):
     def _handle(self, handler: Handler, command: Any, correlation_id: int | None) -> None:
         self._then = None
         try:
-            value, code = handler(self, command), ResponseCode.OK
+            value, code = handler(self, command), int(ResponseCode.OK)
         except Refused as ex:
-            value, code = None, ResponseCode(ex.code)
+            value, code = None, ex.code
         if correlation_id is not None:
             self.write(command.respond(correlation_id, value, code))
         if self._then is not None:

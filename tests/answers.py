@@ -1,0 +1,177 @@
+"""Conversations in raw frames with a broker, and what it should answer.
+
+An expected answer lists what comes back: the code of a response, the name of any other frame, and
+'closed' where the connection then ends. Without 'closed', the connection works on: in the handshake
+it can be completed, and an open one answers another request. Where RabbitMQ 4.0 differs, its answer
+stands behind ' | '; '-' is not tried there, since 4.0 waits for more bytes.
+"""
+
+import asyncio
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from rbfly.protocol import commands as c
+from rbfly.protocol.chunks import PublishEntry, message
+from rbfly.protocol.const import RESPONSE, Key
+from rbfly.protocol.fields import string
+from rbfly.protocol.offset import Offset
+from tests.raw import RawClient, connected
+from tests.stream_wire import frame, split_frames
+
+UNKNOWN = 'Close 0x0d, closed'
+TOO_LARGE = 'Close 0x0e'  # the connection is closed 10 seconds later, whatever follows
+CRASH = 'closed'
+STEPS: dict[str, c.Command[Any]] = {
+    'connected': c.PeerProperties({}),
+    'properties': c.SaslHandshake(),
+    'authenticating': c.SaslAuthenticate('PLAIN', b'\0guest\0guest'),
+    'tuning': c.Open('/'),  # Tune before it
+    'tuned': c.Open('/'),
+    'open': c.Metadata(()),
+}
+STATES = [*STEPS]
+# Where the handshake goes on behind a frame of it.
+LEADS_TO: dict[int, str] = {
+    Key.PEER_PROPERTIES: 'properties',
+    Key.SASL_HANDSHAKE: 'authenticating',
+    Key.SASL_AUTHENTICATE: 'tuning',
+    Key.TUNE: 'tuned',
+    Key.OPEN: 'open',
+}
+ID = struct.pack('>I', 7)
+NOT_UTF8 = b'\0\2\xff\xfe'
+NULL = b'\xff\xff'
+ONE = (PublishEntry(1, None, message(b'x')),)
+TUNE = c.Tune(2**20, 0).encode()
+OPEN = c.Open('/').encode(7)
+
+
+def shown(item: Any) -> str:
+    match item:
+        case None:
+            return 'closed'
+        case c.Response():
+            return f'0x{item.code:02x}'
+        case c.Close() | c.CreditError():
+            return f'{type(item).__name__} 0x{item.code:02x}'
+        case c.PublishError() if item.errors:
+            return f'PublishError 0x{item.errors[0][1]:02x}'
+    return type(item).__name__
+
+
+async def proceed(client: RawClient, state: str, end: str) -> str:
+    """Take the handshake from one state to another; the state reached."""
+    while state != end:
+        if state == 'tuning':
+            client.write(TUNE)
+            if end == 'tuned':
+                return end
+        client.write(STEPS[state].encode(0))
+        if shown(await client.receive()) != '0x01':
+            break
+        if state == 'authenticating':
+            assert isinstance(await client.receive(), c.Tune)
+        state = 'open' if state == 'tuning' else STATES[STATES.index(state) + 1]
+    return state
+
+
+async def answers(uri: str, state: str, data: bytes, expected: str) -> str:
+    """What is answered to some bytes in a state of the connection."""
+    found: list[str] = []
+    ends = expected.endswith('closed')
+    items = expected.split(', ') if expected else []
+    async with connected(uri) as client:
+        assert await proceed(client, 'connected', state) == state
+        client.write(data)
+        while found[-1:] != ['closed'] and (ends or len(found) < len(items)):
+            item = await client.receive()
+            found.append(shown(item))
+            if isinstance(item, c.Close):
+                client.write(c.close_response(1))
+        if not ends and found[-1:] not in (['closed'], [TOO_LARGE]):
+            last = split_frames(data)[-1][0] & ~RESPONSE
+            reached = 'open' if state == 'open' else LEADS_TO.get(last, state)
+            if await proceed(client, reached, 'open') != 'open':
+                found.append('no handshake')
+            client.write(STEPS['open'].encode(99))
+            while not isinstance(item := await client.receive(), c.Response | None):
+                found.append(shown(item))
+            if item is None or item.correlation_id != 99:
+                found.append(shown(item))
+    return ', '.join(found)
+
+
+async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) -> None:
+    """Compare answers to frames, each on a connection of its own.
+
+    :param conversations: name, state, bytes and expected answer of each.
+    """
+    async with connected(uri) as client:
+        properties = await client.value(c.PeerProperties({}))
+    version = tuple(map(int, properties['version'].split('.')[:2]))
+    wanted = {}
+    for name, state, data, expected in conversations:
+        new, _, old = expected.partition(' | ')
+        wanted[name] = state, data, (old or new) if version < (4, 3) else new
+    wanted = {name: item for name, item in wanted.items() if item[2] != '-'}
+    room = asyncio.Semaphore(10)
+
+    async def one(*conversation: Any) -> str:
+        async with room:
+            try:
+                return await answers(uri, *conversation)
+            except TimeoutError:
+                return 'neither answered nor closed'
+
+    found = await asyncio.gather(*(one(*item) for item in wanted.values()))
+    assert dict(zip(wanted, found, strict=True)) == {name: item[2] for name, item in wanted.items()}
+
+
+def frames(stream: str) -> dict[str, bytes]:
+    """A well-formed frame of each command."""
+    requests: list[c.Command[Any]] = [
+        c.DeclarePublisher(0, 'reference', stream),
+        c.QueryPublisherSequence('reference', stream),
+        c.DeletePublisher(5),
+        c.Subscribe(1, stream, Offset.offset(0), 0, {'a': 'b'}),
+        c.QueryOffset('reference', stream),
+        c.Unsubscribe(5),
+        c.Create(stream, {'unknown': 'x'}),
+        c.Delete('nothing'),
+        c.Metadata(('nothing',)),
+        c.PeerProperties({'a': 'b'}),
+        c.SaslHandshake(),
+        c.SaslAuthenticate('PLAIN', b'\0guest\0guest'),
+        c.Open('/'),
+        c.Close(),
+        c.Route('key', 'nothing'),
+        c.Partitions('nothing'),
+        c.DeleteSuperStream('nothing'),
+        c.ExchangeCommandVersions({Key.DELIVER: (1, 1)}),
+        c.StreamStats('nothing'),
+        c.ResolveOffsetSpec('nothing', Offset.FIRST, {'a': 'b'}),
+        c.ConsumerUpdate(1, 1),
+    ]
+    one_way: list[c.OneWay] = [
+        c.Publish(9, ONE),
+        c.PublishV2(9, (PublishEntry(1, b'filter', message(b'x')),)),
+        c.Credit(1, 1),
+        c.StoreOffset('reference', 'nothing', 1),
+        c.Tune(2**20, 0),
+        c.Heartbeat(),
+        c.Deliver(0, b''),
+        c.DeliverV2(0, 0, b''),
+        c.PublishConfirm(0, (1,)),
+        c.PublishError(0, ((1, 0x12),)),
+        c.MetadataUpdate(6, stream),
+    ]
+    return {type(item).__name__: item.encode(7) for item in requests} | {
+        type(item).__name__: item.encode() for item in one_way
+    } | {'SubscribeWithoutProperties': frame(
+        Key.SUBSCRIBE, ID + b'\1' + string(stream) + struct.pack('>HH', 1, 0)
+    )}  # fmt: skip
+
+
+def request(key: int, body: bytes) -> bytes:
+    return frame(key, ID + body)
