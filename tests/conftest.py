@@ -14,7 +14,7 @@ from tests.leaks import Snapshot
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-pytest_plugins = ['tests.without', 'tests.brokers']
+pytest_plugins = ['tests.seed', 'tests.without', 'tests.brokers']
 
 # Files of a minute; they begin first, so that no worker is at one alone in the end.
 LONGEST = ('test_package', 'test_prove', 'test_proofs_faults', 'test_proofs_leader', 'test_exact')
@@ -30,7 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    hypothesis.settings.register_profile('tests', deadline=None)  # no test asserts a speed
+    hypothesis.settings.register_profile(
+        'tests',
+        deadline=None,  # no test asserts a speed
+        derandomize=False,  # which is Hypothesis's default where CI is set
+        print_blob=True,
+    )
     hypothesis.settings.load_profile('tests')
     config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
     config.addinivalue_line('markers', 'broker: needs a RabbitMQ; set by its fixtures')

@@ -10,8 +10,7 @@ from perf.proofs import PROOFS, Value
 from perf.proofs.main import prove
 from perf.proofs.run import Run
 from perf.proofs.site import Place, Site
-
-SEED = 1
+from tests.seed import of_run
 
 Sites = Callable[[], AbstractAsyncContextManager[Site]]
 
@@ -26,7 +25,7 @@ def sites(nodes: int) -> Iterator[Sites]:
 
     @asynccontextmanager
     async def site() -> AsyncIterator[Site]:
-        async with Site.before(place, SEED) as found:
+        async with Site.before(place, of_run()) as found:
             yield found
 
     yield site
@@ -35,7 +34,7 @@ def sites(nodes: int) -> Iterator[Sites]:
 
 async def holds(site: Sites, name: str, **settings: Value) -> Run:
     """Run a proof and assert that it holds."""
-    run = Run(PROOFS[name], SEED, **settings)
+    run = Run(PROOFS[name], of_run(), **settings)
     async with site() as found:
         await prove(run, found)
     assert run.holds, '\n'.join(run.summary())

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.long
 profile = settings(
     max_examples=150,
     deadline=None,
-    derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -176,7 +176,7 @@ values = st.recursive(
     ),
     max_leaves=40,
 )
-profile = settings(max_examples=200, derandomize=True, phases=[Phase.explicit, Phase.generate])
+profile = settings(max_examples=200, phases=[Phase.explicit, Phase.generate])
 
 
 @profile

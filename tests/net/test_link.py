@@ -719,7 +719,5 @@ TestWalk.settings = settings(
     max_examples=500,
     stateful_step_count=40,
     deadline=None,
-    derandomize=True,
-    database=None,
     phases=[Phase.generate],  # finding a shorter walk takes minutes
 )

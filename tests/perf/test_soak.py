@@ -12,13 +12,12 @@ from perf.proofs.main import prove
 from perf.proofs.run import Run
 from perf.proofs.soak import CONFIRMED, REFUSED, Log
 from perf.proofs.trouble import in_memory
-
-SEED = 1
+from tests.seed import of_run
 
 
 async def short(**settings: Any) -> Run:
-    run = Run(PROOFS['soak'], SEED, seconds=6, on='memory', **settings)
-    async with in_memory(3, SEED) as site:
+    run = Run(PROOFS['soak'], of_run(), seconds=6, on='memory', **settings)
+    async with in_memory(3, of_run()) as site:
         await prove(run, site)
     return run
 

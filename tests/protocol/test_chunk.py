@@ -101,11 +101,11 @@ def test_every_damaged_byte_of_the_data_is_seen(at: int) -> None:
 
 
 @pytest.mark.parametrize('size', [*range(150), 1000, 4095, 29_000])
-def test_crc_of_data_of_any_length(size: int) -> None:
-    entry = message(random.Random(size).randbytes(size))
+def test_crc_of_data_of_any_length(size: int, rng: random.Random) -> None:
+    entry = message(rng.randbytes(size))
     data = bytearray(chunk([entry], 1, crc=zlib.crc32(entry)))
     Chunk.parse(bytes(data)).verify()
-    data[48 + random.Random(size).randrange(len(entry))] ^= 1
+    data[48 + rng.randrange(len(entry))] ^= 1
     with pytest.raises(ChunkError, match=f'0x{zlib.crc32(entry):08x}'):
         Chunk.parse(bytes(data)).verify()
 

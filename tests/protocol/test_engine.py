@@ -5,6 +5,7 @@ import struct
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,29 +85,18 @@ def bytewise(data: bytes) -> Iterator[bytes]:
         yield data[i : i + 1]
 
 
-def random_cuts(seed: int) -> Callable[[bytes], Iterator[bytes]]:
-    def cut(data: bytes) -> Iterator[bytes]:
-        source = random.Random(seed)
-        at = 0
-        while at < len(data):
-            size = source.choice([1, 2, 3, 7, 100, 5000, 70_000])
-            yield data[at : at + size]
-            at += size
-
-    return cut
+def randomly(data: bytes, rng: random.Random) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        size = rng.choice([1, 2, 3, 7, 100, 5000, 70_000])
+        yield data[at : at + size]
+        at += size
 
 
-CUTS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
-    'whole': whole,
-    'bytewise': bytewise,
-    **{f'random {seed}': random_cuts(seed) for seed in range(5)},
-}
-
-
-@pytest.fixture(params=list(CUTS.values()), ids=list(CUTS))
-def cut(request: pytest.FixtureRequest) -> Callable[[bytes], Iterator[bytes]]:
-    found: Callable[[bytes], Iterator[bytes]] = request.param
-    return found
+@pytest.fixture(params=['whole', 'bytewise', *(f'random {i}' for i in range(5))])
+def cut(request: pytest.FixtureRequest, rng: random.Random) -> Callable[[bytes], Iterator[bytes]]:
+    cuts = {'whole': whole, 'bytewise': bytewise}
+    return cuts.get(request.param, partial(randomly, rng=rng))
 
 
 def content(chunk: Chunk) -> tuple[Any, ...]:
@@ -271,14 +261,13 @@ def test_frames_that_the_broker_sends_unasked() -> None:
     'size', [4, 5, BLOCK - 5, BLOCK - 4, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK + 7, 5_000_000]
 )
 @pytest.mark.parametrize('before', [b'', frame(0x17), frame(0x17) * 20_000])
-def test_frames_around_the_size_of_the_block(size: int, before: bytes) -> None:
-    body = random.Random(size).randbytes(size - 4)
+def test_frames_around_the_size_of_the_block(size: int, before: bytes, rng: random.Random) -> None:
+    body = rng.randbytes(size - 4)
     data = before + frame(0x7001, body, 9) + frame(0x17)
     engine = Recorder()
-    source = random.Random(size)
     at = 0
     while at < len(data):
-        part = source.randrange(1, 400_000)
+        part = rng.randrange(1, 400_000)
         engine.feed(data[at : at + part])
         at += part
     beats = len(before) // 8
@@ -289,8 +278,8 @@ def test_frames_around_the_size_of_the_block(size: int, before: bytes) -> None:
 
 @pytest.mark.parametrize('part', [1000, 65_536, BLOCK, 10**7])
 @pytest.mark.parametrize('committed', [None, 2**64 - 1])
-def test_deliver_of_several_megabytes(part: int, committed: int | None) -> None:
-    messages = [random.Random(i).randbytes(1_000_003) for i in range(5)]
+def test_deliver_of_several_megabytes(part: int, committed: int | None, rng: random.Random) -> None:
+    messages = [rng.randbytes(1_000_003) for _ in range(5)]
     data = deliver(7, plain_chunk(messages, 100), committed) + deliver(7, plain_chunk([b'a'], 105))
     engine = Recorder()
     queue = engine.subscription(7)

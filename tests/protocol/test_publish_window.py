@@ -621,9 +621,9 @@ def test_id_below_what_was_released() -> None:
     assert [[i for i, _ in entries] for entries in taken(window)] == [[5], [6, 7]]
 
 
-def test_order_of_a_large_batch_over_several_frames() -> None:
+def test_order_of_a_large_batch_over_several_frames(rng: random.Random) -> None:
     ids = list(range(500))
-    random.Random(1).shuffle(ids)
+    rng.shuffle(ids)
     window = make(frame_max=1000, batched=True)
     for i in ids:
         add(window, explicit(i, b'%d' % i))
@@ -682,12 +682,12 @@ def test_limit_below_one() -> None:
 # -- confirms
 
 
-def test_confirms_in_any_order() -> None:
+def test_confirms_in_any_order(rng: random.Random) -> None:
     window = make(frame_max=100)
     waiter = PendingConfirms('future', True)
     ids = add(window, *[b'x' * 20] * 50, waiter=waiter)
     assert len(take_all(window)) > 10
-    random.Random(2).shuffle(ids)
+    rng.shuffle(ids)
     for i in ids[:-1]:
         assert settle(window, i) == []
     assert settle(window, ids[-1]) == [waiter]
@@ -1218,10 +1218,9 @@ TestBatchedModel.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 @pytest.mark.parametrize('batched', [False, True])
-@pytest.mark.parametrize('seed', range(4))
-def test_long_random_run(seed: int, batched: bool) -> None:
+@pytest.mark.parametrize('walk', range(4))
+def test_long_random_run(walk: int, batched: bool, rng: random.Random) -> None:
     """Many messages through a ring that wraps and grows, with reconnects; each is settled once."""
-    source = random.Random(seed)
     window = make(0, 2000, 500, batched=batched)
     waiters: list[PendingConfirms] = []
     flying: list[int] = []
@@ -1229,26 +1228,26 @@ def test_long_random_run(seed: int, batched: bool) -> None:
     finished: list[PendingConfirms] = []
     appended = 0
     while len(settled) < 20_000:
-        for _ in range(source.randrange(200)):
+        for _ in range(rng.randrange(200)):
             if appended < 20_000:
                 waiter = PendingConfirms(None, True)
                 waiters.append(waiter)
                 assert window.append(b'%d' % appended, waiter) == appended
                 appended += 1
-        if source.random() < 0.5 or appended == 20_000:
+        if rng.random() < 0.5 or appended == 20_000:
             window.release()
         while (data := window.take()) is not None:
             entries = read_publish(data)[1]
             assert all(body == b'%d' % i for i, body in entries)
             flying += [i for i, _ in entries]
         assert window.in_flight == len(flying) <= 500
-        if source.random() < 0.1:
-            window.replay(source.randrange(256), source.randrange(100, 4000))
+        if rng.random() < 0.1:
+            window.replay(rng.randrange(256), rng.randrange(100, 4000))
             flying.clear()
             continue
-        if source.random() < 0.3:
-            source.shuffle(flying)
-        count = source.randrange(len(flying) + 1)
+        if rng.random() < 0.3:
+            rng.shuffle(flying)
+        count = rng.randrange(len(flying) + 1)
         finished += settle(window, *flying[:count])
         settled += flying[:count]
         del flying[:count]

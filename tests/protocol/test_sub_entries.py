@@ -111,9 +111,9 @@ def test_compression(compression: str) -> None:
 
 
 @pytest.mark.parametrize('compression', ['gzip', 'snappy', 'lz4', 'zstd'])
-def test_what_does_not_get_smaller_is_not_compressed(compression: str) -> None:
+def test_what_does_not_get_smaller_is_not_compressed(compression: str, rng: random.Random) -> None:
     window = make(2, compression)
-    noise = random.Random(1).randbytes(1000)
+    noise = rng.randbytes(1000)
     add(window, noise, noise[::-1], b'a')
     assert entries(window) == [(0, 0, [noise, noise[::-1]]), (1, None, [b'a'])]
 
@@ -197,9 +197,9 @@ def test_frame_is_cut_at_its_limit_to_the_byte(slack: int, size: int) -> None:
 
 
 @pytest.mark.parametrize('compression', ['none', 'gzip'])
-def test_longest_message_of_a_frame(compression: str) -> None:
+def test_longest_message_of_a_frame(compression: str, rng: random.Random) -> None:
     window = make(4, compression, frame_max=1000)
-    noise = random.Random(1).randbytes
+    noise = rng.randbytes
     messages = [noise(n) for n in (979, 968, 967, 966, 979, 1)]
     for message in messages[:4]:
         add(window, message)

@@ -25,16 +25,14 @@ def batching(publisher: PublisherBatchLimit, body: Any, max_len: int) -> 'asynci
     return asyncio.create_task(publisher.batch(body, max_len=max_len))
 
 
-@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('walk', range(3))
 async def test_tasks_that_batch_and_flush_side_by_side(
-    client: rbs.StreamsClient, stream: str, seed: int
+    client: rbs.StreamsClient, stream: str, walk: int, rng: random.Random
 ) -> None:
-    source = random.Random(seed)
-
     async def produce(task: int) -> None:
         for i in range(200):
-            await publisher.batch(b'%d %d' % (task, i), max_len=source.choice([1, 10, 50]))
-            if source.random() < 0.3:
+            await publisher.batch(b'%d %d' % (task, i), max_len=rng.choice([1, 10, 50]))
+            if rng.random() < 0.3:
                 await asyncio.sleep(0)
 
     async def flush() -> None:

@@ -382,17 +382,15 @@ async def test_many_frames_in_one_segment() -> None:
     assert found == messages
 
 
-async def test_frames_split_at_random() -> None:
-    generator = random.Random(19)
-
+async def test_frames_split_at_random(rng: random.Random) -> None:
     def randomly(connection: Peer, data: bytes) -> None:
         at = 0
         while at < len(data):
-            n = generator.choice([1, 2, 3, 7, 50, 1000])
+            n = rng.choice([1, 2, 3, 7, 50, 1000])
             connection.transport.write(data[at : at + n])
             at += n
 
-    messages = [generator.randbytes(generator.randrange(300)) for i in range(2000)]
+    messages = [rng.randbytes(rng.randrange(300)) for i in range(2000)]
     async with delivering(messages, randomly) as fake, rbs.streams_client(fake.uri) as client:
         offset = rbs.Offset.FIRST
         async with client.subscribe(

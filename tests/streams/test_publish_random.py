@@ -177,17 +177,16 @@ def is_fair(outcome: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize('seed', range(10))
-async def test_every_call_ends(seed: int) -> None:
-    source = random.Random(seed)
-    broker = Fickle(source)
+@pytest.mark.parametrize('walk', range(10))
+async def test_every_call_ends(walk: int, rng: random.Random) -> None:
+    broker = Fickle(rng)
     on = {wire.PUBLISH: broker.publish, wire.DECLARE_PUBLISHER: broker.declare}
     async with (
         asyncio.timeout(HANG),
         FakeBroker(on=on) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=10) as client,
     ):
-        callers = [Caller(source, client, f'name {i}') for i in range(25)]
+        callers = [Caller(rng, client, f'name {i}') for i in range(25)]
         await asyncio.gather(*(caller.run() for caller in callers))
         tasks = [task for caller in callers for task in caller.tasks]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)

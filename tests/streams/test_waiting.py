@@ -127,17 +127,16 @@ async def test_those_who_gave_up_leave_nothing_behind() -> None:
     await patient
 
 
-@pytest.mark.parametrize('seed', range(5))
-async def test_thousands_of_tasks_some_of_them_cancelled(seed: int) -> None:
-    source = random.Random(seed)
+@pytest.mark.parametrize('walk', range(5))
+async def test_thousands_of_tasks_some_of_them_cancelled(walk: int, rng: random.Random) -> None:
     window = Window(50)
-    tasks = [asyncio.create_task(window.take(source.choice([1, 1, 1, 7, 50]))) for _ in range(1000)]
+    tasks = [asyncio.create_task(window.take(rng.choice([1, 1, 1, 7, 50]))) for _ in range(1000)]
     while not all(task.done() for task in tasks):
-        for _ in range(source.randrange(4)):
-            source.choice(tasks).cancel()
-        if window.taken and source.random() < 0.7:
+        for _ in range(rng.randrange(4)):
+            rng.choice(tasks).cancel()
+        if window.taken and rng.random() < 0.7:
             window.give_back()
-        if source.random() < 0.5:
+        if rng.random() < 0.5:
             await asyncio.sleep(0)
         if not window.taken:
             await settle()

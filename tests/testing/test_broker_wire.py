@@ -188,18 +188,17 @@ async def test_heartbeats_of_the_client(client: RawClient) -> None:
     await nothing_more(client)
 
 
-async def test_whatever_comes_the_broker_goes_on(memory: StreamBroker) -> None:
-    generator = random.Random(14)
+async def test_whatever_comes_the_broker_goes_on(memory: StreamBroker, rng: random.Random) -> None:
     keys = [*Key, *(0x8000 | key for key in Key), 0x7000]
     for _ in range(100):
         async with opened(memory.uri) as client:
             await client.value(DeclarePublisher(0, 'p', 's'))
-            for _ in range(generator.randrange(1, 20)):
-                body = generator.randbytes(generator.randrange(40))
-                if generator.random() < 0.5:  # what may be a correlation id, and a name
+            for _ in range(rng.randrange(1, 20)):
+                body = rng.randbytes(rng.randrange(40))
+                if rng.random() < 0.5:  # what may be a correlation id, and a name
                     body = bytes(4) + commands.string('s') + body
-                client.write(commands.frame(generator.choice(keys), body))
-            client.write(generator.randbytes(generator.randrange(20)))
+                client.write(commands.frame(rng.choice(keys), body))
+            client.write(rng.randbytes(rng.randrange(20)))
     memory.create_stream('after')
     async with opened(memory.uri) as client:
         await client.value(DeclarePublisher(0, '', 'after'))

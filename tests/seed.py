@@ -1,0 +1,67 @@
+"""Draws the seed of a run: everything that tests leave to chance follows from it.
+
+Each run has a new seed unless `--seed` or RBFLY_SEED names one.  The first lines of a run show it,
+and each failure shows the command that repeats it.  A test gets its own random numbers from the
+seed and its name, so that it repeats alone.  Hypothesis starts from the same seed in every test.
+"""
+
+import os
+import random
+import shlex
+from collections.abc import Generator
+
+import pytest
+from hypothesis.internal.conjecture import providers
+
+OPTIONS = ('--loop', '--broker')  # that change what a test does
+
+
+def of_run() -> int:
+    """The seed of this run; the workers of pytest-xdist share it."""
+    return int(os.environ['RBFLY_SEED'])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        '--seed', type=int, help='repeat a run with its seed (default: RBFLY_SEED, or a new one)'
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Choose the seed before workers start and before Hypothesis reads its own."""
+    seed = config.getoption('--seed')
+    if seed is not None:
+        os.environ['RBFLY_SEED'] = str(seed)
+    elif not os.environ.get('RBFLY_SEED'):
+        os.environ['RBFLY_SEED'] = str(random.SystemRandom().randrange(10**9))
+    if config.getoption('--hypothesis-seed') is None:
+        config.option.hypothesis_seed = str(of_run())
+    # Hypothesis also draws constants of all imported modules, which differ where a test runs alone.
+    providers._get_local_constants = lambda: providers._local_constants
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.get_plugin('terminalreporter')
+    if terminal is not None:
+        terminal.write_line(f'seed: {of_run()} (repeat this run with --seed {of_run()})')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        words = ['python', '-m', 'pytest', f'--seed={of_run()}']
+        chosen = {name: item.config.getoption(name, None) for name in OPTIONS}
+        words += [f'{name}={value}' for name, value in chosen.items() if value]
+        report.sections.append(('Repeat with', shlex.join([*words, item.nodeid])))
+    return report
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers that follow from the seed of the run and the name of the test."""
+    return random.Random(f'{of_run()} {request.node.nodeid}')
