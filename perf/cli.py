@@ -174,8 +174,8 @@ def parser() -> argparse.ArgumentParser:
     for name, about in proofs.SETTINGS.items():
         if name == 'unnamed':
             prove.add_argument('--unnamed', action='store_true', default=None, help=about)
-        elif name == 'by':
-            prove.add_argument('--by', metavar='HOW', help=about)
+        elif name in ('by', 'doing'):
+            prove.add_argument(f'--{name}', metavar='HOW', help=about)
         elif name in CHOICES:
             prove.add_argument(f'--{name}', choices=CHOICES[name], help=about)
         else:

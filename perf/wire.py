@@ -62,7 +62,9 @@ REASONS = {
     0x10: 'no right to do that',
 }
 
+GZIP = 1  # code of a sub-entry's compression
 OFFSET_FIRST = 1
+OFFSET_LAST = 2
 OFFSET_NEXT = 3
 OFFSET_ABSOLUTE = 4
 CREDIT_AT_START = 10
@@ -89,6 +91,7 @@ CONFIRM = struct.Struct('>IHHBI')
 PUBLISH_HEAD = struct.Struct('>IHHBI')
 ENTRY_HEAD = struct.Struct('>QI')
 CREDIT_ONE = struct.Struct('>IHHBH')
+LAST_CHUNK = struct.pack('>HH', OFFSET_LAST, 1)  # offset, and credit for one chunk
 SUB_ENTRY_HEAD = struct.Struct('>BHII')
 # Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
 # records, timestamp, epoch, chunk id.
@@ -356,9 +359,11 @@ class Connection:
 
     def stored(self, stream: str) -> Iterator[tuple[int, bytes]]:
         """Yield offset and bytes of every message up to the last committed one, CRCs checked."""
-        last = self.stats(stream)['committed_chunk_id']
         chunk_id = -1
-        if last >= 0:
+        if self.stats(stream)['committed_chunk_id'] >= 0:  # perhaps that of a stored offset
+            self.request(SUBSCRIBE, b'\x00' + string(stream) + LAST_CHUNK)
+            last, _ = read_chunk(self.read(DELIVER)[1:])
+            self.unsubscribe()
             self.subscribe(stream)
             while chunk_id < last:
                 chunk_id, messages = read_chunk(self.read(DELIVER)[1:])
@@ -472,19 +477,44 @@ class Connection:
 
 
 def read_chunk(data: bytes) -> tuple[int, list[bytes]]:
-    """Return the id of a chunk and its messages; it has no sub-entries."""
+    """Return the id of a chunk and its messages, those of its sub-entries included."""
     _, _, count, records, _, _, chunk_id, crc, size, _, _ = CHUNK.unpack_from(data)
     pos = CHUNK.size
     if len(data) != pos + size or zlib.crc32(data[pos:]) != crc:
         raise WireError(f'chunk {chunk_id} is damaged')
-    if count != records:
-        raise WireError(f'chunk {chunk_id} has sub-entries')
-    messages = []
+    messages: list[bytes] = []
     for _ in range(count):
-        size = U32.unpack_from(data, pos)[0]
-        messages.append(data[pos + 4 : pos + 4 + size])
-        pos += 4 + size
+        if data[pos] & 0x80:
+            pos = read_sub_entry(data, pos, messages)
+        else:
+            pos = read_messages(data, pos, 1, messages)
+    if pos != len(data) or len(messages) != records:
+        raise WireError(f'chunk {chunk_id} has {len(messages)} messages, not {records}')
     return chunk_id, messages
+
+
+def read_messages(data: bytes, pos: int, count: int, found: list[bytes]) -> int:
+    """Append so many messages; return the position behind them."""
+    for _ in range(count):
+        size: int = U32.unpack_from(data, pos)[0]
+        found.append(data[pos + 4 : pos + 4 + size])
+        pos += 4 + size
+    return pos
+
+
+def read_sub_entry(data: bytes, pos: int, found: list[bytes]) -> int:
+    """Append the messages of a sub-entry, plain or gzip; return the position behind it."""
+    head, records, size, stored = SUB_ENTRY_HEAD.unpack_from(data, pos)
+    pos += SUB_ENTRY_HEAD.size
+    end: int = pos + stored
+    plain = data[pos:end]
+    if code := head >> 4 & 7:
+        if code != GZIP:
+            raise WireError(f'sub-entry is compressed by code {code}')
+        plain = zlib.decompress(plain, 16 + zlib.MAX_WBITS)
+    if len(plain) != size or read_messages(plain, 0, records, found) != size:
+        raise WireError('sub-entry does not have the size that it claims')
+    return end
 
 
 def read_mapping(body: bytes) -> dict[str, str]:

@@ -22,6 +22,7 @@ SETTINGS = {
     'seconds': 'how long',
     'how': "pause or partition the leader's node, or roll: stop and start all, one by one",
     'on': 'rabbitmq or memory: a cluster of three, or the broker in memory',
+    'doing': 'what a soak does: all, or names joined by commas (see perf/proofs/soak.py)',
     'by': 'published by send, flush or send-many; consumed by body, context or batch',
     'unnamed': 'publish without a name: at least once',
 }
@@ -195,6 +196,7 @@ PROOFS = {
             nodes=3,
             seconds=3_600,
             on='rabbitmq',
+            doing='all',
         ),
     )
 }

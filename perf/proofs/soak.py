@@ -11,8 +11,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
-from itertools import pairwise
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
@@ -20,69 +19,34 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
+from .activities import Activity, Cancelling, Closing, Recreating, Starting
+from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .memory import GROWTH, resident
 from .run import ProofError, Run
 from .site import Site, body
+from .threads import Threads
 from .trouble import InMemory, OnCluster, Trouble
 
 __all__ = ['soak']
 
 ROUNDS = {'memory': 10.0, 'rabbitmq': 60.0}  # seconds of a round
-MESSAGES = 30_000  # of a publisher in a round, at most
-CONFIRM = 20.0  # seconds within which a call ends, one way or the other
 END = 180.0  # and everything, when the faults are over
 AGAIN = 0.05  # seconds until what has failed is begun anew
 POLL = 0.5
 AT_ONCE = 5_000  # messages, then a subscription that tracks its offset is made anew
 WARM_UP = 10  # the part of the time before memory is looked at: one in ten
-UNSENT, UNKNOWN, CONFIRMED, REFUSED = range(4)
+SHIFT = 100.0  # seconds that a clock is moved by, at most
+ACTIVITIES: dict[str, type[Activity]] = {
+    'closing': Closing,
+    'cancelling': Cancelling,
+    'starting': Starting,
+    'recreating': Recreating,
+    'threads': Threads,
+}
+NAMES = ['everyday', *ACTIVITIES, 'clocks']
 
 
 # -- what is published
-
-
-class Log:
-    """What became of the messages of one publisher.
-
-    :ivar stream: its stream, where it is alone.
-    :ivar states: of each message.
-    """
-
-    def __init__(self, how: str, stream: str, named: bool) -> None:
-        self.how = how
-        self.stream = stream
-        self.named = named
-        self.states = bytearray(MESSAGES)
-        self.next = 0
-
-    def take(self, count: int) -> range:
-        """The numbers of the next messages; nothing is known of them until they are noted."""
-        found = range(self.next, min(self.next + count, MESSAGES))
-        self.next = found.stop
-        for number in found:
-            self.states[number] = UNKNOWN
-        return found
-
-    def note(self, numbers: Sequence[int], state: int) -> None:
-        for number in numbers:
-            self.states[number] = state
-
-    def wrong(self, stored: Sequence[int]) -> Counter[str]:
-        """What does not agree with what is stored, and how often."""
-        found: Counter[str] = Counter()
-        counts = Counter(stored)
-        found['confirmed and lost'] = sum(
-            state == CONFIRMED and not counts[number] for number, state in enumerate(self.states)
-        )
-        found['refused and stored'] = sum(
-            state == REFUSED and counts[number] > 0 for number, state in enumerate(self.states)
-        )
-        found['never sent'] = sum(self.states[number] == UNSENT for number in counts)
-        if self.named:
-            found['doubled'] = len(stored) - len(counts)
-            found['out of order'] = sum(a > b for a, b in pairwise(stored))
-        return +found
-
 
 Send = Callable[[Any, Log], Awaitable[bool]]
 
@@ -207,13 +171,42 @@ class Reader:
 class Round:
     """Publishers and subscriptions of one round, and what was wrong with them."""
 
-    def __init__(self, run: Run, seconds: float, streams: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        site: Trouble,
+        client: rbs.StreamsClient,
+        seconds: float,
+        streams: Sequence[str],
+    ) -> None:
         self.run = run
+        self.site = site
+        self.client = client
+        self.random = run.random
+        self.refusing = run.random.random() < 0.5
+        self.wrong: Counter[str] = Counter()
+        self.begin = asyncio.get_running_loop().time()
         self.seconds = seconds
         self.logs = [
             Log(how, stream, 'name' in options)
-            for (how, (_, options)), stream in zip(WAYS.items(), streams, strict=True)
+            for (how, (_, options)), stream in zip(WAYS.items(), streams, strict=False)
         ]
+        self.readers: list[Reader] = []
+        if self.logs:
+            self.read_along()
+        self.stored: dict[str, array[int]] = {}  # numbers in each stream, in the end
+        self.failures: Counter[str] = Counter()
+        self.calls = 0
+        self.longest = 0.0  # seconds of a call
+
+    def over(self) -> bool:
+        return asyncio.get_running_loop().time() > self.begin + self.seconds
+
+    def progress(self, count: int = 1) -> None:
+        self.run.done += count
+
+    def read_along(self) -> None:
+        """A subscription of each kind."""
         by_way = {log.how: log for log in self.logs}
         readers = ('bodies', 'contexts', 'batches', 'bodies', 'bodies')
         self.readers = [Reader(how, log) for how, log in zip(readers, self.logs, strict=True)]
@@ -222,10 +215,6 @@ class Round:
             Reader('filter', by_way['filtered']),
             Reader('batches', by_way['send']),
         ]
-        self.stored: dict[str, array[int]] = {}  # numbers in each stream, in the end
-        self.failures: Counter[str] = Counter()
-        self.calls = 0
-        self.longest = 0.0  # seconds of a call
 
     def wanted(self, reader: Reader) -> 'array[int] | None':
         """What it is to read; None if that is not known yet."""
@@ -271,16 +260,18 @@ class Round:
                 ) as subscription:
                     await reader.read(subscription, self.run, more)
             except RbFlyError as ex:
+                if isinstance(ex, rbs.StreamDoesNotExist):
+                    self.wrong['stream reported as gone that is there'] += 1
                 self.failures[type(ex).__name__] += 1
                 await asyncio.sleep(AGAIN)
 
 
 async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
     """One round; what was wrong."""
-    wrong: Counter[str] = Counter()
+    names = run['doing'].split(',') if run['doing'] != 'all' else NAMES
     async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(site.stream()) for _ in WAYS]
-        this = Round(run, seconds, streams)
+        ways = WAYS if 'everyday' in names else ()
+        streams = [await stack.enter_async_context(site.stream()) for _ in ways]
         client = await stack.enter_async_context(
             rbs.streams_client(
                 site.uris,
@@ -290,17 +281,31 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
                 close_timeout=CONFIRM,
             )
         )
+        this = Round(run, site, client, seconds, streams)
+        wrong = this.wrong
+        activities = [ACTIVITIES[name](this) for name in names if name in ACTIVITIES]
+        for activity in activities:
+            await stack.enter_async_context(activity.running())
         consumers = [asyncio.create_task(this.consume(client, item)) for item in this.readers]
-        publishers = [asyncio.create_task(this.publish(client, item)) for item in this.logs]
-        faults = asyncio.create_task(disturb(run, site, streams, seconds))
+        working = [asyncio.create_task(this.publish(client, item)) for item in this.logs]
+        working += [asyncio.create_task(activity.run()) for activity in activities]
+        faults = asyncio.create_task(disturb(this, streams, 'clocks' in names))
         try:
             async with asyncio.timeout(seconds + END):
-                await asyncio.gather(faults, *publishers)
+                await asyncio.gather(faults, *working)
                 for log in this.logs:
-                    this.stored[log.stream] = await read_all(site, client, log)
+                    this.stored[log.stream], _ = await site.stored(log.stream)
                 await asyncio.gather(*consumers)
+                await asyncio.gather(*(activity.calm() for activity in activities))
+                for activity in activities:
+                    await activity.check()
         except TimeoutError:
             late = [log.how for log in this.logs if log.stream not in this.stored]
+            late += [
+                type(activity).__name__
+                for activity, task in zip(activities, working[len(this.logs) :], strict=True)
+                if not task.done()
+            ]
             late += [
                 f'{reader.how}: {len(reader.numbers):,} messages'
                 for reader, task in zip(this.readers, consumers, strict=True)
@@ -308,9 +313,9 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
             ]
             raise ProofError(f'not at its end after {END:.0f} s: {", ".join(late)}') from None
         finally:
-            for task in (faults, *publishers, *consumers):
+            for task in (faults, *working, *consumers):
                 task.cancel()
-            await asyncio.wait([faults, *publishers, *consumers])
+            await asyncio.wait([faults, *working, *consumers])
     for log in this.logs:
         wrong += log.wrong(this.stored[log.stream])
         wrong[f'{log.how} confirmed nothing'] += CONFIRMED not in log.states
@@ -331,39 +336,39 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
     return +wrong
 
 
-async def read_all(site: Trouble, client: rbs.StreamsClient, log: Log) -> 'array[int]':
-    """Numbers that are stored, read without this client where that can read them."""
-    if log.how != 'sub-entries':
-        numbers, _ = await site.stored(log.stream)
-        return numbers
-    found = array('q')
-    options: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'timeout': 2.0}
-    async with client.subscribe(log.stream, **options) as subscription:
-        with suppress(rbs.MessageTimeout):
-            async for data in subscription:
-                assert isinstance(data, bytes)
-                found.append(int(data))
-    return found
-
-
 # -- faults
 
 
-async def disturb(run: Run, site: Trouble, streams: Sequence[str], seconds: float) -> None:
+async def disturb(this: Round, streams: Sequence[str], clocks: bool) -> None:
     """Faults of every kind, at random, until the round is over; then all is well."""
-    rnd = run.random
+    run, site, rnd = this.run, this.site, this.random
     made = Counter(run.found.get('faults asked for', {}))
     faults = site.faults(rnd, streams)
-    limit = time.monotonic() + seconds
+    if not streams:  # of plain publishing
+        for name in ('publishers and subscriptions gone', 'leader moved'):
+            faults.pop(name, None)
+    if not this.refusing:
+        faults.pop('messages refused', None)
+    clock = time.time
+    if clocks:
+        faults["client's clock"] = lambda: shift(clock, rnd.uniform(-SHIFT, SHIFT))
+    else:
+        faults.pop("broker's clock", None)
     try:
-        while (left := limit - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, rnd.uniform(0.05, 1.0)))
+        while not this.over():
+            await asyncio.sleep(min(this.seconds, rnd.uniform(0.05, 1.0)))
             name = rnd.choice(sorted(faults))
             await faults[name]()
             made[name] += 1
     finally:
+        time.time = clock
         site.heal()
         run.found['faults asked for'] = dict(sorted(made.items()))
+
+
+async def shift(clock: Callable[[], float], seconds: float) -> None:
+    """Move the clock of this process; that of its event loop goes on."""
+    time.time = lambda: clock() + seconds
 
 
 # -- all of it
@@ -396,14 +401,13 @@ async def soak(run: Run, place: Site) -> None:
     more: Counter[str] = Counter()
     seconds = run['seconds']
     begin = time.monotonic()
-    rounds, before = 0, None
+    await asyncio.to_thread(site.about)  # what the soak itself opens
+    rounds, before = 0, left()
     while ((past := time.monotonic() - begin) < seconds or rounds < 2) and not wrong:
         length = min(ROUNDS[run['on']], seconds / 2, max(1.0, seconds - past))
         wrong += await one_round(run, site, length)
         rounds += 1
         now = left()
-        if before is None:  # what one round leaves: caches
-            before = now
         more |= Counter(now) - Counter(before)
         if past < seconds / WARM_UP:
             grown.clear()
@@ -417,6 +421,6 @@ async def soak(run: Run, place: Site) -> None:
     for what in ('confirmed and lost', 'doubled', 'out of order', 'refused and stored'):
         run.check(f'nothing {what}', not wrong[what], f'{wrong[what]:,}' if wrong[what] else '')
         del wrong[what]
-    run.check('published and read as it is stored, in every way', not wrong, dict(wrong) or '')
+    run.check('published, read, closed and refused as it should be', not wrong, dict(wrong) or '')
     run.check('memory grows by less than 5 MB', growth < GROWTH, f'{growth:,} bytes at most')
     run.check('no task, socket, subscription or future is left', not more, dict(more) or '')

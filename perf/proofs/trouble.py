@@ -1,6 +1,7 @@
 """Brokers to be soaked on, and their faults of every kind, at random."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -10,9 +11,10 @@ from typing import Any
 
 from rbfly.testing import StreamBroker
 
+from .. import wire
 from .faults import lose_node, move_leader, pause_node
 from .run import ProofError
-from .site import Site
+from .site import SETTLED, Site, body
 
 __all__ = ['InMemory', 'OnCluster', 'Trouble', 'in_memory']
 
@@ -21,7 +23,28 @@ Faults = dict[str, Callable[[], Awaitable[None]]]
 
 
 class Trouble(Site):
-    """A site that makes trouble."""
+    """A site that makes trouble.
+
+    What is stored and asked here goes neither through this client nor through a fault.
+    """
+
+    async def create(self, stream: str) -> None:
+        raise NotImplementedError
+
+    async def delete(self, stream: str) -> None:
+        raise NotImplementedError
+
+    async def write(self, stream: str, numbers: Sequence[int]) -> None:
+        """Store messages in one chunk, each once."""
+        raise NotImplementedError
+
+    async def count(self, stream: str) -> int:
+        """How many messages are stored."""
+        raise NotImplementedError
+
+    async def readers(self, stream: str) -> int:
+        """How many subscriptions the broker has for a stream."""
+        raise NotImplementedError
 
     def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
         """Each makes one fault, and returns when it is over."""
@@ -34,6 +57,50 @@ class Trouble(Site):
 
 class OnCluster(Trouble):
     """RabbitMQ, and a proxy before each node."""
+
+    def __init__(self, broker: Any, proxies: Sequence[Any]) -> None:
+        super().__init__(broker, proxies)
+        self._written = 0
+
+    async def create(self, stream: str) -> None:
+        await self._ask(lambda connection: connection.create_stream(stream))
+
+    async def delete(self, stream: str) -> None:
+        await self._ask(lambda connection: connection.delete_stream(stream))
+
+    async def write(self, stream: str, numbers: Sequence[int]) -> None:
+        first = self._written + 1
+        self._written += len(numbers)
+
+        def publish(connection: wire.Connection) -> None:
+            connection.declare_publisher(stream, 'site')  # which stores each id once
+            frames = wire.publish_frames([*map(body, numbers)], len(numbers), first)
+            connection.publish(frames, len(numbers), len(numbers))
+
+        await self._ask(publish, stream)
+
+    async def count(self, stream: str) -> int:
+        return len((await self.stored(stream))[0])
+
+    async def _ask(self, ask: Callable[[wire.Connection], None], stream: str = '') -> None:
+        """Ask the leader of a stream, or any node, until it answers."""
+        limit = time.monotonic() + SETTLED
+        while True:
+            try:
+                node = await self.leader(stream) if stream else 0
+                await asyncio.to_thread(self._ask_node, node, ask)
+                return
+            except (wire.WireError, OSError):
+                if time.monotonic() > limit:
+                    raise
+            await asyncio.sleep(0.5)
+
+    def _ask_node(self, node: int, ask: Callable[[wire.Connection], None]) -> None:
+        connection = wire.Connection(self.direct[node], 'soak', timeout=10)
+        try:
+            ask(connection)
+        finally:
+            connection.close()
 
     def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
         proxies = self.proxies
@@ -119,11 +186,28 @@ class InMemory(Trouble):
         found: int = await asyncio.to_thread(self.broker.leader, stream)  # type: ignore[attr-defined]
         return found
 
-    def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
-        broker: Any = self.broker
+    async def _call(self, name: str, *args: Any) -> Any:
+        return await asyncio.to_thread(getattr(self.broker, name), *args)
 
-        async def call(name: str, *args: Any) -> None:
-            await asyncio.to_thread(getattr(broker, name), *args)
+    async def create(self, stream: str) -> None:
+        await self._call('create_stream', stream)
+
+    async def delete(self, stream: str) -> None:
+        await self._call('delete_stream', stream)
+
+    async def write(self, stream: str, numbers: Sequence[int]) -> None:
+        await self._call('publish', stream, *map(body, numbers))
+
+    async def count(self, stream: str) -> int:
+        found: int = await self._call('count', stream)
+        return found
+
+    async def readers(self, stream: str) -> int:
+        found: int = await self._call('readers', stream)
+        return found
+
+    def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
+        call = self._call
 
         async def awhile(name: str, *args: Any, cut: bool = False) -> None:
             await call(name, *args)
@@ -165,6 +249,7 @@ class InMemory(Trouble):
             'publishers and subscriptions gone': lambda: call('metadata_update', stream()),
             'connections closed': partial(call, 'close_connections'),
             'leader moved': lambda: call('move_leader', stream(), rnd.randrange(len(self._uris))),
+            "broker's clock": lambda: call('advance', rnd.uniform(0, 100)),
             'node stopped': stop_node,
         }
 
@@ -177,6 +262,12 @@ class Memory(StreamBroker):
 
     def where(self) -> list[str]:
         return self.uris
+
+    def count(self, stream: str) -> int:
+        return self._call(lambda: self._stream(stream, None).published)
+
+    def readers(self, stream: str) -> int:
+        return self._call(lambda: len(self._stream(stream, None).readers))
 
 
 class Manager(BaseManager):

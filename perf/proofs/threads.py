@@ -1,0 +1,142 @@
+"""What a soak does wrongly: it uses publishers, subscriptions and clients from a second thread."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import rbfly.streams as rbs
+from rbfly.error import EventLoopError
+
+from .activities import Activity
+from .ledger import CONFIRM, CONFIRMED, MESSAGES
+from .site import body
+
+__all__ = ['Threads']
+
+PAUSE = 0.002  # seconds between two wrong calls
+SHARE = MESSAGES // 2
+ANSWER = 1.0  # seconds that a call that is accepted gets in the other thread
+CHUNK = 200  # messages that wait in the subscription
+STRANGE = body(10**9)  # number that is never sent rightly
+
+
+class Threads(Activity):
+    """Every wrong call raises EventLoopError, and what the event loop does goes on."""
+
+    async def begin(self) -> None:
+        self.sent = await self.log('beside a thread', True)
+        self.batched = await self.log('batched beside a thread', False)
+        self.chunks = await self.stream()
+        self.read = 0  # messages of it
+
+    async def once(self) -> None:
+        client = self.scene.client
+        stop = threading.Event()
+        async with (
+            client.publisher(self.sent.stream, name='threads') as publisher,
+            client.publisher(
+                self.batched.stream,
+                cls=rbs.PublisherBatchFast,
+                sub_entry_size=50,
+                compression='gzip',
+            ) as batches,
+            client.subscribe(self.chunks, offset=rbs.Offset.offset(self.read)) as messages,
+        ):
+            await self.site.write(self.chunks, range(self.read, self.read + CHUNK))
+            await self.next(messages)
+            calls = wrong_calls(client, publisher, batches, messages, self.chunks)
+            thread = threading.Thread(target=self.misuse, args=(calls, stop), daemon=True)
+            thread.start()
+            try:
+                for _ in range(CHUNK - 1):
+                    await self.next(messages)
+                    await self.publish(publisher, batches)
+                    if self.scene.over():
+                        break
+            finally:
+                stop.set()
+                await asyncio.to_thread(thread.join)
+                # what was not read comes again, from the offset on
+                self.read += CHUNK - self.read % CHUNK
+
+    async def next(self, messages: rbs.Subscription) -> None:
+        try:
+            async with asyncio.timeout(CONFIRM):
+                found = await anext(messages)
+        except TimeoutError:
+            self.wrong('no message comes beside a thread')
+            raise rbs.MessageTimeout from None
+        assert isinstance(found, bytes)
+        if int(found) != self.read:
+            self.wrong('message lost beside a thread', abs(int(found) - self.read))
+        self.read = int(found) + 1
+
+    async def publish(self, publisher: rbs.Publisher, batches: rbs.PublisherBatchFast) -> None:
+        for number in self.sent.take(1, SHARE):
+            with suppress(rbs.PublishError):
+                await publisher.send(body(number), timeout=CONFIRM)
+                self.sent.note([number], CONFIRMED)
+        numbers = self.batched.take(100, SHARE)
+        for number in numbers:
+            batches.batch(body(number))
+        with suppress(rbs.PublishError):
+            await batches.flush(timeout=CONFIRM)
+            self.batched.note(numbers, CONFIRMED)
+
+    def misuse(self, calls: dict[str, Callable[[], object]], stop: threading.Event) -> None:
+        """In a thread: make wrong calls until the event is set."""
+        while not stop.is_set():
+            for name, call in calls.items():
+                try:
+                    call()
+                    outcome = 'accepted'
+                except EventLoopError:
+                    continue
+                except Exception as ex:
+                    outcome = type(ex).__name__
+                if not stop.is_set() and not self.is_gone(outcome):
+                    self.wrong(f'{name} in another thread: {outcome}')
+            time.sleep(PAUSE)
+
+    @staticmethod
+    def is_gone(outcome: str) -> bool:
+        """What a call may raise whoever makes it."""
+        return outcome in ('PublisherError', 'SubscriptionClosedError')
+
+
+def wrong_calls(
+    client: rbs.StreamsClient,
+    publisher: rbs.Publisher,
+    batches: rbs.PublisherBatchFast,
+    messages: rbs.Subscription,
+    stream: str,
+) -> dict[str, Callable[[], object]]:
+    """Calls that only the thread of the event loop may make."""
+
+    async def first(iterator: Any) -> object:
+        async for item in iterator:
+            return item
+        return None
+
+    def run(make: Callable[[], Awaitable[object]]) -> Callable[[], object]:
+        async def call() -> object:
+            async with asyncio.timeout(ANSWER):
+                return await make()
+
+        return lambda: asyncio.run(call())
+
+    return {
+        'send': run(lambda: publisher.send(STRANGE)),
+        'submit': run(lambda: publisher.submit(STRANGE)),
+        'send_many': run(lambda: publisher.send_many([STRANGE])),
+        'batch': lambda: batches.batch(STRANGE),
+        'flush': run(batches.flush),
+        'anext': run(lambda: anext(messages)),
+        'messages': run(lambda: first(messages.messages())),
+        'batches': run(lambda: first(messages.batches())),
+        'stream_exists': run(lambda: client.stream_exists(stream)),
+        'write_offset': run(lambda: client.write_offset(stream, 'threads', 1)),
+    }
