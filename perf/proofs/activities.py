@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from random import Random
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from rbfly.error import RbFlyError
 
 from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .site import body
-from .trouble import Trouble
+from .trouble import InMemory, Trouble
 
 __all__ = ['Activity', 'Cancelling', 'Closing', 'Recreating', 'Scene', 'Starting']
 
@@ -29,6 +29,8 @@ GUARD = 60.0  # seconds within which readers have everything, once the faults ar
 EACH = 10**6  # numbers of an incarnation of a stream
 GONE, DAMAGED = (-1, 0), (-2, 0)
 DAY = 86_400.0
+AT_ONCE = 5  # subscriptions that start beside each other
+UNSEEN = 0.1  # of them lose the connection before the first chunk
 
 
 class Scene(Protocol):
@@ -193,24 +195,24 @@ class Closing(Activity):
             ) as publisher:
                 loop = asyncio.get_running_loop()
                 began = loop.time()
-                await self.fill(publisher, 100)
+                self.fill(publisher, 100)
                 await publisher.flush()
                 rate = 100 / (loop.time() - began)
             try:
                 async with client.publisher(
                     self.batched.stream, cls=rbs.PublisherBatchFast, max_unconfirmed=1
                 ) as publisher:
-                    await self.fill(publisher, round(2.5 * CLOSE * rate))
-                    began = loop.time()
+                    numbers = self.fill(publisher, round(2.5 * CLOSE * rate))
+                self.batched.note(numbers, CONFIRMED)
             except RbFlyError as ex:
                 self.wrong(f'close that gave up while messages were confirmed ({ex})')
             self.scene.progress()
 
-    async def fill(self, publisher: rbs.PublisherBatchFast, count: int) -> None:
+    def fill(self, publisher: rbs.PublisherBatchFast, count: int) -> range:
         numbers = self.batched.take(count)
         for number in numbers:
             publisher.batch(body(number))
-        self.batched.note(numbers, CONFIRMED)
+        return numbers
 
     async def close_what_is_deleted(self, client: rbs.StreamsClient) -> None:
         """Close a subscription that cannot store its offset any more."""
@@ -244,37 +246,39 @@ class Cancelling(Activity):
                 yield body(number)
 
     async def once(self) -> None:
-        taken: list[int] = []
-        well = True
         async with self.scene.client.publisher(
             self.sent.stream,
             name='cancelling',
             max_unconfirmed=self.random.choice((1, 5, 100, 10_000)),
         ) as publisher:
             for _ in range(self.random.randrange(1, 10)):
-                well = await self.call(publisher, taken)
-                if not well:
+                if not await self.call(publisher):
                     break
-        if well and not self.scene.refusing:  # closed: whatever was taken is stored
-            self.sent.note(taken, CONFIRMED)
 
-    async def call(self, publisher: rbs.Publisher, all_taken: list[int]) -> bool:
+    async def call(self, publisher: rbs.Publisher) -> bool:
         """One call; false if the broker, or the connection, ended it."""
         taken: list[int] = []
+        progress = rbs.SendProgress()
         async with aclosing(self.source(taken)) as source:  # type: ignore[type-var]
             timeout = self.random.choice((CONFIRM, CONFIRM, 0.01))
-            call = asyncio.create_task(publisher.send_many(source, timeout=timeout))
+            call = asyncio.create_task(publisher.send_many(source, timeout, progress=progress))
             if self.random.random() < 0.7:
                 await asyncio.sleep(self.random.choice((0, self.random.uniform(0, 0.03))))
                 call.cancel()
             await asyncio.wait([call])
-        all_taken += taken
+        if progress.taken != len(taken):
+            self.wrong('send_many that takes what it does not send', len(taken) - progress.taken)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM):
+                await progress.wait()
+        missing = {*progress.unknown, *progress.refused}
+        self.sent.note([n for i, n in enumerate(taken) if i not in missing], CONFIRMED)
+        self.sent.note([taken[i] for i in progress.refused], REFUSED)
         if call.cancelled():
             return True
         error = call.exception()
         if error is None:
-            self.sent.note(taken, CONFIRMED)
-            if call.result() != len(taken):
+            if missing or call.result() != len(taken):
                 self.wrong('send_many that counts wrong')
         elif isinstance(error, rbs.ConfirmTimeout):
             return timeout < CONFIRM
@@ -286,8 +290,12 @@ class Cancelling(Activity):
 class Starting(Activity):
     """Starts at LAST, at NEXT and at a time; writes on before the first message has come."""
 
+    async def run(self) -> None:
+        await asyncio.gather(*(super(Starting, self).run() for _ in range(AT_ONCE)))
+
     async def once(self) -> None:
         site, rnd = self.site, self.random
+        assert isinstance(site, InMemory)
         stream = await self.stream()
         end = last = 0
         for _ in range(rnd.randrange(4)):
@@ -304,16 +312,17 @@ class Starting(Activity):
         async with self.scene.client.subscribe(stream, offset=offset) as subscription:
             reading = asyncio.create_task(self.read(subscription, found))
             try:
-                # From here on, the broker has been asked where the subscription starts.
-                async with asyncio.timeout(CONFIRM):
-                    while not reading.done():
-                        if await site.readers(stream):
-                            break
-                        await asyncio.sleep(0.001)
-                for _ in range(rnd.randrange(1, 10)):
-                    await asyncio.sleep(rnd.choice((0, rnd.uniform(0, 0.1))))
-                    await site.write(stream, [end])
-                    end += 1
+                async with site.unseen() if rnd.random() < UNSEEN else nullcontext():
+                    # From here on, the broker has been asked where the subscription starts.
+                    async with asyncio.timeout(CONFIRM):
+                        while not reading.done():
+                            if await site.readers(stream):
+                                break
+                            await asyncio.sleep(0.001)
+                    for _ in range(rnd.randrange(1, 10)):
+                        await asyncio.sleep(rnd.choice((0, rnd.uniform(0, 0.1))))
+                        await site.write(stream, [end])
+                        end += 1
                 await self.until(lambda: found[-1:] == [end - 1] or reading.done())
             except TimeoutError:
                 self.wrong(f'start at {kind}: no message comes')

@@ -268,7 +268,11 @@ class Round:
 
 async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
     """One round; what was wrong."""
-    names = run['doing'].split(',') if run['doing'] != 'all' else NAMES
+    names = set(NAMES if run['doing'] == 'all' else run['doing'].split(','))
+    if unknown := names - {*NAMES}:
+        raise ProofError(f'no activity {min(unknown)}; there are {", ".join(NAMES)}')
+    if not isinstance(site, InMemory):
+        names.discard('starting')  # which asks the broker what it has
     async with AsyncExitStack() as stack:
         ways = WAYS if 'everyday' in names else ()
         streams = [await stack.enter_async_context(site.stream()) for _ in ways]
@@ -283,7 +287,7 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
         )
         this = Round(run, site, client, seconds, streams)
         wrong = this.wrong
-        activities = [ACTIVITIES[name](this) for name in names if name in ACTIVITIES]
+        activities = [make(this) for name, make in ACTIVITIES.items() if name in names]
         for activity in activities:
             await stack.enter_async_context(activity.running())
         consumers = [asyncio.create_task(this.consume(client, item)) for item in this.readers]

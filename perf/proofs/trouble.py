@@ -42,10 +42,6 @@ class Trouble(Site):
         """How many messages are stored."""
         raise NotImplementedError
 
-    async def readers(self, stream: str) -> int:
-        """How many subscriptions the broker has for a stream."""
-        raise NotImplementedError
-
     def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
         """Each makes one fault, and returns when it is over."""
         raise NotImplementedError
@@ -201,6 +197,16 @@ class InMemory(Trouble):
     async def count(self, stream: str) -> int:
         found: int = await self._call('count', stream)
         return found
+
+    @asynccontextmanager
+    async def unseen(self) -> AsyncIterator[None]:
+        """Whoever subscribes meanwhile loses the connection before the first chunk."""
+        await self._call('silence')
+        try:
+            yield
+        finally:
+            await self._call('cut')
+            await self._call('heal')
 
     async def readers(self, stream: str) -> int:
         found: int = await self._call('readers', stream)
