@@ -15,7 +15,8 @@ EXTRAS ?= uvloop compression perf test lint doc
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/protocol
 SECONDS ?= 3600
-SEED ?= 1
+SEED ?=
+DOING ?= all
 ON ?= memory rabbitmq
 # loadfile keeps a test file on one worker, so that module fixtures are set up once.
 WORKERS ?= 4
@@ -87,9 +88,10 @@ fuzz: $(VENV)/requirements  ## run coverage-guided fuzzing (FUZZ='codec --second
 	    2>&1; } || { cat build/clang.log; exit 1; }
 	@$(BIN)/python fuzz/run.py $(FUZZ)
 
-soak: build  ## exercise the client under random faults (SECONDS=3600 SEED=1 ON='memory rabbitmq')
+soak: build  ## exercise the client under random faults (SECONDS=3600 ON='memory rabbitmq' SEED=)
 	@for on in $(ON); do \
-	    $(BIN)/python -m perf prove soak --seconds $(SECONDS) --seed $(SEED) --on $$on || exit 1; \
+	    $(BIN)/python -m perf prove soak --seconds $(SECONDS) --doing $(DOING) \
+	        $(if $(SEED),--seed $(SEED)) --on $$on || exit 1; \
 	done
 
 hot: $(VENV)/requirements  ## check that hot functions make no more Python calls than recorded

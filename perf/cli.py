@@ -462,6 +462,7 @@ def do_prove(args: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     run = Run(proof, seed, **settings)
     path = args.out or default_path(results_folder(), proof.name)
+    print(f'to repeat: {run.command}', flush=True)
     signal.signal(signal.SIGTERM, terminated)
     try:
         main.run(run, path)

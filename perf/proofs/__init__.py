@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ['PROOFS', 'SETTINGS', 'Proof', 'Value']
+__all__ = ['PROOFS', 'SETTINGS', 'Proof', 'Value', 'command']
 
 Value = int | bool | str
 
@@ -46,6 +46,15 @@ class Proof:
     nodes: int = 1
     recovers: bool = False
     loop: str = 'uvloop'
+
+
+def command(name: str, seed: int, settings: Mapping[str, Value]) -> str:
+    """What runs a proof with these settings."""
+    words = ['python -m perf prove', name, f'--seed {seed}']
+    for key, value in settings.items():
+        if value is not False:
+            words.append(f'--{key}' if value is True else f'--{key} {value}')
+    return ' '.join(words)
 
 
 def proof(name: str, title: str, module: str, nodes: int = 1, **settings: Value) -> Proof:

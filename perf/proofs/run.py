@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import environment, lanes
 from ..progress import Progress
-from . import Proof, Value
+from . import Proof, Value, command
 
 if TYPE_CHECKING:
     from .site import Site
@@ -45,6 +45,11 @@ class Run:
         self.found: dict[str, Any] = {}
         self.checks: list[dict[str, Any]] = []
         self.error = ''
+
+    @property
+    def command(self) -> str:
+        """What repeats it, as far as chance goes: faults are the same, their moments are not."""
+        return command(self.proof.name, self.seed, self.settings)
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]

@@ -7,6 +7,7 @@ from typing import Any
 
 from brokers import RabbitMQ
 
+from .. import proofs
 from .model import ReportError
 from .rst import bullets, code, heading, moment, paragraph, plain, table
 
@@ -89,14 +90,11 @@ def setting(name: str, value: Any) -> str:
 
 def command(proof: Proof) -> str:
     """The command that repeats the proof."""
-    words = ['python -m perf prove', proof['proof'], f'--seed {proof["seed"]}']
+    words = proofs.command(proof['proof'], proof['seed'], proof['settings'])
     series = broker(proof).partition(' ')[2].rpartition('.')[0]
     if series in RabbitMQ.versions[1:]:  # the first is what is started if none is named
-        words.insert(0, f'{RabbitMQ.version_variable}={series}')
-    for name, value in proof['settings'].items():
-        if value is not False:
-            words.append(f'--{name}' if value is True else f'--{name} {value}')
-    return ' '.join(words)
+        words = f'{RabbitMQ.version_variable}={series} {words}'
+    return words
 
 
 def section(proof: Proof) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Proofs without a broker: what they check with must see what is wrong."""
 
 import asyncio
+import gzip
 import json
 import random
 import struct
@@ -71,8 +72,11 @@ def test_order_of_each_task() -> None:
 # -- chunks and metadata, read without the client
 
 
-def chunk(messages: list[bytes], chunk_id: int = 7, records: int | None = None) -> bytes:
-    data = b''.join(struct.pack('>I', len(m)) + m for m in messages)
+def chunk(
+    messages: list[bytes], chunk_id: int = 7, records: int | None = None, data: bytes | None = None
+) -> bytes:
+    if data is None:
+        data = b''.join(struct.pack('>I', len(m)) + m for m in messages)
     head = struct.pack(
         '>BBHIqQQIIII',
         0x50,
@@ -92,12 +96,28 @@ def chunk(messages: list[bytes], chunk_id: int = 7, records: int | None = None) 
 
 def test_chunk_is_read() -> None:
     assert wire.read_chunk(chunk([b'a', b'', b'xyz'])) == (7, [b'a', b'', b'xyz'])
-    with pytest.raises(wire.WireError, match='sub-entries'):
+    with pytest.raises(wire.WireError, match='1 messages, not 2'):
         wire.read_chunk(chunk([b'a'], records=2))
     with pytest.raises(wire.WireError, match='damaged'):
         wire.read_chunk(chunk([b'a'])[:-1] + b'b')
     with pytest.raises(wire.WireError, match='damaged'):
         wire.read_chunk(chunk([b'a'])[:-1])
+
+
+def test_sub_entries_are_read() -> None:
+    plain, packed = [b'a', b'', b'xyz'], [b'b' * 100, b'c']
+    gzipped = wire.sub_entry(packed, 1, gzip.compress)
+    data = b''.join([wire.sub_entry(plain), struct.pack('>I', 1) + b'd', gzipped])
+    entries = [b''] * 3
+    found = wire.read_chunk(chunk(entries, records=6, data=data))
+    assert found == (7, [*plain, b'd', *packed])
+    for damaged, error in (
+        (wire.sub_entry(packed, 2, gzip.compress), 'code 2'),
+        (gzipped[:5] + b'xx' + gzipped[7:], 'size'),
+        (b'\x80\0\1' + wire.sub_entry(plain)[3:], 'size'),
+    ):
+        with pytest.raises(wire.WireError, match=error):
+            wire.read_chunk(chunk([b''], records=2, data=damaged))
 
 
 def metadata(leader: int) -> bytes:

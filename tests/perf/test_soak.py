@@ -3,16 +3,24 @@
 import logging
 from array import array
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import rbfly.streams as rbs
 from perf.proofs import PROOFS, soak
+from perf.proofs.activities import DAMAGED, GONE, Activity, Follower, Recreating
+from perf.proofs.ledger import CONFIRMED, MESSAGES, REFUSED, Log
 from perf.proofs.main import prove
 from perf.proofs.run import Run
-from perf.proofs.soak import CONFIRMED, REFUSED, Log
 from perf.proofs.trouble import in_memory
 from tests.seed import of_run
+
+
+def activity(cls: type[Activity]) -> tuple[Any, Counter[str]]:
+    scene: Any = SimpleNamespace(site=None, random=None, wrong=Counter())
+    return cls(scene), scene.wrong
 
 
 async def short(**settings: Any) -> Run:
@@ -54,4 +62,42 @@ def test_what_a_soak_calls_wrong() -> None:
     assert log.wrong(array('q', [0, 1, 2, 2, 3])) == {'doubled': 1}
     assert log.wrong(array('q', [0, 2, 1, 3])) == {'out of order': 1}
     assert log.wrong(array('q', [0, 1, 2, 3, 11])) == {'never sent': 1}
+    assert log.wrong(array('q', [0, 1, 2, 3, MESSAGES])) == {'never sent': 1}
     assert not Log('sub-entries', 'test', named=False).wrong(array('q'))
+
+
+@pytest.mark.parametrize(
+    ('found', 'wrong'),
+    [
+        ([(0, 0), (0, 1), GONE, (1, 0), (1, 1)], ''),
+        ([(0, 0), GONE, GONE, (2, 0)], ''),
+        ([(0, 0), DAMAGED, (0, 5)], ''),
+        ([(0, 0), GONE, DAMAGED, (1, 2)], ''),
+        ([(0, 0), (1, 0)], 'nobody was told'),
+        ([(0, 0), DAMAGED, (1, 0)], 'nobody was told'),
+        ([(0, 0), GONE, (1, 1)], 'does not begin at 0'),
+        ([(0, 0), (0, 2)], 'lost, doubled or out of order'),
+        ([(0, 0), (0, 0)], 'lost, doubled or out of order'),
+        ([(0, 0), DAMAGED, (0, 0)], 'lost, doubled or out of order'),
+        ([(1, 0), GONE, (0, 0)], 'messages of the one before'),
+    ],
+)
+def test_what_a_reader_of_recreated_streams_may_find(
+    found: list[tuple[int, int]], wrong: str
+) -> None:
+    recreating, seen = activity(Recreating)
+    follower = Follower('bodies', rbs.Offset.FIRST)
+    follower.found = found
+    recreating.check_order(follower)
+    assert [*seen] == ([f'recreated stream, bodies: {wrong}'] if wrong else [])
+
+
+async def test_unknown_activity_is_refused() -> None:
+    run = await short(doing='closing,dancing')
+    assert 'no activity dancing' in run.error
+
+
+def test_command_repeats_the_seed() -> None:
+    run = Run(PROOFS['soak'], 7, doing='closing')
+    expected = 'python -m perf prove soak --seed 7 --seconds 3600 --on rabbitmq --doing closing'
+    assert run.command == expected
