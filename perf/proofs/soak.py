@@ -19,11 +19,13 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from .activities import Activity, Cancelling, Closing, Recreating, Starting
+from .activity import Activity
+from .closing import Cancelling, Closing
 from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .memory import GROWTH, resident
 from .run import ProofError, Run
 from .site import Site, body
+from .starting import Recreating, Starting
 from .threads import Threads
 from .trouble import InMemory, OnCluster, Trouble
 
@@ -261,7 +263,7 @@ class Round:
                     await reader.read(subscription, self.run, more)
             except RbFlyError as ex:
                 if isinstance(ex, rbs.StreamDoesNotExist):
-                    self.wrong['stream reported as gone that is there'] += 1
+                    self.wrong['existing stream reported as gone'] += 1
                 self.failures[type(ex).__name__] += 1
                 await asyncio.sleep(AGAIN)
 

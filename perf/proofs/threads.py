@@ -1,4 +1,4 @@
-"""What a soak does wrongly: it uses publishers, subscriptions and clients from a second thread."""
+"""A soak that uses its publishers, subscriptions and client from a second thread as well."""
 
 import asyncio
 import threading
@@ -10,21 +10,20 @@ from typing import Any
 import rbfly.streams as rbs
 from rbfly.error import EventLoopError
 
-from .activities import Activity
-from .ledger import CONFIRM, CONFIRMED, MESSAGES
+from .activity import SHARE, Activity
+from .ledger import CONFIRM, CONFIRMED
 from .site import body
 
 __all__ = ['Threads']
 
-PAUSE = 0.002  # seconds between two wrong calls
-SHARE = MESSAGES // 2
-ANSWER = 1.0  # seconds that a call that is accepted gets in the other thread
-CHUNK = 200  # messages that wait in the subscription
-STRANGE = body(10**9)  # number that is never sent rightly
+PAUSE = 0.002  # seconds between two rounds of wrong calls
+ANSWER = 1.0  # seconds that an accepted call may take in the second thread
+CHUNK = 200  # messages of a chunk, most of which wait in the subscription
+STRANGE = body(10**9)  # body of every message from the second thread
 
 
 class Threads(Activity):
-    """Every wrong call raises EventLoopError, and what the event loop does goes on."""
+    """Every call from the second thread raises EventLoopError and disturbs nothing."""
 
     async def begin(self) -> None:
         self.sent = await self.log('beside a thread', True)
@@ -68,7 +67,7 @@ class Threads(Activity):
             async with asyncio.timeout(CONFIRM):
                 found = await anext(messages)
         except TimeoutError:
-            self.wrong('no message comes beside a thread')
+            self.wrong('no message arrives beside a thread')
             raise rbs.MessageTimeout from None
         assert isinstance(found, bytes)
         if int(found) != self.read:
@@ -88,7 +87,7 @@ class Threads(Activity):
             self.batched.note(numbers, CONFIRMED)
 
     def misuse(self, calls: dict[str, Callable[[], object]], stop: threading.Event) -> None:
-        """In a thread: make wrong calls until the event is set."""
+        """Make wrong calls until the event is set; runs in the second thread."""
         while not stop.is_set():
             for name, call in calls.items():
                 try:
@@ -104,7 +103,7 @@ class Threads(Activity):
 
     @staticmethod
     def is_gone(outcome: str) -> bool:
-        """What a call may raise whoever makes it."""
+        """Whether the call was refused because the main thread has closed what it uses."""
         return outcome.endswith('is closed)')
 
 
@@ -115,7 +114,7 @@ def wrong_calls(
     messages: rbs.Subscription,
     stream: str,
 ) -> dict[str, Callable[[], object]]:
-    """Calls that only the thread of the event loop may make."""
+    """Calls that only the thread of the event loop may make, by name."""
 
     async def first(iterator: Any) -> object:
         async for item in iterator:

@@ -10,10 +10,11 @@ import pytest
 
 import rbfly.streams as rbs
 from perf.proofs import PROOFS, soak
-from perf.proofs.activities import DAMAGED, GONE, Activity, Follower, Recreating
+from perf.proofs.activity import Activity
 from perf.proofs.ledger import CONFIRMED, MESSAGES, REFUSED, Log
 from perf.proofs.main import prove
 from perf.proofs.run import Run
+from perf.proofs.starting import DAMAGED, GONE, Follower, Recreating
 from perf.proofs.trouble import in_memory
 from tests.seed import of_run
 
@@ -73,16 +74,16 @@ def test_what_a_soak_calls_wrong() -> None:
         ([(0, 0), GONE, GONE, (2, 0)], ''),
         ([(0, 0), DAMAGED, (0, 5)], ''),
         ([(0, 0), GONE, DAMAGED, (1, 2)], ''),
-        ([(0, 0), (1, 0)], 'nobody was told'),
-        ([(0, 0), DAMAGED, (1, 0)], 'nobody was told'),
+        ([(0, 0), (1, 0)], 'change not reported'),
+        ([(0, 0), DAMAGED, (1, 0)], 'change not reported'),
         ([(0, 0), GONE, (1, 1)], 'does not begin at 0'),
-        ([(0, 0), (0, 2)], 'lost, doubled or out of order'),
-        ([(0, 0), (0, 0)], 'lost, doubled or out of order'),
-        ([(0, 0), DAMAGED, (0, 0)], 'lost, doubled or out of order'),
-        ([(1, 0), GONE, (0, 0)], 'messages of the one before'),
+        ([(0, 0), (0, 2)], 'lost, duplicated or out of order'),
+        ([(0, 0), (0, 0)], 'lost, duplicated or out of order'),
+        ([(0, 0), DAMAGED, (0, 0)], 'lost, duplicated or out of order'),
+        ([(1, 0), GONE, (0, 0)], 'messages of an earlier incarnation'),
     ],
 )
-def test_what_a_reader_of_recreated_streams_may_find(
+def test_what_a_follower_of_a_recreated_stream_may_read(
     found: list[tuple[int, int]], wrong: str
 ) -> None:
     recreating, seen = activity(Recreating)
