@@ -166,7 +166,8 @@ class Proxy:
             data = data[: max(planned[0][0] - forwarded, 0)]
         if data:
             self.bytes[direction] = forwarded + len(data)
-            sink.write(data)
+            if not sink.is_closing():  # the other direction may have ended first
+                sink.write(data)
             if self.watch is not None:
                 self.watch(pipe.link.number, direction, data)
         if cut:
