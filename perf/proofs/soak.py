@@ -37,6 +37,7 @@ AGAIN = 0.05  # seconds until what has failed is begun anew
 POLL = 0.5
 AT_ONCE = 5_000  # messages, then a subscription that tracks its offset is made anew
 WARM_UP = 10  # the part of the time before memory is looked at: one in ten
+WARM_ROUNDS = 2  # and at least this many rounds
 SHIFT = 100.0  # seconds that a clock is moved by, at most
 ACTIVITIES: dict[str, type[Activity]] = {
     'closing': Closing,
@@ -186,6 +187,8 @@ class Round:
         self.client = client
         self.random = run.random
         self.refusing = run.random.random() < 0.5
+        # A chunk that differs from the one before, with a valid CRC, means another stream.
+        self.corrupting = bool(streams) and run.random.random() < 0.25
         self.wrong: Counter[str] = Counter()
         self.begin = asyncio.get_running_loop().time()
         self.seconds = seconds
@@ -262,7 +265,7 @@ class Round:
                 ) as subscription:
                     await reader.read(subscription, self.run, more)
             except RbFlyError as ex:
-                if isinstance(ex, rbs.StreamDoesNotExist):
+                if isinstance(ex, rbs.StreamDoesNotExist) and not self.corrupting:
                     self.wrong['existing stream reported as gone'] += 1
                 self.failures[type(ex).__name__] += 1
                 await asyncio.sleep(AGAIN)
@@ -288,6 +291,8 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
             )
         )
         this = Round(run, site, client, seconds, streams)
+        if this.corrupting:
+            names -= {'starting', 'recreating'}
         wrong = this.wrong
         activities = [make(this) for name, make in ACTIVITIES.items() if name in names]
         for activity in activities:
@@ -355,6 +360,8 @@ async def disturb(this: Round, streams: Sequence[str], clocks: bool) -> None:
             faults.pop(name, None)
     if not this.refusing:
         faults.pop('messages refused', None)
+    if not this.corrupting:
+        faults.pop('chunk that is damaged', None)
     clock = time.time
     if clocks:
         faults["client's clock"] = lambda: shift(clock, rnd.uniform(-SHIFT, SHIFT))
@@ -415,7 +422,7 @@ async def soak(run: Run, place: Site) -> None:
         rounds += 1
         now = left()
         more |= Counter(now) - Counter(before)
-        if past < seconds / WARM_UP:
+        if past < seconds / WARM_UP or rounds <= WARM_ROUNDS:
             grown.clear()
         grown.append(resident())
     growth = max(grown) - grown[0]
