@@ -37,7 +37,7 @@ AGAIN = 0.05  # seconds until what has failed is begun anew
 POLL = 0.5
 AT_ONCE = 5_000  # messages, then a subscription that tracks its offset is made anew
 WARM_UP = 10  # the part of the time before memory is looked at: one in ten
-WARM_ROUNDS = 2  # and at least this many rounds
+WARM_ROUNDS = 5  # and at least this many rounds: a short soak is all warm-up
 SHIFT = 100.0  # seconds that a clock is moved by, at most
 ACTIVITIES: dict[str, type[Activity]] = {
     'closing': Closing,
