@@ -279,7 +279,19 @@ class SubscriptionError(RbFlyError):
 
 
 class EventLoopError(RbFlyError, RuntimeError):
-    """Use in another event loop, thread or process than the one it belongs to, which goes on."""
+    """Use in another event loop, thread or process than the one it belongs to, which goes on.
+
+    Another thread calls :func:`asyncio.run_coroutine_threadsafe`; another event loop or process
+    makes a client of its own.
+    """
+
+
+def wrong_loop(owned: object) -> EventLoopError:
+    """The error of something that another event loop, thread or process uses."""
+    return EventLoopError(
+        f'{owned!r} belongs to another event loop: from another thread, use'
+        ' asyncio.run_coroutine_threadsafe(); in another event loop or process, make another client'
+    )
 
 
 class URIError(ArgumentError):

@@ -1,6 +1,7 @@
 """The cursor that a subscription is built on: bodies, contexts and batches out of chunks."""
 
 import asyncio
+import gc
 import gzip
 import struct
 from collections.abc import Sequence
@@ -734,3 +735,46 @@ def test_resumed_within_a_chunk(kind: str) -> None:
     for _ in range(3):
         take()
     assert given == [b'a', b'b', b'c', b'd']
+
+
+# -- what runs while a message is decoded
+
+
+def packed(data: bytes) -> bytes:
+    """A compressed sub-entry batch of one message."""
+    plain = message(data)
+    stored = gzip.compress(plain)
+    return data_batch(stored, 1, len(plain), len(stored), 1)
+
+
+class Finalizer:
+    """Garbage of a cycle, which goes on with the iteration when it is collected."""
+
+    def __init__(self, cursor: Cursor, taken: list[Any]) -> None:
+        self.cycle = self
+        self.cursor = cursor
+        self.taken = taken
+
+    def __del__(self) -> None:
+        while self.cursor.advance():
+            self.taken.append(self.cursor.take())
+
+
+def test_message_is_kept_while_a_finalizer_goes_on_behind_it() -> None:
+    """Though the sub-entry batch that it lies in is left meanwhile."""
+    bodies = [[[f'{n} of {i}' * 50] for n in range(1000)] for i in range(3)]
+    cursor = Cursor(True)
+    taken: list[Any] = []
+    cursor.push(chunk([packed(amqp(body)) for body in bodies], 3))
+    assert cursor.advance()
+    gc.collect()
+    Finalizer(cursor, taken)
+    threshold = gc.get_threshold()
+    gc.set_threshold(500)
+    try:
+        body = cursor.take()
+    finally:
+        gc.set_threshold(*threshold)
+    taken += [cursor.take() for _ in range(2) if cursor.advance()]
+    assert body == bodies[0]
+    assert taken == bodies[1:]

@@ -3,7 +3,8 @@
 import gzip
 import random
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -637,3 +638,77 @@ TestBatchedModel = pytest.mark.long(BatchedModel.TestCase)
 TestBatchedModel.settings = CHECKS
 TestCompressedModel = pytest.mark.long(CompressedModel.TestCase)
 TestCompressedModel.settings = CHECKS
+
+
+# -- what runs while a sub-entry is compressed
+
+
+def compressing(during: Callable[[memoryview], bytes], size: int = 2) -> PublishWindow:
+    """A window whose sub-entries are compressed by a function."""
+    return PublishWindow(3, 0, 100, 0, None, False, True, SubEntry(size, 1, during))
+
+
+@pytest.mark.parametrize('thread', [False, True], ids=['same thread', 'another thread'])
+def test_window_is_refused_while_it_compresses(thread: bool) -> None:
+    """As by a thread that runs while the compressor has released the GIL."""
+    refused: list[str] = []
+
+    def use() -> None:
+        calls: dict[str, Callable[[], object]] = {
+            'append': lambda: window.append(b'x' * 10_000, PendingConfirms()),
+            'put': lambda: window.put(b'x', None),
+            'extend': lambda: window.extend(iter([b'x']), 1, PendingConfirms()),
+            'take': window.take,
+            'release': window.release,
+            'replay': lambda: window.replay(4, 0),
+            'fail_pending': window.fail_pending,
+        }
+        for name, call in calls.items():
+            with pytest.raises(PublisherError, match='while it encodes'):
+                call()
+            refused.append(name)
+
+    def compress(data: memoryview) -> bytes:
+        if thread:
+            worker = threading.Thread(target=use)
+            worker.start()
+            worker.join()
+        else:
+            use()
+        return gzip.compress(data, mtime=0)
+
+    window = compressing(compress)
+    messages = [b'%d' % i * 50 for i in range(5)]
+    add(window, *messages)
+    window.release()
+    assert entries(window) == [
+        (0, 1, messages[:2]),
+        (1, 1, messages[2:4]),
+        (2, 1, messages[4:]),
+    ]
+    assert len(refused) == 3 * 7
+
+
+def test_messages_are_kept_when_the_compressor_fails() -> None:
+    """The message at hand is not queued; those before it are compressed by the next call."""
+    failing = [True]
+
+    def compress(data: memoryview) -> bytes:
+        if failing.pop():
+            raise MemoryError
+        return gzip.compress(data, mtime=0)
+
+    window = compressing(compress)
+    waiter = PendingConfirms()
+    messages = [b'%d' % i * 50 for i in range(4)]
+    add(window, *messages[:2], waiter=waiter)
+    with pytest.raises(MemoryError):
+        add(window, messages[2], waiter=waiter)
+    assert (waiter.count, window.unsettled) == (2, 2)
+    failing += [False]
+    add(window, messages[2], waiter=waiter)
+    failing += [False, True]
+    with pytest.raises(MemoryError):
+        window.release()
+    window.release()
+    assert entries(window) == [(0, 1, messages[:2]), (1, 1, messages[2:3])]

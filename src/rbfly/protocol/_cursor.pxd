@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from rbfly._cpython cimport rbfly_same_step
+from rbfly._cpython cimport rbfly_same_step, rbfly_step
 from rbfly.amqp._message cimport LAST_SET, MessageCtx
 from rbfly.protocol._batch cimport MessageBatch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
@@ -43,6 +43,8 @@ cdef class MessageCursor:
     cdef readonly object driver
     cdef object probe               # called with the first chunk, which is not read
     cdef object current_task
+    cdef rbfly_step checked         # in which the event loop was checked last
+    cdef rbfly_step noted           # in which the task was noted last
     cdef Chunk chunk
     cdef object filter
     cdef int policy
@@ -77,8 +79,11 @@ cdef class MessageCursor:
     cdef int _fill_wanted(self, MessageBatch batch, Py_ssize_t limit) except -1
     cdef int _fill(self, MessageBatch batch, Py_ssize_t limit) except -1
     cdef Py_ssize_t _fill_run(self, MessageBatch batch, Py_ssize_t limit) except -1
-    cdef int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1
-    cdef int _note_made(self, object made, uint64_t offset) except -1
+    cdef int _note(
+        self, LastMessage last, Chunk chunk, object owner, const uint8_t *p, Py_ssize_t n
+    ) except -1
+    cdef int _note_made(self, LastMessage last, object made, uint64_t offset) except -1
+    cdef int _check_loop(self) except -1
     cdef LastMessage _note_task(self)
 
     # The program was given the message with that offset.
@@ -93,8 +98,9 @@ cdef class MessageCursor:
         self.working = offset
         return self._notify() if offset >= self.notify_offset else 0
 
+    # Where the running task's message is noted; before anything is taken for it.
     cdef inline LastMessage _last(self):
-        if LAST_SET is self.last and rbfly_same_step():
+        if LAST_SET is self.last and rbfly_same_step(&self.noted):
             return self.last
         return self._note_task()
 

@@ -7,7 +7,9 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from rbfly._cpython cimport rbfly_list_give, rbfly_mark_step
+from rbfly._cpython cimport (
+    rbfly_list_give, rbfly_mark_step, rbfly_same_step, rbfly_watch_forks,
+)
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_body, decode_context
 from rbfly.amqp._decode cimport keep_error
@@ -48,6 +50,8 @@ cdef enum:
     BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
 
 cdef uint64_t NEVER = 0xffffffffffffffff
+
+rbfly_watch_forks()
 
 # The same function with its error left set, which costs less than try and except.
 ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
@@ -114,7 +118,8 @@ cdef MessageCtx read_message(
 cdef class MessageCursor:
     """Takes messages from a :class:`ChunkQueue`, one after the other.
 
-    :param driver: has `on_chunk_consumed`, called when the last message of a chunk was given;
+    :param driver: has `check_loop`, called in each step of a task before anything is taken, which
+        raises in another event loop than its own; `on_chunk_consumed`, called when the last message of a chunk was given;
         `on_progress`, called when messages up to the offset given to `notify_at` are done with;
         `on_replaced`, called when a chunk is of another stream than those before, which raises;
         `on_probed`, called when the first chunk was reported: subscribe again; and the coroutine
@@ -303,6 +308,8 @@ cdef class MessageCursor:
     # -- messages
 
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
+        if not rbfly_same_step(&self.checked):
+            self._check_loop()
         if kind == BODY and self.direct:
             return self._open()
         if self.held is None:
@@ -324,6 +331,7 @@ cdef class MessageCursor:
 
     cdef object _take(self, int kind):
         cdef MessageCtx ctx
+        cdef LastMessage last
         held = self.held
         if held is None:
             if kind != BODY or not self.direct or self.chunk is None or not self.chunk.left:
@@ -331,12 +339,13 @@ cdef class MessageCursor:
             return self._take_body()
         if (type(held) is MessageBatch) != (kind == BATCH):
             raise SubscriptionError('what is ready was asked for by another iteration')
+        last = self._last()
         self.held = None
         if kind == BATCH:
-            self._note_made(held, (<MessageBatch> held).offset_at(0))
+            self._note_made(last, held, (<MessageBatch> held).offset_at(0))
             return held
         ctx = held
-        self._note_made(ctx, ctx._offset)
+        self._note_made(last, ctx, ctx._offset)
         return ctx if kind == CONTEXT else ctx.take_body()
 
     cdef object _take_body(self):
@@ -344,8 +353,11 @@ cdef class MessageCursor:
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         cdef PyObject *found
+        cdef LastMessage last = self._last()
+        cdef object owner
         chunk._next(&p, &n)
-        self._note(chunk, p, n)
+        owner = <object> chunk._owner()     # kept, whatever a finalizer does meanwhile
+        self._note(last, chunk, owner, p, n)
         found = read_body(self.amqp, p, n)
         if found is NULL:
             return self._undecodable_body(chunk, p, n)
@@ -383,13 +395,13 @@ cdef class MessageCursor:
         cdef Py_ssize_t n = 0
         cdef uint64_t offset
         cdef MessageCtx ctx
+        cdef object owner
         while chunk.left:
             chunk._next(&p, &n)
+            owner = <object> chunk._owner()     # kept, whatever the filter does
             offset = chunk.next_offset - 1
             try:
-                ctx = read_message(
-                    self.amqp, <object> chunk._owner(), p, n, offset, chunk.timestamp
-                )
+                ctx = read_message(self.amqp, owner, p, n, offset, chunk.timestamp)
                 # A data section was checked; any other body may hold something undecodable.
                 if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
                     ctx.take_body()
@@ -444,6 +456,7 @@ cdef class MessageCursor:
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         cdef PyObject *found
+        cdef object owner
         cdef uint64_t most = chunk.unpacked + BATCH_UNPACKED
         while (
             chunk.left and len(batch.bodies) < limit
@@ -452,6 +465,7 @@ cdef class MessageCursor:
             if self._fill_run(batch, limit):
                 continue
             chunk._next(&p, &n)
+            owner = <object> chunk._owner()     # kept, whatever a finalizer does meanwhile
             found = read_body(self.amqp, p, n)
             if found is not NULL:
                 body = rbfly_steal(found)
@@ -467,7 +481,7 @@ cdef class MessageCursor:
                     break
                 batch.start = chunk.next_offset
                 continue
-            batch.place(p - 4, chunk._owner())
+            batch.place(p - 4, <PyObject *> owner)
             batch.bodies.append(body)
             batch.behind = p + n
         return 0
@@ -506,12 +520,12 @@ cdef class MessageCursor:
 
     # -- the message that a task got last
 
-    cdef int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:
+    cdef int _note(
+        self, LastMessage last, Chunk chunk, object owner, const uint8_t *p, Py_ssize_t n
+    ) except -1:
         """The message of a chunk that was read last is given."""
-        cdef LastMessage last = self._last()
-        cdef PyObject *owner = chunk._owner()
-        if <PyObject *> last.owner != owner:
-            last.owner = <object> owner
+        if last.owner is not owner:
+            last.owner = owner
         if last.made is not None:
             last.made = None
         last.message = p
@@ -520,19 +534,26 @@ cdef class MessageCursor:
         last.timestamp = chunk.timestamp
         return self._begin(last.offset)
 
-    cdef int _note_made(self, object made, uint64_t offset) except -1:
+    cdef int _note_made(self, LastMessage last, object made, uint64_t offset) except -1:
         """A context is given, or a batch whose first message has that offset."""
-        cdef LastMessage last = self._last()
         last.owner = None
         last.message = NULL
         last.made = made
         return self._begin(offset)
+
+    cdef int _check_loop(self) except -1:
+        if self.current_task is not None:
+            self.driver.check_loop()
+            rbfly_mark_step(&self.checked)
+        return 0
 
     cdef LastMessage _note_task(self):
         cdef LastMessage last = self.last
         cdef object task
         if self.current_task is None:
             return last
+        if not rbfly_same_step(&self.checked):
+            self._check_loop()
         task = running_task(self.current_task)
         if task is None or last.task is None or last.task() is not task:
             # The one that iterated before keeps its own last message.
@@ -540,7 +561,7 @@ cdef class MessageCursor:
             last.task = None if task is None else ref(task)
             last.current_task = self.current_task
         set_message_ctx(last)
-        rbfly_mark_step()
+        rbfly_mark_step(&self.noted)
         return last
 
     # -- iteration

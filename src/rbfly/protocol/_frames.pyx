@@ -230,46 +230,57 @@ cdef class FrameBuilder:
             has_last = True
         return last if has_last else None
 
-    cdef int _check_idle(self) except -1:
-        # The encoder and the filter call the user's code, which must not come back to here.
+    cdef int _enter(self) except -1:
+        # Encoders, filters, compressors and the garbage collector may run any Python code, and
+        # compressors release the GIL: none of it may come back here meanwhile.
         if self.busy:
             raise PublisherError('a publisher cannot be used while it encodes a message')
+        self.busy = True
         return 0
 
     # -- appending
 
     cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead:
+        cdef bint explicit
+        self._enter()
+        try:
+            explicit = (
+                type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id
+            )
+            if self.sub_entry is not None and not explicit:
+                return self._append_to_sub_entry(message, waiter)
+            return self._append_entry(message, waiter, explicit)
+        finally:
+            self.busy = False
+
+    @cython.final
+    cdef uint64_t _append_entry(
+        self, object message, PendingConfirms waiter, bint explicit
+    ) except? 0xdead:
         cdef uint64_t id = self.next_id
         cdef Py_ssize_t start
         cdef object value = None
         cdef bint disorder = False
-        self._check_idle()
-        if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+        if explicit:
             if self.sub_entry is not None:
                 self._close_sub_entry(out_size(&self.sub_entry.out))
             id = (<MessageCtx> message)._publish_id
             disorder = self._check_explicit(id)
-        elif self.sub_entry is not None:
-            return self._append_to_sub_entry(message, waiter)
         elif self.has_last and id == self.last_id:
             raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
         if self.tail - self.head > self.mask:
             self._grow_ring()
-        self.busy = True
+        if self.filter_extract is not None:
+            value = self._filter_value(message)
+        if self.open is None:
+            self._open_frame()
+        start = out_size(&self.out)
         try:
-            if self.filter_extract is not None:
-                value = self._filter_value(message)
-            if self.open is None:
-                self._open_frame()
-            start = out_size(&self.out)
-            try:
-                self._put_entry(id, message, value)
-            except BaseException:
-                self.out.p = self.out.start + start
-                trim(&self.out)
-                raise
-        finally:
-            self.busy = False
+            self._put_entry(id, message, value)
+        except BaseException:
+            self.out.p = self.out.start + start
+            trim(&self.out)
+            raise
         if out_size(&self.out) - 4 > self.frame_max:
             self._move_entry(start)
             start = PREFIX
@@ -295,18 +306,16 @@ cdef class FrameBuilder:
             self.next_id = id + 1 if id < LAST_ID else id
         return 0
 
+    @cython.final
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead:
         cdef SubEntry sub_entry = self.sub_entry
         cdef Py_ssize_t start, end, limit
         cdef SubEntrySpan share = None
-        self.busy = True
-        try:
-            start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
-        finally:
-            self.busy = False
+        start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
         end = out_size(&sub_entry.out)
         limit = min(self.frame_max - (PREFIX - 4 + SUB_HEADER), SUB_MAX)
-        if end > limit and start:
+        # Full: closed before the next message, so that no error here concerns one that is queued.
+        if sub_entry.count == sub_entry.limit or end > limit and start:
             try:
                 self._close_sub_entry(start)
             except BaseException:
@@ -334,8 +343,6 @@ cdef class FrameBuilder:
         self.queued += 1
         waiter.count += 1
         waiter.remaining += 1
-        if sub_entry.count == sub_entry.limit or end >= limit:
-            self._close_sub_entry(end)
         return self.sub_entry_id
 
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1:

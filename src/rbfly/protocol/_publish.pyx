@@ -131,8 +131,14 @@ cdef class PublishWindow(FrameBuilder):
 
     def take(self):
         """The next frame to write (bytes); None if nothing waits or the window is full."""
+        self._enter()
+        try:
+            return self._take()
+        finally:
+            self.busy = False
+
+    cdef bytes _take(self):
         cdef Frame frame
-        self._check_idle()
         if self.batched:
             if self.next_frame == self.released:
                 return None
@@ -154,7 +160,13 @@ cdef class PublishWindow(FrameBuilder):
 
     def release(self):
         """Let `take` give what was appended so far, ascending by id."""
-        self._check_idle()
+        self._enter()
+        try:
+            self._release_queued()
+        finally:
+            self.busy = False
+
+    cdef int _release_queued(self) except -1:
         self._close_open()
         if self.unsorted:
             self._repack(self.released_end)
@@ -163,6 +175,7 @@ cdef class PublishWindow(FrameBuilder):
         if self.has_last:
             self.last_released = self.last_id
             self.has_released = True
+        return 0
 
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         """Queue everything unsettled again, in order, for a publisher declared anew.
@@ -171,8 +184,14 @@ cdef class PublishWindow(FrameBuilder):
 
         :returns: waiters that this has settled (list).
         """
+        self._enter()
+        try:
+            return self._replay(publisher_id, frame_max)
+        finally:
+            self.busy = False
+
+    cdef list _replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         cdef list done
-        self._check_idle()
         self.publisher_id = publisher_id
         self._set_frame_max(frame_max)
         self.needs_redeclare = False
@@ -201,13 +220,19 @@ cdef class PublishWindow(FrameBuilder):
 
     def fail_pending(self):
         """Forget everything unsettled; gives the waiters that had messages in it (list)."""
+        self._enter()
+        try:
+            return self._fail_pending()
+        finally:
+            self.busy = False
+
+    cdef list _fail_pending(self):
         cdef list done
         cdef list waiters
         cdef Entry *entry
         cdef uint64_t i
         cdef Py_ssize_t n
         cdef bint unsent
-        self._check_idle()
         done, self.too_large = self.too_large, []
         if self.open is not None:
             self.frames.append(self.open)
@@ -466,8 +491,8 @@ cdef class PublishWindow(FrameBuilder):
                 break
             n += 1
         if n:
-            del self.frames[:n]
             self.frames_base += <uint64_t> n
+            del self.frames[:n]
         if self.cursor < self.head:
             self.cursor = self.head
         return 0

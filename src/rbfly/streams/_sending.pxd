@@ -1,5 +1,6 @@
 # What publishers do for each message.  No ABI promise between releases.
 
+from rbfly._cpython cimport rbfly_step
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
@@ -19,7 +20,9 @@ cdef class PublisherCore:
     cdef readonly bint closed
     cdef readonly bint scheduled
     cdef object confirmed           # a future that is done
-    cdef unsigned long thread       # that the loop runs in
+    cdef unsigned long place        # thread that the loop runs in
+    cdef rbfly_step step            # in which the loop was checked last
+    cdef bint waking                # the tasks in `woken` run now
     cdef list woken                 # who is woken in this turn of the loop
 
     cdef ConfirmFuture _begin(self, object message)

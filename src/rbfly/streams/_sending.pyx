@@ -5,14 +5,16 @@ All tasks whose confirms came at once are woken by one callback of the loop, in 
 
 cimport cython
 
+from rbfly._cpython cimport rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_watch_forks
 from rbfly.protocol._frames cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
 from asyncio import _get_running_loop
 
-cdef extern from 'Python.h':
-    unsigned long PyThread_get_thread_ident()
+from rbfly.error import wrong_loop
+
+rbfly_watch_forks()
 
 
 cdef class SemaphoreState:
@@ -45,7 +47,7 @@ cdef class PublisherCore:
         self.confirmed = loop.create_future()
         self.confirmed.set_result(None)
         self.woken = []
-        self.thread = PyThread_get_thread_ident()
+        self.place = rbfly_place()
         window.listen(self.on_settled)
 
     def drive(self, driver):
@@ -88,15 +90,22 @@ cdef class PublisherCore:
         # without a connection the window is all that there is to fill
         return self.connection is not None and self.connection.paused
 
+    def check_loop(self):
+        """Check that it is used in its event loop, or in the thread of that while none runs.
+
+        :raises EventLoopError: another event loop, thread or process uses it.
+        """
+        self._check_loop()
+
     cdef ConfirmFuture _begin(self, object message):
         # What to await; None if there is no room.
         cdef PublishWindow window = self.window
         cdef SemaphoreState room = self.room
+        # Tasks that `_wake` runs are in the loop.
+        if not self.waking or rbfly_place() != self.place:
+            self._check_loop()
         if self.closed or self.error is not None:
             self.driver.check()
-        # Once in a turn of the loop is enough: in its thread there is no other until it ends.
-        if not self.scheduled or PyThread_get_thread_ident() != self.thread:
-            self._check_loop()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
             or room.reserved
@@ -107,9 +116,12 @@ cdef class PublisherCore:
         return self._put(message)
 
     cdef int _check_loop(self) except -1:
-        if _get_running_loop() is not self.loop:
-            self.driver.check()
-        self.thread = PyThread_get_thread_ident()
+        cdef object running = _get_running_loop()
+        if running is self.loop:
+            self.place = rbfly_place()
+            rbfly_mark_step(&self.step)
+        elif running is not None or rbfly_place() != self.place or self.loop.is_running():
+            raise wrong_loop(self.driver)
         return 0
 
     cdef ConfirmFuture _put(self, object message):
@@ -199,6 +211,7 @@ cdef class PublisherCore:
         cdef list woken = self.woken
         cdef Py_ssize_t n = 0
         self.woken = []
+        self.waking = True
         if len(woken) > 1:
             self.scheduled = True
         try:
@@ -206,6 +219,7 @@ cdef class PublisherCore:
                 n += 1
                 (<ConfirmFuture> wait)._wake(self.confirmed)
         finally:
+            self.waking = False
             if n < len(woken):
                 self.woken = woken[n:] + self.woken
                 self.loop.call_soon(self._wake)
@@ -287,9 +301,12 @@ cdef class BatchBase(PublisherBase):
         :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
+        :raises EventLoopError: another event loop, thread or process uses the publisher.
         """
         cdef PublisherCore core = self._core
         cdef Batches batches = self._batches
+        if not rbfly_same_step(&core.step):
+            core._check_loop()
         if core.closed or core.error is not None:
             core.driver.check()
         if batches.filling.settled:     # given up: what is batched from now on is not lost

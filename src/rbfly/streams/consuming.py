@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..error import (
-    EventLoopError,
     MessageTimeout,
     RbFlyError,
     StreamConnectionError,
@@ -97,6 +96,7 @@ class SubscriptionDriver:
         )
         self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
         self.link = Link(cluster, self)
+        self.check_loop = cluster.check_loop
         self._cluster = cluster
         self._properties = {} if filter is None else filter.properties()
         self._start = Start(offset)
@@ -174,16 +174,9 @@ class SubscriptionDriver:
     # -- the cursor
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
-        """Let the broker send one more chunk.
-
-        :raises EventLoopError: this is not the event loop that it was opened in.
-        """
+        """Let the broker send one more chunk."""
         connection = self.link.connection
         if connection is not None and connection.is_open:
-            loop = self.link.loop
-            if loop is not asyncio._get_running_loop() and loop is not None:
-                loop.call_soon_threadsafe(self.on_chunk_consumed, chunk)
-                raise EventLoopError('the subscription belongs to another event loop')
             connection.write(commands.credit(self.link.id, 1))
 
     def on_progress(self) -> None:
@@ -353,7 +346,7 @@ class Closed:
     def on_progress(self) -> None:
         """Nothing is to be done."""
 
-    on_replaced = on_probed = on_progress
+    on_replaced = on_probed = check_loop = on_progress
 
     async def wait(self, kind: int, limit: int, subscription: object) -> Any:
         """The iteration has ended."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..error import (
     ConfirmTimeout,
-    EventLoopError,
     PublisherError,
     RbFlyError,
     StreamConnectionError,
@@ -160,8 +159,7 @@ class PublisherDriver:
     def check(self) -> None:
         """Check that a message can be taken; who publishes again after an outage tries anew."""
         core = self.core
-        if core.loop is not asyncio._get_running_loop():
-            raise EventLoopError(f'{self!r} belongs to another event loop')
+        core.check_loop()
         if core.closed:
             raise PublisherError(f'{self!r} is closed')
         if core.error is None:
