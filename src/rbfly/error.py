@@ -289,7 +289,7 @@ class EventLoopError(RbFlyError, RuntimeError):
 def wrong_loop(owned: object) -> EventLoopError:
     """The error of something that another event loop, thread or process uses."""
     return EventLoopError(
-        f'{owned!r} belongs to another event loop: from another thread, use'
+        f'{owned} belongs to another event loop: from another thread, use'
         ' asyncio.run_coroutine_threadsafe(); in another event loop or process, make another client'
     )
 

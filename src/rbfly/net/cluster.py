@@ -16,7 +16,6 @@ from typing import Protocol
 
 from ..error import (
     ConnectTimeout,
-    EventLoopError,
     FrameError,
     ProtocolError,
     RbFlyError,
@@ -25,6 +24,7 @@ from ..error import (
     TLSError,
     protocol_error,
     without_frames,
+    wrong_loop,
 )
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
@@ -121,13 +121,13 @@ class Cluster:
     def check_loop(self) -> None:
         """Check that nobody else uses it: another event loop may, when that has ended.
 
-        :raises EventLoopError: another one runs, or has connections open.
+        :raises EventLoopError: another one runs, or has connections open while this one runs.
         """
-        loop = self._loop
-        if loop is None or loop is asyncio._get_running_loop() or loop.is_closed():
+        loop, running = self._loop, asyncio._get_running_loop()
+        if loop is None or loop is running or loop.is_closed():
             return
-        if loop.is_running() or self.connected:
-            raise EventLoopError('the client belongs to another event loop, which is not closed')
+        if loop.is_running() or (self.connected and running is not None):
+            raise wrong_loop('the client')
 
     def deadline(self) -> Deadline:
         """How long to try, for a call or an outage that begins now.

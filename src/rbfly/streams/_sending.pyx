@@ -121,7 +121,7 @@ cdef class PublisherCore:
             self.place = rbfly_place()
             rbfly_mark_step(&self.step)
         elif running is not None or rbfly_place() != self.place or self.loop.is_running():
-            raise wrong_loop(self.driver)
+            raise wrong_loop('the publisher')
         return 0
 
     cdef ConfirmFuture _put(self, object message):

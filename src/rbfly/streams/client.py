@@ -211,6 +211,7 @@ class StreamsClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._cluster.check_loop()
         self._users -= 1
         if self._users == 0:
             if can_wait(kind):
@@ -372,7 +373,9 @@ class StreamsClient:
         :raises ProtocolError: the broker refused.
         :raises RbFlyError: this client has a publisher of that name on the stream already.
         :raises PublisherError: the name has used the highest publish id there is.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
+        self._cluster.check_loop()
         check_stream(stream)
         check_type('name', name, str, None)
         commands.reference(name or '', 'publisher name')
@@ -452,7 +455,9 @@ class StreamsClient:
         :param auto_offset: store the offset of what the program is done with, now and then; None
             for not at all.
         :raises ValueError: an argument is out of range.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
+        self._cluster.check_loop()
         check_stream(stream)
         check_type('offset', offset, Offset)
         check_type('filter', filter, MessageFilter, None)

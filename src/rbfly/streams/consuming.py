@@ -293,11 +293,13 @@ class SubscriptionDriver:
 
         :param wait: for the broker's answers.
         """
+        if self._ended.is_set():
+            return
+        self._cluster.check_loop()
         if self.closed:
             if wait:
                 await self._ended.wait()
             return
-        self._cluster.check_loop()
         self.closed = True
         self._wakeup()
         self.cursor.rewind()

@@ -261,10 +261,12 @@ class PublisherDriver:
         :raises ConfirmTimeout: it made no progress within the client's `close_timeout`.
         """
         core = self.core
+        if self._ended.is_set():
+            return
+        self._cluster.check_loop()
         if core.closed:
             await self._ended.wait()
             return
-        self._cluster.check_loop()
         core.close()
         if core.loop.is_closed():  # and with it all who waited
             self._ended.set()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..checks import check_timeout
-from ..error import PublishError, PublishErrorInfo, RbFlyError
+from ..error import PublishError, PublishErrorInfo, RbFlyError, wrong_loop
 from ..protocol._frames import PendingConfirms
 from ._confirm import ConfirmFuture
 from ._sending import PublisherCore, SemaphoreState
@@ -151,6 +151,8 @@ class Confirmation(asyncio.Future[None]):
         self.publish_id = core.window.put(message, self)
 
     def __await__(self) -> Generator[Any, None, None]:
+        if not self.done() and asyncio._get_running_loop() is not self.get_loop():
+            raise wrong_loop('the confirmation')
         self._see()
         return super().__await__()
 

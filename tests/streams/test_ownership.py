@@ -1,0 +1,281 @@
+"""Every public method refuses another event loop, thread and process before it touches anything."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+import rbfly.streams as rbs
+from rbfly.protocol._iteration import MessageIterator
+from rbfly.streams.error import EventLoopError
+from rbfly.streams.waiting import Confirmation
+from rbfly.testing import StreamBroker
+
+HANG = 20.0  # a guard only
+NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+PUBLISHERS: list[Any] = [
+    rbs.Publisher,
+    rbs.PublisherBin,
+    rbs.PublisherBatch,
+    rbs.PublisherBatchFast,
+    rbs.PublisherBatchLimit,
+    rbs.PublisherBatchMem,
+    rbs.PublisherBinBatch,
+]
+
+Call = Callable[[Any], Any]
+
+CLOSE: dict[str, Call] = {'close': lambda p: p.close()}
+SEND: dict[str, Call] = {
+    'send': lambda p: p.send(b'x'),
+    'submit': lambda p: p.submit(b'x'),
+    'send_many': lambda p: p.send_many([b'x']),
+}
+SEND_LATER: dict[str, Call] = {
+    'batch': lambda p: p.batch(b'x'),
+    'flush': lambda p: p.flush(),
+}
+LIMITED: dict[str, Call] = {'batch': lambda p: p.batch(b'x', max_len=10)}
+
+# What each public method is called with, where it is refused.
+CALLS: dict[type[Any], dict[str, Call]] = {
+    rbs.StreamsClient: {
+        '__aenter__': lambda c: c.__aenter__(),
+        '__aexit__': lambda c: c.__aexit__(None, None, None),
+        'get_protocol': lambda c: c.get_protocol(),
+        'disconnect': lambda c: c.disconnect(),
+        'create_stream': lambda c: c.create_stream('other'),
+        'delete_stream': lambda c: c.delete_stream(STREAM),
+        'stream_exists': lambda c: c.stream_exists(STREAM),
+        'stream_stats': lambda c: c.stream_stats(STREAM),
+        'publisher': lambda c: c.publisher(STREAM, name='p').__aenter__(),
+        'subscribe': lambda c: c.subscribe(STREAM),
+        'write_offset': lambda c: c.write_offset(STREAM, 'reader', 1),
+        'read_offset': lambda c: c.read_offset(STREAM, 'reader'),
+    },
+    rbs.Publisher: CLOSE | SEND,
+    rbs.PublisherBin: CLOSE | SEND,
+    rbs.PublisherBatch: CLOSE | SEND_LATER,
+    rbs.PublisherBatchFast: CLOSE | SEND_LATER,
+    rbs.PublisherBatchLimit: CLOSE | SEND_LATER | LIMITED,
+    rbs.PublisherBatchMem: CLOSE | SEND_LATER | LIMITED,
+    rbs.PublisherBinBatch: CLOSE | SEND_LATER,
+    rbs.Subscription: {
+        '__anext__': lambda s: s.__anext__(),
+        '__aexit__': lambda s: s.__aexit__(None, None, None),
+        'aclose': lambda s: s.aclose(),
+        'messages': lambda s: s.messages().__anext__(),
+        'batches': lambda s: s.batches(1).__anext__(),
+    },
+    MessageIterator: {'__anext__': lambda i: i.__anext__()},
+    Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
+}
+
+# What anyone may use, and why.
+READ_ONLY = 'only reads'
+RETURNS_SELF = 'only returns the object'
+FUTURE = 'of asyncio.Future, which is used as any other'
+EXEMPT: dict[type[Any], dict[str, str]] = {
+    rbs.StreamsClient: {'connected': READ_ONLY},
+    **{cls: {'message_id': READ_ONLY} for cls in PUBLISHERS},
+    rbs.Subscription: {'__aiter__': RETURNS_SELF, '__aenter__': RETURNS_SELF},
+    MessageIterator: {'__aiter__': RETURNS_SELF},
+    Confirmation: {name: FUTURE for name in dir(asyncio.Future) if name[0] != '_'}
+    | dict.fromkeys(('failure', 'seen'), READ_ONLY),
+}
+
+PROTOCOL = ('__aenter__', '__aexit__', '__aiter__', '__anext__', '__await__', '__iter__')
+STREAM = 'owned'
+
+
+@pytest.mark.parametrize('cls', CALLS, ids=lambda cls: cls.__name__)
+def test_every_public_method_is_covered(cls: type[Any]) -> None:
+    public = {name for name in dir(cls) if not name.startswith('_') or name in PROTOCOL}
+    assert public == CALLS[cls].keys() | EXEMPT[cls].keys()
+    assert not CALLS[cls].keys() & EXEMPT[cls].keys()
+
+
+def test_every_public_class_is_covered() -> None:
+    """What is made for a client, or by one."""
+    values = [rbs.Offset, rbs.OffsetTracking, rbs.MessageFilter, rbs.MessageCtx]  # used anywhere
+    stateful = {
+        item
+        for name in rbs.__all__
+        if isinstance(item := getattr(rbs, name), type)
+        and item not in values
+        and any(asyncio.iscoroutinefunction(getattr(item, m, None)) for m in dir(item))
+    }
+    assert stateful <= CALLS.keys()
+
+
+# -- who uses it
+
+
+async def use(call: Call, owned: Any) -> None:
+    result = call(owned)
+    if isinstance(result, Awaitable):
+        await result
+
+
+def run(call: Call, owned: Any) -> str:
+    """The error of a use in an event loop of its own."""
+    try:
+        asyncio.run(use(call, owned))
+    except BaseException as ex:
+        return repr(ex)
+    return 'no error'
+
+
+def drive(call: Call, owned: Any) -> str:
+    """The error of a use without an event loop."""
+    try:
+        use(call, owned).send(None)
+    except BaseException as ex:
+        return repr(ex)
+    return 'no error'
+
+
+def in_thread(function: Callable[..., str], *args: Any) -> str:
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(function(*args)), daemon=True)
+    thread.start()
+    thread.join(HANG)
+    return found[0] if found else 'hangs'
+
+
+def in_child(function: Callable[..., str], *args: Any) -> str:
+    """In a child, forked within a step of a task, from which it goes on."""
+    source, sink = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(sink, function(*args).encode())
+        finally:
+            os._exit(0)
+    os.close(sink)
+    try:
+        with open(source, 'rb') as file:
+            return file.read().decode()
+    finally:
+        os.waitpid(pid, 0)
+
+
+INSIDE: dict[str, Callable[[Call, Any], str]] = {
+    'event loop of another thread': lambda *args: in_thread(run, *args),
+    'thread without an event loop': lambda *args: in_thread(drive, *args),
+    'event loop of a forked child': lambda *args: in_child(run, *args),
+    'forked child': lambda *args: in_child(drive, *args),
+}
+NEXT_LOOP = 'next event loop'
+
+
+# -- what is used
+
+
+@pytest.fixture(scope='module')
+def memory_broker() -> Iterator[StreamBroker]:
+    with StreamBroker() as broker:
+        yield broker
+
+
+@contextlib.asynccontextmanager
+async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[Any]:
+    """An object of a class in use: a publisher has sent, a subscription has messages left."""
+    if cls is rbs.StreamsClient:
+        yield client
+    elif cls is Confirmation:
+        async with client.publisher(STREAM) as publisher:
+            yield await publisher.submit(b'x')
+    elif cls in PUBLISHERS:
+        async with client.publisher(STREAM, cls=cls) as publisher:
+            if hasattr(publisher, 'send'):
+                await publisher.send(b'x')
+            yield publisher
+    else:
+        async with client.subscribe(STREAM, offset=rbs.Offset.FIRST, amqp=False) as messages:
+            assert await anext(messages)
+            yield messages if cls is rbs.Subscription else messages.messages()
+
+
+async def touch(owned: Any) -> None:
+    """Use it, so that this step of the task is known to be in its event loop."""
+    if isinstance(owned, rbs.PublisherBatchLimit):
+        await owned.batch(b'y', max_len=10)
+    elif isinstance(owned, rbs.PublisherBatchFast):
+        owned.batch(b'y')
+    elif isinstance(owned, rbs.Publisher):
+        await owned.send(b'y')
+    elif isinstance(owned, rbs.Subscription | MessageIterator):
+        await anext(owned)
+
+
+def state(client: rbs.StreamsClient, owned: Any) -> object:
+    """What a use would have changed."""
+    found: list[object] = [client._users, client._names, client._cluster.generation]
+    if isinstance(owned, tuple(PUBLISHERS)):
+        found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
+    if isinstance(owned, rbs.Subscription):
+        cursor = owned._driver.cursor
+        found += [cursor.position, cursor.unfinished, owned._driver.closed]
+    return found
+
+
+CASES = [(cls, name) for cls, calls in CALLS.items() for name in calls]
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # old names; fork beside threads
+@pytest.mark.filterwarnings('ignore:coroutine:RuntimeWarning')
+@pytest.mark.parametrize('new_loop', NEW_LOOPS, ids=['asyncio', 'uvloop'])
+@pytest.mark.parametrize('user', [*INSIDE, NEXT_LOOP])
+@pytest.mark.parametrize(('cls', 'name'), CASES, ids=lambda item: getattr(item, '__name__', item))
+def test_refused(
+    memory_broker: StreamBroker,
+    cls: type[Any],
+    name: str,
+    user: str,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    if STREAM not in memory_broker.streams:
+        memory_broker.create_stream(STREAM)
+        memory_broker.publish(STREAM, 1, 2, 3)
+    client = rbs.streams_client(memory_broker.uri)
+    call = CALLS[cls][name]
+    loop = new_loop()
+    in_use = owned_by(client, cls)
+
+    async def begin() -> Any:
+        await client.__aenter__()
+        await client.get_protocol()
+        return await in_use.__aenter__()
+
+    async def inside(owned: Any) -> tuple[str, object]:
+        await touch(owned)
+        before = state(client, owned)
+        return INSIDE[user](call, owned), before
+
+    async def end() -> None:
+        await in_use.__aexit__(None, None, None)
+        await client.__aexit__(None, None, None)
+
+    if cls is Confirmation:
+        memory_broker.withhold_confirms()
+    owned = loop.run_until_complete(begin())
+    try:
+        if user == NEXT_LOOP:
+            before = state(client, owned)
+            found = run(call, owned)
+        else:
+            found, before = loop.run_until_complete(inside(owned))
+        assert found.startswith(EventLoopError.__name__)
+        assert 'run_coroutine_threadsafe' in found
+        assert state(client, owned) == before
+    finally:
+        memory_broker.heal()
+        loop.run_until_complete(end())
+        loop.close()
