@@ -24,6 +24,9 @@ class Cursor(MessageCursor):
         self.consumed: list[int] = []
         self.progress: list[int | None] = []
 
+    def check_loop(self) -> None:
+        """Every event loop may use it."""
+
     def on_progress(self) -> None:
         self.progress.append(self.finished)
 

@@ -19,7 +19,7 @@ LEAF_IMPORTS = {
 }
 # The floors, from the lowest, each with its rows; a module may import what stands lower.
 FLOORS = {
-    'rbfly': [['_wire', '_crc', '_cpython']],
+    'rbfly': [['_wire', '_crc', '_cpython', '_turn']],
     'rbfly.amqp': [
         ['_native', '_constructors', '_datetime'],
         ['_types'],

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly._cpython cimport rbfly_same_step, rbfly_step
+from rbfly._turn cimport Turn
 from rbfly.amqp._message cimport LAST_SET, MessageCtx
 from rbfly.protocol._batch cimport MessageBatch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
@@ -58,7 +59,8 @@ cdef class MessageCursor:
     cdef uint64_t first             # its offset
     cdef uint64_t working           # messages below are done with
     cdef uint64_t notify_offset
-    cdef int chunks_since_yield     # chunks left since the event loop had its turn
+    cdef readonly Turn turn
+    cdef int chunks_since_yield     # chunks left in this turn
     cdef int yield_after
 
     cdef int _notify(self) except -1
@@ -106,6 +108,8 @@ cdef class MessageCursor:
 
     # True if something of a kind is ready, or can be made so at once.
     cdef inline bint _has(self, int kind, Py_ssize_t limit) except -1:
+        if self.turn._is_over():
+            return False
         if kind == BODY and self.direct and self.chunk is not None and self.chunk.left:
             return True
         return self.held is not None or (

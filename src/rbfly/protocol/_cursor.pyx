@@ -5,11 +5,13 @@
 
 cimport cython
 from cpython.object cimport PyObject
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from rbfly._cpython cimport (
     rbfly_list_give, rbfly_mark_step, rbfly_same_step, rbfly_watch_forks,
 )
+from rbfly._turn cimport Turn
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_body, decode_context
 from rbfly.amqp._decode cimport keep_error
@@ -129,7 +131,8 @@ cdef class MessageCursor:
     :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
     :param current_task: gives the running task.
     :param wake: called when a chunk comes into the empty queue.
-    :param yield_after: how many chunks are left behind until the event loop is to have its turn.
+    :param turn: how long other tasks may be kept waiting; None for no limit.
+    :param yield_after: how many chunks may be left in a turn: their credit goes back behind it.
     :param stream: name of the stream; None if it is of no interest.
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: messages with an offset below are dropped (int).
@@ -138,7 +141,7 @@ cdef class MessageCursor:
 
     def __init__(
         self, driver, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None,
-        wake=None, int yield_after=NO_LIMIT, str stream=None,
+        wake=None, Turn turn=None, int yield_after=NO_LIMIT, str stream=None,
     ):
         self.driver = driver
         self.queue = ChunkQueue(wake)
@@ -153,6 +156,7 @@ cdef class MessageCursor:
         self.last = new_last_message(amqp, stream)
         self.current_task = current_task
         self.notify_offset = NEVER
+        self.turn = Turn(INFINITY) if turn is None else turn
         self.yield_after = yield_after
 
     def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, probe=None):
@@ -191,12 +195,13 @@ cdef class MessageCursor:
 
     @property
     def must_yield(self):
-        """True if the event loop is to have its turn before more is given."""
-        return self.chunks_since_yield >= self.yield_after
+        """True if it is the turn of other tasks before more is given."""
+        return self.chunks_since_yield >= self.yield_after or self.turn._is_over()
 
     def on_yield(self):
-        """The event loop has had its turn."""
+        """Other tasks had their turn."""
         self.chunks_since_yield = 0
+        self.turn.begin()
 
     # -- progress
 
@@ -235,7 +240,7 @@ cdef class MessageCursor:
     # -- chunks
 
     cdef bint _open(self) except -1:
-        """True if the chunk at hand has messages left.
+        """True if the chunk at hand has messages left; false also when the turn is over.
 
         :raises ChunkError: a chunk is damaged; it is left behind.
         """
@@ -249,7 +254,7 @@ cdef class MessageCursor:
                     return True
                 self._leave(chunk, True)
                 chunk._next(&p, &n)     # raises if bytes are left behind the last message
-            if not self.queue.chunks:
+            if not self.queue.chunks or self.turn._is_over():
                 return False
             chunk = self.queue.chunks.popleft()
             if self.probe is not None:
@@ -386,10 +391,12 @@ cdef class MessageCursor:
             ctx = self._wanted()
             if ctx is not None:
                 return ctx
+            if self.turn._is_over():
+                break
         return None
 
     cdef MessageCtx _wanted(self):
-        """The next message of the chunk at hand that is wanted; None at its end."""
+        """The next message of the chunk at hand that is wanted; None at the end of it or the turn."""
         cdef Chunk chunk = self.chunk
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
@@ -414,6 +421,8 @@ cdef class MessageCursor:
                     ex.offset = offset
                     ex.data = p[:n]
                     raise
+            if self.turn._is_over():
+                break
         return None
 
     # -- batches
@@ -438,6 +447,8 @@ cdef class MessageCursor:
                 self._fail_with(ex)
             if batch.bodies:
                 return batch
+            if self.turn._is_over():
+                break
         return None
 
     cdef int _fill_wanted(self, MessageBatch batch, Py_ssize_t limit) except -1:
@@ -567,7 +578,7 @@ cdef class MessageCursor:
     # -- iteration
 
     def advance(self, int kind=BODY, Py_ssize_t limit=NO_LIMIT):
-        """Make something of a kind ready to be taken: false if nothing has arrived.
+        """Make something of a kind ready to be taken: false if nothing has arrived or the turn ends.
 
         :raises ChunkError: a chunk is damaged; it is left behind.
         :raises AMQPDecoderError: a message is not AMQP 1.0; the next call goes on behind it.

@@ -3,6 +3,7 @@ from typing import Any, final
 
 from typing_extensions import disjoint_base
 
+from .._turn import Turn
 from ..amqp import MessageCtx
 from ..types import AMQPBody
 
@@ -46,7 +47,11 @@ class FrameBuilder:
     def append(self, message: AMQPBody | MessageCtx, waiter: PendingConfirms) -> int: ...
     def put(self, message: AMQPBody | MessageCtx, future: Any) -> int: ...
     def extend(
-        self, iterator: Iterable[AMQPBody | MessageCtx], limit: int, waiter: PendingConfirms
+        self,
+        iterator: Iterable[AMQPBody | MessageCtx],
+        limit: int,
+        waiter: PendingConfirms,
+        turn: Turn | None = None,
     ) -> bool: ...
     def check_ids(
         self,

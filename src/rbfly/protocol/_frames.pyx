@@ -14,6 +14,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from rbfly._turn cimport Turn
 from rbfly._wire cimport (
     OutBuffer, out_discard, out_finish, out_open, out_reserve, out_size, put_bytes, put_u8,
     put_u16, put_u32, put_u64, store_u32,
@@ -35,6 +36,13 @@ cdef enum:
     RUN_BYTES = 1 << 18     # what `extend` encodes at most before the loop has its turn
 
 cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF
+
+# Neither these nor the encoding of these values run code of the user.
+cdef tuple PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))))
+
+
+cdef inline bint is_plain(object message):
+    return type(message) is bytes or type(message) is str or type(message) is int
 
 
 @cython.freelist(256)
@@ -165,17 +173,26 @@ cdef class FrameBuilder:
         waiter.sealed = True
         return self._append(message, waiter)
 
-    def extend(self, object iterator, Py_ssize_t limit, PendingConfirms waiter not None):
-        """Append what an iterator gives: at most `limit` messages, or about 256 kB.
+    def extend(
+        self, object iterator, Py_ssize_t limit, PendingConfirms waiter not None, Turn turn=None
+    ):
+        """Append what an iterator gives: at most `limit` messages, or about 256 kB, within a turn.
 
         Gives whether there may be more.  Nothing is taken from the iterator behind a message that
         cannot be appended.
 
+        :param turn: how long other tasks may be kept waiting; None for no limit.
         :raises Exception: of the iterator; or see `append`: `waiter` counts that message, too.
         """
         cdef uint64_t full = self.bytes_encoded + RUN_BYTES
         cdef uint64_t end = waiter.count + <uint64_t> limit
         cdef Py_ssize_t left = limit
+        # What may take its time is timed for each message.
+        cdef bint timed = turn is not None and (
+            type(iterator) not in PLAIN_ITERATORS
+            or self.filter_extract is not None
+            or self.sub_entry is not None and self.sub_entry.compress is not None
+        )
         if limit <= 0:
             return True
         try:
@@ -183,6 +200,8 @@ cdef class FrameBuilder:
                 left -= 1
                 self._append(message, waiter)
                 if left == 0 or self.bytes_encoded >= full:
+                    return True
+                if (timed or turn is not None and not is_plain(message)) and turn._is_over():
                     return True
         except BaseException:
             if end - waiter.count > <uint64_t> left:

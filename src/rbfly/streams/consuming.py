@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from .._turn import Turn
 from ..error import (
     MessageTimeout,
     RbFlyError,
@@ -25,7 +26,7 @@ from .offsets import chunk_ids, leader_ends_before, stored_offset
 from .silence import Silence
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnDecodeError
-from .waiting import deadline, in_time
+from .waiting import TURN, deadline, in_time, let_others_run
 
 if TYPE_CHECKING:
     from ..net.connection import Connection
@@ -91,6 +92,7 @@ class SubscriptionDriver:
             on_decode_error,
             asyncio.current_task,
             self._wakeup,
+            Turn(TURN),
             credit // 2 + 1,  # the broker goes on with more than half
             stream,
         )
@@ -227,28 +229,35 @@ class SubscriptionDriver:
             raise SubscriptionError(f'{subscription!r} is being iterated by another task')
         self._cluster.check_loop()
         self._waiting = True
+        until: float | None = None
+        woken = True
         try:
-            if cursor.must_yield:
-                # The broker gets credit back, and other tasks their turn, before all is consumed.
-                await asyncio.sleep(0)
-                cursor.on_yield()
-            if not cursor.advance(kind, limit):
-                await self._wait_ready(kind, limit, subscription)
+            while not self.closed:
+                if cursor.must_yield:
+                    await self._yield()
+                if cursor.advance(kind, limit):
+                    break
+                if cursor.must_yield:  # much was dropped
+                    continue
+                if not woken:
+                    raise MessageTimeout(f'{subscription!r}: no message within {self._timeout} s')
+                if until is None and self._timeout is not None:
+                    until = deadline(self._timeout)
+                cursor.mark_consumed()
+                woken = await self._wait_chunk(until)
         finally:
             self._waiting = False
         if self.closed:
             raise StopAsyncIteration
         return cursor.take(kind)
 
-    async def _wait_ready(self, kind: int, limit: int, subscription: object) -> None:
-        until = None if self._timeout is None else deadline(self._timeout)
-        while not self.closed:
-            self.cursor.mark_consumed()
-            woken = await self._wait_chunk(until)
-            if self.cursor.advance(kind, limit):
-                break
-            if not woken:
-                raise MessageTimeout(f'{subscription!r}: no message within {self._timeout} s')
+    async def _yield(self) -> None:
+        """Let other tasks run, and the credit of consumed chunks leave."""
+        if self.cursor.turn.is_over:
+            await let_others_run()
+        else:
+            await asyncio.sleep(0)
+        self.cursor.on_yield()
 
     async def _wait_chunk(self, until: float | None) -> bool:
         """Wait until something has happened; false if nothing has before `until`."""

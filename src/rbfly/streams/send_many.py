@@ -11,30 +11,22 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from time import monotonic
 from typing import TYPE_CHECKING
 
+from .._turn import Turn
 from ..checks import check_timeout
-from ..error import (
-    ArgumentTypeError,
-    ConfirmTimeout,
-    EventLoopError,
-    RbFlyError,
-    SendProgress,
-    twin,
-)
+from ..error import ArgumentTypeError, ConfirmTimeout, RbFlyError, SendProgress, twin
 from ._confirm import ConfirmGroup
 from .types import AMQPBody, MessageCtx
-from .waiting import of_message, publish_error, set_attribute
+from .waiting import TURN, let_others_run, of_message, publish_error, set_attribute
 
 if TYPE_CHECKING:
     from .publishing import PublisherDriver
 
 __all__ = ['ManyMessages']
 
-TURN = 0.005  # seconds that it keeps the loop at most, if messages come that fast
-RUN = 200  # messages between two looks at the clock
-CHECK = 100_000  # messages whose publish ids are looked at in a turn
+RUN = 200  # messages between two looks at the clock, if they cost little
+CHECK = 10_000  # the same for their publish ids
 
 Message = AMQPBody | MessageCtx
 Messages = Iterable[Message] | AsyncIterable[Message]
@@ -50,6 +42,7 @@ class ManyMessages:
         self._driver = driver
         self._core = driver.core
         self._waiter = ConfirmGroup(driver.core.loop)
+        self._turn = Turn(TURN)
 
     async def send(self, messages: Messages, timeout: float | None, progress: SendProgress) -> int:
         """Send them and wait until all are confirmed; how many there were."""
@@ -70,8 +63,7 @@ class ManyMessages:
 
     async def wait(self, progress: SendProgress) -> None:
         """Wait until no message is in the window; see :meth:`SendProgress.wait`."""
-        if asyncio.get_running_loop() is not self._core.loop:
-            raise EventLoopError('the publisher of these messages belongs to another event loop')
+        self._core.check_loop()
         if not self._waiter.seal():
             await self._waiter.wait()
         self._report(progress)
@@ -152,8 +144,8 @@ class ManyMessages:
                 return self._of_last(ex)
             finally:
                 core.write()
-            if more and not core.room.waiting and core.has_room(step):
-                await asyncio.sleep(0)  # its time was up
+            if more and self._turn.is_over:
+                await self._share()
         return None
 
     def _of_last(self, error: Exception) -> Exception:
@@ -163,17 +155,16 @@ class ManyMessages:
         return of_message(error, count - in_hand)
 
     def _fill(self, messages: Iterator[Message], step: int) -> bool:
-        """Fill the window, for a short time; true if there may be more messages."""
+        """Fill the window while its turn lasts; true if there may be more messages."""
         core, waiter = self._core, self._waiter
         window = core.window
-        end = monotonic() + TURN
         room = window.max_unconfirmed - window.unsettled - core.room.reserved
         goal = waiter.count + room - room % step
         more = True
-        while more and waiter.count < goal and monotonic() < end:
+        while more and waiter.count < goal and not self._turn.is_over:
             run = min(goal - waiter.count, RUN)
             limit = waiter.count + run
-            more = window.extend(messages, run, waiter)
+            more = window.extend(messages, run, waiter, self._turn)
             if more and waiter.count < limit:  # large messages: not all of the window at once
                 core.write()
                 if core.is_paused():
@@ -197,7 +188,6 @@ class ManyMessages:
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
         """`_send_iter` of an asynchronous iterator."""
         driver, core, waiter = self._driver, self._core, self._waiter
-        end = monotonic() + TURN
         while True:
             if core.room.waiting or not core.has_room(1):
                 await driver.wait_room()
@@ -225,14 +215,18 @@ class ManyMessages:
                 return self._of_last(ex)
             if not core.scheduled:
                 core.schedule()
-            if monotonic() > end:  # perhaps nothing has waited so far
-                await asyncio.sleep(0)
-                end = monotonic() + TURN
+            if self._turn.is_over:  # perhaps nothing has waited so far
+                await self._share()
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
         """Raise ValueError for explicit publish ids that do not ascend."""
         last: int | None = None
         for start in range(0, len(messages), CHECK):
-            if start:
-                await asyncio.sleep(0)
+            if self._turn.is_over:
+                await self._share()
             last = self._core.window.check_ids(messages, start, start + CHECK, last)
+
+    async def _share(self) -> None:
+        """Let other tasks run; then it is its turn again."""
+        await let_others_run()
+        self._turn.begin()

@@ -19,9 +19,11 @@ from .types import AMQPBody, MessageCtx
 __all__ = [
     'Confirmation',
     'Failures',
+    'TURN',
     'WindowSemaphore',
     'deadline',
     'in_time',
+    'let_others_run',
     'of_message',
     'publish_error',
     'set_attribute',
@@ -30,6 +32,18 @@ __all__ = [
 
 
 KEPT = 1000  # failures of `submit` that are kept; the others are counted
+TURN = 0.005  # seconds for which other tasks are kept waiting at most
+YIELDS = 3
+
+
+async def let_others_run() -> None:
+    """Let every task run that is ready, the timers that are due, and the tasks that they wake.
+
+    A task that yields is ahead of what becomes ready later: asyncio's loop reaches the timers
+    behind its first yield, and the tasks that they wake behind its second.
+    """
+    for _ in range(YIELDS):
+        await asyncio.sleep(0)
 
 
 def deadline(timeout: float) -> float | None:

@@ -1,0 +1,54 @@
+"""A task's turn of the event loop: others wait meanwhile, so it is kept short."""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+cdef enum:
+    WINDOW = 100_000_000            # nanoseconds between two measurements of the rate
+    SHORTEST = 1_000_000            # that are enough for one
+
+cdef double RATE = 1                # ticks of a nanosecond
+cdef bint measured = False
+cdef uint64_t clock = rbfly_clock()
+cdef uint64_t ticks = rbfly_ticks()
+
+
+cdef int measure() noexcept:
+    global RATE, measured, clock, ticks
+    cdef uint64_t now = rbfly_clock()
+    cdef uint64_t counted = rbfly_ticks()
+    cdef uint64_t elapsed = now - clock
+    cdef double rate
+    if elapsed < <uint64_t> (WINDOW if measured else SHORTEST):
+        return 0
+    rate = <double> (counted - ticks) / <double> elapsed
+    if 0.001 < rate < 10:           # else the computer has slept meanwhile
+        RATE = rate
+        measured = True
+    clock, ticks = now, counted
+    return 0
+
+
+@cython.final
+cdef class Turn:
+    """A turn of limited length, which has begun.
+
+    :param seconds: how long it is; infinity for no limit.
+    """
+
+    def __init__(self, double seconds):
+        self.seconds = seconds
+        self.begin()
+
+    def begin(self):
+        """Others had their turn, and this one begins."""
+        cdef double limit
+        measure()
+        limit = self.seconds * 1e9 * RATE
+        self.limit = <uint64_t> limit if limit < 1e18 else 0xffffffffffffffff
+        self.since = rbfly_ticks()
+
+    @property
+    def is_over(self):
+        """True if it is the turn of others (bool)."""
+        return self._is_over()

@@ -1,0 +1,165 @@
+"""Reading and send_many let other tasks, and timers that are due, run every few milliseconds.
+
+Each message takes a millisecond or more, however busy the machine is; so the messages between the
+time when a timer is due and the task that it wakes have a limit of their own.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams.waiting import TURN, let_others_run
+from rbfly.testing import StreamBroker
+from tests.reading import filled, reading
+
+pytestmark = pytest.mark.both_loops
+
+COST = 0.001  # seconds that a message takes at least
+COUNT = 60  # messages of a chunk
+# Those of a turn, the one that was begun before, and one while the clock of the loop stood still.
+MOST = int(TURN / COST) + 2
+
+
+class Handler:
+    """Takes its time for each message, and awaits nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[float] = []
+        self.late: list[int] = []
+
+    def __call__(self, value: object = None) -> None:
+        now = time.monotonic()
+        self.begun.append(now)
+        while time.monotonic() < now + COST:
+            pass
+
+    async def sleep(self) -> None:
+        """Note how many messages are begun between the end of each sleep and what follows it."""
+        while True:
+            due = time.monotonic() + COST
+            await asyncio.sleep(COST)
+            self.late.append(sum(begun > due for begun in self.begun[-COUNT:]))
+
+
+async def sleeping(handler: Handler, work: Any) -> None:
+    """Run something while another task sleeps again and again."""
+    sleeper = asyncio.create_task(handler.sleep())
+    await asyncio.sleep(0)
+    await work
+    sleeper.cancel()
+    assert len(handler.begun) >= COUNT
+    assert len(handler.late) >= COUNT * COST / TURN / 3
+    assert max(handler.late) <= MOST
+
+
+async def read(messages: AsyncIterator[Any], handler: Handler, count: int = COUNT) -> None:
+    async for message in messages:
+        handler(message)
+        if len(handler.begun) >= count:
+            break
+
+
+@pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
+async def test_reading(kind: str) -> None:
+    handler = Handler()
+    async with reading(filled(COUNT)) as messages:
+        iterator: dict[str, AsyncIterator[Any]] = {
+            'body': messages,
+            'context': messages.messages(),
+            'batch': messages.batches(1),
+        }
+        await sleeping(handler, read(iterator[kind], handler))
+
+
+async def test_reading_in_other_contexts() -> None:
+    """As where a handler starts eager tasks: the loop has no turn then."""
+    handler = Handler()
+
+    def handle(message: object) -> None:
+        contextvars.copy_context().run(handler, message)
+
+    async with reading(filled(COUNT)) as messages:
+
+        async def run() -> None:
+            async for message in messages:
+                handle(message)
+                if len(handler.begun) == COUNT:
+                    break
+
+        await sleeping(handler, run())
+
+
+@pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
+async def test_filter_that_drops_everything(kind: str) -> None:
+    handler = Handler()
+
+    def extract(ctx: rbs.MessageCtx) -> str:
+        handler()
+        return 'wanted' if len(handler.begun) == COUNT else 'not wanted'
+
+    wanted = rbs.MessageFilter(extract, {'wanted'})
+    async with reading(filled(COUNT), filter=wanted) as messages:
+        iterator: dict[str, AsyncIterator[Any]] = {
+            'body': messages,
+            'context': messages.messages(),
+            'batch': messages.batches(),
+        }
+        await sleeping(handler, anext(iterator[kind]))
+
+
+@pytest.mark.parametrize('kind', ['generator', 'asynchronous generator', 'filter'])
+async def test_send_many(kind: str) -> None:
+    handler = Handler()
+
+    def generate() -> Iterator[int]:
+        for i in range(COUNT):
+            handler()
+            yield i
+
+    async def generate_async() -> AsyncIterator[int]:
+        for i in generate():
+            yield i
+
+    def extract(ctx: rbs.MessageCtx) -> str | None:
+        return handler()
+
+    source: Any = {
+        'generator': generate,
+        'asynchronous generator': generate_async,
+        'filter': lambda: list(range(COUNT)),
+    }[kind]()
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('test')
+        by_filter = extract if kind == 'filter' else None
+        async with client.publisher('test', filter_extract=by_filter) as publisher:
+            await sleeping(handler, publisher.send_many(source))
+        assert broker.messages('test') == list(range(COUNT))
+
+
+async def test_tasks_that_due_timers_wake_run_before_who_yields() -> None:
+    woken: list[str] = []
+
+    async def sleep() -> None:
+        await asyncio.sleep(COST)
+        woken.append('asleep')
+
+    async def time_out() -> None:
+        try:
+            async with asyncio.timeout(COST):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            woken.append('timed out')
+
+    tasks = [asyncio.create_task(item) for item in (sleep(), time_out())]
+    await asyncio.sleep(0)
+    end = time.monotonic() + 5 * COST
+    while time.monotonic() < end:
+        pass
+    await let_others_run()
+    assert sorted(woken) == ['asleep', 'timed out']
+    await asyncio.gather(*tasks)
