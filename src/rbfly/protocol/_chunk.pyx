@@ -33,7 +33,6 @@ from rbfly.error import ChunkError, FrameError
 cdef enum:
     HEADER = 48
     MAGIC = 0x50
-    BATCH_BIT = 0x80
     BATCH_HEADER = 11
 
 cdef uint32_t BATCH_MAX = _BATCH_MAX

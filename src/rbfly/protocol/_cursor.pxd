@@ -106,10 +106,8 @@ cdef class MessageCursor:
             return self.last
         return self._note_task()
 
-    # True if something of a kind is ready, or can be made so at once.
+    # True if something of a kind is ready, or can be made so at once; see `Turn`, too.
     cdef inline bint _has(self, int kind, Py_ssize_t limit) except -1:
-        if self.turn._is_over():
-            return False
         if kind == BODY and self.direct and self.chunk is not None and self.chunk.left:
             return True
         return self.held is not None or (

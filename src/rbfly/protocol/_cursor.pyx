@@ -360,7 +360,7 @@ cdef class MessageCursor:
         cdef PyObject *found
         cdef LastMessage last = self._last()
         cdef object owner
-        chunk._next(&p, &n)
+        chunk._next_message(&p, &n)
         owner = <object> chunk._owner()     # kept, whatever a finalizer does meanwhile
         self._note(last, chunk, owner, p, n)
         found = read_body(self.amqp, p, n)
@@ -404,7 +404,7 @@ cdef class MessageCursor:
         cdef MessageCtx ctx
         cdef object owner
         while chunk.left:
-            chunk._next(&p, &n)
+            chunk._next_message(&p, &n)
             owner = <object> chunk._owner()     # kept, whatever the filter does
             offset = chunk.next_offset - 1
             try:

@@ -164,10 +164,12 @@ cdef int fail(Ready ready) except -1:
 
 
 cdef object give(object ready):
-    # what it gives for the first time, itself if nothing has arrived
+    # what it gives for the first time, itself if nothing has arrived or it is the turn of others
     cdef int kind = (<Ready> ready).kind
-    if kind < SPENT and (
-        (<SubscriptionBase> (<Ready> ready).source).cursor._has(kind, (<Ready> ready).limit)
+    if (
+        kind < SPENT
+        and not (<SubscriptionBase> (<Ready> ready).source).cursor.turn._is_over()
+        and (<SubscriptionBase> (<Ready> ready).source).cursor._has(kind, (<Ready> ready).limit)
     ):
         (<Ready> ready).kind = SPENT
         if kind == BODY and (<SubscriptionBase> (<Ready> ready).source).cursor.direct:

@@ -17,9 +17,9 @@ from ._sending import PublisherCore, SemaphoreState
 from .types import AMQPBody, MessageCtx
 
 __all__ = [
+    'TURN',
     'Confirmation',
     'Failures',
-    'TURN',
     'WindowSemaphore',
     'deadline',
     'in_time',
