@@ -121,7 +121,8 @@ cdef class MessageCursor:
     """Takes messages from a :class:`ChunkQueue`, one after the other.
 
     :param driver: has `check_loop`, called in each step of a task before anything is taken, which
-        raises in another event loop than its own; `on_chunk_consumed`, called when the last message of a chunk was given;
+        raises in another event loop than its own; `on_chunk_consumed`, called when the last message
+        of a chunk was given;
         `on_progress`, called when messages up to the offset given to `notify_at` are done with;
         `on_replaced`, called when a chunk is of another stream than those before, which raises;
         `on_probed`, called when the first chunk was reported: subscribe again; and the coroutine
@@ -396,7 +397,7 @@ cdef class MessageCursor:
         return None
 
     cdef MessageCtx _wanted(self):
-        """The next message of the chunk at hand that is wanted; None at the end of it or the turn."""
+        """The next message of the chunk at hand that is wanted; None where it or the turn ends."""
         cdef Chunk chunk = self.chunk
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
@@ -578,7 +579,7 @@ cdef class MessageCursor:
     # -- iteration
 
     def advance(self, int kind=BODY, Py_ssize_t limit=NO_LIMIT):
-        """Make something of a kind ready to be taken: false if nothing has arrived or the turn ends.
+        """Make something of a kind ready to be taken; false if none has arrived or the turn ends.
 
         :raises ChunkError: a chunk is damaged; it is left behind.
         :raises AMQPDecoderError: a message is not AMQP 1.0; the next call goes on behind it.

@@ -104,9 +104,6 @@ cdef class FrameBuilder:
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1
     cdef int _enter(self) except -1
     cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead
-    cdef uint64_t _append_entry(
-        self, object message, PendingConfirms waiter, bint explicit
-    ) except? 0xdead
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
     cdef int _give_id(self, uint64_t id) except -1

@@ -260,60 +260,50 @@ cdef class FrameBuilder:
     # -- appending
 
     cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead:
-        cdef bint explicit
-        self._enter()
-        try:
-            explicit = (
-                type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id
-            )
-            if self.sub_entry is not None and not explicit:
-                return self._append_to_sub_entry(message, waiter)
-            return self._append_entry(message, waiter, explicit)
-        finally:
-            self.busy = False
-
-    @cython.final
-    cdef uint64_t _append_entry(
-        self, object message, PendingConfirms waiter, bint explicit
-    ) except? 0xdead:
         cdef uint64_t id = self.next_id
         cdef Py_ssize_t start
         cdef object value = None
         cdef bint disorder = False
-        if explicit:
-            if self.sub_entry is not None:
-                self._close_sub_entry(out_size(&self.sub_entry.out))
-            id = (<MessageCtx> message)._publish_id
-            disorder = self._check_explicit(id)
-        elif self.has_last and id == self.last_id:
-            raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
-        if self.tail - self.head > self.mask:
-            self._grow_ring()
-        if self.filter_extract is not None:
-            value = self._filter_value(message)
-        if self.open is None:
-            self._open_frame()
-        start = out_size(&self.out)
+        self._enter()
         try:
-            self._put_entry(id, message, value)
-        except BaseException:
-            self.out.p = self.out.start + start
-            trim(&self.out)
-            raise
-        if out_size(&self.out) - 4 > self.frame_max:
-            self._move_entry(start)
-            start = PREFIX
-        self.bytes_encoded += <uint64_t> (out_size(&self.out) - start)
-        self._add_simple(id, start, waiter, <uint32_t> waiter.count)
-        self.queued += 1
-        waiter.count += 1
-        waiter.remaining += 1
-        if disorder:
-            self.unsorted = True
-        self._give_id(id)
-        if self.open.count >= self.frame_entries:
-            self._finish_frame()
-        return id
+            if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+                if self.sub_entry is not None:
+                    self._close_sub_entry(out_size(&self.sub_entry.out))
+                id = (<MessageCtx> message)._publish_id
+                disorder = self._check_explicit(id)
+            elif self.sub_entry is not None:
+                return self._append_to_sub_entry(message, waiter)
+            elif self.has_last and id == self.last_id:
+                raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
+            if self.tail - self.head > self.mask:
+                self._grow_ring()
+            if self.filter_extract is not None:
+                value = self._filter_value(message)
+            if self.open is None:
+                self._open_frame()
+            start = out_size(&self.out)
+            try:
+                self._put_entry(id, message, value)
+            except BaseException:
+                self.out.p = self.out.start + start
+                trim(&self.out)
+                raise
+            if out_size(&self.out) - 4 > self.frame_max:
+                self._move_entry(start)
+                start = PREFIX
+            self.bytes_encoded += <uint64_t> (out_size(&self.out) - start)
+            self._add_simple(id, start, waiter, <uint32_t> waiter.count)
+            self.queued += 1
+            waiter.count += 1
+            waiter.remaining += 1
+            if disorder:
+                self.unsorted = True
+            self._give_id(id)
+            if self.open.count >= self.frame_entries:
+                self._finish_frame()
+            return id
+        finally:
+            self.busy = False
 
     cdef int _give_id(self, uint64_t id) except -1:
         if self.batch_ids is not None:
