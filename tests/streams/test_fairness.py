@@ -125,19 +125,19 @@ async def test_send_many(kind: str) -> None:
         for i in generate():
             yield i
 
-    def extract(ctx: rbs.MessageCtx) -> str | None:
-        return handler()
+    def extract(ctx: rbs.MessageCtx) -> None:
+        handler()
 
-    source: Any = {
-        'generator': generate,
-        'asynchronous generator': generate_async,
-        'filter': lambda: list(range(COUNT)),
-    }[kind]()
+    sources: dict[str, Any] = {
+        'generator': generate(),
+        'asynchronous generator': generate_async(),
+        'filter': list(range(COUNT)),
+    }
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('test')
         by_filter = extract if kind == 'filter' else None
         async with client.publisher('test', filter_extract=by_filter) as publisher:
-            await sleeping(handler, publisher.send_many(source))
+            await sleeping(handler, publisher.send_many(sources[kind]))
         assert broker.messages('test') == list(range(COUNT))
 
 

@@ -13,6 +13,7 @@ import uvloop
 import rbfly.streams as rbs
 from rbfly.protocol._iteration import MessageIterator
 from rbfly.streams.error import EventLoopError
+from rbfly.streams.publisher import BasePublisher
 from rbfly.streams.waiting import Confirmation
 from rbfly.testing import StreamBroker
 
@@ -217,8 +218,8 @@ async def touch(owned: Any) -> None:
 
 def state(client: rbs.StreamsClient, owned: Any) -> object:
     """What a use would have changed."""
-    found: list[object] = [client._users, client._names, client._cluster.generation]
-    if isinstance(owned, tuple(PUBLISHERS)):
+    found: list[object] = [client._users, {*client._names}, client._cluster.generation]
+    if isinstance(owned, BasePublisher):
         found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
     if isinstance(owned, rbs.Subscription):
         cursor = owned._driver.cursor
