@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key, ResponseCode
+from rbfly.streams import consuming
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
 from tests.stream_wire import split_frames
@@ -285,6 +287,8 @@ serving = precondition(lambda self: any(peer.held for peer in self.open_peers))
 class Walk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self.turns = pytest.MonkeyPatch()
+        self.turns.setattr(consuming, 'TURN', math.inf)  # real time would change the walk
         self.states: dict[Link, State] = {}
         self.raised: list[BaseException] = []
         self.users: list[User] = []
@@ -636,6 +640,7 @@ class Walk(RuleBasedStateMachine):
         try:
             self.finish()
         finally:
+            self.turns.undo()
             if not self.loop.is_closed():
                 self.loop.close()
 

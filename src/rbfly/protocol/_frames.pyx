@@ -187,11 +187,9 @@ cdef class FrameBuilder:
         cdef uint64_t full = self.bytes_encoded + RUN_BYTES
         cdef uint64_t end = waiter.count + <uint64_t> limit
         cdef Py_ssize_t left = limit
-        # What may take its time is timed for each message.
+        # Code of the user may take its time at each message, and compressing at each sub-entry.
         cdef bint timed = turn is not None and (
-            type(iterator) not in PLAIN_ITERATORS
-            or self.filter_extract is not None
-            or self.sub_entry is not None and self.sub_entry.compress is not None
+            type(iterator) not in PLAIN_ITERATORS or self.filter_extract is not None
         )
         if limit <= 0:
             return True
@@ -201,7 +199,11 @@ cdef class FrameBuilder:
                 self._append(message, waiter)
                 if left == 0 or self.bytes_encoded >= full:
                     return True
-                if (timed or turn is not None and not is_plain(message)) and turn._is_over():
+                if turn is not None and (
+                    timed
+                    or self.sub_entry is None and not is_plain(message)
+                    or self.sub_entry is not None and self.sub_entry.count == self.sub_entry.limit
+                ) and turn._is_over():
                     return True
         except BaseException:
             if end - waiter.count > <uint64_t> left:
