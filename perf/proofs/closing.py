@@ -150,12 +150,10 @@ class Cancelling(Activity):
     async def call(self, publisher: rbs.Publisher) -> bool:
         """Call `send_many` once; false if the publisher may be unusable afterwards."""
         taken: list[int] = []
-        progress = rbs.SendProgress()  # type: ignore[attr-defined,unused-ignore]
+        progress = rbs.SendProgress()
         async with aclosing(self.source(taken)) as source:  # type: ignore[type-var]
             timeout = self.random.choice((CONFIRM, CONFIRM, 0.01))
-            call = asyncio.create_task(
-                publisher.send_many(source, timeout, progress=progress)  # type: ignore[call-arg,unused-ignore]
-            )
+            call = asyncio.create_task(publisher.send_many(source, timeout, progress=progress))
             if self.random.random() < 0.7:
                 await asyncio.sleep(self.random.choice((0, self.random.uniform(0, 0.03))))
                 call.cancel()

@@ -86,10 +86,11 @@ class History:
         self.source.choice([self.cut, self.move])()
 
     def send_again(self) -> None:
-        """A chunk comes twice on one connection."""
+        """The broker sends a chunk again on the same connection, within the credit."""
         for reader in self.stream.readers:
             sent = self.stream.chunks[: reader.at]
-            if reader.live and sent and not reader.peer.transport.is_closing():
+            if reader.live and sent and reader.credit and not reader.peer.transport.is_closing():
+                reader.credit -= 1
                 reader.peer.send(wire.deliver(reader.id, self.source.choice(sent)[1]))
 
     def lag(self) -> None:

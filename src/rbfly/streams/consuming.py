@@ -225,9 +225,9 @@ class SubscriptionDriver:
         :param subscription: is kept until then.
         """
         cursor = self.cursor
+        self._cluster.check_loop()
         if self._waiting:
             raise SubscriptionError(f'{subscription!r} is being iterated by another task')
-        self._cluster.check_loop()
         self._waiting = True
         until: float | None = None
         woken = True
