@@ -6,6 +6,8 @@ from libc.stdint cimport uint64_t
 cdef enum:
     WINDOW = 100_000_000            # nanoseconds between two measurements of the rate
     SHORTEST = 1_000_000            # that are enough for one
+    CHEAP = 1_000                   # nanoseconds of a message
+    EVERY = 16                       # cheap messages between two checks
 
 cdef double RATE = 1                # ticks of a nanosecond
 cdef bint measured = False
@@ -46,9 +48,24 @@ cdef class Turn:
         measure()
         limit = self.seconds * 1e9 * RATE
         self.limit = <uint64_t> limit if limit < 1e18 else 0xffffffffffffffff
-        self.since = rbfly_ticks()
+        self.cheap = <uint64_t> (CHEAP * RATE)
+        self.every = 1
+        self.skip = 0
+        self.since = self.checked = rbfly_ticks()
+
+    cdef bint _check(self) noexcept:
+        cdef uint64_t now = rbfly_ticks()
+        if now - self.since > self.limit:
+            return True
+        if now - self.checked < self.every * self.cheap:
+            self.every = min(2 * self.every, EVERY)
+        else:
+            self.every = 1
+        self.skip = self.every - 1
+        self.checked = now
+        return False
 
     @property
     def is_over(self):
-        """True if it is the turn of others (bool)."""
-        return self._is_over()
+        """True if other tasks should run now (bool)."""
+        return self._check()

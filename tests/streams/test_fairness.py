@@ -94,6 +94,27 @@ async def test_reading_in_other_contexts() -> None:
         await sleeping(handler, run())
 
 
+async def test_messages_that_become_slow() -> None:
+    """Some slow messages pass before a turn of cheap ones looks at the clock again."""
+    handler = Handler()
+    cheap = 2000
+
+    async def run() -> None:
+        seen = 0
+        async for _ in messages:
+            seen += 1
+            if seen > cheap:
+                handler()
+            if len(handler.begun) == COUNT:
+                break
+
+    async with reading(filled(cheap + COUNT)) as messages:
+        sleeper = asyncio.create_task(handler.sleep())
+        await run()
+        sleeper.cancel()
+    assert max(handler.late) <= MOST + 16
+
+
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
 async def test_filter_that_drops_everything(kind: str) -> None:
     handler = Handler()

@@ -33,6 +33,7 @@ from rbfly.error import ChunkError, FrameError
 cdef enum:
     HEADER = 48
     MAGIC = 0x50
+    BATCH_BIT = 0x80        # of an entry's first byte: it is a sub-entry batch
     BATCH_HEADER = 11
 
 cdef uint32_t BATCH_MAX = _BATCH_MAX

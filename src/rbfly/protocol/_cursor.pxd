@@ -82,7 +82,7 @@ cdef class MessageCursor:
     cdef int _fill(self, MessageBatch batch, Py_ssize_t limit) except -1
     cdef Py_ssize_t _fill_run(self, MessageBatch batch, Py_ssize_t limit) except -1
     cdef int _note(
-        self, LastMessage last, Chunk chunk, object owner, const uint8_t *p, Py_ssize_t n
+        self, LastMessage last, Chunk chunk, const uint8_t *p, Py_ssize_t n
     ) except -1
     cdef int _note_made(self, LastMessage last, object made, uint64_t offset) except -1
     cdef int _check_loop(self) except -1

@@ -358,13 +358,18 @@ cdef class MessageCursor:
         cdef Chunk chunk = self.chunk
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
+        cdef Py_ssize_t head
         cdef PyObject *found
         cdef LastMessage last = self._last()
-        cdef object owner
+        cdef object _owner
         chunk._next_message(&p, &n)
-        owner = <object> chunk._owner()     # kept, whatever a finalizer does meanwhile
-        self._note(last, chunk, owner, p, n)
-        found = read_body(self.amqp, p, n)
+        self._note(last, chunk, p, n)
+        head = data_head(p, n) if self.amqp else 0
+        if head or not self.amqp:
+            found = rbfly_bytes(p + head, n - head)
+        else:
+            _owner = <object> chunk._owner()    # keep it: a finalizer may read on meanwhile
+            found = read_body(True, p, n)
         if found is NULL:
             return self._undecodable_body(chunk, p, n)
         return rbfly_steal(found)
@@ -533,11 +538,12 @@ cdef class MessageCursor:
     # -- the message that a task got last
 
     cdef int _note(
-        self, LastMessage last, Chunk chunk, object owner, const uint8_t *p, Py_ssize_t n
+        self, LastMessage last, Chunk chunk, const uint8_t *p, Py_ssize_t n
     ) except -1:
         """The message of a chunk that was read last is given."""
-        if last.owner is not owner:
-            last.owner = owner
+        cdef PyObject *owner = chunk._owner()
+        if <PyObject *> last.owner != owner:
+            last.owner = <object> owner
         if last.made is not None:
             last.made = None
         last.message = p
