@@ -31,8 +31,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     # the standard library: its inventory is not at hand without a network
     (
-        'py:class',
-        r'(_asyncio|collections\.abc|datetime|ssl|tls|uuid)\..*|AbstractAsyncContextManager',
+        'py:(class|func)',
+        r'(_?asyncio|collections\.abc|datetime|ssl|tls|uuid)\..*|AbstractAsyncContextManager',
     ),
     ('py:class', r'(rbfly\.streams\.decorator\.)?[FP]'),  # type variables
     # what `get_protocol` returns is for tests and diagnosis, without a page of its own
