@@ -41,7 +41,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 
 def discard_output() -> None:
-    """Nobody reads it any more, as behind `| head`; what is buffered is written at the exit."""
+    """Redirect stdout after its reader has gone (`| head`): Python flushes buffers at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -62,12 +62,12 @@ def check_stream(stream: str) -> None:
 def check_folder(stream: str, vhosts: Sequence[str]) -> None:
     """Check that a broker's file system can hold a stream of this name.
 
-    :param vhosts: virtual hosts that the stream may be in.
+    :param vhosts: virtual hosts that may contain the stream.
     :raises ArgumentError: the name is too long.
     """
     # A node keeps a stream in the folder `VHOST_NAME_TIME`, each other character than [A-Za-z0-9-]
-    # replaced by one `_`.  Where the file system refuses its name, RabbitMQ (4.0.5, 4.3.6) tries
-    # for ever, also when the stream is deleted: a core is busy, and no leader comes.
+    # replaced by one `_`.  If the file system refuses that name, RabbitMQ (4.0.5, 4.3.6)
+    # retries forever, even after the stream is deleted: one core stays busy, and no leader appears.
     vhost = min(vhosts, key=len)
     limit = FOLDER_MAX - len(vhost) - len('__') - TIME_DIGITS
     if len(stream) > limit:

@@ -1,8 +1,8 @@
 """Errors of the package; a leaf that every floor may import.
 
-Everything raised on purpose is a :class:`RbFlyError`.  Three families stand below it: wrong use
-of the API, a value or bytes that AMQP 1.0 does not allow, and what a broker or the network
-answered.  Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
+Everything raised on purpose is a :class:`RbFlyError`.  There are three families: wrong use of the
+API, values or bytes that AMQP 1.0 does not allow, and failures of a broker or the network.
+Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
 """
 
 import copy
@@ -53,15 +53,15 @@ E = TypeVar('E', bound=Exception)
 
 
 class SendProgress:
-    """What became of each message that a call of `send_many` took.
+    """The outcome of each message that a call of `send_many` took from its iterator.
 
-    Errors of `send_many` have one in their attribute `progress`.  One that is given to `send_many`
-    is filled in when the call ends, however it ends.  Messages are numbered from 0, in the order in
-    which they were taken; those that are neither in `refused` nor in `unknown` are confirmed.
+    Errors of `send_many` have one in their attribute `progress`.  `send_many(progress=...)` fills
+    one in when the call ends, however it ends.  Messages are numbered from 0, in the order in which
+    the call took them; those that are neither in `refused` nor in `unknown` are confirmed.
 
-    :ivar taken: how many messages were taken (int).
+    :ivar taken: number of messages taken (int).
     :ivar refused: numbers of the messages that are not stored, ascending (list[int]): the broker
-        refused them, they could not be encoded, or they were given up before they were sent.
+        refused them, they could not be encoded, or the publisher gave up before it sent them.
     :ivar unknown: numbers of the messages that may be stored, ascending (list[int]): the broker has
         not confirmed them.
     """
@@ -70,11 +70,11 @@ class SendProgress:
         self.taken = 0
         self.refused: list[int] = []
         self.unknown: list[int] = []
-        self._sending: Any = None  # what still waits for confirms of unknown messages
+        self._sending: Any = None  # the call, while confirms of unknown messages may arrive
 
     @property
     def confirmed(self) -> int:
-        """How many messages are confirmed."""
+        """Number of confirmed messages."""
         return self.taken - len(self.refused) - len(self.unknown)
 
     @property
@@ -85,9 +85,10 @@ class SendProgress:
     async def wait(self) -> None:
         """Wait for the outcome of the unknown messages, then update the attributes.
 
-        After a timeout or a cancellation the publisher still sends the unknown messages and
-        receives their confirms.  Messages that are unknown after `wait` stay so: the publisher gave
-        them up, because it was closed, or its stream or connection was lost for good.
+        After a timeout or a cancellation, the publisher continues to send the unknown messages and
+        to receive their confirms.  Messages that are unknown after `wait` remain unknown: the
+        publisher gave up on them, because it was closed, its stream was deleted, or it could not
+        reconnect.
 
         :raises EventLoopError: the publisher belongs to another event loop.
         """
@@ -107,11 +108,12 @@ class SendProgress:
 class RbFlyError(Exception):
     """Base of every error that RbFly raises on purpose.
 
-    :ivar index: which of the messages given to `send_many` it is about, counted from 0; else None.
-    :ivar progress: what became of the messages given to `send_many` (:class:`SendProgress`); None
-        for errors of other calls.
-    :ivar retriable: the same may work some time later (bool).
-    :ivar code: response code of the broker (int), of a :class:`ProtocolError`; else None.
+    :ivar index: number, from 0, of the `send_many` message that the error is about (int); None if
+        it is about no single message, or another call raised it.
+    :ivar progress: outcome of the messages of `send_many` (:class:`SendProgress`); None for errors
+        of other calls.
+    :ivar retriable: the same call may succeed later (bool).
+    :ivar code: response code of the broker (int) for a :class:`ProtocolError`; else None.
     """
 
     index: int | None = None
@@ -134,16 +136,16 @@ def _restore(kind: type[RbFlyError], args: tuple[Any, ...]) -> RbFlyError:
 
 
 class RbFlyBufferError(RbFlyError):
-    """The buffer given to :func:`rbfly.amqp.encode_amqp` is too small for the message."""
+    """The buffer passed to :func:`rbfly.amqp.encode_amqp` is too small for the message."""
 
 
 class MessageContextError(RbFlyError, LookupError):
-    """There is no such message: this task, or this subscription, has received none, or the last
-    one from another stream."""
+    """There is no such message: this task or subscription has not received one, or the task
+    received its last message from another stream."""
 
 
 class MessageTypeError(RbFlyError, TypeError):
-    """A body of another type than what was asked for needs."""
+    """The body of the message has the wrong type for this access."""
 
 
 class AMQPError(RbFlyError):
@@ -203,7 +205,7 @@ class ProtocolError(RbFlyError):
     """
 
     code: int
-    command: Key | None = None  # that the broker refused
+    command: Key | None = None  # the request that the broker refused
 
     def __init__(self, code: int, detail: str = '') -> None:
         self.code = code
@@ -239,10 +241,10 @@ class PublishError(ProtocolError):
     """The broker did not store a message.
 
     :ivar publish_id: publishing id of the message (int); of the first one, if several.
-    :ivar errors: `(publish_id, code)` of every message that one wait was for
+    :ivar errors: publishing id and code of every message that failed in the call
         (list of :class:`PublishErrorInfo`).
-    :ivar total: how many messages failed (int); more than `errors` lists where `close` raises this
-        for more than 1,000 messages of `submit`.
+    :ivar total: number of messages that failed (int).  `close` lists at most 1,000 failures of
+        `submit` in `errors`; `total` counts all of them.
     """
 
     def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
@@ -266,7 +268,7 @@ class ArgumentOverflowError(RbFlyError, OverflowError):
 
 
 class PublisherError(RbFlyError):
-    """A publisher was used wrongly, e.g. when it was closed."""
+    """A publisher was used wrongly, e.g. after it was closed."""
 
 
 class MessageTooLarge(PublisherError, ValueError):
@@ -274,20 +276,21 @@ class MessageTooLarge(PublisherError, ValueError):
 
 
 class SubscriptionError(RbFlyError):
-    """A subscription was used wrongly: closed, iterated by two tasks at once, or started from a
-    stored offset behind which no message can lie."""
+    """A subscription was used wrongly: two tasks iterated it at once, or it was started from a
+    stored offset that no message can follow."""
 
 
 class EventLoopError(RbFlyError, RuntimeError):
-    """Use in another event loop, thread or process than the one it belongs to, which goes on.
+    """An object was used outside the event loop, thread or process that it belongs to.
 
-    Another thread calls :func:`asyncio.run_coroutine_threadsafe`; another event loop or process
-    makes a client of its own.
+    The call changed nothing, and the object remains usable in its own event loop.  From another
+    thread, call :func:`asyncio.run_coroutine_threadsafe`; in another event loop or process, make
+    another client.
     """
 
 
 def wrong_loop(owned: object) -> EventLoopError:
-    """The error of something that another event loop, thread or process uses."""
+    """The error of using `owned` outside its event loop, thread or process."""
     return EventLoopError(
         f'{owned} belongs to another event loop: from another thread, use'
         ' asyncio.run_coroutine_threadsafe(); in another event loop or process, make another client'
@@ -295,17 +298,17 @@ def wrong_loop(owned: object) -> EventLoopError:
 
 
 class URIError(ArgumentError):
-    """A broker URI that cannot be understood."""
+    """A broker URI is malformed."""
 
 
 class StreamConnectionError(RbFlyError, ConnectionError):
-    """No connection to a broker, or it was lost."""
+    """The client could not connect to a broker, or lost the connection."""
 
     retriable = True
 
 
 class TLSError(StreamConnectionError):
-    """TLS could not be agreed on, e.g. the broker's certificate is not trusted."""
+    """The TLS handshake failed, e.g. because the broker's certificate is not trusted."""
 
     retriable = False
 
@@ -329,19 +332,21 @@ class ConnectTimeout(StreamConnectionError, TimeoutError):
 
 
 class RequestTimeout(StreamConnectionError, TimeoutError):
-    """No answer to a request in time: `request_timeout`, or more for creating and deleting."""
+    """The broker did not answer a request within `request_timeout`; creating and deleting a stream
+    may take longer."""
 
 
 class MessageTimeout(RbFlyError, TimeoutError):
-    """No message within the `timeout` of a subscription; its iteration can go on."""
+    """No message arrived within the `timeout` of a subscription; the iteration can continue."""
 
 
 class ConfirmTimeout(RbFlyError, TimeoutError):
-    """No confirm in time; the message may still be stored.
+    """The broker did not confirm a message in time; it may still be stored.
 
-    :ivar unconfirmed: how many messages were sent but not confirmed when `close` of a publisher
-        gave up (int); they may be stored.  0 where another method raised this.
-    :ivar unsent: how many messages never left then (int); they are not stored.
+    :ivar unconfirmed: number of messages that were sent but not confirmed when `close` of a
+        publisher gave up (int); they may be stored.  0 if another method raised this error.
+    :ivar unsent: number of messages that `close` did not send (int); they are not stored.  0 if
+        another method raised this error.
     """
 
     unconfirmed: int = 0
@@ -349,7 +354,7 @@ class ConfirmTimeout(RbFlyError, TimeoutError):
 
 
 class RoomTimeout(ConfirmTimeout):
-    """No room in the publisher's window in time; the message was not sent and has no id."""
+    """The publisher's window had no room in time; the message was not sent and has no id."""
 
 
 _BY_CODE: dict[int, type[ProtocolError]] = {
@@ -376,14 +381,14 @@ def protocol_error(
 
 
 def twin(error: E) -> E:
-    """The same error for one who raises it: others do so, too, and each adds a traceback."""
+    """A copy of an error that several callers raise, so that each has its own traceback."""
     found = copy.copy(error)
     found.__cause__ = error.__cause__
     return found
 
 
 def without_frames(error: E) -> E:
-    """An error that was dealt with: no cycles, for the frames lead to who keeps it."""
+    """Drop the tracebacks of an error: their frames would form reference cycles with its holder."""
     if error.__cause__ is not None:
         error.__cause__.with_traceback(None)
     return error.with_traceback(None)

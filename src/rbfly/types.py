@@ -1,9 +1,9 @@
 """Types of values that AMQP 1.0 messages consist of: aliases for type checkers, and classes for the
 AMQP types that Python lacks.
 
-A `datetime` is sent as an AMQP timestamp, which counts milliseconds from 1970 in UTC.  A naive one,
-without `tzinfo`, is taken as UTC, not as local time.  Microseconds are rounded down to
-milliseconds, before 1970 as after.  It is received as an aware `datetime` in UTC.
+A `datetime` is sent as an AMQP timestamp, which counts milliseconds from 1970 in UTC.  RbFly treats
+a naive one, without `tzinfo`, as UTC, not as local time.  It rounds microseconds down to
+milliseconds, also before 1970.  A subscription returns an aware `datetime` in UTC.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What tells a stream created anew from the old one: the last chunk that was read comes again."""
+"""What tells a stream created again from the old one: the last chunk that was read comes again."""
 
 from typing import Any
 

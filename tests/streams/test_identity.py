@@ -1,4 +1,4 @@
-"""A stream that was deleted and created anew is told from the old one, and read from its start.
+"""A stream that was deleted and created again is told from the old one, and read from its start.
 
 On a real broker, and on the scripted one what that shows seldom; what decides is in
 `tests/protocol/test_last_chunk.py`.
@@ -72,7 +72,7 @@ async def test_messages_of_a_stream_created_anew(
     async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages:
         assert await take(messages, old) == list(range(old))
         await anew(client, stream, list(range(1000, 1000 + new)), lost)
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, new) == list(range(1000, 1000 + new))
         assert rbs.get_message_ctx().stream_offset == new - 1
@@ -89,7 +89,7 @@ async def test_stream_created_anew_at_next(
         await publish(client, stream, list(range(read)), single=True)
         assert await take(messages, read) == list(range(read))
         await anew(client, stream, list(range(1000, 1030)), lost)
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, 30) == list(range(1000, 1030))
 
@@ -119,7 +119,7 @@ async def test_stream_created_anew_behind_a_stored_offset(
         await waited(messages, delivered=False)
         await asyncio.sleep(0.1)
         await anew(client, stream, list(range(1000, 1010)))
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, 10) == list(range(1000, 1010))
 
@@ -159,7 +159,7 @@ async def test_new_stream_has_no_chunk_where_the_last_one_lay() -> None:
         stream.append(b'a', b'b', b'c')
         stream.skip()
         stream.append(b'd')
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, 4) == [b'a', b'b', b'c', b'd']
 
@@ -186,7 +186,7 @@ async def test_old_broker_that_does_not_tell_how_far_its_stream_goes(new: int) -
         await until(lambda: len(stream.readers) == 2, 'subscribed again')
         for i in range(new):
             stream.append(b'new%d' % i)
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await waiting
         assert await take(messages, new) == [b'new%d' % i for i in range(new)]
 
@@ -206,7 +206,7 @@ async def test_stream_created_anew_read_through_a_filter(new: int) -> None:
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: len(stream.readers) == 2, 'subscribed again')
         stream.append(b'new9')
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await waiting
         expected = [b'new1'] if new == 2 else [b'new1', b'new3', b'new7']
         assert await take(messages, len(expected) + 1) == [*expected, b'new9']

@@ -2,7 +2,7 @@
 
 Chunks are written, and removed by retention; offsets are used up by chunks that are not delivered;
 connections are cut, the stream moves, replicas lag behind and catch up, and now and then the stream
-is deleted and created anew.  No message of the last stream is skipped, none is given twice, and
+is deleted and created again.  No message of the last stream is skipped, none is given twice, and
 none of a stream before it is left out between others.
 """
 

@@ -48,7 +48,7 @@ def default(connection: Peer, request: Frame) -> None:
 
 
 def moved(connection: Peer, request: Frame) -> None:
-    """The stream has left the node."""
+    """The stream is no longer available on the node."""
     connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
 
 

@@ -418,7 +418,7 @@ async def test_deleted_stream_ends_it() -> None:
                 await anext(messages)
 
 
-# -- streams that were deleted and created anew
+# -- streams that were deleted and created again
 
 
 @pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
@@ -441,7 +441,7 @@ async def test_stream_created_anew_while_disconnected(kind: str) -> None:
         await subscribed(stream, 2)
         assert stream.reader.spec == (fake_stream.FIRST, 0)  # there is nothing
         stream.append(b'new0')
-        with pytest.raises(StreamDoesNotExist, match="'test' was deleted and created anew"):
+        with pytest.raises(StreamDoesNotExist, match="'test' was deleted and created again"):
             await waiting
         stream.append(b'new1')
         assert await take(messages, 2) == [b'new0', b'new1']
@@ -469,7 +469,7 @@ async def test_stream_created_anew_before_the_first_message_at_next(new: int) ->
         await subscribed(stream, 2)
         for _ in range(1 - new):
             stream.append(b'new0', b'new1')
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await waiting
         assert await take(messages, 2) == [b'new0', b'new1']
 

@@ -87,7 +87,7 @@ async def test_stream_created_anew_that_nobody_has_told_of() -> None:
         stream.create_anew()
         for i in range(6):
             stream.append(b'new%d' % i)
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await anext(messages) == b'new0'
 

@@ -280,7 +280,7 @@ async def test_stream_that_got_shorter_is_another_one(
             memory.create_stream('orders')
             for i in range(new):
                 memory.publish('orders', 1000 + i)
-        with pytest.raises(StreamDoesNotExist, match='created anew'):
+        with pytest.raises(StreamDoesNotExist, match='created again'):
             await waiting
         memory.publish('orders', END)
         found = [await anext(messages)]

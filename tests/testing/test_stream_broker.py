@@ -111,9 +111,9 @@ async def test_many_at_once() -> None:
 
 
 async def test_runs_once(memory: StreamBroker) -> None:
-    with pytest.raises(EventLoopError, match='runs already'):
+    with pytest.raises(EventLoopError, match='is already running'):
         await memory.__aenter__()
-    with pytest.raises(EventLoopError, match='runs already'):
+    with pytest.raises(EventLoopError, match='is already running'):
         memory.start()
 
 

@@ -21,8 +21,8 @@ def can_wait(kind: type[BaseException] | None) -> bool:
 class CloseTimeout:
     """Limits how long a client waits without progress while it closes.
 
-    A close that gives up leaves a tenth of its time to the next one.  So nested closes behind a
-    dead broker take little longer than one, and a publisher on a node that still answers can
+    A close that gives up leaves a tenth of its time to the next one.  So nested closes with a dead
+    broker take little longer than one close, and a publisher on a node that still answers can
     finish.  Progress restores the full time.
 
     :param timeout: seconds; None or 0 for no limit.
@@ -35,7 +35,7 @@ class CloseTimeout:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[Callable[[], None]]:
-        """Limit one close; gives a function to call at each progress.
+        """Limit one close; yields a function to call whenever the close makes progress.
 
         :raises TimeoutError: the close made no progress for too long.
         """

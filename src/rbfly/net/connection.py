@@ -102,7 +102,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.server_properties: dict[str, str] = {}
         self.error: StreamConnectionError | None = None
         self.paused = False
-        self._writable = asyncio.Event()  # not paused, or ended
+        self._writable = asyncio.Event()  # set unless paused; set once ended
         self._writable.set()
         self.publisher_ids = set(range(IDS))
         self.subscription_ids = set(range(IDS))
@@ -288,7 +288,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         for future in waiting:
             if not future.done():
                 future.set_exception(twin(error))
-                future.exception()  # seen: nobody may be waiting any more
+                future.exception()  # retrieved: the caller may have stopped waiting
         call_each(self._loop, [link.on_lost for link in self.links], error)
 
     # -- asyncio protocol
@@ -337,7 +337,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._transport.write(data)
 
     async def wait_writable(self) -> bool:
-        """Wait until the transport takes more; false if the connection has ended."""
+        """Wait until the transport accepts data; false if the connection has ended."""
         while self.paused and self.is_open:
             await self._writable.wait()
         return self.is_open
@@ -404,9 +404,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return future
 
     def undeclare(self, role: Role, id: int, command: Command[Any]) -> asyncio.Future[bytes]:
-        """Remove a publisher or a subscription; its id is free once the broker has answered.
+        """Remove a publisher or a subscription; its id can be reused once the broker has answered.
 
-        Until then the broker may send frames with that id, even after the request timed out.
+        Until then, the broker may send frames with that id, even after the request timed out.
         """
         answer = self.send_request(command)
         self._leased[self.requests % 2**32] = role, id
@@ -437,7 +437,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self.abort(error)
         else:
             future.set_exception(error)
-            future.exception()  # seen: nobody may be waiting any more
+            future.exception()  # retrieved: the caller may have stopped waiting
 
     @property
     def has_unconfirmed(self) -> bool:

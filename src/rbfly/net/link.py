@@ -343,7 +343,9 @@ class Link:
             self.lose(self._has_moved())
 
     def _has_moved(self) -> StreamConnectionError:
-        return StreamConnectionError(f'stream {self._driver.stream!r} has left the node')
+        return StreamConnectionError(
+            f'stream {self._driver.stream!r} is no longer available on this node'
+        )
 
     def on_resume(self) -> None:
         """The connection takes more again."""

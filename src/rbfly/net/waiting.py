@@ -1,4 +1,4 @@
-"""Waiting for a future that others own."""
+"""Waiting for a future that other tasks own."""
 
 import asyncio
 from typing import Any

@@ -1,6 +1,6 @@
 """What the identity of a stream is.
 
-A stream that was deleted and created anew has the name of the old one, and offsets from 0 on again.
+A stream that was deleted and created again has the name of the old one, and offsets from 0 on.
 It is told by the chunk that was read last, which is asked for again wherever a subscription is made
 again, also where nothing was read yet.
 """
@@ -18,7 +18,7 @@ cdef class LastChunk:
     """The chunk that was read last: what a stream is told by from another one of its name.
 
     A subscription that is made again asks for that chunk again.  If another one lies where it lay,
-    or the stream begins before it and lacks it, then the stream was deleted and created anew.  No
+    or the stream begins before it and lacks it, then the stream was deleted and created again.  No
     sign of that are:
 
     * a first chunk behind it: retention has removed it;

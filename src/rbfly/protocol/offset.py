@@ -39,13 +39,13 @@ class Offset(Value):
     * `Offset.NEXT`: messages published from now on;
     * :meth:`Offset.offset`: an absolute offset;
     * :meth:`Offset.timestamp`: a point in time;
-    * :meth:`Offset.reference`: behind the offset stored under a reference.
+    * :meth:`Offset.reference`: after the offset stored under a reference.
 
-    The first attempt to subscribe settles which chunk is the last one and which offset is stored.
-    If the connection is lost before the first message, the subscription starts at the same message
-    after the reconnect, whatever was published meanwhile.  `LAST` may start earlier if stored
-    offsets were written behind the last chunk of messages.  The client's clock plays no part: only
-    the broker compares times.
+    The first attempt to subscribe determines the last chunk and the stored offset.  If the
+    connection is lost before the first message, the subscription starts at the same message after
+    the reconnect, whatever was published in the meantime.  `LAST` may start earlier if offsets were
+    stored after the last chunk of messages.  The client's clock does not matter: only the broker
+    compares times.
     """
 
     type: OffsetType
@@ -97,7 +97,7 @@ class Offset(Value):
     def timestamp(timestamp: float) -> Offset:
         """Start at the first chunk written at that time or later, by the broker's clock.
 
-        At a time ahead of the broker's clock, start with what is published from now on.
+        If the time is ahead of the broker's clock, start with messages published from now on.
 
         :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
         :raises OverflowError: out of range: the protocol has 64-bit milliseconds.
@@ -106,10 +106,10 @@ class Offset(Value):
 
     @staticmethod
     def reference(reference: str, default: Offset | None = None) -> Offset:
-        """Start behind the offset stored with `write_offset`, or by automatic tracking.
+        """Start after the offset stored with `write_offset` or by automatic tracking.
 
-        Waiting for a message raises :class:`~rbfly.error.SubscriptionError` while the stored offset
-        is 2**64 - 1, behind which no message can lie.
+        If the stored offset is 2**64 - 1, no message can follow it: waiting for a message raises
+        :class:`~rbfly.error.SubscriptionError`.
 
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param default: where to start if none is stored; None for the first message.

@@ -109,8 +109,8 @@ cdef class ConfirmGroup(PendingConfirms):
     :param loop: the event loop of those who wait.
     :ivar settled: all of them are confirmed, refused or given up.
     :ivar error: what went wrong; None if they were confirmed.
-    :ivar missed: numbers of the messages that are not confirmed, three lists of int: those that
-        the broker refused, that never left, and that left and were given up; None for no such.
+    :ivar missed: numbers of the messages that are not confirmed, three lists of int: messages that
+        the broker refused, that were never sent, and that were sent and abandoned; None for none.
     """
 
     def __init__(self, loop):

@@ -91,9 +91,10 @@ cdef class PublisherCore:
         return self.connection is not None and self.connection.paused
 
     def check_loop(self):
-        """Check that it is used in its event loop, or in the thread of that while none runs.
+        """Check that the caller runs in the publisher's event loop, or in its thread while no loop
+        runs.
 
-        :raises EventLoopError: another event loop, thread or process uses it.
+        :raises EventLoopError: the caller runs in another event loop, thread or process.
         """
         self._check_loop()
 
@@ -273,7 +274,7 @@ cdef class Batches:
         cdef PublisherCore core = self.core
         cdef ConfirmGroup batch = self.filling
         if batch.count:
-            core.window.release()       # if it fails, another flush tries again
+            core.window.release()       # if this fails, another flush retries
             self._next()
             if batch.seal():            # none fits a frame of a new connection
                 core.driver.settle(batch)

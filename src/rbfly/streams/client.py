@@ -78,19 +78,21 @@ def streams_client(
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: shown by the broker's management.
     :param connect_timeout: seconds until the first use gives up; None or 0 for no limit.
-    :param reconnect_timeout: the same once the client was connected: for each use, and for each
-        outage of a publisher or a subscription, from the loss until it goes on.
+    :param reconnect_timeout: the same once the client has been connected: for each use, and for
+        each outage of a publisher or a subscription, from the loss of the connection until the
+        publisher or subscription resumes.
     :param heartbeat: interval to ask the broker for, in seconds; 0 leaves it to the broker.
     :param frame_max: limit of a frame to ask the broker for, in bytes, at least 512; 0 leaves it to
         the broker.
-    :param load_balancer: the URIs lead to any node of the cluster: the nodes' own addresses are not
-        dialled, connecting is repeated until it reaches the wanted node.
-    :param request_timeout: seconds for the broker to answer a request, at least 60 where a stream
-        is created or deleted; a connection on which it does not is given up, unless messages are
-        unconfirmed there; None or 0 for no limit.
-    :param close_timeout: seconds without progress until closing gives up: no confirm, no answer,
-        and no room to send more.  Everything that is closed while no broker answers takes little
-        longer than one `close_timeout` together.  None or 0 for no limit.
+    :param load_balancer: the URIs lead to any node of the cluster.  The client does not use the
+        nodes' own addresses; it reconnects through the URIs until it reaches the node it needs.
+    :param request_timeout: seconds for the broker to answer a request, at least 60 to create or
+        delete a stream.  If the broker does not answer, the client drops the connection, unless it
+        has unconfirmed messages.  None or 0 for no limit.
+    :param close_timeout: seconds without progress until closing gives up.  Progress is a confirm,
+        an answer, or messages that leave for the first time.  Closing several publishers,
+        subscriptions and the client while no broker answers takes little longer than one
+        `close_timeout` in total.  None or 0 for no limit.
     :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
     :raises TypeError: an argument is of a type that cannot be used.
     :raises ValueError: an argument is out of range.
@@ -122,8 +124,9 @@ class StreamsClient:
     Made by :func:`streams_client`.  `async with client` closes its connections at the end; a
     client that was closed connects again when it is used.
 
-    It belongs to the event loop that it was used in first, until it is closed or that loop ends:
-    in another thread or a forked child it raises :class:`~rbfly.error.EventLoopError`.
+    A client belongs to the event loop that first uses it, until the client is closed or the loop
+    ends.  In another event loop, thread or forked child, its methods raise
+    :class:`~rbfly.error.EventLoopError`.
     """
 
     def __init__(
@@ -236,13 +239,14 @@ class StreamsClient:
 
         :param stream: name of the stream, together with that of the virtual host at most 234
             characters.
-        :param max_length_bytes: oldest segments are removed above this size, in bytes.
-        :param max_age: and when they are older; whole seconds.
+        :param max_length_bytes: size in bytes above which the broker removes the oldest segments.
+        :param max_age: age at which the broker removes segments; whole seconds.
         :param segment_size: size of a segment in bytes, at most 3,000,000,000.
         :param initial_cluster_size: how many nodes replicate the stream, at least 1.
         :param leader_locator: which node leads.
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
-        :raises ProtocolError: the broker refused, e.g. it exists with other arguments (0x11).
+        :raises ProtocolError: the broker refused, e.g. because the stream exists with other
+            arguments (code 0x11).
         :raises TypeError: an argument is of a type that cannot be used.
         :raises ValueError: an argument is out of range.
         """
@@ -282,7 +286,7 @@ class StreamsClient:
     async def stream_exists(self, stream: str) -> bool:
         """Ask whether there is a stream of that name.
 
-        :raises ProtocolError: the broker refused to tell.
+        :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
         locator = await self._cluster.locator()
@@ -358,16 +362,17 @@ class StreamsClient:
 
         :param stream: name of the stream.
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.
-        :param filter_extract: gives the filter value of a message, None for none.
+        :param filter_extract: returns the filter value of a message, None for none.
         :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent as they are.
         :param max_unconfirmed: how many messages may be in flight.
         :param sub_entry_size: how many messages share a sub-entry, at most 65535: one publishing id
-            and one confirm, which is far less work for the broker; 0 for no sub-entries.  What is
-            sent in one turn of the event loop goes together.
+            and one confirm, which is much less work for the broker; 0 for no sub-entries.
+            Messages sent in one turn of the event loop share sub-entries.
         :param compression: of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`; the last
             three need the extra `compression`.
-        :raises ValueError: an argument is out of range, or sub-entries are to have filter values.
+        :raises ValueError: an argument is out of range, or both sub-entries and filter values were
+            requested.
         :raises CompressionError: a library for the compression is missing.
         :raises StreamDoesNotExist: there is no such stream.
         :raises ProtocolError: the broker refused.
@@ -446,14 +451,14 @@ class StreamsClient:
         :param offset: where to start.
         :param filter: which messages to get; None for all.
         :param timeout: seconds to wait for each next message; None or 0 for no limit.
-        :param amqp: decode messages; if false, their bytes are given as they are.
-        :param on_decode_error: what becomes of a message that is not AMQP 1.0: `'raise'` an
-            :class:`~rbfly.error.AMQPDecoderError` with its offset and its bytes, behind which the
-            iteration can go on; `'skip'` it; or give it `'raw'`, as bytes.
-        :param initial_credit: how many chunks the broker may send ahead, 1 to 65,535; memory is
-            bound by it, and by the size of chunks.
-        :param auto_offset: store the offset of what the program is done with, now and then; None
-            for not at all.
+        :param amqp: decode messages; if false, yield their bytes unchanged.
+        :param on_decode_error: what to do with a message that is not AMQP 1.0: `'raise'` an
+            :class:`~rbfly.error.AMQPDecoderError` with its offset and its bytes, after which the
+            iteration can continue; `'skip'` it; or yield its bytes (`'raw'`).
+        :param initial_credit: number of chunks that the broker may send ahead, 1 to 65,535; this
+            and the size of chunks bound the memory.
+        :param auto_offset: how to store the offset of the last finished message; None to store
+            none.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -488,16 +493,17 @@ class StreamsClient:
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
         """Store an offset under a reference, for :meth:`Offset.reference`.
 
-        It waits while the connection takes nothing more, and reconnects if it is lost meanwhile.
-        The broker does not confirm that it has stored the offset: `read_offset` tells.
+        Waits while the connection's write buffer is full, and reconnects if the connection is lost.
+        The broker does not confirm that it has stored the offset; use `read_offset` to check.
 
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-        :param value: offset of the last message that is done with; None for the message that this
-            task received last, which must be of that stream.
-        :raises MessageContextError: a LookupError: `value` is None, and this task has received no
-            message, or the last one from another stream.
-        :raises StreamConnectionError: the client cannot connect, or was disconnected meanwhile.
+        :param value: offset of the last finished message; None for the message that this task
+            received last, which must be from that stream.
+        :raises MessageContextError: a LookupError: `value` is None, and this task has not received
+            a message, or received the last one from another stream.
+        :raises StreamConnectionError: the client cannot connect, or was disconnected in the
+            meantime.
         :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
@@ -512,7 +518,7 @@ class StreamsClient:
         connection.write(frame)
 
     async def read_offset(self, stream: str, reference: str) -> int | None:
-        """The offset stored under a reference; None if there is none."""
+        """Return the offset stored under a reference; None if there is none."""
         check_stream(stream)
         check_type('reference', reference, str)
         commands.reference(reference, 'offset reference')

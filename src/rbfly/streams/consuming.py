@@ -128,7 +128,7 @@ class SubscriptionDriver:
             end = start.missing_end(cursor, committed)
             if end is not None:
                 if await leader_ends_before(self._cluster, connection, self.stream, end):
-                    raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
+                    raise StreamDoesNotExist(self.stream, 'was deleted and created again')
                 raise StreamConnectionError(f'stream {self.stream!r} lags behind on this node')
         # from here on without waiting: what was given meanwhile counts
         self._position = cursor.position
@@ -189,10 +189,10 @@ class SubscriptionDriver:
     def on_replaced(self) -> None:
         """The stream is another one."""
         self._start_over()
-        raise StreamDoesNotExist(self.stream, 'was deleted and created anew')
+        raise StreamDoesNotExist(self.stream, 'was deleted and created again')
 
     def on_probed(self) -> None:
-        """The first chunk has shown where to start: subscribe there."""
+        """Subscribe where the first chunk has shown that the subscription starts."""
         self.link.reset()
 
     def _start_over(self) -> None:
@@ -205,9 +205,10 @@ class SubscriptionDriver:
             self._tracker.on_lost()  # went with the stream
 
     def write(self, frame: bytes, last: bool) -> bool:
-        """Store an offset by a frame; false if it has no connection, or another stream perhaps.
+        """Write a frame that stores an offset; false without a connection, or if it may lead to
+        another stream of that name.
 
-        :param last: write it even if the connection takes nothing more for now.
+        :param last: write it even if the connection is paused.
         """
         connection = self.link.connection
         if connection is None or not connection.is_open or self.cursor.last_chunk.doubt:
@@ -252,7 +253,7 @@ class SubscriptionDriver:
         return cursor.take(kind)
 
     async def _yield(self) -> None:
-        """Let other tasks run, and the credit of consumed chunks leave."""
+        """Let other tasks run, and return the credit of consumed chunks."""
         if self.cursor.turn.is_over:
             await let_others_run()
         else:
@@ -337,7 +338,7 @@ class SubscriptionDriver:
         loop = self.link.loop
         if loop is None or loop.is_closed():
             self._end()
-        else:  # never at once: the garbage collector may run within any method of the link
+        else:  # never directly: the garbage collector may run within any method of the link
             loop.call_soon_threadsafe(self._release)
 
     def _release(self) -> None:

@@ -27,7 +27,7 @@ async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, in
 async def leader_ends_before(
     cluster: Cluster, connection: Connection, stream: str, chunk_id: int
 ) -> bool:
-    """True if the stream ends before a chunk on its leader, which has all that was committed.
+    """True if the stream ends before a chunk on its leader, which has everything committed.
 
     :param connection: where to ask for the leader.
     :raises StreamConnectionError: the leader cannot be reached.

@@ -30,7 +30,7 @@ UNDECLARED = 'the publisher is not declared'
 
 
 class BasePublisher(PublisherBase):
-    """What all publishers share; made by :meth:`StreamsClient.publisher`.
+    """Base of all publishers; made by :meth:`StreamsClient.publisher`.
 
     :ivar name: name for deduplication, empty for none.
     :ivar stream: name of the stream.
@@ -47,7 +47,7 @@ class BasePublisher(PublisherBase):
     ) -> None:
         self.name = info.name
         self.stream = info.stream
-        self._client = client  # which is not dropped before its publishers
+        self._client = client  # keeps the client alive
         self._driver: PublisherDriver | None = None  # until it is declared
         sub_entry = None
         if info.sub_entry_size:
@@ -88,15 +88,15 @@ class BasePublisher(PublisherBase):
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
 
-        Whoever still waits for a confirm then gets a :class:`.PublisherError`.
+        Calls that still wait for a confirm after that raise :class:`.PublisherError`.
 
-        :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
-            `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
+        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
+            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
         """
         await self._declared().close()
 
     def _abort(self, error: Exception) -> None:
-        """Close without waiting: what is queued leaves, and its confirms are given up."""
+        """Close without waiting for confirms; queued messages are still sent."""
         self._declared().abort(error)
 
 
@@ -112,8 +112,8 @@ class Publisher(BasePublisher):
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
         """Send a message; returns when the broker has confirmed it.
 
-        What many tasks send in one turn of the event loop leaves in as few frames as fit.  If
-        the wait is cancelled or times out, the message may still be stored.
+        Messages that many tasks send in one turn of the event loop share frames.  If the wait is
+        cancelled or times out, the message may still be stored.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for the confirm; None or 0 for no limit.
@@ -123,10 +123,11 @@ class Publisher(BasePublisher):
             is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises ConfirmTimeout: no confirm in time; :class:`.RoomTimeout` if it was not sent at all.
+        :raises ConfirmTimeout: no confirm in time; :class:`.RoomTimeout` if the message was not
+            sent.
         :raises StreamDoesNotExist: the stream was deleted.
-        :raises StreamConnectionError: the connection was lost, and there was none again within
-            the client's `reconnect_timeout`.
+        :raises StreamConnectionError: the publisher could not reconnect within the client's
+            `reconnect_timeout`.
         """
         until = None if timeout is None else deadline(timeout)
         wait = self._begin(message)
@@ -146,10 +147,10 @@ class Publisher(BasePublisher):
     async def submit(
         self, message: AMQPBody | MessageCtx, timeout: float | None = None
     ) -> Confirmation:
-        """Send a message and wait for room in the window only.
+        """Send a message without waiting for its confirm; wait only for room in the window.
 
-        The broker's confirm is awaited by what this gives: `await (await publisher.submit(m))`.
-        Failures that nobody has asked about are raised by `close`.
+        To wait for the broker's confirm, await the result: `await (await publisher.submit(m))`.
+        `close` raises the failures of results that the program has never looked at.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for room; None or 0 for no limit.
@@ -183,32 +184,32 @@ class Publisher(BasePublisher):
     ) -> int:
         """Send messages, as many at once as the window takes; returns when all are confirmed.
 
-        Takes a message only when there is room for it, and sends what it takes, however the call
-        ends.  Stops at the first error, waits for the confirms of the messages it has sent, and
-        raises the error; a message that the broker refused comes before other errors.  The error's
-        `index` is the number of the message that it is about, None if it is about no single one;
-        its `progress` says how many messages were taken, and which of them are confirmed, refused
-        or unknown.  A timeout or a cancellation does not wait for confirms: messages in flight are
-        unknown then, and may still be stored.
+        Takes a message only when the window has room for it, and sends every message that it
+        takes, however the call ends.  Stops at the first error, waits for the confirms of the
+        messages sent, and raises the error.  If the broker refused a message, that error takes
+        precedence.  The error's `index` is the number of the message that it is about, or None if
+        it is about no single one; its `progress` says how many messages were taken, and which of
+        them are confirmed, refused or unknown.  After a timeout or a cancellation the call does not
+        wait for confirms: messages in flight are unknown, and may still be stored.
 
-        A call that ends cancels the `__anext__` it waits for.  That is the end of an asynchronous
-        generator; an iterator that survives it, as :class:`Subscription` does, can be given to
-        another call.
+        If the call ends while it waits for `__anext__`, it cancels that wait.  This finishes an
+        asynchronous generator.  An iterator that survives it, such as :class:`Subscription`, can be
+        passed to another call.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None or 0 for no limit.
-        :param progress: is filled in when the call ends, also when it is cancelled.
-        :returns: how many messages there were.
+        :param progress: filled in when the call ends, even if it is cancelled.
+        :returns: number of messages sent.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises AMQPEncoderError: a message has no AMQP 1.0 form.
-        :raises ValueError: an explicit publish id is not above the one before it; of those in a
-            list or tuple nothing is sent then.  Or the timeout is negative.
+        :raises ValueError: an explicit publish id is not above the one before it; of a list or
+            tuple, no message is sent then.  Or the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: a message fits no frame.
         :raises ConfirmTimeout: not all confirms in time.
         :raises StreamDoesNotExist: the stream was deleted.
-        :raises StreamConnectionError: the connection was lost, and there was none again within
-            the client's `reconnect_timeout`.
+        :raises StreamConnectionError: the publisher could not reconnect within the client's
+            `reconnect_timeout`.
         """
         if progress is None:
             progress = SendProgress()
@@ -219,13 +220,14 @@ class Publisher(BasePublisher):
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
 
-        Whoever still waits for a confirm then gets a :class:`.PublisherError`.
+        Calls that still wait for a confirm after that raise :class:`.PublisherError`.
 
-        :raises PublishError: the broker did not store what `submit` sent, and nobody has asked;
-            `errors` lists the first 1,000 of these messages, `total` is how many there are.
-        :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
-            `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
-        :raises StreamConnectionError: the connection was lost before a confirm nobody asked about.
+        :raises PublishError: the broker refused messages of `submit` whose results the program
+            has not looked at; `errors` lists the first 1,000 of them, `total` counts all.
+        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
+            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
+        :raises StreamConnectionError: the connection was lost before a message of `submit` was
+            confirmed, and the program has not looked at its result.
         """
         told = self._core.closed
         try:
@@ -237,7 +239,7 @@ class Publisher(BasePublisher):
 
 
 class PublisherBin(Publisher):
-    """:class:`Publisher` of raw bytes, which is not `amqp` whatever is asked for."""
+    """:class:`Publisher` of raw bytes; ignores `amqp`."""
 
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int

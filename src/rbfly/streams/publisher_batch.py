@@ -71,8 +71,8 @@ class PublisherBatchFast(BatchBase, BasePublisher):
         """Send what is batched and wait until it is confirmed.
 
         :raises PublishError: the broker did not store a message, and no flush has told.
-        :raises ConfirmTimeout: there was no progress for the client's `close_timeout`; its
-            `unconfirmed` and `unsent` say how many messages may be stored, and how many are not.
+        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
+            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
         batches = [] if self._core.closed else [*self._batches.sent, self._batches.filling]

@@ -232,7 +232,7 @@ class PublisherDriver:
 
     # -- closing
 
-    # To resend is no progress: the broker may go away again whenever it gets the messages.
+    # Resending is not progress: the messages may make the broker fail each time.
 
     def _note_sent(self) -> None:
         """Note progress of closing: messages have left for the first time."""
@@ -258,7 +258,7 @@ class PublisherDriver:
     async def close(self) -> None:
         """Write what is queued, and wait until all of it is confirmed.
 
-        :raises ConfirmTimeout: it made no progress within the client's `close_timeout`.
+        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`.
         """
         core = self.core
         if self._ended.is_set():
@@ -298,7 +298,7 @@ class PublisherDriver:
             raise self._gave_up(unsettled - unsent, unsent)
 
     def _gave_up(self, unconfirmed: int, unsent: int) -> ConfirmTimeout:
-        """The error of a close that has made no progress for too long."""
+        """Return the error of a close that has made no progress for too long."""
         error = ConfirmTimeout(
             f'{self!r}: gave up closing for lack of progress'
             f' (close_timeout is {self._cluster.closing.timeout} s); messages'

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ['ManyMessages']
 
-RUN = 200  # messages between two looks at the clock, if they cost little
-CHECK = 10_000  # the same for their publish ids
+RUN = 200  # messages between two looks at the clock, if they are cheap
+CHECK = 10_000  # the same, to check their publish ids
 
 Message = AMQPBody | MessageCtx
 Messages = Iterable[Message] | AsyncIterable[Message]
@@ -45,7 +45,7 @@ class ManyMessages:
         self._turn = Turn(TURN)
 
     async def send(self, messages: Messages, timeout: float | None, progress: SendProgress) -> int:
-        """Send them and wait until all are confirmed; how many there were."""
+        """Send messages and wait until all are confirmed; return their number."""
         error: Exception | None
         try:
             error = await self._run(messages, timeout)
@@ -78,11 +78,13 @@ class ManyMessages:
         progress._sending = self if pending else None
 
     async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
-        """Send them and wait for the confirms; what is to be raised."""
+        """Send messages and wait for their confirms; return the error to raise, if any."""
         check_timeout('timeout', timeout)
         self._driver.check()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
-            raise ArgumentTypeError(f'send_many takes messages, not one {type(messages).__name__}')
+            raise ArgumentTypeError(
+                f'send_many takes an iterable of messages, not a single {type(messages).__name__}'
+            )
         waiter = self._waiter
         error: Exception | None = None
         limit = asyncio.timeout(timeout or None)
@@ -91,7 +93,7 @@ class ManyMessages:
                 try:
                     error = await self._send(messages)
                 except RbFlyError as ex:
-                    error = twin(ex)  # the publisher takes no more, others raise that, too
+                    error = twin(ex)  # the publisher has failed; other calls raise the same error
                 if not waiter.seal():
                     await waiter.wait()
         except TimeoutError:
@@ -128,7 +130,7 @@ class ManyMessages:
         return await self._send_iter(iter(messages))
 
     async def _send_iter(self, messages: Iterator[Message]) -> Exception | None:
-        """Send what an iterator gives; the error of the message behind them, if that ends it."""
+        """Send the messages of an iterator; return the error that ends them, if any."""
         driver, core, waiter = self._driver, self._core, self._waiter
         step = core.window.frame_entries  # whole frames
         more = True
@@ -149,7 +151,7 @@ class ManyMessages:
         return None
 
     def _of_last(self, error: Exception) -> Exception:
-        """An error of the message in hand, or of the iterator in place of the next one."""
+        """Attribute an error to the last message taken, or to the next if the iterator failed."""
         count, missed = self._waiter.count, self._waiter.missed
         in_hand = missed is not None and missed[1][-1:] == [count - 1]
         return of_message(error, count - in_hand)
@@ -193,8 +195,8 @@ class ManyMessages:
                 await driver.wait_room()
             if core.closed or core.error is not None:
                 driver.check()
-            # Others may use the room while the iterator takes its time: its message is queued then,
-            # one more than `max_unconfirmed`, until the window lets it out.
+            # Other tasks may use the room while the iterator waits. Its message is then queued,
+            # one more than `max_unconfirmed`, until the window has room.
             if core.room.waiting:
                 core.loop.call_soon(core.room.grant)
             if waiter.errors or waiter.settled:
@@ -206,7 +208,7 @@ class ManyMessages:
             except Exception as ex:
                 return self._of_last(ex)
             # From here on nothing is awaited: a message that was taken is sent.
-            if waiter.settled:  # given up in this turn
+            if waiter.settled:  # the publisher gave up in this turn
                 waiter.skip()
                 return None
             try:
@@ -215,7 +217,7 @@ class ManyMessages:
                 return self._of_last(ex)
             if not core.scheduled:
                 core.schedule()
-            if self._turn.is_over:  # perhaps nothing has waited so far
+            if self._turn.is_over:  # the iterator may never have suspended
                 await self._share()
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
@@ -227,6 +229,6 @@ class ManyMessages:
             last = self._core.window.check_ids(messages, start, start + CHECK, last)
 
     async def _share(self) -> None:
-        """Let other tasks run; then it is its turn again."""
+        """Let other tasks run, then begin a new turn."""
         await let_others_run()
         self._turn.begin()

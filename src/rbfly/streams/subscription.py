@@ -23,27 +23,27 @@ MAX_MESSAGES = 2**31 - 1  # of a batch
 class Subscription(SubscriptionBase):
     """Messages of a stream, by `async for`; made by :meth:`StreamsClient.subscribe`.
 
-    It gives bodies; `messages` gives contexts, and `batches` many bodies at once.
+    It yields bodies; `messages` yields contexts, and `batches` many bodies at once.
 
-    Nothing happens before the first message is asked for.  If the connection is lost, or the
-    stream moves to another node, the subscription goes on there behind the last message it gave.
-    It ends with `aclose`, with leaving `async with`, or when the last reference to it goes.
+    The subscription starts when the program asks for the first message.  If the connection is lost,
+    or the stream moves to another node, it reconnects and resumes after the last message that it
+    delivered.  It ends with `aclose`, at the end of `async with`, or when nothing refers to it.
 
     Waiting for a message raises:
 
     * :class:`StopAsyncIteration`: the subscription is closed;
-    * :class:`.MessageTimeout`: none came within the subscription's `timeout`;
-    * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if there is one of
-      that name again, it goes on with the first message of that one; this may go unnoticed until
-      the first message was received, see :meth:`Offset.offset`;
-    * :class:`.StreamConnectionError`: there was no connection within the client's
-      `connect_timeout` or `reconnect_timeout`, or the client was disconnected;
-    * :class:`.ProtocolError`: the broker refused, e.g. for want of permission;
+    * :class:`.MessageTimeout`: no message arrived within the subscription's `timeout`;
+    * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if a new stream has
+      its name, the next message is the first one of that stream.  Before its first message, the
+      subscription may not notice that the stream was replaced, see :meth:`Offset.offset`;
+    * :class:`.StreamConnectionError`: the client could not connect within its `connect_timeout` or
+      `reconnect_timeout`, or was disconnected;
+    * :class:`.ProtocolError`: the broker refused the request, e.g. for lack of permission;
     * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1;
     * :class:`.ChunkError`: a chunk is damaged;
     * :class:`.AMQPDecoderError`: a message is not AMQP 1.0.
 
-    The iteration can go on after each of them but the first.
+    The iteration can continue after all of these except the first.
     """
 
     def __init__(self, driver: SubscriptionDriver, offset: Offset) -> None:
@@ -67,7 +67,7 @@ class Subscription(SubscriptionBase):
         await self._driver.close(wait=can_wait(kind))
 
     async def aclose(self) -> None:
-        """End the subscription; whoever iterates it gets the end of the iteration.
+        """End the subscription; a task that iterates it reaches the end of the iteration.
 
         Gives up waiting for the broker after the client's `close_timeout`.
         """
@@ -79,20 +79,20 @@ class Subscription(SubscriptionBase):
             driver.release()
 
     def messages(self) -> AsyncIterator[MessageCtx]:
-        """Iterate over messages with all that belongs to them, not their bodies alone.
+        """Iterate over the contexts of messages, not only their bodies.
 
-        Sections but the body are decoded when they are first asked for.
+        RbFly decodes the sections other than the body when the program first reads them.
         """
         return MessageIterator(self, KINDS['context'])
 
     def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
-        """Iterate over chunks: one await for all messages of one.
+        """Iterate over chunks: one await for all messages of a chunk.
 
-        What was given is done with when the next is asked for, here as well.  A batch ends before
-        a message that is raised or skipped because it is not AMQP 1.0, and after a sub-entry once
-        it holds 16 MiB of decompressed ones.
+        The messages of a batch are finished when the program asks for the next batch.  A batch ends
+        before a message that is not AMQP 1.0 and is raised or skipped.  It also ends after a
+        sub-entry once it holds 16 MiB of decompressed sub-entries.
 
-        :param max_messages: the most messages of a batch; longer chunks are given in pieces.
+        :param max_messages: limit of messages per batch; longer chunks are split.
         :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.
         """
         if isinstance(max_messages, bool) or not isinstance(max_messages, int | None):

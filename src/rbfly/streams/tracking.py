@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 class OffsetTracking(Value):
-    """Store the offset of the last message that the program is done with, under a reference.
+    """Stores the offset of the last finished message under a reference.
 
-    A message is done with when the next one is asked for.  What is stored never runs ahead of
-    that: a program that starts again with :meth:`Offset.reference` sees no message too few, and at
-    most those since the offset was stored last once more.  It is stored when the subscription is
-    closed as well.
+    A message is finished when the program asks for the next one.  The stored offset is never ahead
+    of that: a program that restarts with :meth:`Offset.reference` misses no message, and
+    receives again at most the messages since the offset was last stored.  Closing the subscription
+    stores the offset, too.
 
     :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-    :param every: after so many messages; 0 for not by their number.
-    :param interval: after so many seconds; 0 for not by time.
+    :param every: number of messages after which to store it; 0 to ignore their number.
+    :param interval: seconds after which to store it; 0 to ignore the time.
     :raises ValueError: an argument is out of range.
     """
 
@@ -51,8 +51,8 @@ class OffsetTracking(Value):
 class Tracker:
     """Stores the progress of a cursor.
 
-    :param write: writes a frame on the cursor's connection, false if that is not possible now;
-        told whether it is the last one.
+    :param write: writes a frame on the cursor's connection; returns false if it cannot do so now.
+        Its second argument is true for the last frame.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Tracker:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         if tracking.every:
-            cursor.notify_at(-1)  # the first message tells from where to count
+            cursor.notify_at(-1)  # the count starts at the first message
 
     def start(self) -> None:
         """Store from time to time from now on."""
@@ -87,9 +87,9 @@ class Tracker:
         self._arm(loop)
 
     def store(self, *, last: bool = False) -> None:
-        """Store what is finished by now, if the subscription has a connection that takes it.
+        """Store the offset of the last finished message, if the connection can take the frame.
 
-        :param last: there will be no other chance.
+        :param last: write it even if the connection is paused, because the subscription ends.
         """
         cursor = self._cursor
         data = self.pending()
@@ -142,7 +142,7 @@ class Tracker:
                     and committed < last
                     and await leader_ends_before(cluster, connection, self.stream, last)
                 ):
-                    raise StreamDoesNotExist(self.stream, 'was created anew: it ends before that')
+                    raise StreamDoesNotExist(self.stream, 'was created again: it ends before that')
                 connection.write(data)
         except (RbFlyError, TimeoutError) as ex:
             logger.warning(

@@ -35,22 +35,22 @@ __all__ = [
 ]
 
 OnDecodeError = Literal['raise', 'skip', 'raw']
-"""What becomes of a message that is not AMQP 1.0: it is raised as AMQPDecoderError, left out, or
-its bytes are given as they are."""
+"""What to do with a message that is not AMQP 1.0: raise AMQPDecoderError, skip it, or yield its
+bytes."""
 
 BloomFilterExtract = Callable[[MessageCtx], str | None]
-"""Gives the filter value of a message; None for a message without one."""
+"""Returns the filter value of a message; None for a message without one."""
 
 
 class MessageFilter(Value):
-    """Which messages a subscription wants.
+    """Selects the messages of a subscription by their filter values.
 
-    The broker gives whole chunks that hold such a message, or seem to; the other messages in them
-    are dropped here.
+    The broker sends whole chunks that contain such a message, or seem to; RbFly drops the other
+    messages in them.
 
-    :param extract: gives the filter value of a message; None for a message without one.
-    :param values: filter values wanted; the empty one is that of messages without.
-    :param match_unfiltered: messages without a filter value are wanted, too.
+    :param extract: returns the filter value of a message; None for a message without one.
+    :param values: filter values to select; the empty string selects messages without one.
+    :param match_unfiltered: also select messages without a filter value.
     """
 
     extract: BloomFilterExtract
@@ -64,7 +64,7 @@ class MessageFilter(Value):
                 object.__setattr__(self, 'values', frozenset(self.values))
 
     def matches(self, message: MessageCtx) -> bool:
-        """True if a message is wanted."""
+        """True if the filter selects a message."""
         value = self.extract(message) or ''
         return value in self.values or (self.match_unfiltered and not value)
 

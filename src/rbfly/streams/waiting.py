@@ -40,8 +40,8 @@ YIELDS = 3
 async def let_others_run() -> None:
     """Let every task run that is ready, the timers that are due, and the tasks that they wake.
 
-    A task that yields is ahead of what becomes ready later: asyncio's loop reaches the timers
-    behind its first yield, and the tasks that they wake behind its second.
+    A task that yields runs before everything that becomes ready later: asyncio's loop reaches the
+    timers after the first yield, and the tasks that they wake after the second.
     """
     for _ in range(YIELDS):
         await asyncio.sleep(0)
@@ -198,9 +198,9 @@ class Confirmation(asyncio.Future[None]):
 
 
 class Failures:
-    """Why messages of `submit` failed that nobody has asked about: the first errors, and a count.
+    """Failures of `submit` that the program has not looked at: the first errors, and a count.
 
-    :ivar count: how many there are (int).
+    :ivar count: number of failures (int).
     """
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class Failures:
         self._number = 0
 
     def add(self, error: Exception) -> int:
-        """Add a failure; gives its number."""
+        """Add a failure and return its number."""
         self.count += 1
         self._number += 1
         if len(self._errors) < KEPT:
@@ -217,16 +217,16 @@ class Failures:
         return self._number
 
     def remove(self, number: int) -> None:
-        """Somebody has asked about a failure."""
+        """Forget a failure that the program has looked at."""
         self.count -= 1
         self._errors.pop(number, None)
 
     def refused(self) -> Exception | None:
-        """The error that stands for all messages that the broker refused, if there are any."""
+        """Return one error for all messages that the broker refused, or None."""
         return summary([item for item in self._errors.values() if isinstance(item, PublishError)])
 
     def tell(self) -> None:
-        """Raise the error that stands for all failures, if there are any."""
+        """Raise one error for all failures, if there are any."""
         if error := summary([*self._errors.values()], self.count):
             raise error
 
@@ -244,9 +244,9 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
 
 
 def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) -> PublishError:
-    """The error of several messages, of each its publishing id and the code.
+    """Return one error for several messages, given as publishing id and code.
 
-    :param total: how many messages failed, if more than that.
+    :param total: number of messages that failed, if there are more.
     """
     error = PublishError(errors[0][1], errors[0][0], detail)
     error.errors = [PublishErrorInfo(*item) for item in errors]
@@ -267,15 +267,15 @@ def of_message(error: Exception, index: int) -> Exception:
 
 
 def set_attribute(error: Exception, name: str, value: object) -> None:
-    """Set an attribute of an error, unless it is the user's and takes none."""
+    """Set an attribute of an error, unless its class does not allow it."""
     with suppress(AttributeError):
         setattr(error, name, value)
 
 
 def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
-    """The error that stands for all of them; None if there are none.
+    """Return one error that stands for all of them; None if there are none.
 
-    :param total: how many failures there were, if more than that.
+    :param total: number of failures, if there were more.
     """
     if not errors:
         return None
@@ -285,7 +285,7 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     first = (refused or errors)[0]
     if total == 1 or (len(infos) == total and len(refused) == 1):
         return first.with_traceback(None)
-    # an error of its own: others may be told of each of them
+    # a new error: other calls may raise each of these
     if infos:
         return joined(infos, f'{total} messages failed in all', total)
     error = copy.copy(first)

@@ -1,4 +1,4 @@
-"""A broker for tests, as programs hold it."""
+"""The in-memory broker for tests: its public class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .stream import Stream
 
 
 class StreamBroker(Running):
-    """A RabbitMQ Streams broker in memory.
+    """An in-memory RabbitMQ Streams broker.
 
     It runs in the event loop of the test::
 
@@ -37,24 +37,24 @@ class StreamBroker(Running):
         with StreamBroker() as broker:
             client = streams_client(broker.uri)
 
-    Its methods work from any thread, also when it has stopped; what it has stored stays until it is
-    dropped.  Started again, it has the same ports.  In a forked child, the methods of a broker that
-    runs raise :class:`~rbfly.error.EventLoopError`.
+    Its methods can be called from any thread, even after it has stopped; it keeps its streams.
+    After a restart, it has the same streams and ports.  In a forked child, the methods of a running
+    broker raise :class:`~rbfly.error.EventLoopError`.
 
     :param host: address at which it listens.
-    :param port: port of the first node, those of the others follow; 0 for any that are free.
-    :param nodes: how many nodes it has; every stream is on each of them.
-    :param users: passwords by user; `guest` with password `guest` if there are none.
-    :param ssl: its certificate, for TLS alone on all its ports; None for plain TCP. With a
-        certificate of the client, which it has to ask for (`verify_mode`), the mechanism `EXTERNAL`
-        makes the certificate's common name the user. Faults begin behind the TLS handshake.
+    :param port: port of the first node; the ports of the other nodes follow; 0 for free ports.
+    :param nodes: number of nodes; each of them has every stream.
+    :param users: passwords by user; None for `guest` with password `guest`.
+    :param ssl: context with the broker's certificate, for TLS on all its ports; None for plain TCP.
+        If the context requests a client certificate (`verify_mode`), the mechanism `EXTERNAL` takes
+        the certificate's common name as the user. Faults begin after the TLS handshake.
     :param vhosts: names of the virtual hosts.
-    :param frame_max: most bytes of a frame; 0 for no limit.
-    :param heartbeat: interval that clients are told, in seconds; 0 for none.
-    :param seed: of what faults leave to chance.
-    :param on_event: called with a line of text for each connection, opened or closed, in the event
-        loop of the broker, which handles the errors that it raises (`loop.set_exception_handler`;
-        asyncio logs them by default).
+    :param frame_max: maximum size of a frame in bytes; 0 for no limit.
+    :param heartbeat: interval in seconds that the broker proposes to clients; 0 for none.
+    :param seed: seed of the faults' random choices.
+    :param on_event: called with a line of text whenever a connection opens or closes, in the
+        broker's event loop. Its errors go to that loop's exception handler, which logs them by
+        default (`loop.set_exception_handler`).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class StreamBroker(Running):
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return self._call(lambda: len(self._cluster.sessions))
 
     # -- what it has stored
@@ -150,7 +150,7 @@ class StreamBroker(Running):
 
     @property
     def published(self) -> int:
-        """How many messages were stored, in all streams, deleted ones as well."""
+        """Number of messages stored in all streams, including deleted ones."""
         return self._call(
             lambda: (
                 self._cluster.published
@@ -159,10 +159,10 @@ class StreamBroker(Running):
         )
 
     def messages(self, stream: str, *, raw: bool = False, vhost: str | None = None) -> list[Any]:
-        """The messages of a stream, from its first.
+        """Return the messages of a stream, starting with the first.
 
         :param stream: name of the stream.
-        :param raw: give bytes as they are stored; otherwise bodies, decoded as AMQP 1.0.
+        :param raw: return the stored bytes; otherwise bodies, decoded as AMQP 1.0.
         :param vhost: its virtual host; None for the first one.
         :raises StreamDoesNotExist: there is no such stream.
         :raises AMQPDecoderError: a message is not AMQP 1.0.
@@ -180,16 +180,16 @@ class StreamBroker(Running):
         raw: bool = False,
         vhost: str | None = None,
     ) -> list[Any]:
-        """Wait until a stream has stored so many messages, and return :meth:`messages` then.
+        """Wait until a stream has stored `count` messages, then return :meth:`messages`.
 
-        The stream may be created meanwhile. It can be awaited in any event loop; a test that has
-        none calls `asyncio.run(broker.wait_for('orders', 3))`.
+        The stream need not exist yet. The method can be awaited in any event loop; a test without
+        one calls `asyncio.run(broker.wait_for('orders', 3))`.
 
         :param stream: name of the stream.
-        :param count: how many messages; those that its limits have removed are counted, too.
+        :param count: number of messages, including those that the limits of the stream removed.
         :param timeout: seconds to wait; None or 0 for no limit.
-        :raises TimeoutError: there were fewer.
-        :raises AMQPDecoderError, ChunkError: as of :meth:`messages`.
+        :raises TimeoutError: fewer messages were stored in time.
+        :raises AMQPDecoderError, ChunkError: as for :meth:`messages`.
         """
         check_type('stream', stream, str)
         check_integer('count', count, 1, 2**63)
@@ -218,7 +218,7 @@ class StreamBroker(Running):
         return self.messages(stream, raw=raw, vhost=vhost)
 
     def offsets(self, stream: str, *, vhost: str | None = None) -> dict[str, int]:
-        """Stored offsets of a stream, by reference.
+        """Return the stored offsets of a stream, by reference.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
@@ -227,13 +227,13 @@ class StreamBroker(Running):
     # -- what it is given
 
     def create_stream(self, stream: str, *, vhost: str | None = None, **arguments: str) -> None:
-        """Create a stream, unless there is one of that name.
+        """Create a stream, unless one of that name exists.
 
         :param arguments: arguments of the protocol, with `_` for `-`: `max_age='1h'`.
-        :raises ProtocolError: it cannot be created, as a broker would refuse it.
-        :raises ArgumentTypeError: the name or an argument is no str.
-        :raises ArgumentError: an argument that is no number or no age; a name that is too long for
-            the file system of a broker, or no valid Unicode.
+        :raises ProtocolError: RabbitMQ would refuse to create it.
+        :raises ArgumentTypeError: the name or an argument is not a str.
+        :raises ArgumentError: an argument is not a number or an age, or the name is too long for a
+            broker's file system or not valid Unicode.
         """
         check_type('stream', stream, str)
         for name, value in arguments.items():
@@ -257,7 +257,7 @@ class StreamBroker(Running):
         self._call(create)
 
     def delete_stream(self, stream: str, *, vhost: str | None = None) -> None:
-        """Delete a stream; who uses it is told.
+        """Delete a stream and notify its publishers and subscriptions.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
@@ -266,10 +266,10 @@ class StreamBroker(Running):
     def publish(
         self, stream: str, *messages: AMQPBody | MessageCtx, vhost: str | None = None
     ) -> None:
-        """Store messages as if somebody had published them, in chunks of at most 4,096 messages.
+        """Store messages as if a client had published them, in chunks of at most 4,096 messages.
 
         :raises StreamDoesNotExist: there is no such stream.
-        :raises AMQPEncoderError: AMQP 1.0 cannot hold a message.
+        :raises AMQPEncoderError: a message has no AMQP 1.0 form.
         """
         data = [encode_amqp_bytes(message) for message in messages]
         self._call(lambda: self._stream(stream, vhost).append(data))
@@ -281,14 +281,14 @@ class StreamBroker(Running):
         return self._cluster.nodes[number]
 
     def leader(self, stream: str, *, vhost: str | None = None) -> int:
-        """The number of the node that leads a stream, from 0.
+        """Return the number, from 0, of the node that leads a stream.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
         return self._call(lambda: self._stream(stream, vhost).leader)
 
     def move_leader(self, stream: str, node: int, *, vhost: str | None = None) -> None:
-        """Let another node lead a stream.
+        """Move the leader of a stream to another node.
 
         :param node: its number, from 0.
         :raises StreamDoesNotExist: there is no such stream.
@@ -297,17 +297,18 @@ class StreamBroker(Running):
         self._call(lambda: self._cluster.move_leader(self._stream(stream, vhost), found))
 
     def stop_node(self, node: int) -> None:
-        """Stop a node; others lead its streams."""
+        """Stop a node; other nodes take over as leaders of its streams."""
         self._call(self._cluster.stop_node, self._node(node))
 
     def start_node(self, node: int) -> None:
-        """Start a node that was stopped, at the same port."""
+        """Start a stopped node on the same port."""
         self._call(self._cluster.start_node, self._node(node))
 
     def advance(self, seconds: float) -> None:
-        """Set the broker's clock forward: chunks get older, and those above `max_age` go.
+        """Set the broker's clock forward, and remove the chunks that exceed `max_age`.
 
-        :raises ArgumentError: not a positive number, or beyond the year 37,000.
+        :param seconds: how far to set the clock forward.
+        :raises ArgumentError: `seconds` is negative, or the time is beyond the year 37,000.
         """
         check_type('seconds', seconds, int, float)
         check_timeout('seconds', seconds)
@@ -324,8 +325,8 @@ class StreamBroker(Running):
     def cut(self, after: int | None = None) -> None:
         """Cut all connections.
 
-        :param after: when so many bytes more have come and gone, within a frame if it is so; None
-            for at once.
+        :param after: number of bytes to receive and send before the cut, which may be within a
+            frame; None to cut at once.
         """
         if after is not None:
             check_integer('after', after, 1, 2**63)
@@ -340,28 +341,30 @@ class StreamBroker(Running):
         self._call(self._cluster.stall, True)
 
     def delay(self, seconds: float) -> None:
-        """Send everything so many seconds later, until :meth:`heal`.
+        """Delay everything that the broker sends, until :meth:`heal`.
 
-        A connection that is being opened, or closed, waits for 10 seconds at most.
+        Opening and closing a connection are delayed by at most 10 seconds.
+
+        :param seconds: the delay.
         """
         check_type('seconds', seconds, int, float)
         check_timeout('seconds', seconds)
         self._call(setattr, self._cluster.faults, 'delay', seconds)
 
     def split(self, most: int = 100) -> None:
-        """Send everything in pieces, each in a turn of its own, until :meth:`heal`.
+        """Send everything in pieces, one per turn of the event loop, until :meth:`heal`.
 
-        :param most: bytes of a piece; each is of any size up to it.
+        :param most: maximum size of a piece in bytes; the sizes are random.
         """
         check_integer('most', most, 1, 2**31)
         self._call(setattr, self._cluster.faults, 'most', most)
 
     def silence(self) -> None:
-        """Deliver nothing to subscriptions, until :meth:`heal`; all else is answered."""
+        """Deliver nothing to subscriptions, but answer everything else, until :meth:`heal`."""
         self._call(setattr, self._cluster.faults, 'silent', True)
 
     def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
-        """Answer whoever authenticates with a code, until :meth:`heal`."""
+        """Refuse all authentication with a code, until :meth:`heal`."""
         check_integer('code', code, 2, 0xFFFF)
         self._call(setattr, self._cluster.faults, 'authentication', code)
 
@@ -382,33 +385,33 @@ class StreamBroker(Running):
         self._call(lambda: self._cluster.faults.errors.extend([code] * count))
 
     def withhold_confirms(self) -> None:
-        """Store messages, but confirm them at :meth:`heal` only."""
+        """Store messages, but do not confirm them until :meth:`heal`."""
         self._call(setattr, self._cluster.faults, 'withholding', True)
 
     def lose_confirms(self, count: int = 1) -> None:
-        """Store the next messages, and never confirm them on their connection.
+        """Store the next messages, but never confirm them on their connection.
 
-        :param count: how many messages.
+        :param count: number of messages.
         """
         check_integer('count', count, 1, 2**31)
         self._call(setattr, self._cluster.faults, 'lost', count)
 
     def shuffle_confirms(self) -> None:
-        """Confirm what is stored at once in any order, until :meth:`heal`."""
+        """Confirm messages that arrive together in random order, until :meth:`heal`."""
         self._call(setattr, self._cluster.faults, 'shuffling', True)
 
     def damage_chunk(self, count: int = 1) -> None:
         """Deliver the next chunks with a wrong CRC.
 
-        :param count: how many chunks, over all subscriptions.
+        :param count: number of chunks, over all subscriptions.
         """
         check_integer('count', count, 1, 2**31)
         self._call(setattr, self._cluster.faults, 'damaged', count)
 
     def corrupt_chunk(self, count: int = 1) -> None:
-        """Deliver the next chunks with a message that does not end within them, and the right CRC.
+        """Deliver the next chunks with a message that extends past their end, and a correct CRC.
 
-        :param count: how many chunks, over all subscriptions.
+        :param count: number of chunks, over all subscriptions.
         """
         check_integer('count', count, 1, 2**31)
         self._call(setattr, self._cluster.faults, 'corrupted', count)
@@ -420,7 +423,7 @@ class StreamBroker(Running):
         *,
         vhost: str | None = None,
     ) -> None:
-        """Remove the publishers and subscriptions of a stream, and tell whom they belong to.
+        """Remove the publishers and subscriptions of a stream, and notify their clients.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
@@ -435,5 +438,5 @@ class StreamBroker(Running):
         self._call(self._cluster.close_sessions, code, reason)
 
     def heal(self) -> None:
-        """End every fault; what waits is sent."""
+        """End all faults, and send everything that they held back."""
         self._call(self._cluster.heal)

@@ -1,4 +1,4 @@
-"""The commands of the handshake, and those about the connection."""
+"""The commands of the handshake and of the connection itself."""
 
 from collections.abc import Mapping
 

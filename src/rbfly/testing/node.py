@@ -101,7 +101,7 @@ class Node:
             await server.wait_closed()
 
     def abandon(self) -> None:
-        """Forget what a loop has left that was closed before the end."""
+        """Clean up after an event loop that was closed before the broker stopped."""
         if self._socket is not None:
             self._socket.close()
         self._serving = self._socket = None

@@ -37,7 +37,7 @@ class Running:
             await asyncio.to_thread(self.stop)
         elif self.running:
             if self._cluster.loop is not asyncio.get_running_loop():
-                raise EventLoopError('the broker runs in another event loop, which has to end it')
+                raise EventLoopError('the broker runs in another event loop: stop it there')
             await self._close()
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Running:
         :raises EventLoopError: it runs already.
         :raises OSError: the port is in use.
         """
-        # Whatever loop the program has chosen, this one is always there.
+        # Independent of the event loop policy of the program.
         loop = asyncio.SelectorEventLoop()
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         thread = threading.Thread(
@@ -72,9 +72,9 @@ class Running:
             raise
 
     def stop(self) -> None:
-        """End what :meth:`start` has started, and wait for its end; no effect if it does not run.
+        """Stop the thread that :meth:`start` started, and wait for its end; no effect if none runs.
 
-        Called from `on_event`, it does not wait. In a forked child it has no effect.
+        If `on_event` calls it, it does not wait. In a forked child it has no effect.
         """
         thread = self._thread
         if thread is None or self._pid != os.getpid():
@@ -109,14 +109,14 @@ class Running:
     def _claim(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None = None
     ) -> None:
-        """Only one loop runs it.
+        """Claim the broker for an event loop.
 
-        :raises EventLoopError: another one does.
+        :raises EventLoopError: it runs in another one.
         """
         self._check_process()
         with self._scheduling:
             if self._loop() is not None:
-                raise EventLoopError('the broker runs already')
+                raise EventLoopError('the broker is already running')
             self._cluster.loop, self._thread, self._pid = loop, thread, os.getpid()
             self._end = asyncio.Event()
 
@@ -144,10 +144,12 @@ class Running:
 
     def _check_process(self) -> None:
         if self.running and self._pid != os.getpid():
-            raise EventLoopError('the broker runs in the process that has forked this one')
+            raise EventLoopError(
+                'the broker runs in the parent process: use it there, or start another one here'
+            )
 
     def _loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop in which it runs; one that was closed has left everything as it was."""
+        """The loop in which the broker runs; cleans up after a loop that was closed first."""
         cluster = self._cluster
         if cluster.loop is not None and cluster.loop.is_closed():
             cluster.loop = None
@@ -157,9 +159,9 @@ class Running:
         return cluster.loop
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it in the broker's loop, from wherever this is; at once if no other thread runs it.
+        """Call a function in the broker's loop from any thread; directly if no thread runs it.
 
-        :raises EventLoopError: that loop is of another process.
+        :raises EventLoopError: the loop belongs to another process.
         """
         self._check_process()
         try:
