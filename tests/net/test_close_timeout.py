@@ -29,7 +29,7 @@ def now() -> float:
 
 
 def freeze(fake: FakeBroker) -> None:
-    """Answer nothing any more."""
+    """Stop answering."""
     fake.handlers.update(dict.fromkeys(range(0x20), SILENT))
 
 
@@ -137,7 +137,7 @@ async def test_a_connection_that_takes_more_is_progress() -> None:
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_sending_the_same_again_and_again_is_no_progress(cls: type[Any]) -> None:
+async def test_resending_is_no_progress(cls: type[Any]) -> None:
     """The broker goes away whenever it gets messages."""
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
         client = rbs.streams_client(fake.uri)
@@ -204,7 +204,7 @@ async def test_the_progress_of_another_publisher_does_not_count() -> None:
 
 
 @pytest.mark.own_clock
-async def test_all_that_is_closed_behind_a_dead_broker_waits_as_long_as_one() -> None:
+async def test_nested_closes_with_a_dead_broker_take_as_long_as_one() -> None:
     stream = FakeStream()
     stream.append(b'x', b'y')
     tracking = rbs.OffsetTracking('me', interval=0)
@@ -269,8 +269,8 @@ async def test_a_close_that_was_cancelled_shortens_no_later_one() -> None:
 
 
 @pytest.mark.own_clock
-async def test_what_another_node_confirms_is_stored_behind_one_that_is_frozen() -> None:
-    """Nothing has come from it since the first publisher gave up, but it does answer."""
+async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -> None:
+    """It has sent nothing since the first publisher gave up, but it does answer."""
     stuck: set[int] = set()
 
     def stick(peer: Peer, request: Frame) -> None:
@@ -342,7 +342,7 @@ async def test_a_close_that_gave_up_keeps_nothing(cls: type[Any]) -> None:
 
 
 @pytest.mark.parametrize('kind', [None, asyncio.CancelledError])
-async def test_whoever_waits_is_told_where_the_rest_cannot_be_sent(
+async def test_waiting_calls_fail_if_the_remaining_messages_cannot_be_sent(
     kind: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compressors: list[Callable[[memoryview], bytes]] = [gzip.compress]
@@ -431,7 +431,7 @@ async def test_broker_that_stops_reading() -> None:
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_what_was_refused_is_not_hidden_by_what_is_unconfirmed(cls: type[Any]) -> None:
+async def test_unconfirmed_messages_do_not_hide_refused_ones(cls: type[Any]) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.refuse(0x11)}) as fake,
         rbs.streams_client(fake.uri) as client,

@@ -1,4 +1,4 @@
-"""The publish window where memory runs out: nobody who waits is forgotten."""
+"""The publish window without memory: every waiting call gets an outcome."""
 
 import _testcapi  # type: ignore[import-not-found]
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ways = pytest.mark.parametrize('way', ['given up', 'sent again'])
 
 
 def fails_at(number: int, call: Callable[[], Any]) -> bool:
-    """Call something whose allocation of that number fails; whether it raised MemoryError."""
+    """Call a function whose nth allocation fails; return whether it raised MemoryError."""
     try:
         _testcapi.set_nomemory(number, number + 1)
         call()
@@ -38,7 +38,7 @@ def make(*, batched: bool = False, sub_entry_size: int = 0) -> PublishWindow:
 
 
 def finish(window: PublishWindow, way: str) -> Told:
-    """Give up what is unconfirmed, or send it again and confirm it; gives who was told."""
+    """Give up the unconfirmed messages, or resend and confirm them; return the waiters notified."""
     if way == 'given up':
         return window.fail_pending()
     try:

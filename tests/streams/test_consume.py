@@ -554,7 +554,7 @@ async def test_broker_keeps_to_the_credit(client: rbs.StreamsClient, stream: str
 
 
 async def test_broker_that_ignores_credit() -> None:
-    """It fills no memory: the connection is closed, and whoever reads is told."""
+    """It fills no memory: the client closes the connection, and reading raises an error."""
     found: list[Any] = []
 
     def subscribe(peer: Peer, request: Frame) -> None:

@@ -1,4 +1,4 @@
-"""Reading and send_many let other tasks, and timers that are due, run every few milliseconds.
+"""Reading and send_many let other tasks and due timers run every few milliseconds.
 
 Each message takes a millisecond or more, however busy the machine is; so the messages between the
 time when a timer is due and the task that it wakes have a limit of their own.
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.both_loops
 
 COST = 0.001  # seconds that a message takes at least
 COUNT = 60  # messages of a chunk
-# Those of a turn, the one that was begun before, and one while the clock of the loop stood still.
+# Messages of a turn, the message begun before it, and one while the loop's clock stood still.
 MOST = int(TURN / COST) + 2
 
 
 class Handler:
-    """Takes its time for each message, and awaits nothing."""
+    """A slow handler that awaits nothing."""
 
     def __init__(self) -> None:
         self.begun: list[float] = []
@@ -47,7 +47,7 @@ class Handler:
 
 
 async def sleeping(handler: Handler, work: Any) -> None:
-    """Run something while another task sleeps again and again."""
+    """Run a coroutine while another task sleeps repeatedly."""
     sleeper = asyncio.create_task(handler.sleep())
     await asyncio.sleep(0)
     await work
@@ -162,7 +162,7 @@ async def test_send_many(kind: str) -> None:
         assert broker.messages('test') == list(range(COUNT))
 
 
-async def test_tasks_that_due_timers_wake_run_before_who_yields() -> None:
+async def test_tasks_woken_by_due_timers_run_before_the_yielding_task() -> None:
     woken: list[str] = []
 
     async def sleep() -> None:

@@ -1,4 +1,4 @@
-"""A stream that was deleted and created again is told from the old one, and read from its start.
+"""A subscription recognizes a stream that was deleted and created again, and starts over.
 
 On a real broker, and on the scripted one what that shows seldom; what decides is in
 `tests/protocol/test_last_chunk.py`.

@@ -17,7 +17,7 @@ from rbfly.streams.publisher import BasePublisher
 from rbfly.streams.waiting import Confirmation
 from rbfly.testing import StreamBroker
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # only a guard
 NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 PUBLISHERS: list[Any] = [
@@ -44,7 +44,7 @@ SEND_LATER: dict[str, Call] = {
 }
 LIMITED: dict[str, Call] = {'batch': lambda p: p.batch(b'x', max_len=10)}
 
-# What each public method is called with, where it is refused.
+# Arguments of each public method, for calls that are refused.
 CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.StreamsClient: {
         '__aenter__': lambda c: c.__aenter__(),
@@ -78,7 +78,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
 }
 
-# What anyone may use, and why.
+# Names that may be used anywhere, and why.
 READ_ONLY = 'only reads'
 RETURNS_SELF = 'only returns the object'
 FUTURE = 'of asyncio.Future, which is used as any other'
@@ -116,7 +116,7 @@ def test_every_public_class_is_covered() -> None:
     assert stateful <= CALLS.keys()
 
 
-# -- who uses it
+# -- users in other loops, threads and processes
 
 
 async def use(call: Call, owned: Any) -> None:
@@ -152,7 +152,7 @@ def in_thread(function: Callable[..., str], *args: Any) -> str:
 
 
 def in_child(function: Callable[..., str], *args: Any) -> str:
-    """In a child, forked within a step of a task, from which it goes on."""
+    """Use it in a child that was forked within a step of a task."""
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -177,7 +177,7 @@ INSIDE: dict[str, Callable[[Call, Any], str]] = {
 NEXT_LOOP = 'next event loop'
 
 
-# -- what is used
+# -- used objects
 
 
 @pytest.fixture(scope='module')

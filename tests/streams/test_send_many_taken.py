@@ -85,7 +85,7 @@ async def test_another_message_is_refused(window: int) -> None:
         assert broker.messages('s', raw=True) == source.taken[1:]
 
 
-async def test_window_is_full_of_the_messages_of_others() -> None:
+async def test_window_is_full_of_messages_of_other_tasks() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('s')
         async with client.publisher('s', amqp=False, max_unconfirmed=5) as publisher:
@@ -126,7 +126,7 @@ async def test_generators_of_one_queue(client: rbs.StreamsClient, stream: str) -
     assert await stored(client, stream) == sent
 
 
-async def test_others_use_the_room_meanwhile() -> None:
+async def test_other_tasks_use_the_room_while_the_iterator_waits() -> None:
     held: list[tuple[Peer, Frame]] = []
     queue: asyncio.Queue[bytes] = asyncio.Queue()
     async with (
@@ -141,7 +141,7 @@ async def test_others_use_the_room_meanwhile() -> None:
         await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait for room')
         fake.default(*held[0])
         await until(lambda: len(held) == 2, 'the other message is sent')
-        queue.put_nowait(b'second')  # is queued behind it
+        queue.put_nowait(b'second')  # queued after it
         await until(queue.empty, 'it was taken')
         assert publisher._core.window.queued == 1
         fake.default(*held[1])
@@ -152,7 +152,7 @@ async def test_others_use_the_room_meanwhile() -> None:
         many.cancel()
 
 
-async def test_message_that_comes_with_a_refusal_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_that_arrives_with_a_refusal_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     queue: asyncio.Queue[bytes] = asyncio.Queue()
     queue.put_nowait(b'first')
     async with (
@@ -178,7 +178,7 @@ async def test_message_that_comes_with_a_refusal_is_sent(monkeypatch: pytest.Mon
         assert publisher.message_id == progress.taken + 1
 
 
-async def test_message_that_comes_when_the_publisher_is_given_up() -> None:
+async def test_message_that_arrives_when_the_publisher_gives_up() -> None:
     queue: asyncio.Queue[bytes] = asyncio.Queue()
     async with (
         FakeBroker() as fake,
@@ -198,7 +198,7 @@ async def test_message_that_comes_when_the_publisher_is_given_up() -> None:
         assert (progress.taken, progress.confirmed, progress.refused) == (2, 1, [1])
 
 
-async def test_message_that_comes_while_the_publisher_closes() -> None:
+async def test_message_that_arrives_while_the_publisher_closes() -> None:
     held: list[tuple[Peer, Frame]] = []
     queue: asyncio.Queue[bytes] = asyncio.Queue()
     async with (

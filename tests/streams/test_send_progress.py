@@ -1,4 +1,4 @@
-"""What `send_many` says of each message that it took, however it ends."""
+"""`send_many` reports the outcome of each message that it took, however it ends."""
 
 import asyncio
 import pickle
@@ -80,7 +80,7 @@ async def test_all_are_confirmed(client: rbs.StreamsClient, stream: str) -> None
         await publisher.send_many(range(500), progress=progress)
         assert numbers(progress) == (500, 500, [], [])
         assert progress.unconfirmed == []
-        await publisher.send_many([], progress=progress)  # used again, it is about the last call
+        await publisher.send_many([], progress=progress)  # reused: describes the last call only
         assert numbers(progress) == (0, 0, [], [])
         assert repr(progress) == '<SendProgress taken=0 confirmed=0 refused=0 unknown=0>'
 
@@ -239,7 +239,7 @@ async def test_connection_lost_for_too_long(asynchronous: bool) -> None:
         for error in (first, second):
             assert error.progress is not None
             assert error.progress.refused == []
-            await error.progress.wait()  # nothing is to come
+            await error.progress.wait()  # no outcome is pending
         both = [numbers(first.progress), numbers(second.progress)]
         assert sum(item[0] for item in both) == 7
         assert sum(item[1] for item in both) == 3

@@ -53,7 +53,7 @@ TABLE: dict[tuple[Key, int], Try] = {
 def can_retry(error: RbFlyError, again: bool) -> bool:
     """True if another try may mend it.
 
-    :param again: what the command is for was declared before.
+    :param again: the publisher or subscription of the command was declared before.
     """
     if not isinstance(error, ProtocolError):
         return error.retriable

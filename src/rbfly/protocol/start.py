@@ -1,4 +1,4 @@
-"""Where a subscription is made: at first, and again after its connection was lost.
+"""Where a subscription starts, and where it resumes after its connection was lost.
 
 The broker resolves `NEXT`, `LAST` and a timestamp against the end of the stream, which moves on
 while there is no connection.  What counts is the end at the first attempt: the chunk that was
@@ -29,10 +29,10 @@ class Start:
     It does no I/O: `reference` and `needs_chunks` say what the caller asks the broker for before
     `subscribe_at`.
 
-    :param offset: where to start at first.
+    :param offset: where the subscription starts first.
     :ivar offset: the same, with a reference resolved.
-    :ivar is_probe: what `subscribe_at` has returned last only shows where to start: the cursor
-        reports the first chunk, whatever it holds, and the caller subscribes again.
+    :ivar is_probe: the offset that `subscribe_at` returned last only serves to find the start: the
+        cursor reports the first chunk, whatever it contains, and the caller subscribes again.
     """
 
     def __init__(self, offset: Offset) -> None:
@@ -50,13 +50,13 @@ class Start:
 
     @property
     def reference(self) -> str | None:
-        """Name of the stored offset to ask for; None if there is none, or it was resolved."""
+        """Name of the stored offset to query; None if there is none, or it is resolved."""
         return str(self.offset.value) if self.offset.type == OffsetType.REFERENCE else None
 
     def resolve(self, stored: int | None) -> None:
         """Replace the reference by the stored offset; None for none.
 
-        :raises SubscriptionError: no message can lie behind the stored offset.
+        :raises SubscriptionError: no message can follow the stored offset.
         """
         if stored is None:
             self.offset = self.offset.default or Offset.FIRST
@@ -66,7 +66,7 @@ class Start:
                 ' it; store another one'
             )
         else:
-            # The last message that was read is delivered once more, and dropped: see LastChunk.
+            # The last message read is delivered once more, and dropped: see LastChunk.
             self.offset = Offset.offset(stored)
             self._dropped = 1
 
@@ -77,7 +77,7 @@ class Start:
         return self.offset.type in BY_END
 
     def missing_end(self, cursor: MessageCursor, committed: int | None) -> int | None:
-        """The last chunk at the first attempt, if it is missing now and nothing was read since.
+        """Id of the last chunk at the first attempt, if it is missing and nothing was read since.
 
         :param committed: id of the last committed chunk, -1 for none, None if it is unknown.
         """
@@ -89,7 +89,7 @@ class Start:
     def subscribe_at(
         self, cursor: MessageCursor, first: int | None, committed: int | None
     ) -> Offset:
-        """The offset to subscribe at; tells the cursor what to drop.
+        """Return the offset to subscribe at, and set what the cursor drops.
 
         :param first: id of the first chunk; None if it is unknown.
         :param committed: id of the last committed chunk, -1 for none, None if it is unknown.
@@ -112,7 +112,7 @@ class Start:
         again = self._end is not None
         if self._end is None:
             self._end = committed
-        if self._end == -1:  # all that the stream has now was published since
+        if self._end == -1:  # everything in the stream was published since
             cursor.resume()
             return Offset.FIRST
         if self._end is None or not (again or kind == OffsetType.NEXT):
@@ -122,7 +122,7 @@ class Start:
             return self._find_last(cursor, self._end, first)
         if kind == OffsetType.TIMESTAMP and self._is_past is not False:
             return self._find_time(cursor)
-        # The last chunk is delivered as well, and dropped: see LastChunk.
+        # The last chunk is delivered, too, and dropped: see LastChunk.
         cursor.resume(0, self._end)
         cursor.last_chunk.presume(self._end)
         return self._seek(cursor, first, committed) if again else Offset.LAST
@@ -175,10 +175,10 @@ class Start:
         self._is_past = chunk.offset <= self._end  # else chunks of before that time lie between
 
     def start_over(self, opened: bool) -> None:
-        """The stream is gone: start at the first message of the next one.
+        """The stream was deleted: start at the first message of the next one.
 
-        :param opened: it was subscribed to; if it never was, nor was its end known, the next one is
-            read from where this one was to be.
+        :param opened: the subscription was made on it. If it never was, and its end is unknown, the
+            next stream is read from where this one was to be read.
         """
         self.offset = Offset.FIRST if opened or self._end is not None else self._wanted
         self._reset()

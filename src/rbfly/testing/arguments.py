@@ -44,12 +44,12 @@ class Crash(Exception):
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a stream; two streams are the same if these are equal, None included.
+    """The arguments of a stream; a stream can be created again only with equal ones.
 
-    :ivar max_bytes: size above which its oldest chunks go; without effect if it is not positive.
-    :ivar max_age: age in milliseconds at which they go; without effect as text, which is no age.
+    :ivar max_bytes: size above which its oldest chunks are removed; no limit if not positive.
+    :ivar max_age: age in milliseconds at which they are removed; ignored if it is a str.
     :ivar segment: size of a segment in bytes, which is of no meaning here.
-    :ivar replicas: on how many nodes it is; None for all of them.
+    :ivar replicas: number of nodes that have it; None for all of them.
     :ivar locator: who chooses the leader.
     :ivar filter_size: size of a chunk's Bloom filter in bytes.
     """
@@ -95,7 +95,7 @@ def integer(given: Mapping[str, str], name: str) -> int | None:
 
 
 def age(given: Mapping[str, str]) -> int | str | None:
-    """`max-age` in milliseconds, or as it is: RabbitMQ ignores an age that it cannot read."""
+    """Return `max-age` in milliseconds, or unchanged if RabbitMQ would ignore it."""
     value = given.get('max-age')
     if value is None:
         return None

@@ -17,7 +17,7 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         """
-        :raises ArgumentError: that is more than a time in milliseconds can hold.
+        :raises ArgumentError: the time does not fit the milliseconds of a chunk.
         """
         if time.time() + self.ahead + seconds > TIME_MAX / 1000:
             raise ArgumentError(f'the clock cannot be set forward by {seconds} seconds')

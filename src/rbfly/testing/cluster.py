@@ -74,7 +74,7 @@ class Cluster:
         self._leaders = itertools.count()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call in the next turn of the loop, if there is one."""
+        """Call a function in the next turn of the loop, if the broker has one."""
         if self.loop is not None:
             self.loop.call_soon(callback)
 

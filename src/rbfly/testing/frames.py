@@ -18,7 +18,7 @@ from .stream import Entries
 T = TypeVar('T')
 
 ENTRY = struct.Struct('>QI')
-# How many reads (two for a string) make up the first fields; of other frames they are all.
+# Number of reads (two for a string) of the first fields; other frames have only such fields.
 HEADS = {
     Key.PUBLISH: 2,
     Key.PUBLISH_CONFIRM: 2,
@@ -37,7 +37,7 @@ HEADS = {
 class BrokerReader(Reader):
     """Reads the fields of a frame that ends with an array, or with a field of variable layout.
 
-    :param head: number of reads that the first fields take.
+    :param head: number of reads of the first fields.
     """
 
     def __init__(self, data: bytes, head: int) -> None:
@@ -57,7 +57,7 @@ class BrokerReader(Reader):
         return self.take(self.u16()).decode(errors='replace')  # RabbitMQ takes any bytes
 
     def items(self, decode: Callable[[Reader], T], size: int) -> tuple[T, ...]:
-        """An array ends with the frame; RabbitMQ ignores its count."""
+        """Read an array up to the end of the frame, as RabbitMQ does; it ignores the count."""
         if self.in_tail and self.left < 4:  # an optional one
             self.take(self.left)
             return ()
@@ -89,10 +89,10 @@ def read_frame(key: int, version: int, body: bytes) -> Request | Response | OneW
 
 
 def read_publish(body: bytes) -> tuple[int, Entries]:
-    """Publisher id and entries of a Publish frame of version 1; in a third of the time.
+    """Read publisher id and entries of a Publish frame of version 1, three times as fast.
 
-    :raises FrameError: it ends before its entries.
-    :raises Crash: it ends within an entry.
+    :raises FrameError: the frame ends before its entries.
+    :raises Crash: the frame ends within an entry.
     """
     if len(body) < 5:
         raise FrameError('a Publish frame ends before its entries')

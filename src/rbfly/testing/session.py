@@ -26,7 +26,8 @@ CLOSE_ID = 1  # correlation id of the broker's Close
 
 Handler = Callable[['Session', Any], Any]
 Handlers = Mapping[type, Handler]
-# The states of the handshake, and where a read may lead from each; others close the connection.
+# States of the handshake, each with the states that a read may lead to; all others close the
+# connection.
 STATES = {
     'connected': ('connected', 'properties'),
     'properties': ('properties', 'authenticating'),
@@ -103,7 +104,7 @@ class Session(Wire):
             self._then()
 
     def on_read(self) -> None:
-        """Check the step of the handshake once a read is handled, as RabbitMQ does."""
+        """Check the step of the handshake after each read, as RabbitMQ does."""
         if self.ended or self.state == 'closing':
             return
         if self.state not in STATES.get(self._before, ('open',)):

@@ -58,10 +58,10 @@ class Wire(asyncio.Protocol):
         """A frame has come."""
 
     def on_read(self) -> None:
-        """The frames that have come together are handled."""
+        """Called after the frames of one read were handled."""
 
     def on_too_large(self) -> None:
-        """A frame has begun that is larger than the limit."""
+        """Called when a frame begins that is larger than the limit."""
         self.abort()
 
     def on_resume(self) -> None:
