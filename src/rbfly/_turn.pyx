@@ -1,15 +1,15 @@
-"""A task's turn of the event loop: others wait meanwhile, so it is kept short."""
+"""A task's turn of the event loop, which is kept short because other tasks wait."""
 
 cimport cython
 from libc.stdint cimport uint64_t
 
 cdef enum:
     WINDOW = 100_000_000            # nanoseconds between two measurements of the rate
-    SHORTEST = 1_000_000            # that are enough for one
-    CHEAP = 1_000                   # nanoseconds of a message
-    EVERY = 16                       # cheap messages between two checks
+    SHORTEST = 1_000_000            # the same, before the first one
+    CHEAP = 1_000                   # nanoseconds that a cheap message takes at most
+    EVERY = 16                      # cheap messages between two checks
 
-cdef double RATE = 1                # ticks of a nanosecond
+cdef double RATE = 1                # ticks per nanosecond
 cdef bint measured = False
 cdef uint64_t clock = rbfly_clock()
 cdef uint64_t ticks = rbfly_ticks()
@@ -24,7 +24,7 @@ cdef int measure() noexcept:
     if elapsed < <uint64_t> (WINDOW if measured else SHORTEST):
         return 0
     rate = <double> (counted - ticks) / <double> elapsed
-    if 0.001 < rate < 10:           # else the computer has slept meanwhile
+    if 0.001 < rate < 10:           # otherwise the computer was suspended
         RATE = rate
         measured = True
     clock, ticks = now, counted
@@ -33,9 +33,9 @@ cdef int measure() noexcept:
 
 @cython.final
 cdef class Turn:
-    """A turn of limited length, which has begun.
+    """A turn of limited length; it begins when it is created.
 
-    :param seconds: how long it is; infinity for no limit.
+    :param seconds: its length; infinity for no limit.
     """
 
     def __init__(self, double seconds):
@@ -43,7 +43,7 @@ cdef class Turn:
         self.begin()
 
     def begin(self):
-        """Others had their turn, and this one begins."""
+        """Begin a new turn, after other tasks have run."""
         cdef double limit
         measure()
         limit = self.seconds * 1e9 * RATE

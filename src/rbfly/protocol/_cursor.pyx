@@ -120,20 +120,19 @@ cdef MessageCtx read_message(
 cdef class MessageCursor:
     """Takes messages from a :class:`ChunkQueue`, one after the other.
 
-    :param driver: has `check_loop`, called in each step of a task before anything is taken, which
-        raises in another event loop than its own; `on_chunk_consumed`, called when the last message
-        of a chunk was given;
-        `on_progress`, called when messages up to the offset given to `notify_at` are done with;
+    :param driver: has `check_loop`, called in each step of a task before it takes a message, which
+        raises in another event loop; `on_chunk_consumed`, called after the last message of a chunk;
+        `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
         `on_replaced`, called when a chunk is of another stream than those before, which raises;
-        `on_probed`, called when the first chunk was reported: subscribe again; and the coroutine
-        `wait(kind, limit, subscription)`, which waits for something and takes it.
-    :param amqp: decode messages; if false, they are given as bytes.
-    :param filter: which messages to give; None for all.
+        `on_probed`, called when the first chunk was reported, to subscribe again; and the coroutine
+        `wait(kind, limit, subscription)`, which waits for messages and takes them.
+    :param amqp: decode messages; if false, return their bytes.
+    :param filter: which messages to return; None for all.
     :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
-    :param current_task: gives the running task.
-    :param wake: called when a chunk comes into the empty queue.
-    :param turn: how long other tasks may be kept waiting; None for no limit.
-    :param yield_after: how many chunks may be left in a turn: their credit goes back behind it.
+    :param current_task: returns the running task.
+    :param wake: called when a chunk enters the empty queue.
+    :param turn: limits how long other tasks wait; None for no limit.
+    :param yield_after: number of chunks to finish in one turn; their credit is returned after it.
     :param stream: name of the stream; None if it is of no interest.
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: messages with an offset below are dropped (int).
@@ -176,13 +175,13 @@ cdef class MessageCursor:
         self.probe = probe
 
     def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
-        """The same, and what is ready to be given."""
+        """Like `resume`; also drop what is ready to be taken."""
         self.resume(skip_before, skip_through_chunk)
         self.held = None
         self._fail_with(None)
 
     def start_over(self):
-        """Forget all that was read: the stream is gone, and with it its offsets."""
+        """Forget everything read: the stream was deleted, and its offsets with it."""
         self.rewind()
         self.seen = self.any = False
         self.behind = 0
@@ -196,11 +195,11 @@ cdef class MessageCursor:
 
     @property
     def must_yield(self):
-        """True if it is the turn of other tasks before more is given."""
+        """True if other tasks should run before the next message."""
         return self.chunks_since_yield >= self.yield_after or self.turn._is_over()
 
     def on_yield(self):
-        """Other tasks had their turn."""
+        """Called after other tasks have run."""
         self.chunks_since_yield = 0
         self.turn.begin()
 
@@ -208,7 +207,7 @@ cdef class MessageCursor:
 
     @property
     def position(self):
-        """Offset behind the last message that was given or dropped; None before the first."""
+        """Offset after the last message that was returned or dropped; None before the first."""
         cdef Chunk chunk = self.chunk
         if chunk is not None:
             return max(chunk.next_offset, self.skip_before)
@@ -216,20 +215,20 @@ cdef class MessageCursor:
 
     @property
     def unfinished(self):
-        """Offset behind the last message that the program is done with; None before the first."""
+        """Offset after the last finished message; None before the first."""
         return self.working if self.any else None
 
     @property
     def finished(self):
-        """Offset of the last message that the program is done with; None if there is none."""
+        """Offset of the last finished message; None if there is none."""
         return self.working - 1 if self.any and self.working > self.first else None
 
     def notify_at(self, offset):
-        """Call `on_progress` when the message with that offset, or a later one, is done with."""
+        """Call `on_progress` when the message with that offset, or a later one, is finished."""
         self.notify_offset = min(offset + 1, <object> NEVER)
 
     def mark_consumed(self):
-        """The program asks for more: what it was given is done with."""
+        """The program asks for more: everything it received is finished."""
         if self.any:
             self._work(self.position)
 

@@ -158,7 +158,7 @@ cdef class FrameBuilder:
         return 0
 
     def append(self, object message, PendingConfirms waiter not None):
-        """Encode a message into the open frame; gives its publishing id.
+        """Encode a message into the open frame; return its publishing id.
 
         :raises AMQPEncoderError: the value has no AMQP 1.0 form; nothing has changed then.
         :raises ArgumentError: an explicit publishing id that was used before or is too low.
@@ -167,7 +167,7 @@ cdef class FrameBuilder:
         return self._append(message, waiter)
 
     def put(self, object message, object future):
-        """`append` with a waiter of its own, which has that future; gives the publishing id."""
+        """`append` with a waiter of its own for that future; return the publishing id."""
         cdef PendingConfirms waiter = PendingConfirms.__new__(PendingConfirms)
         waiter.future = future
         waiter.sealed = True
@@ -176,18 +176,18 @@ cdef class FrameBuilder:
     def extend(
         self, object iterator, Py_ssize_t limit, PendingConfirms waiter not None, Turn turn=None
     ):
-        """Append what an iterator gives: at most `limit` messages, or about 256 kB, within a turn.
+        """Append messages of an iterator: at most `limit`, or about 256 kB, within a turn.
 
-        Gives whether there may be more.  Nothing is taken from the iterator behind a message that
+        Returns whether there may be more.  Takes nothing from the iterator after a message that
         cannot be appended.
 
-        :param turn: how long other tasks may be kept waiting; None for no limit.
-        :raises Exception: of the iterator; or see `append`: `waiter` counts that message, too.
+        :param turn: limits how long other tasks wait; None for no limit.
+        :raises Exception: errors of the iterator, and of `append`: `waiter` counts that message.
         """
         cdef uint64_t full = self.bytes_encoded + RUN_BYTES
         cdef uint64_t end = waiter.count + <uint64_t> limit
         cdef Py_ssize_t left = limit
-        # Code of the user may take its time at each message, and compressing at each sub-entry.
+        # The user's code may be slow for each message, and compression for each sub-entry.
         cdef bint timed = turn is not None and (
             type(iterator) not in PLAIN_ITERATORS or self.filter_extract is not None
         )

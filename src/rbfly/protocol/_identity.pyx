@@ -1,8 +1,8 @@
-"""What the identity of a stream is.
+"""How to recognize a stream that was deleted and created again.
 
-A stream that was deleted and created again has the name of the old one, and offsets from 0 on.
-It is told by the chunk that was read last, which is asked for again wherever a subscription is made
-again, also where nothing was read yet.
+Such a stream has the name of the old one, and its offsets start at 0.  The chunk that was read last
+identifies the old stream: a subscription asks for it again whenever it reconnects, even if it has
+not read a message yet.
 """
 
 cimport cython
@@ -15,47 +15,47 @@ cdef uint64_t UNKNOWN = 0xffffffffffffffff
 
 @cython.final
 cdef class LastChunk:
-    """The chunk that was read last: what a stream is told by from another one of its name.
+    """The chunk that was read last, which identifies a stream among others of its name.
 
-    A subscription that is made again asks for that chunk again.  If another one lies where it lay,
-    or the stream begins before it and lacks it, then the stream was deleted and created again.  No
-    sign of that are:
+    A subscription asks for that chunk again after a reconnect.  If another chunk is in its place,
+    or the stream begins before it and lacks it, the stream was deleted and created again.  These
+    are not evidence of that:
 
-    * a first chunk behind it: retention has removed it;
-    * chunks before it: a replica that lags behind gives what was read.  One that is newer than all
-      that was read was not read.  (By the broker's clock: where that is wrong, the new stream is
-      told when it has come as far as the old one; nothing is lost by that.)
+    * a first chunk after it: retention has removed the chunk;
+    * chunks before it: a lagging replica delivers what was read before.  But a chunk that is newer
+      than everything read is new.  (By the broker's clock.  If that is wrong, the new stream is
+      recognized once it is as long as the old one; no message is lost by that.)
 
-    Where a subscription starts behind the end of the stream, only the id of the last chunk is known
-    until that chunk comes.  It is no chunk of messages, or a filter leaves it out, if a later one
-    comes instead.  Until then, only a chunk that lies across that id shows another stream.
+    If a subscription starts after the end of the stream, only the id of the last chunk is known
+    until that chunk arrives.  If a later chunk arrives instead, the last one contained no messages,
+    or a filter dropped it.  Until then, only a chunk that spans that id shows another stream.
 
-    No sign is left of a new stream whose own first chunks are gone as far as the last one.
+    A new stream is not recognized if its own chunks have been removed up to the last one.
 
-    :ivar id: of the chunk (int); -1 for none.
-    :ivar doubt: it was asked for again, and neither it nor a chunk behind it was seen (bool).
+    :ivar id: id of the chunk (int); -1 for none.
+    :ivar doubt: it was requested again, and neither it nor a later chunk has arrived (bool).
     """
 
     def __cinit__(self):
         self.forget()
 
     def forget(self):
-        """Nothing was read yet."""
+        """Forget the chunk: nothing has been read."""
         self.id = -1
         self.epoch = UNKNOWN
         self.doubt = False
 
     def presume(self, int64_t id):
-        """The last chunk of the stream, of which nothing is known but its id."""
+        """Set the last chunk of the stream, of which only the id is known."""
         self.id = id
         self.end = <uint64_t> id + 1
         self.epoch = UNKNOWN
         self.max_timestamp = INT64_MAX
 
     def seek(self, first, committed):
-        """Offset to subscribe at for the chunk to come again; -1 for the first of the stream.
+        """Return the offset at which to subscribe to receive the chunk again; -1 for the first.
 
-        :param first: id of the first chunk of the stream; None if the broker does not tell.
+        :param first: id of the first chunk of the stream; None if the broker does not report it.
         :param committed: the same for the last one, -1 for none.
         """
         self.doubt = True
@@ -84,7 +84,7 @@ cdef class LastChunk:
         )
 
     cdef bint _has_read(self, Chunk chunk) noexcept:
-        """True if the broker has sent the chunk before on this connection: ids only increase."""
+        """True if the broker has already sent the chunk on this connection: ids only increase."""
         return (
             not self.doubt and self.epoch != UNKNOWN and chunk.offset <= <uint64_t> self.id
         )

@@ -205,7 +205,7 @@ cdef class PublishWindow(FrameBuilder):
         return done
 
     def count_unsent(self):
-        """How many of the unsettled messages `take` has never given, on any connection (int)."""
+        """Number of unsettled messages that `take` has never returned, on any connection (int)."""
         cdef Py_ssize_t count = 0 if self.sub_entry is None else self.sub_entry.count
         cdef Py_ssize_t n
         cdef Entry *entry
@@ -219,7 +219,7 @@ cdef class PublishWindow(FrameBuilder):
         return count
 
     def fail_pending(self):
-        """Forget everything unsettled; gives the waiters that had messages in it (list)."""
+        """Forget everything unsettled; return the waiters that had messages in it (list)."""
         self._enter()
         try:
             return self._fail_pending()
@@ -261,7 +261,7 @@ cdef class PublishWindow(FrameBuilder):
         return done
 
     def unsettled_of(self, PendingConfirms waiter not None):
-        """Which messages of a waiter are queued or in flight: list of their numbers (int)."""
+        """Numbers of the messages of a waiter that are queued or in flight (list of int)."""
         cdef list found = []
         cdef list frames = [*self.frames, self.open]
         cdef list waiters
