@@ -54,6 +54,25 @@ async def test_dropped_subscription_takes_its_client_along() -> None:
 
 
 @pytest.mark.usefixtures('_no_collector')
+async def test_loss_of_a_dropped_subscription_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
+        assert await anext(held[0]) == b'x'
+        link = held[0]._driver.link
+        held.clear()
+        link.on_metadata_update('test')  # before the turn that releases the subscription
+        await until(lambda: not client._cluster.links, 'it is released')
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures('_no_collector')
 @pytest.mark.parametrize('how', ['never used', 'disconnected'])
 async def test_nothing_to_warn_of(how: str, recwarn: pytest.WarningsRecorder) -> None:
     async with FakeBroker() as fake:

@@ -156,7 +156,7 @@ class SubscriptionDriver:
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
             self._tracker.on_lost()
-        if not self.link.is_opening:
+        if not self.closed and not self.link.is_opening:
             if not error.retriable:
                 self._error = twin(error)
             logger.warning('%r: %s', self, error)
