@@ -463,6 +463,21 @@ async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
     assert numbers[498:500] == [503, 504]
 
 
+async def test_close_raises_failures_beyond_the_first_that_were_asked_about() -> None:
+    async with (
+        FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        context = client.publisher('test')
+        publisher = await context.__aenter__()
+        submitted = [await publisher.submit('x') for _ in range(1500)]
+        await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
+        assert all(isinstance(item.exception(), PublishError) for item in submitted[:1000])
+        with pytest.raises(PublishError) as caught:
+            await context.__aexit__(None, None, None)
+    assert caught.value.total == 500
+
+
 async def test_asking_too_early_is_not_to_have_seen_the_failure() -> None:
     async with FakeBroker(on={wire.PUBLISH: refusing()}) as fake:
         client = rbs.streams_client(fake.uri)

@@ -206,6 +206,7 @@ class Failures:
     def __init__(self) -> None:
         self.count = 0
         self._errors: dict[int, Exception] = {}  # by number
+        self._newest: Exception | None = None  # of the failures that are only counted
         self._number = 0
 
     def add(self, error: Exception) -> int:
@@ -214,6 +215,8 @@ class Failures:
         self._number += 1
         if len(self._errors) < KEPT:
             self._errors[self._number] = error
+        else:
+            self._newest = error
         return self._number
 
     def remove(self, number: int) -> None:
@@ -223,12 +226,18 @@ class Failures:
 
     def refused(self) -> Exception | None:
         """Return one error for all messages that the broker refused, or None."""
-        return summary([item for item in self._errors.values() if isinstance(item, PublishError)])
+        return summary([item for item in self._kept() if isinstance(item, PublishError)])
 
     def tell(self) -> None:
         """Raise one error for all failures, if there are any."""
-        if error := summary([*self._errors.values()], self.count):
+        if error := summary(self._kept(), self.count):
             raise error
+
+    def _kept(self) -> list[Exception]:
+        """Errors that are kept; the newest failure if the program has looked at all of them."""
+        if not self._errors and self.count and self._newest is not None:
+            return [self._newest]
+        return [*self._errors.values()]
 
 
 def publish_error(waiter: PendingConfirms) -> PublishError:
