@@ -467,3 +467,30 @@ async def test_second_task_that_closes_goes_on_where_the_first_is_cancelled() ->
         assert first.cancelled()
         assert second.done()
         assert isinstance(confirmation.exception(), PublisherError)
+
+
+@pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
+async def test_the_close_after_a_cancelled_one_tells_of_messages_that_were_given_up(
+    cls: type[rbs.Publisher] | type[rbs.PublisherBatchFast],
+) -> None:
+    async with (
+        StreamBroker() as broker,
+        rbs.streams_client(broker.uri) as client,
+    ):
+        broker.create_stream('test')
+        context = client.publisher('test', cls=cls, max_unconfirmed=5)
+        publisher = await context.__aenter__()
+        broker.withhold_confirms()
+        if isinstance(publisher, rbs.PublisherBatchFast):
+            for i in range(20):
+                publisher.batch(i)
+        else:
+            await publisher.submit(0)
+        closing = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        other = asyncio.create_task(publisher.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(PublisherError, match='was closed before'):
+            await other
+        await context.__aexit__(None, None, None)

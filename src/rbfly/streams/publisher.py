@@ -66,6 +66,7 @@ class BasePublisher(PublisherBase):
         loop = asyncio.get_running_loop()
         self._core = PublisherCore(Unusable(UNDECLARED), loop, window, WindowSemaphore)
         self._core.fail(PublisherError(UNDECLARED))  # what is compiled asks the driver then
+        self._told = False  # close has raised what went wrong
 
     @property
     def message_id(self) -> int:
@@ -229,12 +230,13 @@ class Publisher(BasePublisher):
         :raises StreamConnectionError: the connection was lost before a message of `submit` was
             confirmed, and the program has not looked at its result.
         """
-        told = self._core.closed
         try:
             await super().close()
         except ConfirmTimeout as ex:
+            self._told = True
             raise ex from self._failures.refused()
-        if not told:
+        if not self._told:  # also if an earlier call was cancelled
+            self._told = True
             self._failures.tell()
 
 

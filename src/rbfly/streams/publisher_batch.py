@@ -75,13 +75,16 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
         :raises StreamConnectionError: the connection was lost before every confirm.
         """
-        batches = [] if self._core.closed else [*self._batches.sent, self._batches.filling]
+        batches = [] if self._told else [*self._batches.sent, self._batches.filling]
         try:
             await super().close()
         except ConfirmTimeout as ex:
+            self._told = True
             errors = [batch.error for batch in batches if isinstance(batch.error, PublishError)]
             raise ex from summary(errors)
-        self._tell(batches)
+        if not self._told:  # also if an earlier call was cancelled
+            self._told = True
+            self._tell(batches)
 
 
 class PublisherBatchLimit(PublisherBatchFast):
