@@ -292,8 +292,10 @@ class PublisherDriver:
             unsettled, unsent = core.window.unsettled, core.window.count_unsent()
         finally:
             self._on_progress = None
-            self._part(*errors)
-            self._ended.set()
+            try:
+                self._part(*errors)
+            finally:
+                self._ended.set()
         if unsettled:  # not in the handler: the TimeoutError leads to the task
             raise self._gave_up(unsettled - unsent, unsent)
 
@@ -321,8 +323,10 @@ class PublisherDriver:
                 if core.error is None:
                     self._release()
         finally:
-            self._part(error)
-            self._ended.set()
+            try:
+                self._part(error)
+            finally:
+                self._ended.set()
 
     def _part(
         self, error: Exception, unsent: Exception | None = None
