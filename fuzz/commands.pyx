@@ -8,8 +8,8 @@ from fuzz.checks cimport finding
 
 from rbfly.error import FrameError
 from rbfly.protocol.commands import READERS, decode
-from rbfly.protocol.const import Key
-from rbfly.testing.publishing import read_publish
+from rbfly.testing.arguments import Crash
+from rbfly.testing.frames import read_frame, read_publish
 
 cdef extern from *:
     """extern uint8_t fuzz_coverage[1 << 12];"""
@@ -62,9 +62,9 @@ cdef api int target(const uint8_t *data, Py_ssize_t size) except -1:
     key, version = KINDS[data[0] % len(KINDS)]
     body = PyBytes_FromStringAndSize(<const char *> data + 1, size - 1)
     check(key, version, body)
-    if key == Key.PUBLISH:
+    for read, arguments in ((read_frame, (key, version, body)), (read_publish, (body,))):
         try:
-            read_publish(version, body)
-        except FrameError:
+            read(*arguments)
+        except (FrameError, Crash):
             pass
     return 0

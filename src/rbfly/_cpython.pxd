@@ -229,6 +229,7 @@ cdef extern from *:
     ctypedef struct rbfly_step:
         pass
 
+    unsigned long rbfly_forks
     int rbfly_watch_forks() except -1
     unsigned long rbfly_place() noexcept
     bint rbfly_same_step(const rbfly_step *step) noexcept

@@ -2,8 +2,9 @@
 #
 # Reading the processor's counter takes half the time of reading a clock, but still a sixth of the
 # time of a small message.  So while messages take less than a microsecond each, the counter is read
-# for every sixteenth message only.  It measures the few milliseconds of a turn: if it jumps, e.g.
-# between processors, a turn ends early.
+# for every sixteenth message only.  If such messages become slow unnoticed, the turn looks at the
+# clock for each of the next ten thousand.  The counter measures the few milliseconds of a turn: if
+# it jumps, e.g. between processors, a turn ends early.
 
 from libc.stdint cimport uint64_t
 
@@ -52,6 +53,7 @@ cdef class Turn:
     cdef uint64_t cheap             # ticks
     cdef int every                  # messages between two checks
     cdef int skip                   # messages until the next check
+    cdef int wary                   # messages until checks may become fewer again
 
     # True if other tasks should run now.
     cdef inline bint _is_over(self) noexcept:

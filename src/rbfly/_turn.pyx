@@ -8,6 +8,8 @@ cdef enum:
     SHORTEST = 1_000_000            # the same, before the first one
     CHEAP = 1_000                   # nanoseconds that a cheap message takes at most
     EVERY = 16                      # cheap messages between two checks
+    SLOW = 500_000                  # nanoseconds between two checks, of which a turn has to spare
+    WARY = 10_000                   # messages that are all checked, once that was exceeded
 
 cdef double RATE = 1                # ticks per nanosecond
 cdef bint measured = False
@@ -55,12 +57,17 @@ cdef class Turn:
 
     cdef bint _check(self) noexcept:
         cdef uint64_t now = rbfly_ticks()
+        cdef uint64_t elapsed = now - self.checked
+        if self.every > 1 and elapsed > self.cheap * (SLOW / CHEAP):
+            self.wary = WARY
         if now - self.since > self.limit:
             return True
-        if now - self.checked < self.every * self.cheap:
-            self.every = min(2 * self.every, EVERY)
-        else:
+        if elapsed > self.every * self.cheap:
             self.every = 1
+        elif self.wary:
+            self.wary -= 1
+        else:
+            self.every = min(2 * self.every, EVERY)
         self.skip = self.every - 1
         self.checked = now
         return False

@@ -115,6 +115,27 @@ async def test_messages_that_become_slow() -> None:
     assert max(handler.late) <= MOST + 16
 
 
+async def test_bursts_of_slow_messages() -> None:
+    """After the first burst, the turn looks at the clock for every message."""
+    handler = Handler()
+    count = 20 * 46
+
+    async def run() -> None:
+        seen = 0
+        async for _ in messages:
+            seen += 1
+            if seen % 46 > 31:
+                handler()
+            if seen == count:
+                break
+
+    async with reading(filled(count)) as messages:
+        sleeper = asyncio.create_task(handler.sleep())
+        await run()
+        sleeper.cancel()
+    assert sum(late > MOST for late in handler.late) <= 1
+
+
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
 async def test_filter_that_drops_everything(kind: str) -> None:
     handler = Handler()

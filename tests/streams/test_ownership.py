@@ -125,10 +125,10 @@ async def use(call: Call, owned: Any) -> None:
         await result
 
 
-def run(call: Call, owned: Any) -> str:
-    """The error of a use in an event loop of its own."""
+def run(call: Call, owned: Any, run_loop: Callable[[Any], object] = asyncio.run) -> str:
+    """The error of a use in an event loop: a new one, or the one that `run_loop` runs."""
     try:
-        asyncio.run(use(call, owned))
+        run_loop(use(call, owned))
     except BaseException as ex:
         return repr(ex)
     return 'no error'
@@ -175,6 +175,7 @@ INSIDE: dict[str, Callable[[Call, Any], str]] = {
     'forked child': lambda *args: in_child(drive, *args),
 }
 NEXT_LOOP = 'next event loop'
+SAME_LOOP = 'same event loop in a forked child'
 
 
 # -- used objects
@@ -234,7 +235,7 @@ CASES = [(cls, name) for cls, calls in CALLS.items() for name in calls]
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')  # old names; fork beside threads
 @pytest.mark.filterwarnings('ignore:coroutine:RuntimeWarning')
 @pytest.mark.parametrize('new_loop', NEW_LOOPS, ids=['asyncio', 'uvloop'])
-@pytest.mark.parametrize('user', [*INSIDE, NEXT_LOOP])
+@pytest.mark.parametrize('user', [*INSIDE, NEXT_LOOP, SAME_LOOP])
 @pytest.mark.parametrize(('cls', 'name'), CASES, ids=lambda item: getattr(item, '__name__', item))
 def test_refused(
     memory_broker: StreamBroker,
@@ -272,6 +273,9 @@ def test_refused(
         if user == NEXT_LOOP:
             before = state(client, owned)
             found = run(call, owned)
+        elif user == SAME_LOOP:
+            before = state(client, owned)
+            found = in_child(run, call, owned, loop.run_until_complete)
         else:
             found, before = loop.run_until_complete(inside(owned))
         assert found.startswith(EventLoopError.__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -104,6 +105,7 @@ class Cluster:
         self.links: dict[Opened, None] = {}
         self.observer = Observer()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0  # of the process that the loop runs in
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]
@@ -119,12 +121,16 @@ class Cluster:
         return any(self._open(role) for role in Role)
 
     def check_loop(self) -> None:
-        """Check that nobody else uses it: another event loop may, when that has ended.
+        """Check that the caller runs in the client's event loop and process.
 
-        :raises EventLoopError: another one runs, or has connections open while this one runs.
+        Another event loop may use the client after its own has been closed.
+
+        :raises EventLoopError: the client's loop runs elsewhere, or has connections open.
         """
         loop, running = self._loop, asyncio._get_running_loop()
-        if loop is None or loop is running or loop.is_closed():
+        if loop is None or loop.is_closed():
+            return
+        if loop is running and self._pid == os.getpid():
             return
         if loop.is_running() or (self.connected and running is not None):
             raise wrong_loop('the client')
@@ -268,6 +274,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the connections of another one are of no use
             self._loop = loop
+            self._pid = os.getpid()
             self._timer = None
             self._attempts.clear()
             self._lookups.clear()

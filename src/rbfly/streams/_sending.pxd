@@ -21,6 +21,7 @@ cdef class PublisherCore:
     cdef readonly bint scheduled
     cdef object confirmed           # a future that is done
     cdef unsigned long place        # thread that the loop runs in
+    cdef unsigned long forks        # process that the loop runs in
     cdef rbfly_step step            # in which the loop was checked last
     cdef bint waking                # the tasks in `woken` run now
     cdef list woken                 # who is woken in this turn of the loop

@@ -5,7 +5,9 @@ All tasks whose confirms came at once are woken by one callback of the loop, in 
 
 cimport cython
 
-from rbfly._cpython cimport rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_watch_forks
+from rbfly._cpython cimport (
+    rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_watch_forks,
+)
 from rbfly.protocol._frames cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
@@ -48,6 +50,7 @@ cdef class PublisherCore:
         self.confirmed.set_result(None)
         self.woken = []
         self.place = rbfly_place()
+        self.forks = rbfly_forks
         window.listen(self.on_settled)
 
     def drive(self, driver):
@@ -118,7 +121,7 @@ cdef class PublisherCore:
 
     cdef int _check_loop(self) except -1:
         cdef object running = _get_running_loop()
-        if running is self.loop:
+        if running is self.loop and rbfly_forks == self.forks:
             self.place = rbfly_place()
             rbfly_mark_step(&self.step)
         elif running is not None or rbfly_place() != self.place or self.loop.is_running():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -166,7 +167,9 @@ class Confirmation(asyncio.Future[None]):
         self.publish_id = core.window.put(message, self)
 
     def __await__(self) -> Generator[Any, None, None]:
-        if not self.done() and asyncio._get_running_loop() is not self.get_loop():
+        if not self.done() and (
+            asyncio._get_running_loop() is not self.get_loop() or os.getpid() != self._failures.pid
+        ):
             raise wrong_loop('the confirmation')
         self._see()
         return super().__await__()
@@ -201,10 +204,12 @@ class Failures:
     """Failures of `submit` that the program has not looked at: the first errors, and a count.
 
     :ivar count: number of failures (int).
+    :ivar pid: process of the publisher (int).
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.pid = os.getpid()
         self._errors: dict[int, Exception] = {}  # by number
         self._newest: Exception | None = None  # of the failures that are only counted
         self._number = 0
