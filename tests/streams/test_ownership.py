@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -111,7 +112,7 @@ def test_every_public_class_is_covered() -> None:
         for name in rbs.__all__
         if isinstance(item := getattr(rbs, name), type)
         and item not in values
-        and any(asyncio.iscoroutinefunction(getattr(item, m, None)) for m in dir(item))
+        and any(inspect.iscoroutinefunction(getattr(item, m, None)) for m in dir(item))
     }
     assert stateful <= CALLS.keys()
 
