@@ -1,6 +1,9 @@
 """The publish window without memory: every waiting call gets an outcome."""
 
 import _testcapi  # type: ignore[import-not-found]
+import functools
+import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +19,28 @@ COUNT = 13
 UNLIMITED = 0
 BODY = b'x' * 1000
 
+pytestmark = pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
+
 Told = list[PendingConfirms]
 ways = pytest.mark.parametrize('way', ['given up', 'sent again'])
+
+
+def alone(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a forked child, where no other thread can meet the allocation that fails."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                test(**arguments)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    return run
 
 
 def fails_at(number: int, call: Callable[[], Any]) -> bool:
@@ -63,6 +86,7 @@ def check(window: PublishWindow, told: Told, waiters: Told) -> None:
 @pytest.mark.parametrize(
     ('sub_entry_size', 'frame_max'), [(0, UNLIMITED), (2, UNLIMITED), (0, 1500), (0, 500)]
 )
+@alone
 def test_no_memory_to_send_again(sub_entry_size: int, frame_max: int, way: str) -> None:
     """Some frames are confirmed, some are in flight; in smaller ones not everything fits."""
     number, failed = 0, True
@@ -89,6 +113,7 @@ def test_no_memory_to_send_again(sub_entry_size: int, frame_max: int, way: str) 
 
 
 @ways
+@alone
 def test_no_memory_to_sort_a_batch(way: str) -> None:
     number, failed = 0, True
     while failed:
