@@ -47,6 +47,7 @@ __all__ = [
     'TLSError',
     'URIError',
     'VirtualHostError',
+    'WindowTimeout',
 ]
 
 E = TypeVar('E', bound=Exception)
@@ -353,8 +354,11 @@ class ConfirmTimeout(RbFlyError, TimeoutError):
     unsent: int = 0
 
 
-class RoomTimeout(ConfirmTimeout):
+class WindowTimeout(ConfirmTimeout):
     """The publisher's window had no room in time; the message was not sent and has no id."""
+
+
+RoomTimeout = WindowTimeout
 
 
 _BY_CODE: dict[int, type[ProtocolError]] = {
@@ -380,7 +384,7 @@ def protocol_error(
     return error
 
 
-def twin(error: E) -> E:
+def copy_error(error: E) -> E:
     """A copy of an error that several callers raise, so that each has its own traceback."""
     found = copy.copy(error)
     found.__cause__ = error.__cause__

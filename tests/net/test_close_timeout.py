@@ -307,9 +307,9 @@ async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None
                 'b', offset=rbs.Offset.FIRST, auto_offset=rbs.OffsetTracking('r', interval=0)
             )
             assert [await anext(messages), await anext(messages)] == [1, 2]
-            driver = messages._driver
+            session = messages._session
             broker.delete_stream('b')
-            await until(lambda: not driver.link.is_open, 'it was told')
+            await until(lambda: not session.registration.is_open, 'it was told')
             await messages.aclose()
             await asyncio.sleep(0.3)
             await fill(publisher, 50_000)

@@ -48,13 +48,13 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
 
 
 class Told(Observer):
-    """Keeps why links are idle again."""
+    """Keeps why registrations are idle again."""
 
     def __init__(self) -> None:
         self.errors: list[Exception | None] = []
 
     def on_transition(
-        self, link: object, before: State, after: State, error: Exception | None
+        self, registration: object, before: State, after: State, error: Exception | None
     ) -> None:
         if after is State.IDLE:
             self.errors.append(error)

@@ -9,7 +9,7 @@ import rbfly.streams as rbs
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
-from tests.links import Told
+from tests.registrations import Told
 
 HANG = 5.0  # seconds within which what is to end has ended
 
@@ -38,7 +38,7 @@ async def test_callback_that_raises_hides_the_loss_from_no_other(told: list[Any]
     ):
         connection = publisher._core.connection
         assert connection is not None
-        connection.links = {Told(lost=raising): None, **connection.links}
+        connection.registrations = {Told(lost=raising): None, **connection.registrations}
         fake.connections[-1].transport.abort()
         await until(lambda: publisher._core.connection is not connection, 'it is lost')
         await asyncio.wait_for(publisher.send('x'), HANG)
@@ -52,7 +52,7 @@ async def test_interrupt_in_a_callback_leaves_the_connection_closed() -> None:
 
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        connection.links[Told(lost=interrupted)] = None
+        connection.registrations[Told(lost=interrupted)] = None
         with pytest.raises(KeyboardInterrupt):
             connection.connection_lost(None)
         await asyncio.wait_for(connection.close(), HANG)
@@ -62,7 +62,7 @@ async def test_callback_that_raises_hides_a_moved_stream_from_no_other(told: lis
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         moved: list[str] = []
-        connection.links = dict.fromkeys(
+        connection.registrations = dict.fromkeys(
             (Told(metadata_update=raising), Told(metadata_update=moved.append))
         )
         fake.connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
@@ -76,7 +76,7 @@ async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[An
         connection = await client.get_protocol()
         resumed: list[bool] = []
         others = Told(resume=raising), Told(resume=lambda: resumed.append(True))
-        connection.links = dict.fromkeys(others)
+        connection.registrations = dict.fromkeys(others)
         connection.resume_writing()
         assert resumed == [True]
     assert told == [ZeroDivisionError]
@@ -85,6 +85,6 @@ async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[An
 async def test_callback_that_raises_keeps_no_connection_open(told: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        client._cluster.links = {Told(disconnect=raising): None}
+        client._cluster.registrations = {Told(disconnect=raising): None}
     assert not connection.is_open
     assert told == [ZeroDivisionError]

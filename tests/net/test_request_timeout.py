@@ -105,8 +105,8 @@ async def test_closing_beside_unconfirmed_messages_ends() -> None:
         assert connection is not None
         confirmation = await publisher.submit('x')
         async with client.publisher('other') as other:
-            assert other._driver is not None
-            used = other._driver.link.id
+            assert other._session is not None
+            used = other._session.registration.id
             fake.handlers[wire.DELETE_PUBLISHER] = lambda *item: deletes.append(item)
             await asyncio.wait_for(other.close(), LONG)
         assert connection.is_open

@@ -43,10 +43,10 @@ def offsets(cursor: Cursor) -> list[int]:
 
 def test_the_same_chunk_again() -> None:
     cursor = reader()
-    assert cursor.last_chunk.doubt
+    assert cursor.last_chunk.unverified
     cursor.push(piece(10, 3))
     assert drain(cursor) == []
-    assert not cursor.last_chunk.doubt
+    assert not cursor.last_chunk.unverified
     cursor.push(piece(13, 2, timestamp=1, epoch=1))  # a later leader, whose clock is wrong
     assert offsets(cursor) == [13, 14]
     assert cursor.consumed == [7, 10, 10, 13]
@@ -100,7 +100,7 @@ def test_replica_that_lags_behind() -> None:
     cursor.push(piece(5, 2, timestamp=500, epoch=1))
     cursor.push(piece(7, 3, timestamp=2000))
     assert drain(cursor) == []
-    assert cursor.last_chunk.doubt
+    assert cursor.last_chunk.unverified
     assert cursor.position == END
     cursor.push(piece(10, 3))
     cursor.push(piece(13, 1))
@@ -156,7 +156,7 @@ def presumed(after: int = 10) -> Reader:
     """At `NEXT`: nothing is known of the last chunk but its id."""
     cursor = Reader()
     cursor.rewind(0, after)
-    cursor.last_chunk.presume(after)
+    cursor.last_chunk.assume(after)
     return cursor
 
 
@@ -253,6 +253,6 @@ def test_first_chunk_that_is_only_looked_at() -> None:
 def test_start_over_forgets() -> None:
     cursor = reader()
     cursor.start_over()
-    assert not cursor.last_chunk.doubt
+    assert not cursor.last_chunk.unverified
     cursor.push(piece(0, 2))
     assert offsets(cursor) == [0, 1]

@@ -15,7 +15,7 @@ from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
     PublishError,
-    RoomTimeout,
+    WindowTimeout,
 )
 from tests import fake as wire
 from tests.brokers import until
@@ -221,7 +221,7 @@ async def test_bound_blocks_then_frees() -> None:
         tasks = [asyncio.create_task(publisher.send(i)) for i in range(12)]
         await until(lambda: publishing_ids(held) == 5, 'as many came as may')
         assert publisher._core.window.in_flight == 5
-        assert len(publisher._core.room.waiting) == 7
+        assert len(publisher._core.capacity.waiting) == 7
         while not all(task.done() for task in tasks):
             await until(lambda: bool(held) or all(task.done() for task in tasks), 'room was used')
             assert publisher._core.window.in_flight <= 5
@@ -242,7 +242,7 @@ async def test_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> 
         first = asyncio.create_task(publisher.send('first'))
         await until(lambda: bool(held), 'the window is full')
         for call in (publisher.send, publisher.submit):
-            with pytest.raises(RoomTimeout, match='no room'):  # it was not sent
+            with pytest.raises(WindowTimeout, match='no room'):  # it was not sent
                 await call('x', timeout=0.02)
         with pytest.raises(ConfirmTimeout, match='0 of 0'):
             await publisher.send_many(['x'], timeout=0.02)
@@ -250,7 +250,7 @@ async def test_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> 
             asyncio.create_task(publisher.send('y', timeout=timeout)),
             asyncio.create_task(publisher.send_many(['z'], timeout=timeout)),
         ]
-        await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait')
+        await until(lambda: len(publisher._core.capacity.waiting) == 2, 'both wait')
         fake.handlers.clear()
         fake.default(*held[0])
         await asyncio.gather(first, *patient)
@@ -284,7 +284,7 @@ async def test_late_confirms_are_ignored() -> None:
     ):
         with pytest.raises(ConfirmTimeout, match='no confirm') as caught:
             await publisher.send('x', timeout=0.02)
-        assert not isinstance(caught.value, RoomTimeout)  # it was
+        assert not isinstance(caught.value, WindowTimeout)  # it was
         with pytest.raises(ConfirmTimeout, match='0 of 3'):
             await publisher.send_many(['x'] * 3, timeout=0.02)
         batch.batch('x')

@@ -550,7 +550,7 @@ async def test_broker_keeps_to_the_credit(client: rbs.StreamsClient, stream: str
             await publisher.send(i)
         for i in range(500):
             assert await anext(messages) == i
-            assert len(messages._driver.cursor.queue.chunks) <= credit
+            assert len(messages._session.cursor.queue.chunks) <= credit
 
 
 async def test_broker_that_ignores_credit() -> None:
@@ -778,7 +778,7 @@ async def test_release(client: rbs.StreamsClient, stream: str, how: str, kind: s
         del generator
     gc.collect()
     await until(lambda: len(connection.subscription_ids) == FREE_IDS, 'released')
-    assert not connection.links
+    assert not connection.registrations
 
 
 # -- filters

@@ -13,7 +13,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import FrameError
-from rbfly.net import link
+from rbfly.net import registration
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
@@ -146,7 +146,7 @@ async def test_load_balancer_is_asked_until_it_leads_to_the_replica() -> None:
     'key', [wire.METADATA, wire.STREAM_STATS, wire.SUBSCRIBE, Step.OPEN, Step.TUNE]
 )
 async def test_lost_again_while_it_reconnects(key: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, 'STABLE', 0.0)
+    monkeypatch.setattr(registration, 'STABLE', 0.0)
     stream = FakeStream()
     stream.append(b'0', b'1')
     async with (

@@ -65,10 +65,10 @@ async def test_loss_of_a_dropped_subscription_is_not_logged(
     ):
         held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
         assert await anext(held[0]) == b'x'
-        link = held[0]._driver.link
+        registration = held[0]._session.registration
         held.clear()
-        link.on_metadata_update('test')  # before the turn that releases the subscription
-        await until(lambda: not client._cluster.links, 'it is released')
+        registration.on_metadata_update('test')  # before the turn that releases the subscription
+        await until(lambda: not client._cluster.registrations, 'it is released')
     assert not caplog.records
 
 
@@ -117,12 +117,12 @@ async def test_subscription_that_is_dropped_while_others_are_told(
             assert await anext(messages) == b'x'
         held = [dropped]
         del messages, dropped
-        driver = kept._driver
-        connection = driver.link.connection
+        session = kept._session
+        connection = session.registration.connection
         assert connection is not None
         with pytest.MonkeyPatch.context() as patch:
             for name in ('on_lost', 'on_resume', 'on_disconnect'):
-                patch.setattr(driver, name, lambda *args: held.clear())
+                patch.setattr(session, name, lambda *args: held.clear())
             if how == 'lost':
                 connection.abort(StreamConnectionError('lost'))
             elif how == 'resumed':
@@ -144,8 +144,8 @@ async def test_subscription_that_is_dropped_while_its_state_changes(
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         held = [client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)]
         assert await anext(held[0]) == b'x'
-        link = held[0]._driver.link
-        assert link.connection is not None
+        registration = held[0]._session.registration
+        assert registration.connection is not None
 
         def drop(record: logging.LogRecord) -> bool:
             held.clear()
@@ -153,11 +153,11 @@ async def test_subscription_that_is_dropped_while_its_state_changes(
 
         with caplog.at_level(logging.DEBUG), caplog.filtering(drop):  # type: ignore[arg-type]
             if how == 'lost':
-                link.connection.abort(StreamConnectionError('lost'))
+                registration.connection.abort(StreamConnectionError('lost'))
             else:
                 await client.disconnect()
         assert not held
-        await until(lambda: link.state is State.CLOSED, 'the subscription has ended')
+        await until(lambda: registration.state is State.CLOSED, 'the subscription has ended')
 
 
 @pytest.mark.usefixtures('_no_collector')

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.streams import silence
+from rbfly.streams import watchdog
 from rbfly.streams.error import EventLoopError, MessageTimeout
 from tests import fake as wire
 from tests.brokers import until
@@ -104,7 +104,7 @@ async def test_subscription_in_another_thread() -> None:
         assert isinstance(in_thread(messages.__anext__), EventLoopError)
         stream.append(b'y')
         stream.append(b'z')
-        await until(lambda: len(messages._driver.cursor.queue.chunks) == 2, 'they have come')
+        await until(lambda: len(messages._session.cursor.queue.chunks) == 2, 'they have come')
         assert await anext(messages) == b'y'
         for call in calls:
             assert isinstance(in_thread(call), EventLoopError)
@@ -158,9 +158,9 @@ class Left:
                 await anext(self.messages)
 
     async def listen(self) -> None:
-        self.messages._driver._timeout = HANG
+        self.messages._session._timeout = HANG
         waiting = asyncio.ensure_future(self.messages.__anext__())
-        await until(lambda: self.messages._driver._silence.timer is not None, 'it listens')
+        await until(lambda: self.messages._session._watchdog.timer is not None, 'it listens')
         waiting.cancel()
         await asyncio.wait([waiting])
 
@@ -172,14 +172,14 @@ class Left:
     async def receive(self, *messages: bytes) -> None:
         for message in messages:
             self.stream.append(message)
-        chunks = self.messages._driver.cursor.queue.chunks
+        chunks = self.messages._session.cursor.queue.chunks
         await until(lambda: len(chunks) == len(messages), 'they have come')
 
     async def go_on(self, use: Callable[[], Awaitable[object]]) -> object:
         """Use it in another event loop, where the broker is another one."""
         async with FakeBroker(on=self.stream.handlers()) as fake:
             self.client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
-            self.messages._driver._timeout = HANG
+            self.messages._session._timeout = HANG
             try:
                 return await use()
             finally:
@@ -231,8 +231,8 @@ class TestLeft:
         assert asyncio.run(left.go_on(use)) == [b'x', b'y', b'z']
 
     def test_silence_is_heard_in_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(silence, 'SILENCE', 0.02)
-        monkeypatch.setattr(silence, 'GRACE', 0.01)
+        monkeypatch.setattr(watchdog, 'SILENCE', 0.02)
+        monkeypatch.setattr(watchdog, 'GRACE', 0.01)
         stream = FakeStream()
         left = Left(stream)
         left.loop.run_until_complete(left.listen())
@@ -240,7 +240,7 @@ class TestLeft:
 
         async def use() -> object:
             waiting = asyncio.ensure_future(left.messages.__anext__())
-            await until(lambda: left.messages._driver.link.is_open, 'it is subscribed to')
+            await until(lambda: left.messages._session.registration.is_open, 'it is subscribed to')
             stream.reader.live = False
             stream.append(b'x')
             return await waiting
@@ -348,7 +348,7 @@ def test_what_came_in_an_ended_loop_is_given_in_the_next(
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         kept.append((client, messages))
         first = await anext(messages)
-        await until(lambda: len(messages._driver.cursor.queue.chunks) == 2, 'the others have come')
+        await until(lambda: len(messages._session.cursor.queue.chunks) == 2, 'the others have come')
         return first
 
     async def go_on() -> Any:

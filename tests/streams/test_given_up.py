@@ -12,7 +12,7 @@ from rbfly.protocol._frames import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo
-from tests.streams.test_sending import Connection, World, driver, driver_of, task_factory, turn
+from tests.streams.test_sending import Connection, World, session, session_of, task_factory, turn
 
 __all__ = ['task_factory']
 
@@ -25,7 +25,7 @@ async def close_in_vain(publisher: Any) -> None:
 async def test_told_whether_the_message_was_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(2)
-    world.link.paused = True
+    world.connection.paused = True
     unsent = await world.senders(1)  # waits for room
     unsent.append(world.task(world.publisher.send_many([b'x'])))
     await turn()
@@ -77,14 +77,14 @@ def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
 
 async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
     publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
-    driver = driver_of(Connection())
-    publisher._attach(driver)
+    session = session_of(Connection())
+    publisher._attach(session)
     publisher._core.suspend()
     tasks = [asyncio.create_task(publisher.send(b'x' * 30)) for _ in range(3)]
     await turn()
     assert not [task for task in tasks if task.done()]
     for waiter in publisher._core.window.replay(3, 100):
-        driver.settle(waiter)
+        session.settle(waiter)
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, PublishError)
         assert 'sub-entry of 3 messages' in str(outcome)
@@ -93,15 +93,15 @@ async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
 async def test_interrupted_while_those_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(asyncio.Task)
     tasks = await world.senders(3)
-    settle = driver(world).settle
-    monkeypatch.setattr(driver(world), 'settle', Mock(side_effect=KeyboardInterrupt))
+    settle = session(world).settle
+    monkeypatch.setattr(session(world), 'settle', Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        world.link.refuse(0, 1, 2)
-    monkeypatch.setattr(driver(world), 'settle', settle)
+        world.connection.refuse(0, 1, 2)
+    monkeypatch.setattr(session(world), 'settle', settle)
     await asyncio.wait(tasks[1:], timeout=10)
     assert [type(task.exception()) for task in tasks[1:]] == [PublishError] * 2
     tasks[0].cancel()
     tasks = [*await world.senders(2), tasks[0]]
-    world.link.confirm(3, 4)
+    world.connection.confirm(3, 4)
     await asyncio.wait(tasks, timeout=10)
     assert [task.done() for task in tasks] == [True] * 3

@@ -50,11 +50,11 @@ async def anew(client: rbs.StreamsClient, stream: str, new: list[Any], lost: boo
 async def waited(messages: rbs.Subscription, delivered: bool) -> None:
     """Wait for a message that does not come, until it is subscribed."""
     waiting = asyncio.ensure_future(anext(messages))
-    queue, link = messages._driver.cursor.queue, messages._driver.link
-    await until(lambda: link.is_open, 'subscribed')
+    queue, registration = messages._session.cursor.queue, messages._session.registration
+    await until(lambda: registration.is_open, 'subscribed')
     if delivered:
         await until(
-            lambda: messages._driver.cursor.position is not None and not queue.chunks, 'delivered'
+            lambda: messages._session.cursor.position is not None and not queue.chunks, 'delivered'
         )
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -266,8 +266,8 @@ async def test_offset_is_not_stored_before_the_stream_is_known(
         stream.create_anew()
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: len(stream.readers) == 2, 'subscribed again')
-        store = Mock(wraps=messages._driver._tracker.store)  # type: ignore[union-attr]
-        monkeypatch.setattr(messages._driver._tracker, 'store', store)
+        store = Mock(wraps=messages._session._tracker.store)  # type: ignore[union-attr]
+        monkeypatch.setattr(messages._session._tracker, 'store', store)
         await until(lambda: store.call_count > 2, 'it is time')
         waiting.cancel()
         await asyncio.wait([waiting])

@@ -15,7 +15,7 @@ from itertools import repeat
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import link, retry
+from rbfly.net import registration, retry
 from rbfly.protocol._chunk import Chunk
 from rbfly.streams.error import StreamDoesNotExist
 from tests import fake as wire
@@ -272,7 +272,7 @@ async def run(source: random.Random) -> None:
     ):
         reading = asyncio.ensure_future(history.read(messages))
         known = (
-            (lambda: messages._driver.cursor.position is not None)
+            (lambda: messages._session.cursor.position is not None)
             if start
             else (lambda: bool(stream.readers))
         )
@@ -300,7 +300,7 @@ async def test_random_histories(
     rng: random.Random,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link, 'STABLE', 0.0)
+    monkeypatch.setattr(registration, 'STABLE', 0.0)
     monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     for _ in range(30):
         await run(rng)

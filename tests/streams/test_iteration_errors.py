@@ -59,7 +59,7 @@ async def test_error_of_a_chunk_that_has_come(how: str, kind: str, error: type[E
         await client.create_stream('orders')
         memory.publish('orders', 0)
         async with client.subscribe('orders', **options) as messages:
-            chunks = messages._driver.cursor.queue.chunks
+            chunks = messages._session.cursor.queue.chunks
             async for item in messages:
                 found.append(item)
                 break

@@ -338,7 +338,7 @@ async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream:
         outcome = (await asyncio.gather(task, return_exceptions=True))[0]
         assert isinstance(outcome, StopAsyncIteration)
     await until(lambda: len(protocol.subscription_ids) == 256, 'every id is free')
-    assert not protocol.links
+    assert not protocol.registrations
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,8 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
     if isinstance(owned, BasePublisher):
         found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
     if isinstance(owned, rbs.Subscription):
-        cursor = owned._driver.cursor
-        found += [cursor.position, cursor.unfinished, owned._driver.closed]
+        cursor = owned._session.cursor
+        found += [cursor.position, cursor.unfinished, owned._session.closed]
     return found
 
 

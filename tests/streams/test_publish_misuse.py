@@ -14,15 +14,15 @@ from rbfly.streams.error import (
     ConnectTimeout,
     PublisherError,
     PublishError,
-    RoomTimeout,
     StreamConnectionError,
     StreamDoesNotExist,
+    WindowTimeout,
 )
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
-from tests.links import Told
+from tests.registrations import Told
 from tests.streams.test_misuse import Held
 from tests.streams.test_publish_recovery import missing, moved
 from tests.streams.test_send_many import refusing
@@ -88,7 +88,7 @@ async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
             cancel()
         else:
             assert publisher._core.connection is not None
-            publisher._core.connection.links[Told(lost=cancel)] = None
+            publisher._core.connection.registrations[Told(lost=cancel)] = None
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asyncio.wait_for(sending, HANG)
         fake.handlers.clear()
@@ -222,8 +222,8 @@ async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) 
         with pytest.raises(expected):
             await asyncio.wait_for(task, HANG)
         assert source.cancelled == 1
-        assert publisher._driver is not None
-        assert not publisher._driver.receiving
+        assert publisher._session is not None
+        assert not publisher._session.receiving
 
 
 @pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
@@ -242,10 +242,10 @@ async def test_broker_that_does_not_read(ending: str) -> None:
         connection = publisher._core.connection
         await until(lambda: connection.paused, 'it pauses')
         tasks += [asyncio.create_task(publisher.send(body)) for _ in range(300)]
-        await until(lambda: len(publisher._core.room.waiting) == 301, 'all wait for room')
+        await until(lambda: len(publisher._core.capacity.waiting) == 301, 'all wait for room')
         assert publisher._core.window.unsettled < 200
         for call in (publisher.send, publisher.submit):
-            with pytest.raises(RoomTimeout):
+            with pytest.raises(WindowTimeout):
                 await call(body, timeout=0.01)
         tasks.pop(50).cancel()
         if ending == 'closed':

@@ -192,11 +192,11 @@ async def test_every_call_ends(walk: int, rng: random.Random) -> None:
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [outcome for outcome in outcomes if not is_fair(outcome)] == []
         assert not client._names
-        assert not client._cluster.links
+        assert not client._cluster.registrations
         for group in client._cluster._connections.values():
             for connection in filter(lambda item: item.is_open, group):
                 await until(
                     lambda ids=connection.publisher_ids: len(ids) == 256,  # type: ignore[misc]
                     'every publisher was removed',
                 )
-                assert not connection.links
+                assert not connection.registrations

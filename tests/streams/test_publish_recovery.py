@@ -23,12 +23,12 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from rbfly.streams.publishing import PublisherDriver
+from rbfly.streams.publishing import PublisherSession
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
-from tests.links import Told
+from tests.registrations import Told
 from tests.streams.test_publish import stored
 
 
@@ -356,11 +356,11 @@ async def test_close_in_the_turn_of_the_loss() -> None:
         connection = publisher._core.connection
         assert connection is not None
         told = Told(lost=lambda error: closing.append(asyncio.create_task(publisher.close())))
-        connection.links[told] = None
+        connection.registrations[told] = None
         fake.connections[1].transport.abort()
         await until(lambda: bool(closing), 'it is lost')
         await closing[0]
-        assert client._cluster.links == {}
+        assert client._cluster.registrations == {}
 
 
 async def test_close_of_an_idle_publisher_without_connection() -> None:
@@ -581,7 +581,7 @@ async def test_failure_of_sending_again_is_told(monkeypatch: pytest.MonkeyPatch)
         client.publisher('test', amqp=False) as publisher,
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(PublisherDriver, 'on_open', Mock(side_effect=MemoryError))
+            patch.setattr(PublisherSession, 'on_open', Mock(side_effect=MemoryError))
             with pytest.raises(MemoryError):
                 await asyncio.wait_for(publisher.send(b'x'), 5)
         await publisher.send(b'y')

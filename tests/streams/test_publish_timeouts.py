@@ -51,15 +51,15 @@ WORKS = ['send', 'send_many', 'send_many forever', 'send_many async', 'flush', *
 async def filled(name: str) -> tuple[Any, Connection, Work]:
     """A publisher of which that work has to wait."""
     cls, run = work(name)
-    link = Connection()
-    publisher = attach(cls, link)
+    connection = Connection()
+    publisher = attach(cls, connection)
     if name == 'batch':
         await publisher.batch(b'x', max_len=1)
     elif name == 'flush':
         publisher.batch(b'x')
     elif name in WITHOUT_ROOM:
-        link.paused = True
-    return publisher, link, run
+        connection.paused = True
+    return publisher, connection, run
 
 
 @pytest.mark.parametrize('timeout', [None, SOON], ids=['cancelled', 'timed out'])
@@ -91,7 +91,7 @@ async def test_given_up_waits_are_in_no_cycle(
         assert not [item for item in gc.get_objects() if isinstance(item, asyncio.Timeout)]
     finally:
         gc.enable()
-        publisher._driver._give_up(ValueError('the end'))
+        publisher._session._give_up(ValueError('the end'))
 
 
 @pytest.mark.parametrize('name', WITHOUT_ROOM)
@@ -101,24 +101,24 @@ async def test_what_found_no_room_in_time_was_not_sent(name: str) -> None:
     with pytest.raises(RoomTimeout):
         await run(publisher, SOON)
     assert (publisher._core.window.queued, publisher.message_id) == (queued, queued)
-    publisher._driver._give_up(ValueError('the end'))
+    publisher._session._give_up(ValueError('the end'))
 
 
 async def test_batch_goes_on_when_there_is_room_in_time() -> None:
-    publisher, link, _ = await filled('batch')
+    publisher, connection, _ = await filled('batch')
     waiting = asyncio.create_task(publisher.batch(b'y', max_len=1, timeout=3600))
     await turn()
     flushing = asyncio.create_task(publisher.flush())
     await waiting
-    link.confirm(0)
+    connection.confirm(0)
     await flushing
     assert publisher._core.window.queued == 1
-    publisher._driver._give_up(ValueError('the end'))
+    publisher._session._give_up(ValueError('the end'))
 
 
 async def test_confirmed_in_the_turn_in_which_the_time_is_over(task_factory: Any) -> None:
     world = World(task_factory)
-    world.link.write = lambda data: world.loop.call_soon(world.link.confirm, 0)  # type: ignore
+    world.connection.write = lambda data: world.loop.call_soon(world.connection.confirm, 0)  # type: ignore
     await world.task(world.publisher.send(b'x', timeout=1e-12))
 
 
@@ -126,8 +126,8 @@ async def test_send_with_a_timeout_leaves_with_those_without(task_factory: Any) 
     world = World(task_factory)
     tasks = [world.task(world.publisher.send(b'x', timeout=t)) for t in (None, 5, None, 5, 0)]
     await turn()
-    assert world.link.ids() == [[0], [1, 2, 3, 4]]
-    world.link.confirm(*range(5))
+    assert world.connection.ids() == [[0], [1, 2, 3, 4]]
+    world.connection.confirm(*range(5))
     await asyncio.gather(*tasks)
 
 
@@ -135,19 +135,19 @@ async def test_send_with_a_timeout_leaves_with_those_without(task_factory: Any) 
 @pytest.mark.parametrize('name', WORKS)
 async def test_timeout_that_is_none(name: str, value: Any) -> None:
     cls, run = work(name)
-    link = Connection()
-    publisher = attach(cls, link)
+    connection = Connection()
+    publisher = attach(cls, connection)
     kind = ValueError if isinstance(value, int | float) and value is not True else TypeError
     with pytest.raises(kind, match='timeout must be'):
         await run(publisher, value)
-    assert (publisher.message_id, link.written) == (0, [])
+    assert (publisher.message_id, connection.written) == (0, [])
 
 
 async def test_flushes_that_are_given_up_do_not_add_up() -> None:
-    publisher, link, _ = await filled('flush')
+    publisher, connection, _ = await filled('flush')
     for _ in range(10):
         with pytest.raises(ConfirmTimeout):
             await publisher.flush(timeout=SOON)
     assert len([item for item in gc.get_objects() if isinstance(item, ConfirmFuture)]) <= 1
-    link.confirm(0)
+    connection.confirm(0)
     await publisher.flush()

@@ -120,7 +120,7 @@ async def test_goes_on_inside_a_chunk() -> None:
             reader.peer.transport.abort()
             assert await take(messages, 3) == [b'5', b'6', b'7']
             assert rbs.get_message_ctx().stream_offset == 7
-            assert messages._driver.cursor.position == 8
+            assert messages._session.cursor.position == 8
         assert [reader.spec[1] for reader in stream.readers] == [1, 0]
 
 
@@ -167,7 +167,7 @@ async def test_credit_of_a_lost_connection_is_not_given_to_the_next() -> None:
         subscribe(client) as messages,
     ):
         await anext(messages)
-        await until(lambda: len(messages._driver.cursor.queue.chunks) == 3, 'all have arrived')
+        await until(lambda: len(messages._session.cursor.queue.chunks) == 3, 'all have arrived')
         fake.connection.transport.abort()
         await take(messages, 3)
         stream.append(b'4')
@@ -206,7 +206,7 @@ async def test_next_that_has_dropped_a_chunk_goes_on_behind_it() -> None:
             waiting = asyncio.ensure_future(anext(messages))
             (await subscribed(stream)).peer.transport.abort()
             await until(lambda: len(stream.readers) == 2 and stream.reader.sent == 1, 'delivered')
-            await until(lambda: messages._driver.cursor.position is not None, 'and dropped')
+            await until(lambda: messages._session.cursor.position is not None, 'and dropped')
             stream.reader.peer.transport.abort()
             stream.append(b'new')
             assert await waiting == b'new'
@@ -286,7 +286,7 @@ async def test_timeout_shorter_than_connecting() -> None:
             assert len(held) == 1
             fake.default(*held[0])
             await subscribed(stream)
-            await until(lambda: bool(messages._driver.cursor.queue.chunks), 'delivered')
+            await until(lambda: bool(messages._session.cursor.queue.chunks), 'delivered')
             assert await anext(messages) == b'0'
         assert len(fake.connections) == 1
 
@@ -407,7 +407,7 @@ async def test_deleted_stream_ends_it() -> None:
         subscribe(client) as messages,
     ):
         assert await anext(messages) == b'0'
-        await until(lambda: len(messages._driver.cursor.queue.chunks) == 1, 'all has arrived')
+        await until(lambda: len(messages._session.cursor.queue.chunks) == 1, 'all has arrived')
         deleted = True
         fake.connection.send(metadata_update())
         connection = await client.get_protocol()

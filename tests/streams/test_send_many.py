@@ -16,8 +16,8 @@ from rbfly.streams.error import (
     ConfirmTimeout,
     PublisherError,
     PublishError,
-    RoomTimeout,
     StreamConnectionError,
+    WindowTimeout,
 )
 from tests import fake as wire
 from tests.brokers import until
@@ -373,7 +373,7 @@ async def test_submit_waits_for_room_only() -> None:
         client.publisher('test', max_unconfirmed=3) as publisher,
     ):
         first = [await publisher.submit('x') for _ in range(3)]
-        with pytest.raises(RoomTimeout):
+        with pytest.raises(WindowTimeout):
             await publisher.submit('late', timeout=0.05)
         waiting = asyncio.create_task(publisher.submit('y'))
         await until(lambda: sum(len(f.publishing_ids) for _, f in held) == 3, 'all were sent')

@@ -55,8 +55,8 @@ class Program:
 
 def cut(client: rbs.StreamsClient) -> None:
     """Lose the connections of all publishers."""
-    links: list[Any] = list(client._cluster.links)
-    for connection in [link.connection for link in links]:
+    registrations: list[Any] = list(client._cluster.registrations)
+    for connection in [registration.connection for registration in registrations]:
         if connection is not None and connection._transport is not None:
             connection._transport.abort()
 
@@ -312,7 +312,7 @@ async def test_load_is_ended_and_run_again(
     for turns in range(0, 100, 10):
         async with rbs.streams_client(broker_uri) as other:
             run = asyncio.create_task(program.names['load'](other))
-            await until(lambda: bool(other._cluster.links) or run.done(), 'it begins')  # noqa: B023
+            await until(lambda: bool(other._cluster.registrations) or run.done(), 'it begins')  # noqa: B023
             for _ in range(turns):
                 await asyncio.sleep(0)
             cut(other)

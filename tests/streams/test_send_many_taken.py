@@ -138,7 +138,7 @@ async def test_other_tasks_use_the_room_while_the_iterator_waits() -> None:
         many = asyncio.create_task(publisher.send_many(items(queue)))
         await until(lambda: len(held) == 1, 'the window is full')
         other = asyncio.create_task(publisher.send(b'other'))
-        await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait for room')
+        await until(lambda: len(publisher._core.capacity.waiting) == 2, 'both wait for room')
         fake.default(*held[0])
         await until(lambda: len(held) == 2, 'the other message is sent')
         queue.put_nowait(b'second')  # queued after it
@@ -160,15 +160,15 @@ async def test_message_that_arrives_with_a_refusal_is_sent(monkeypatch: pytest.M
         rbs.streams_client(fake.uri) as client,
         client.publisher('test', amqp=False) as publisher,
     ):
-        driver = publisher._declared()
-        after_settled = driver.after_settled
+        session = publisher._declared()
+        after_settled = session.after_settled
 
         def with_message() -> None:
             after_settled()
             if queue.empty() and publisher.message_id == 2:
                 queue.put_nowait(b'second')
 
-        monkeypatch.setattr(driver, 'after_settled', with_message)
+        monkeypatch.setattr(session, 'after_settled', with_message)
         with pytest.raises(PublishError) as caught:
             await publisher.send_many(items(queue))
         progress = caught.value.progress

@@ -366,7 +366,7 @@ async def test_calls_that_wait_for_room_have_errors_of_their_own(asynchronous: b
             asyncio.create_task(publisher.send_many(messages_of(range(8), asynchronous)))
             for _ in range(2)
         ]
-        await until(lambda: len(publisher._core.room.waiting) == 2, 'both wait for room')
+        await until(lambda: len(publisher._core.capacity.waiting) == 2, 'both wait for room')
         publisher._abort(PublisherError('given up by the test'))
         errors: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         assert errors[0] is not errors[1]

@@ -16,7 +16,7 @@ from rbfly.net.closing import CloseTimeout
 from rbfly.net.observer import Observer, State
 from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
-from rbfly.streams.publishing import PublisherDriver
+from rbfly.streams.publishing import PublisherSession
 from rbfly.streams.types import PublisherInfo
 from tests.stream_wire import confirm, read_publish, refuse
 
@@ -32,7 +32,7 @@ class Connection(Engine):
     def __init__(self) -> None:
         super().__init__()
         self.paused = False
-        self.links: dict[object, None] = {}
+        self.registrations: dict[object, None] = {}
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -56,12 +56,12 @@ class Connection(Engine):
 
 
 class Cluster:
-    """Gives a link one connection, and no other."""
+    """Gives a registration one connection, and no other."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.generation = 0
-        self.links: dict[object, None] = {}
+        self.registrations: dict[object, None] = {}
         self.observer = Observer()
         self.closing = CloseTimeout(0.001)
 
@@ -72,20 +72,24 @@ class Cluster:
         raise AssertionError
 
 
-def driver_of(connection: Connection) -> PublisherDriver:
-    """A driver whose link is open."""
+def session_of(connection: Connection) -> PublisherSession:
+    """A session whose registration is open."""
     cluster = Cluster(connection)
-    driver = PublisherDriver(cluster, 'stream', '')  # type: ignore[arg-type]
-    link: Any = driver.link
-    link.connection, link.id, link.loop = connection, 3, asyncio.get_running_loop()
-    link._state = State.OPEN
-    cluster.links[link] = None
-    return driver
+    session = PublisherSession(cluster, 'stream', '')  # type: ignore[arg-type]
+    registration: Any = session.registration
+    registration.connection, registration.id, registration.loop = (
+        connection,
+        3,
+        asyncio.get_running_loop(),
+    )
+    registration._state = State.OPEN
+    cluster.registrations[registration] = None
+    return session
 
 
 def attach(cls: type[P], connection: Connection) -> P:
     publisher = cls(3, PublisherInfo('stream'), object(), 0)
-    publisher._attach(driver_of(connection))
+    publisher._attach(session_of(connection))
     return publisher
 
 
@@ -108,8 +112,8 @@ class World:
     """A publisher whose broker is the test."""
 
     def __init__(self, task_factory: Any) -> None:
-        self.link = Connection()
-        self.publisher = attach(rbs.Publisher, self.link)
+        self.connection = Connection()
+        self.publisher = attach(rbs.Publisher, self.connection)
         self.factory = task_factory
         self.loop = asyncio.get_running_loop()
 
@@ -123,8 +127,8 @@ class World:
         return tasks
 
 
-def driver(world: World) -> PublisherDriver:
-    found = world.publisher._driver
+def session(world: World) -> PublisherSession:
+    found = world.publisher._session
     assert found is not None
     return found
 
@@ -145,16 +149,16 @@ async def test_woken_in_order(task_factory: Any) -> None:
 
     tasks = [world.task(each(i)) for i in range(5)]
     await turn()
-    assert world.link.ids() == [[0], [1, 2, 3, 4]]
-    world.link.confirm(3, 0, 4)
-    world.link.confirm(1)
+    assert world.connection.ids() == [[0], [1, 2, 3, 4]]
+    world.connection.confirm(3, 0, 4)
+    world.connection.confirm(1)
     await turn()
     assert order == [3, 0, 4, 1]
     # what they sent leaves together
-    assert world.link.ids()[2:] == [[5, 6, 7, 8]]
-    world.link.confirm(*range(9))
+    assert world.connection.ids()[2:] == [[5, 6, 7, 8]]
+    world.connection.confirm(*range(9))
     await turn()
-    world.link.confirm(9)
+    world.connection.confirm(9)
     await asyncio.gather(*tasks)
 
 
@@ -168,10 +172,10 @@ async def test_who_comes_before_the_woken_sends_with_them(task_factory: Any) -> 
     tasks = [world.task(each()) for _ in range(3)]
     await turn()
     tasks.append(world.task(world.publisher.send(b'x')))  # has not begun
-    world.link.confirm(0, 1, 2)
+    world.connection.confirm(0, 1, 2)
     await turn()
-    assert world.link.ids() == [[0], [1, 2], [3, 4, 5, 6]]
-    world.link.confirm(3, 4, 5, 6)
+    assert world.connection.ids() == [[0], [1, 2], [3, 4, 5, 6]]
+    world.connection.confirm(3, 4, 5, 6)
     await asyncio.gather(*tasks)
 
 
@@ -186,7 +190,7 @@ async def test_each_in_its_context(task_factory: Any) -> None:
 
     tasks = [world.task(each(i)) for i in range(4)]
     await turn()
-    world.link.confirm(0, 1, 2, 3)
+    world.connection.confirm(0, 1, 2, 3)
     assert await asyncio.gather(*tasks) == [(0, True), (1, True), (2, True), (3, True)]
     assert variable.get() == -1
 
@@ -199,22 +203,22 @@ async def test_cancelled_before_and_after_the_confirm(task_factory: Any) -> None
     tasks[3].cancel()
     await turn()
     assert [task.cancelled() for task in tasks] == [False, True, False, True, False]
-    world.link.confirm(0, 1, 2, 3)
+    world.connection.confirm(0, 1, 2, 3)
     tasks[2].cancel()  # it is to be woken
     await turn()
     assert [task.done() for task in tasks] == [True, True, True, True, False]
     assert tasks[2].cancelled()
     with pytest.raises(asyncio.CancelledError, match='early'):
         await tasks[1]
-    world.link.confirm(4)
+    world.connection.confirm(4)
     await tasks[4]
 
 
 async def test_refused(task_factory: Any) -> None:
     world = World(task_factory)
     tasks = await world.senders(3)
-    world.link.refuse(1)
-    world.link.confirm(0, 2)
+    world.connection.refuse(1)
+    world.connection.confirm(0, 2)
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert done[0] is None
     assert done[2] is None
@@ -227,14 +231,14 @@ async def test_one_error_of_many_tasks_stays_as_it_is(task_factory: Any, how: st
     world = World(task_factory)
     publisher: Any = world.publisher
     if how == 'flush':
-        publisher = attach(rbs.PublisherBatchFast, world.link)
+        publisher = attach(rbs.PublisherBatchFast, world.connection)
         publisher.batch(b'x')
     args: dict[str, list[Any]] = {'send': [b'x'], 'send_many': [[b'x']], 'flush': []}
     tasks = [world.task(getattr(publisher, how)(*args[how])) for _ in range(50)]
     await turn()
     error = ValueError('the end')
     error.__cause__ = cause = OSError('reset by peer')
-    publisher._driver.on_failed(error)
+    publisher._session.on_failed(error)
     await asyncio.wait(tasks)
     outcomes = [task.exception() for task in tasks]
     if how == 'send_many':  # each with what became of its own messages
@@ -268,9 +272,9 @@ async def test_nothing_is_kept_of_a_task_that_failed(how: str) -> None:
         if how == 'cancelled':
             assert all(task.cancel() for task in tasks)
         elif how == 'refused':
-            world.link.refuse(*range(5))
+            world.connection.refuse(*range(5))
         else:
-            driver(world)._give_up(ValueError('the end'))
+            session(world)._give_up(ValueError('the end'))
         await asyncio.gather(*tasks, return_exceptions=True)
         tasks.clear()
         await turn()
@@ -281,7 +285,7 @@ async def test_nothing_is_kept_of_a_task_that_failed(how: str) -> None:
 
 async def test_error_while_it_is_written(task_factory: Any) -> None:
     world = World(task_factory)
-    world.link.write = lambda data: driver(world).on_failed(ValueError('gone'))  # type: ignore
+    world.connection.write = lambda data: session(world).on_failed(ValueError('gone'))  # type: ignore
     with pytest.raises(ValueError, match='gone'):
         await world.task(world.publisher.send(b'x'))
 
@@ -299,7 +303,7 @@ def test_a_task_that_ends_the_loop_does_not_keep_the_others_asleep(task_factory:
         world = World(task_factory)
         tasks.extend(world.task(each(world, i)) for i in range(4))
         await turn()
-        world.link.confirm(0, 1, 2, 3)
+        world.connection.confirm(0, 1, 2, 3)
         await asyncio.wait(tasks)
 
     tasks: list[asyncio.Task[Any]] = []
@@ -328,10 +332,10 @@ async def test_settled_before_its_task_can_be_called(task_factory: Any) -> None:
             inner = world.publisher.send(b'x').__await__()
             waits = next(inner)
             if self.how == 'confirmed':
-                world.link.confirm(0)
+                world.connection.confirm(0)
                 yield from turn().__await__()
             else:
-                driver(world)._give_up(ValueError('the end'))
+                session(world)._give_up(ValueError('the end'))
             yield waits
             return (yield from inner)
 
@@ -354,8 +358,8 @@ async def test_used_before_it_is_declared() -> None:
 
 
 async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
-    link = Connection()
-    publisher = attach(rbs.PublisherBatchFast, link)
+    connection = Connection()
+    publisher = attach(rbs.PublisherBatchFast, connection)
     publisher.batch(b'a')
     first = asyncio.create_task(publisher.flush())
     await turn()
@@ -363,10 +367,10 @@ async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
     others = [asyncio.create_task(publisher.flush()) for _ in range(3)]
     await turn()
     others[0].cancel()
-    link.confirm(1)
+    connection.confirm(1)
     await turn()
     assert [task.done() for task in (first, *others)] == [False, True, False, False]
-    link.refuse(0)
+    connection.refuse(0)
     await turn()
     outcome = await asyncio.gather(first, *others[1:], return_exceptions=True)
     assert all(isinstance(error, PublishError) for error in outcome)
@@ -374,16 +378,16 @@ async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
     publisher.batch(b'c')
     pair = [asyncio.create_task(publisher.flush()) for _ in range(2)]
     await turn()
-    link.confirm(2)
+    connection.confirm(2)
     await asyncio.wait_for(asyncio.gather(*pair), 10)
 
 
 async def test_error_of_going_on_is_told_each_time(task_factory: Any) -> None:
     world = World(task_factory)
-    driver(world).link.reset()
-    driver(world).on_failed(StreamConnectionError('lost'))
+    session(world).registration.reset()
+    session(world).on_failed(StreamConnectionError('lost'))
     refuse = Mock(side_effect=StreamConnectionError('not here'))
-    driver(world).link.cluster.deadline = refuse  # type: ignore[method-assign]
+    session(world).registration.cluster.deadline = refuse  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(StreamConnectionError, match='not here'):
             await world.publisher.send(b'x')

@@ -158,30 +158,30 @@ async def cut(client: rbs.StreamsClient) -> None:
 
 async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str) -> Any:
     """Wait for the first message until the connection is to be lost; whoever waits for it."""
-    driver = messages._driver
-    prepare, credit = driver.prepare, driver._credit
+    session = messages._session
+    prepare, credit = session.prepare, session._credit
     prepared = asyncio.Event()
 
     async def prepare_and_lose(*args: Any) -> Any:
-        driver.prepare = prepare  # type: ignore[method-assign]
+        session.prepare = prepare  # type: ignore[method-assign]
         command = await prepare(*args)
         if loss == 'subscribing':
             await cut(client)
         prepared.set()
         return command
 
-    driver.prepare = prepare_and_lose  # type: ignore[method-assign,assignment]
+    session.prepare = prepare_and_lose  # type: ignore[method-assign,assignment]
     if loss == 'subscribed':
-        driver._credit = 0  # nothing is sent
+        session._credit = 0  # nothing is sent
     waiting: Any = asyncio.ensure_future(anext(messages))
     await prepared.wait()
-    driver._credit = credit
+    session._credit = credit
     if loss == 'subscribed':
-        await until(lambda: driver.link.is_open, 'subscribed')
+        await until(lambda: session.registration.is_open, 'subscribed')
     if loss == 'received':
         waiting.cancel()
         await asyncio.wait([waiting])
-        await until(lambda: driver.link.is_open, 'subscribed')
+        await until(lambda: session.registration.is_open, 'subscribed')
         waiting = None
     return waiting
 

@@ -306,7 +306,7 @@ async def test_messages_that_a_filter_drops_are_done_with() -> None:
         ):
             assert await anext(messages) == b'2'
             waiting = asyncio.ensure_future(anext(messages))
-            await until(lambda: messages._driver.cursor.position == 20, 'all were looked at')
+            await until(lambda: messages._session.cursor.position == 20, 'all were looked at')
             waiting.cancel()
             await asyncio.wait([waiting])
         assert stored(fake) == [19]

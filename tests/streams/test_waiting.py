@@ -17,22 +17,22 @@ class Window:
         self.used = 0
         self.most = 0
         self.taken: deque[int] = deque()
-        self.room = WindowSemaphore(self.has_room)
+        self.capacity = WindowSemaphore(self.has_capacity)
 
-    def has_room(self, amount: int) -> bool:
-        return self.used + self.room.reserved + amount <= self.size
+    def has_capacity(self, amount: int) -> bool:
+        return self.used + self.capacity.reserved + amount <= self.size
 
     async def take(self, amount: int) -> None:
-        if self.room.waiting or not self.has_room(amount):
-            await self.room.wait(amount, amount)
+        if self.capacity.waiting or not self.has_capacity(amount):
+            await self.capacity.wait(amount, amount)
         self.used += amount
         self.most = max(self.most, self.used)
         self.taken.append(amount)
-        self.room.grant()
+        self.capacity.grant()
 
     def give_back(self) -> None:
         self.used -= self.taken.popleft()
-        self.room.grant()
+        self.capacity.grant()
 
 
 async def settle() -> None:
@@ -60,7 +60,7 @@ async def test_first_come_first_served() -> None:
         steps.append(len(order))
     assert order == list(range(8))  # a small one does not pass a large one
     assert steps == [4, 4, 5, 6, 6, 7, 8, 8]
-    assert window.room.reserved == 0
+    assert window.capacity.reserved == 0
     await asyncio.gather(*tasks)
 
 
@@ -74,7 +74,7 @@ async def test_who_waits_behind_one_that_was_cancelled() -> None:
     large.cancel()
     await settle()
     assert small.done()
-    assert not window.room.waiting
+    assert not window.capacity.waiting
 
 
 async def test_room_of_one_that_was_cancelled_as_it_was_granted() -> None:
@@ -87,7 +87,7 @@ async def test_room_of_one_that_was_cancelled_as_it_was_granted() -> None:
     await settle()
     assert first.cancelled()
     assert second.done()
-    assert (window.used, window.room.reserved) == (1, 0)
+    assert (window.used, window.capacity.reserved) == (1, 0)
 
 
 async def test_cancelled_as_the_one_before_it_gives_way() -> None:
@@ -109,10 +109,10 @@ async def test_failure_reaches_all_who_wait() -> None:
     tasks = [asyncio.create_task(window.take(1)) for _ in range(3)]
     await settle()
     tasks[1].cancel()
-    window.room.fail(KeyError('x'))
+    window.capacity.fail(KeyError('x'))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(item) for item in outcomes] == [KeyError, asyncio.CancelledError, KeyError]
-    assert (window.room.reserved, len(window.room.waiting)) == (0, 0)
+    assert (window.capacity.reserved, len(window.capacity.waiting)) == (0, 0)
 
 
 async def test_those_who_gave_up_leave_nothing_behind() -> None:
@@ -122,7 +122,7 @@ async def test_those_who_gave_up_leave_nothing_behind() -> None:
     for _ in range(1000):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(window.take(1), 1e-9)
-    assert len(window.room.waiting) == 1
+    assert len(window.capacity.waiting) == 1
     window.give_back()
     await patient
 
@@ -142,5 +142,5 @@ async def test_thousands_of_tasks_some_of_them_cancelled(walk: int, rng: random.
             await settle()
             assert window.taken or all(task.done() for task in tasks), 'somebody was forgotten'
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert (window.room.reserved, len(window.room.waiting)) == (0, 0)
+    assert (window.capacity.reserved, len(window.capacity.waiting)) == (0, 0)
     assert window.most <= 50

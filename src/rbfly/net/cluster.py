@@ -34,7 +34,7 @@ from .closing import CloseTimeout
 from .connection import Connection, Role, call_each, disconnected
 from .observer import Observer
 from .retry import Backoff, Deadline, Progress, can_retry
-from .sharing import Attempt, Lookup
+from .sharing import MetadataBatch, SharedConnect
 from .uri import AuthMechanism, ConnectionInfo
 
 __all__ = ['Cluster', 'Role', 'Settings', 'existing']
@@ -82,15 +82,15 @@ class Cluster:
     """The connections of one client: one per node and role, more where its ids run out.
 
     :ivar generation: how often it was closed.
-    :ivar links: those that are not idle.
+    :ivar registrations: those that are not idle.
     :ivar observer: told of what happens to them.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
-        self._attempts: dict[tuple[Role, Broker | None], Attempt] = {}
-        self._lookups: dict[Connection, Lookup] = {}
+        self._connects: dict[tuple[Role, Broker | None], SharedConnect] = {}
+        self._metadata: dict[Connection, MetadataBatch] = {}
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._unreachable: dict[Broker, float] = {}  # until when
@@ -102,7 +102,7 @@ class Cluster:
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
         self._ended: asyncio.Event | None = None  # of the task that closes it
-        self.links: dict[Opened, None] = {}
+        self.registrations: dict[Opened, None] = {}
         self.observer = Observer()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0  # of the process that the loop runs in
@@ -211,8 +211,11 @@ class Cluster:
         connections = [item for group in self._connections.values() for item in group]
         try:
             self.generation += 1
-            call_each(asyncio.get_running_loop(), [link.on_disconnect for link in list(self.links)])
-            for attempt in list(self._attempts.values()):
+            call_each(
+                asyncio.get_running_loop(),
+                [registration.on_disconnect for registration in list(self.registrations)],
+            )
+            for attempt in list(self._connects.values()):
                 attempt.task.cancel()
             for probe in self._probes.values():
                 probe.cancel()
@@ -243,10 +246,10 @@ class Cluster:
     async def _locate(self, stream: str, deadline: Deadline) -> StreamMetadata:
         locator = await self._locator(deadline)
         deadline.progress.on_step(f'asking where stream {stream!r} is')
-        lookup = self._lookups.get(locator)
+        lookup = self._metadata.get(locator)
         if lookup is None:
-            lookup = Lookup(locator, lambda: self._lookups.pop(locator, None))
-            self._lookups[locator] = lookup
+            lookup = MetadataBatch(locator, lambda: self._metadata.pop(locator, None))
+            self._metadata[locator] = lookup
         found = existing(await lookup.ask(stream), stream)
         if found.leader is None:
             problem = f'stream {stream!r} has no leader'
@@ -276,8 +279,8 @@ class Cluster:
             self._loop = loop
             self._pid = os.getpid()
             self._timer = None
-            self._attempts.clear()
-            self._lookups.clear()
+            self._connects.clear()
+            self._metadata.clear()
             self._probes.clear()
             self._unused.clear()
             self._sweepings.clear()
@@ -290,10 +293,10 @@ class Cluster:
                 found = self._find(role, None)
             if found is not None:
                 return found
-            attempt = self._attempts.get((role, node))
+            attempt = self._connects.get((role, node))
             if attempt is None or attempt.task.done():
-                attempt = Attempt(functools.partial(self._connect, role, node))
-                self._attempts[role, node] = attempt
+                attempt = SharedConnect(functools.partial(self._connect, role, node))
+                self._connects[role, node] = attempt
                 attempt.task.add_done_callback(
                     functools.partial(self._forget, (role, node), attempt)
                 )
@@ -302,10 +305,10 @@ class Cluster:
                 return found
 
     def _forget(
-        self, key: tuple[Role, Broker | None], attempt: Attempt, _: asyncio.Task[Connection]
+        self, key: tuple[Role, Broker | None], attempt: SharedConnect, _: asyncio.Task[Connection]
     ) -> None:
-        if self._attempts.get(key) is attempt:
-            del self._attempts[key]
+        if self._connects.get(key) is attempt:
+            del self._connects[key]
 
     # -- connecting
 
@@ -436,7 +439,7 @@ class Cluster:
         self._timer = None
         opened = [item for role in Role for item in self._open(role)]
         before = self._unused
-        self._unused = {item: item.requests for item in opened if item.is_unused}
+        self._unused = {item: item.requests_sent for item in opened if item.is_unused}
         idle = [item for item, requests in self._unused.items() if before.get(item) == requests]
         if len(idle) == len(opened):
             del idle[:1]

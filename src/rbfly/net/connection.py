@@ -22,8 +22,8 @@ from ..error import (
     RequestTimeout,
     StreamConnectionError,
     TLSError,
+    copy_error,
     protocol_error,
-    twin,
 )
 from ..protocol import commands
 from ..protocol._engine import FRAME_CAP, Engine
@@ -84,8 +84,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar frame_max: negotiated limit of a frame in bytes, 0 for none.
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar advertised: the node's advertised address, None if it does not tell.
-    :ivar requests: how many requests were sent (int).
-    :ivar links: what is declared here, or about to be.
+    :ivar requests_sent: how many requests were sent (int).
+    :ivar registrations: what is declared here, or about to be.
     :ivar error: why the connection ended; None while it is open.
     :ivar paused: the transport has enough to write for now.
     """
@@ -106,11 +106,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._writable.set()
         self.publisher_ids = set(range(IDS))
         self.subscription_ids = set(range(IDS))
-        self.links: dict[Attached, None] = {}
+        self.registrations: dict[Attached, None] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[bytes]] = {}
-        self.requests = 0
+        self.requests_sent = 0
         self._leased: dict[int, tuple[Role, int]] = {}  # ids, by the request that frees each
         self._answered = (0, 0.0)  # correlation id of the last answer, and when it came
         self._tune: asyncio.Future[Tune] = self._loop.create_future()
@@ -205,7 +205,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._enter('exchanging command versions')
             await self.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
         if self.error is not None:  # in the turn of the answer
-            raise twin(self.error)
+            raise copy_error(self.error)
         self._step = 'open'
         if self.heartbeat:
             self._timer = self._loop.call_later(self.heartbeat / 2, self._beat)
@@ -287,9 +287,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         waiting: list[asyncio.Future[Any]] = [*self._requests.values(), self._tune]
         for future in waiting:
             if not future.done():
-                future.set_exception(twin(error))
+                future.set_exception(copy_error(error))
                 future.exception()  # retrieved: the caller may have stopped waiting
-        call_each(self._loop, [link.on_lost for link in self.links], error)
+        call_each(self._loop, [registration.on_lost for registration in self.registrations], error)
 
     # -- asyncio protocol
 
@@ -326,7 +326,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.paused = self._leaving
         self._writable.set()
         if not self.paused:
-            call_each(self._loop, [link.on_resume for link in self.links])
+            call_each(self._loop, [registration.on_resume for registration in self.registrations])
 
     # -- frames
 
@@ -369,7 +369,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             return command.parse(reader)
         except FrameError as ex:
             self.on_failure(ex)
-            raise twin(self.error or ex) from ex.__cause__
+            raise copy_error(self.error or ex) from ex.__cause__
 
     def send_request(
         self, command: Command[Any], timeout: float | None = None
@@ -379,8 +379,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             raise type(self.error)(str(self.error)) from self.error
         if self._leaving:
             raise disconnected()
-        self.requests += 1
-        correlation_id = self.requests % 2**32
+        self.requests_sent += 1
+        correlation_id = self.requests_sent % 2**32
         data = command.encode(correlation_id)
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._requests[correlation_id] = future
@@ -409,7 +409,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         Until then, the broker may send frames with that id, even after the request timed out.
         """
         answer = self.send_request(command)
-        self._leased[self.requests % 2**32] = role, id
+        self._leased[self.requests_sent % 2**32] = role, id
         return answer
 
     def _on_silence(
@@ -471,7 +471,11 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 self._transport.close()
         elif key == Key.METADATA_UPDATE:
             update = commands.MetadataUpdate.parse(body)
-            call_each(self._loop, [link.on_metadata_update for link in self.links], update.stream)
+            call_each(
+                self._loop,
+                [registration.on_metadata_update for registration in self.registrations],
+                update.stream,
+            )
         elif key == Key.CREDIT | RESPONSE:
             logger.debug('%s: credit for a subscription that has ended', self.info)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:

@@ -6,7 +6,7 @@ __all__ = ['Observer', 'State']
 
 
 class State(Enum):
-    """Of a link, see :mod:`rbfly.net.link`."""
+    """Of a registration, see :mod:`rbfly.net.registration`."""
 
     IDLE = 'idle'
     OPENING = 'opening'
@@ -23,6 +23,6 @@ class Observer:
     """
 
     def on_transition(
-        self, link: object, before: State, after: State, error: Exception | None
+        self, registration: object, before: State, after: State, error: Exception | None
     ) -> None:
-        """A link has another state; the error is why it was lost, or is idle again."""
+        """A registration has another state; the error is why it was lost, or is idle again."""

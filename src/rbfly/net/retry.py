@@ -15,7 +15,7 @@ from ..error import (
     ProtocolError,
     RbFlyError,
     StreamConnectionError,
-    twin,
+    copy_error,
     without_frames,
 )
 from ..protocol.const import Key, ResponseCode
@@ -139,7 +139,7 @@ class Deadline:
         elif isinstance(error, StreamConnectionError):
             told = type(error)(f'{error} ({text})')
         else:
-            told = twin(error)
+            told = copy_error(error)
             told.add_note(text)
         told.__cause__ = error and error.__cause__  # and nothing else is told of
         return told

@@ -1,18 +1,18 @@
-"""What links that wait for the same thing share: an attempt to connect, a request, its error."""
+"""Share one connect, or one Metadata request, between the registrations that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..error import RbFlyError, StreamConnectionError, twin
+from ..error import RbFlyError, StreamConnectionError, copy_error
 from ..protocol import commands
 from ..protocol.commands import StreamMetadata
 from .connection import Connection
 from .retry import Backoff, Deadline
 from .waiting import settled
 
-__all__ = ['Attempt', 'Lookup']
+__all__ = ['MetadataBatch', 'SharedConnect']
 
 METADATA_HEAD = 64  # bytes of a request but the names, and some more
 FRAME_USUAL = 2**20
@@ -21,7 +21,7 @@ FRAME_USUAL = 2**20
 Connect = Callable[[Sequence[Deadline]], Awaitable[Connection | StreamConnectionError]]
 
 
-class Attempt:
+class SharedConnect:
     """Connecting to a node in a role: one at a time, whose outcome all who wait for it share.
 
     :param connect: tries each address once, for those who wait; gives a connection with a free id,
@@ -54,7 +54,7 @@ class Attempt:
             return None
         error = self.task.exception()
         if error is not None:
-            raise twin(error) if isinstance(error, RbFlyError) else error
+            raise copy_error(error) if isinstance(error, RbFlyError) else error
         return self.task.result()
 
 
@@ -71,7 +71,7 @@ async def run(connect: Connect, waiting: list[Deadline]) -> Connection:
 Asked = asyncio.Future[StreamMetadata | None]
 
 
-class Lookup:
+class MetadataBatch:
     """Metadata by one connection: what is asked in a turn of the event loop goes together."""
 
     def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
@@ -106,7 +106,7 @@ class Lookup:
                     if error is None:
                         future.set_result(found.get(stream))
                     else:
-                        future.set_exception(twin(error))
+                        future.set_exception(copy_error(error))
                         future.exception()  # seen: nobody may be waiting any more
 
     def _take(self) -> dict[str, list[Asked]]:

@@ -41,7 +41,7 @@ cdef class MessageCursor:
     cdef readonly LastChunk last_chunk
     cdef readonly uint64_t skip_before
     cdef readonly int64_t skip_through_chunk
-    cdef readonly object driver
+    cdef readonly object session
     cdef object probe               # called with the first chunk, which is not read
     cdef object current_task
     cdef rbfly_step checked         # in which the event loop was checked last
@@ -53,11 +53,11 @@ cdef class MessageCursor:
     cdef bint direct                # they are not, and no error is to be raised before
     cdef object held                # context or batch that is ready to be given
     cdef object failure             # to be raised behind what was given before it
-    cdef bint seen                  # a chunk was left
-    cdef uint64_t behind            # offset behind the last one that was
-    cdef bint any                   # a message was given
+    cdef bint chunk_done            # a chunk was left
+    cdef uint64_t next_offset       # offset behind the last one that was
+    cdef bint has_delivered         # a message was given
     cdef uint64_t first             # its offset
-    cdef uint64_t working           # messages below are done with
+    cdef uint64_t current_offset    # messages below are done with
     cdef uint64_t notify_offset
     cdef readonly Turn turn
     cdef int chunks_since_yield     # chunks left in this turn
@@ -90,14 +90,14 @@ cdef class MessageCursor:
 
     # The program was given the message with that offset.
     cdef inline int _begin(self, uint64_t offset) except -1:
-        if not self.any:
-            self.any = True
+        if not self.has_delivered:
+            self.has_delivered = True
             self.first = offset
         return self._work(offset)
 
     # It works with that one: those before are done with.
     cdef inline int _work(self, uint64_t offset) except -1:
-        self.working = offset
+        self.current_offset = offset
         return self._notify() if offset >= self.notify_offset else 0
 
     # Where the running task's message is noted; before anything is taken for it.

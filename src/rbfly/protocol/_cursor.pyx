@@ -120,7 +120,7 @@ cdef MessageCtx read_message(
 cdef class MessageCursor:
     """Takes messages from a :class:`ChunkQueue`, one after the other.
 
-    :param driver: has `check_loop`, called in each step of a task before it takes a message, which
+    :param session: has `check_loop`, called in each step of a task before it takes a message, which
         raises in another event loop; `on_chunk_consumed`, called after the last message of a chunk;
         `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
         `on_replaced`, called when a chunk is of another stream than those before, which raises;
@@ -140,10 +140,10 @@ cdef class MessageCursor:
     """
 
     def __init__(
-        self, driver, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None,
+        self, session, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None,
         wake=None, Turn turn=None, int yield_after=NO_LIMIT, str stream=None,
     ):
-        self.driver = driver
+        self.session = session
         self.queue = ChunkQueue(wake)
         self.last_chunk = LastChunk()
         self.skip_through_chunk = -1
@@ -168,8 +168,8 @@ cdef class MessageCursor:
         self.queue.chunks.clear()
         self.chunk = None
         if position is not None:
-            self.seen = True
-            self.behind = position
+            self.chunk_done = True
+            self.next_offset = position
         self.skip_before = skip_before
         self.skip_through_chunk = skip_through_chunk
         self.probe = probe
@@ -183,14 +183,14 @@ cdef class MessageCursor:
     def start_over(self):
         """Forget everything read: the stream was deleted, and its offsets with it."""
         self.rewind()
-        self.seen = self.any = False
-        self.behind = 0
+        self.chunk_done = self.has_delivered = False
+        self.next_offset = 0
         self.last_chunk.forget()
         self.notify_offset = NEVER
 
-    def close(self, driver):
-        """Refer to nobody but a driver that does nothing: it goes with the last reference."""
-        self.driver = driver
+    def close(self, session):
+        """Refer to nobody but a session that does nothing: it goes with the last reference."""
+        self.session = session
         self.queue.close()
 
     @property
@@ -211,17 +211,19 @@ cdef class MessageCursor:
         cdef Chunk chunk = self.chunk
         if chunk is not None:
             return max(chunk.next_offset, self.skip_before)
-        return max(self.behind, self.skip_before) if self.seen else None
+        return max(self.next_offset, self.skip_before) if self.chunk_done else None
 
     @property
     def unfinished(self):
         """Offset after the last finished message; None before the first."""
-        return self.working if self.any else None
+        return self.current_offset if self.has_delivered else None
 
     @property
     def finished(self):
         """Offset of the last finished message; None if there is none."""
-        return self.working - 1 if self.any and self.working > self.first else None
+        if self.has_delivered and self.current_offset > self.first:
+            return self.current_offset - 1
+        return None
 
     def notify_at(self, offset):
         """Call `on_progress` when the message with that offset, or a later one, is finished."""
@@ -229,12 +231,12 @@ cdef class MessageCursor:
 
     def mark_consumed(self):
         """The program asks for more: everything it received is finished."""
-        if self.any:
+        if self.has_delivered:
             self._work(self.position)
 
     cdef int _notify(self) except -1:
         self.notify_offset = NEVER
-        self.driver.on_progress()
+        self.session.on_progress()
         return 0
 
     # -- chunks
@@ -275,14 +277,14 @@ cdef class MessageCursor:
 
     cdef int _refuse(self) except -1:
         self.chunk = None
-        self.driver.on_replaced()
+        self.session.on_replaced()
         return 0
 
     cdef int _report(self, Chunk chunk) except -1:
         probe = self.probe
         self.resume()
         probe(chunk)
-        self.driver.on_probed()
+        self.session.on_probed()
         return 0
 
     cdef int _skip(self, Chunk chunk) except -1:
@@ -304,10 +306,10 @@ cdef class MessageCursor:
     cdef int _leave(self, Chunk chunk, bint sound) except -1:
         self.chunk = None
         if self.last_chunk._move(chunk, sound):
-            self.seen = True
-            self.behind = chunk.next_offset
+            self.chunk_done = True
+            self.next_offset = chunk.next_offset
         self.chunks_since_yield += 1
-        self.driver.on_chunk_consumed(chunk)
+        self.session.on_chunk_consumed(chunk)
         return 0
 
     # -- messages
@@ -560,7 +562,7 @@ cdef class MessageCursor:
 
     cdef int _check_loop(self) except -1:
         if self.current_task is not None:
-            self.driver.check_loop()
+            self.session.check_loop()
             rbfly_mark_step(&self.checked)
         return 0
 

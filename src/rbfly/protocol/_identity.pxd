@@ -7,7 +7,7 @@ from rbfly.protocol._chunk cimport Chunk
 
 cdef class LastChunk:
     cdef readonly int64_t id
-    cdef readonly bint doubt
+    cdef readonly bint unverified
     cdef uint64_t end               # offset behind its last message
     cdef int64_t timestamp
     cdef uint64_t epoch             # UNKNOWN if it was not seen

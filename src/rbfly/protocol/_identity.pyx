@@ -33,7 +33,7 @@ cdef class LastChunk:
     A new stream is not recognized if its own chunks have been removed up to the last one.
 
     :ivar id: id of the chunk (int); -1 for none.
-    :ivar doubt: it was requested again, and neither it nor a later chunk has arrived (bool).
+    :ivar unverified: it was requested again, and neither it nor a later chunk has arrived (bool).
     """
 
     def __cinit__(self):
@@ -43,9 +43,9 @@ cdef class LastChunk:
         """Forget the chunk: nothing has been read."""
         self.id = -1
         self.epoch = UNKNOWN
-        self.doubt = False
+        self.unverified = False
 
-    def presume(self, int64_t id):
+    def assume(self, int64_t id):
         """Set the last chunk of the stream, of which only the id is known."""
         self.id = id
         self.end = <uint64_t> id + 1
@@ -58,7 +58,7 @@ cdef class LastChunk:
         :param first: id of the first chunk of the stream; None if the broker does not report it.
         :param committed: the same for the last one, -1 for none.
         """
-        self.doubt = True
+        self.unverified = True
         self.removed = first is None or first < 0 or first > self.id
         # Where it ends before, only its last chunk can tell; the broker would wait for the next.
         return self.id if committed is None else min(committed, self.id)
@@ -67,7 +67,7 @@ cdef class LastChunk:
         """True if the chunk is not of the stream that was read."""
         cdef uint64_t id = <uint64_t> self.id
         cdef bint known = self.epoch != UNKNOWN
-        if not self.doubt:
+        if not self.unverified:
             return False
         if chunk.offset > id:
             return known and (chunk.offset < self.end or not self.removed)
@@ -86,7 +86,7 @@ cdef class LastChunk:
     cdef bint _has_read(self, Chunk chunk) noexcept:
         """True if the broker has already sent the chunk on this connection: ids only increase."""
         return (
-            not self.doubt and self.epoch != UNKNOWN and chunk.offset <= <uint64_t> self.id
+            not self.unverified and self.epoch != UNKNOWN and chunk.offset <= <uint64_t> self.id
         )
 
     cdef bint _move(self, Chunk chunk, bint sound) noexcept:
@@ -94,10 +94,10 @@ cdef class LastChunk:
         cdef bint known = self.epoch != UNKNOWN
         if self._has_read(chunk):
             return False
-        if self.doubt and chunk.offset < <uint64_t> self.id:
+        if self.unverified and chunk.offset < <uint64_t> self.id:
             self.removed = False
             return False
-        self.doubt = False
+        self.unverified = False
         if sound:
             if not known or chunk.timestamp > self.max_timestamp:
                 self.max_timestamp = chunk.timestamp

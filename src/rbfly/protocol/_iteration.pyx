@@ -1,7 +1,7 @@
 """What `async for` over a subscription awaits.
 
 A message that has arrived is given by an awaitable that is finished at once; only where none has
-does a coroutine of the cursor's driver wait for one.
+does a coroutine of the cursor's session wait for one.
 """
 
 cimport cython
@@ -62,7 +62,7 @@ cdef enum:
     FAILED = 5              # what was looked for is damaged, or not to be had
 
 # The same function with its error left set, which costs less than try and except.
-ctypedef int (*raw_has)(Ready ready) noexcept
+ctypedef int (*raw_has)(NextMessage ready) noexcept
 
 
 cdef class SubscriptionBase:
@@ -105,7 +105,7 @@ cdef class MessageIterator:
 @cython.final
 @cython.freelist(8)
 @cython.no_gc
-cdef class Ready:
+cdef class NextMessage:
     # What `__anext__` gives, to be awaited or to become a task: finished at once if something has
     # arrived, else a coroutine waits.  Being awaited it hands that over, and is in no cycle.
     cdef object source              # the subscription; the coroutine that waits; why it failed
@@ -141,19 +141,19 @@ cdef class Ready:
             begun(self).close()
 
 
-cdef Ready new_ready(SubscriptionBase subscription, int kind, Py_ssize_t limit):
-    cdef Ready ready = Ready.__new__(Ready)
+cdef NextMessage new_ready(SubscriptionBase subscription, int kind, Py_ssize_t limit):
+    cdef NextMessage ready = NextMessage.__new__(NextMessage)
     ready.source = subscription
     ready.kind = kind
     ready.limit = limit
     return ready
 
 
-cdef int has(Ready ready) except -1:
+cdef int has(NextMessage ready) except -1:
     return (<SubscriptionBase> ready.source).cursor._has(ready.kind, ready.limit)
 
 
-cdef int fail(Ready ready) except -1:
+cdef int fail(NextMessage ready) except -1:
     # the error that is set is raised when it is asked for
     try:
         keep_error()
@@ -165,22 +165,24 @@ cdef int fail(Ready ready) except -1:
 
 cdef object give(object ready):
     # what it gives for the first time, itself if nothing has arrived or it is the turn of others
-    cdef int kind = (<Ready> ready).kind
+    cdef int kind = (<NextMessage> ready).kind
     if (
         kind < SPENT
-        and not (<SubscriptionBase> (<Ready> ready).source).cursor.turn._is_over()
-        and (<SubscriptionBase> (<Ready> ready).source).cursor._has(kind, (<Ready> ready).limit)
+        and not (<SubscriptionBase> (<NextMessage> ready).source).cursor.turn._is_over()
+        and (<SubscriptionBase> (<NextMessage> ready).source).cursor._has(
+            kind, (<NextMessage> ready).limit
+        )
     ):
-        (<Ready> ready).kind = SPENT
-        if kind == BODY and (<SubscriptionBase> (<Ready> ready).source).cursor.direct:
-            return (<SubscriptionBase> (<Ready> ready).source).cursor._take_body()
-        return (<SubscriptionBase> (<Ready> ready).source).cursor._take(kind)
+        (<NextMessage> ready).kind = SPENT
+        if kind == BODY and (<SubscriptionBase> (<NextMessage> ready).source).cursor.direct:
+            return (<SubscriptionBase> (<NextMessage> ready).source).cursor._take_body()
+        return (<SubscriptionBase> (<NextMessage> ready).source).cursor._take(kind)
     return ready
 
 
 cdef object begun(object item):
     """The coroutine that waits."""
-    cdef Ready ready = <Ready> item
+    cdef NextMessage ready = <NextMessage> item
     if ready.kind == SPENT:
         raise RuntimeError('cannot reuse already awaited __anext__()')
     if ready.kind == FAILED:
@@ -189,7 +191,7 @@ cdef object begun(object item):
         raise error
     if ready.kind != WAITING:
         # it keeps the subscription while it waits
-        ready.source = (<SubscriptionBase> ready.source).cursor.driver.wait(
+        ready.source = (<SubscriptionBase> ready.source).cursor.session.wait(
             ready.kind, ready.limit, ready.source
         )
         ready.kind = WAITING
@@ -197,4 +199,4 @@ cdef object begun(object item):
 
 
 rbfly_answer(give, begun)
-rbfly_set_next(Ready, rbfly_ready_send, rbfly_ready_next)
+rbfly_set_next(NextMessage, rbfly_ready_send, rbfly_ready_next)

@@ -124,7 +124,7 @@ class Start:
             return self._find_time(cursor)
         # The last chunk is delivered, too, and dropped: see LastChunk.
         cursor.resume(0, self._end)
-        cursor.last_chunk.presume(self._end)
+        cursor.last_chunk.assume(self._end)
         return self._seek(cursor, first, committed) if again else Offset.LAST
 
     def _seek(self, cursor: MessageCursor, first: int | None, committed: int | None) -> Offset:

@@ -13,8 +13,8 @@ cdef class SemaphoreState:
 cdef class PublisherCore:
     cdef readonly PublishWindow window
     cdef readonly object loop
-    cdef readonly SemaphoreState room
-    cdef readonly object driver
+    cdef readonly SemaphoreState capacity
+    cdef readonly object session
     cdef readonly object connection
     cdef readonly object error
     cdef readonly bint closed
@@ -41,7 +41,7 @@ cdef class PublisherBase:
 cdef class Batches:
     cdef PublisherCore core
     cdef readonly ConfirmGroup filling
-    cdef readonly SemaphoreState room
+    cdef readonly SemaphoreState capacity
     cdef readonly list sent
 
     cdef int _next(self) except -1

@@ -31,21 +31,21 @@ cdef class SemaphoreState:
 cdef class PublisherCore:
     """What a publisher does for each message and for each confirm: its window, and who waits.
 
-    :param driver: has `check`, which raises unless messages are taken; `settle`, which tells a
+    :param session: has `check`, which raises unless messages are taken; `settle`, which tells a
         waiter other than a confirm; and `after_settled`.
     :param loop: the event loop that it belongs to.
     :param window: messages that are not settled.
-    :param semaphore: class of who waits for room in it, given `has_room`.
+    :param semaphore: class of who waits for room in it, given `has_capacity`.
     :ivar connection: where frames are written; None while there is none.
     :ivar closed: no message is taken any more.
     :ivar error: why none is taken now.
     """
 
-    def __init__(self, driver, loop, PublishWindow window not None, semaphore):
-        self.driver = driver
+    def __init__(self, session, loop, PublishWindow window not None, semaphore):
+        self.session = session
         self.loop = loop
         self.window = window
-        self.room = semaphore(self.has_room)
+        self.capacity = semaphore(self.has_capacity)
         self.confirmed = loop.create_future()
         self.confirmed.set_result(None)
         self.woken = []
@@ -53,9 +53,9 @@ cdef class PublisherCore:
         self.forks = rbfly_forks
         window.listen(self.on_settled)
 
-    def drive(self, driver):
-        """Take messages from now on, which a driver sends."""
-        self.driver = driver
+    def bind(self, session):
+        """Take messages from now on, which a session sends."""
+        self.session = session
         self.error = None
 
     def resume(self, connection, publisher_id):
@@ -63,7 +63,7 @@ cdef class PublisherCore:
         done = self.window.replay(publisher_id, connection.frame_max)
         self.connection = connection
         for waiter in done:         # too large for this connection
-            self.driver.settle(waiter)
+            self.session.settle(waiter)
         self._write()
 
     def suspend(self):
@@ -78,14 +78,14 @@ cdef class PublisherCore:
         """Take no messages any more."""
         self.closed = True
 
-    def end(self, driver):
-        """Refer to nobody but a driver that does nothing: it goes with the last reference."""
+    def end(self, session):
+        """Refer to nobody but a session that does nothing: it goes with the last reference."""
         self.window.listen(None)
-        self.driver = driver
+        self.session = session
 
-    def has_room(self, Py_ssize_t count):
+    def has_capacity(self, Py_ssize_t count):
         """True if so many messages fit into the window, and the connection takes more."""
-        cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.room.reserved
+        cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.capacity.reserved
         return used + count <= self.window.max_unconfirmed and not self.is_paused()
 
     def is_paused(self):
@@ -104,16 +104,16 @@ cdef class PublisherCore:
     cdef ConfirmFuture _begin(self, object message):
         # What to await; None if there is no room.
         cdef PublishWindow window = self.window
-        cdef SemaphoreState room = self.room
+        cdef SemaphoreState capacity = self.capacity
         # Tasks that `_wake` runs are in the loop.
         if not self.waking or rbfly_place() != self.place:
             self._check_loop()
         if self.closed or self.error is not None:
-            self.driver.check()
+            self.session.check()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
-            or room.reserved
-            or room.waiting
+            or capacity.reserved
+            or capacity.waiting
             or self.connection is not None and self.connection.paused
         ):
             return None
@@ -165,8 +165,8 @@ cdef class PublisherCore:
             if data is None:
                 break
             connection.write(data)
-        if self.room.waiting:
-            self.room.grant()
+        if self.capacity.waiting:
+            self.capacity.grant()
         return 0
 
     @cython.binding(False)
@@ -179,7 +179,7 @@ cdef class PublisherCore:
             for waiter in done:
                 n += 1
                 if (<PendingConfirms> waiter).errors is not None:
-                    self.driver.settle(waiter)
+                    self.session.settle(waiter)
                 elif type(waiter) is ConfirmFuture:
                     self._confirm(<ConfirmFuture> waiter)
                 elif type(waiter) is ConfirmGroup:
@@ -187,7 +187,7 @@ cdef class PublisherCore:
                     for wait in (<ConfirmGroup> waiter).waits:
                         self._confirm(<ConfirmFuture> wait)
                 else:
-                    self.driver.settle(waiter)
+                    self.session.settle(waiter)
         finally:
             if n < len(done):       # e.g. KeyboardInterrupt
                 self.loop.call_soon(self.on_settled, done[n:])
@@ -202,7 +202,7 @@ cdef class PublisherCore:
                 self.loop.call_soon(self.write)
             elif self.window.queued:
                 self._write()
-        self.driver.after_settled()
+        self.session.after_settled()
 
     cdef int _confirm(self, ConfirmFuture wait) except -1:
         if not wait.settled:
@@ -252,18 +252,18 @@ cdef class Batches:
     :param semaphore: class of who waits for room in the batch, given `fits`; None if nobody does.
     :ivar filling: the batch that messages come into (ConfirmGroup).
     :ivar sent: those that no flush has told of yet (list).
-    :ivar room: who waits for room.
+    :ivar capacity: who waits for room.
     """
 
     def __init__(self, PublisherCore core not None, semaphore=None):
         self.core = core
-        self.room = None if semaphore is None else semaphore(self.fits)
+        self.capacity = None if semaphore is None else semaphore(self.fits)
         self.filling = ConfirmGroup(core.loop)
         self.sent = []
 
     def fits(self, Py_ssize_t max_len):
         """True if fewer messages are queued, or about to be."""
-        return self.filling.remaining + self.room.reserved < max_len
+        return self.filling.remaining + self.capacity.reserved < max_len
 
     cdef int _next(self) except -1:
         """Begin another batch; the next flush tells what became of this one."""
@@ -280,10 +280,10 @@ cdef class Batches:
             core.window.release()       # if this fails, another flush retries
             self._next()
             if batch.seal():            # none fits a frame of a new connection
-                core.driver.settle(batch)
+                core.session.settle(batch)
         core._write()
-        if self.room is not None:
-            self.room.grant()
+        if self.capacity is not None:
+            self.capacity.grant()
 
     def forget(self, list told not None):
         """Those of these batches that were sent were told of."""
@@ -312,7 +312,7 @@ cdef class BatchBase(PublisherBase):
         if not rbfly_same_step(&core.step):
             core._check_loop()
         if core.closed or core.error is not None:
-            core.driver.check()
+            core.session.check()
         if batches.filling.settled:     # given up: what is batched from now on is not lost
             batches._next()
         core.window._append(message, batches.filling)

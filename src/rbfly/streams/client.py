@@ -29,10 +29,10 @@ from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from .arguments import check_filter, check_sub_entries, stream_arguments
-from .consuming import SubscriptionDriver
+from .consuming import SubscriptionSession
 from .offsets import stored_offset
 from .publisher import BasePublisher, Publisher
-from .publishing import PublisherDriver
+from .publishing import PublisherSession
 from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import (
@@ -403,17 +403,17 @@ class StreamsClient:
                 raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
             self._names.add(key)
         try:
-            driver = PublisherDriver(self._cluster, stream, info.name)
+            session = PublisherSession(self._cluster, stream, info.name)
             try:
-                await driver.link.open()
-                if driver.last_id == ID_MAX:
+                await session.registration.open()
+                if session.last_id == ID_MAX:
                     raise PublisherError(
                         f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX};'
                         ' there is none above it'
                     )
-                publisher = cls(driver.link.id, info, self, driver.last_id + 1)
+                publisher = cls(session.registration.id, info, self, session.last_id + 1)
                 if isinstance(publisher, BasePublisher):
-                    publisher._attach(driver)
+                    publisher._attach(session)
                 try:
                     yield publisher
                 except BaseException as error:
@@ -429,7 +429,7 @@ class StreamsClient:
                 else:
                     await publisher.close()
             finally:
-                driver.link.close()
+                session.registration.close()
         finally:
             self._names.discard(key)
 
@@ -477,7 +477,7 @@ class StreamsClient:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
             check_filter(filter)
-        driver = SubscriptionDriver(
+        session = SubscriptionSession(
             self._cluster,
             stream,
             offset,
@@ -488,7 +488,7 @@ class StreamsClient:
             initial_credit,
             auto_offset,
         )
-        return Subscription(driver, offset)
+        return Subscription(session, offset)
 
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
         """Store an offset under a reference, for :meth:`Offset.reference`.

@@ -13,25 +13,25 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionError,
-    twin,
+    copy_error,
 )
 from ..net.cluster import Cluster, Role
-from ..net.link import Link
+from ..net.registration import Registration
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import Start
 from .offsets import chunk_ids, leader_ends_before, stored_offset
-from .silence import Silence
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnDecodeError
 from .waiting import TURN, deadline, in_time, let_others_run
+from .watchdog import DeliveryWatchdog
 
 if TYPE_CHECKING:
     from ..net.connection import Connection
 
-__all__ = ['SubscriptionDriver']
+__all__ = ['SubscriptionSession']
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class Wakeup:
         return await in_time(self.future, until)
 
 
-class SubscriptionDriver:
-    """Drives the link of a subscription; refers to its cursor, not to what users hold.
+class SubscriptionSession:
+    """Drives the registration of a subscription; refers to its cursor, not to what users hold.
 
-    The link is wanted where everything was given and a task waits for more; so whoever stops
-    waiting neither stops the opening nor moves where the subscription goes on.
+    It opens the registration when a task waits and every message has been delivered.  A task that
+    stops waiting neither stops the opening nor changes where the subscription resumes.
 
     :param offset: where to start at first.
     :param credit: how many chunks the broker may send before one is consumed.
@@ -68,7 +68,7 @@ class SubscriptionDriver:
     """
 
     role = Role.CONSUME
-    stays = False
+    open_until_closed = False
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class SubscriptionDriver:
             stream,
         )
         self.cursor.queue.limit = 2 * credit  # RabbitMQ never exceeds the credit itself
-        self.link = Link(cluster, self)
+        self.registration = Registration(cluster, self)
         self.check_loop = cluster.check_loop
         self._cluster = cluster
         self._properties = {} if filter is None else filter.properties()
@@ -108,7 +108,7 @@ class SubscriptionDriver:
         self._position: int | None = None  # where it was opened last
         self._ended = asyncio.Event()  # closing it
         self._waiting = False
-        self._silence = Silence(stream, self.cursor, self._wakeup)
+        self._watchdog = DeliveryWatchdog(stream, self.cursor, self._wakeup)
         self._tracker: Tracker | None = None
         if auto_offset is not None:
             self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
@@ -116,7 +116,7 @@ class SubscriptionDriver:
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
 
-    # -- the link
+    # -- the registration
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         start, cursor = self._start, self.cursor
@@ -142,7 +142,7 @@ class SubscriptionDriver:
 
     def detach(self, connection: Connection, id: int) -> None:
         connection.set_subscription(id, None)
-        self._silence.stop()
+        self._watchdog.stop()
 
     async def complete(self, connection: Connection) -> None:
         pass
@@ -156,9 +156,9 @@ class SubscriptionDriver:
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
             self._tracker.on_lost()
-        if not self.closed and not self.link.is_opening:
+        if not self.closed and not self.registration.is_opening:
             if not error.retriable:
-                self._error = twin(error)
+                self._error = copy_error(error)
             logger.warning('%r: %s', self, error)
             self._wakeup()
 
@@ -177,9 +177,9 @@ class SubscriptionDriver:
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """Let the broker send one more chunk."""
-        connection = self.link.connection
+        connection = self.registration.connection
         if connection is not None and connection.is_open:
-            connection.write(commands.credit(self.link.id, 1))
+            connection.write(commands.credit(self.registration.id, 1))
 
     def on_progress(self) -> None:
         """Messages are done with that are to be stored."""
@@ -193,14 +193,14 @@ class SubscriptionDriver:
 
     def on_probed(self) -> None:
         """Subscribe where the first chunk has shown that the subscription starts."""
-        self.link.reset()
+        self.registration.reset()
 
     def _start_over(self) -> None:
         """The stream is gone; if there is one of that name again, nothing of it was seen."""
-        self._start.start_over(self.link.declared)
-        self.link.reset()
+        self._start.start_over(self.registration.declared)
+        self.registration.reset()
         self.cursor.start_over()
-        self._silence.start_over()
+        self._watchdog.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # went with the stream
 
@@ -210,8 +210,8 @@ class SubscriptionDriver:
 
         :param last: write it even if the connection is paused.
         """
-        connection = self.link.connection
-        if connection is None or not connection.is_open or self.cursor.last_chunk.doubt:
+        connection = self.registration.connection
+        if connection is None or not connection.is_open or self.cursor.last_chunk.unverified:
             return False
         if connection.paused and not last:
             return False
@@ -270,31 +270,31 @@ class SubscriptionDriver:
             finally:
                 self._error = None
         self._listen()
-        self._want()
+        self._ensure_open()
         woken = await self._wakeup.wait(until)
         self.cursor.on_yield()
         return woken
 
-    def _want(self) -> None:
+    def _ensure_open(self) -> None:
         if self._tracker is not None:
             self._tracker.start()
         if self.cursor.position != self._position:
-            self.link.progress()
-        self.link.want()
+            self.registration.end_outage()
+        self.registration.ensure_open()
 
     def _listen(self) -> None:
-        connection = self.link.connection
+        connection = self.registration.connection
         if (
-            self._silence.timer is not None
+            self._watchdog.timer is not None
             or connection is None
-            or not self.link.is_open
+            or not self.registration.is_open
             or self._properties  # what is filtered may well be silent
             or not connection.knows_optional
         ):
             return
         by_time = self._start.offset.type == OffsetType.TIMESTAMP
-        if not self._silence.listen(connection, may_begin_later=by_time):
-            self.link.reset()
+        if not self._watchdog.listen(connection, may_begin_later=by_time):
+            self.registration.reset()
 
     # -- ending
 
@@ -316,7 +316,7 @@ class SubscriptionDriver:
         try:
             if self._tracker is not None:
                 await self._tracker.close(self._cluster, wait=wait)
-            answer = self.link.close()
+            answer = self.registration.close()
             if wait:
                 await self._cluster.closing.wait(answer)
         finally:
@@ -324,7 +324,7 @@ class SubscriptionDriver:
             self._ended.set()
 
     def _end(self) -> None:
-        self.link.close()
+        self.registration.close()
         self.cursor.close(Closed())
 
     def release(self) -> None:
@@ -335,10 +335,10 @@ class SubscriptionDriver:
         if self.closed:
             return
         self.closed = True
-        loop = self.link.loop
+        loop = self.registration.loop
         if loop is None or loop.is_closed():
             self._end()
-        else:  # never directly: the garbage collector may run within any method of the link
+        else:  # never directly: the garbage collector may run within any method of the registration
             loop.call_soon_threadsafe(self._release)
 
     def _release(self) -> None:
@@ -350,7 +350,7 @@ class SubscriptionDriver:
 
 
 class Closed:
-    """In place of the driver of a subscription that is closed."""
+    """In place of the session of a subscription that is closed."""
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """Nothing is to be done."""

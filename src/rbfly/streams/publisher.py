@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, Iterable
 from typing import TYPE_CHECKING
 
 from ..checks import check_type
-from ..error import ConfirmTimeout, PublisherError, RoomTimeout, SendProgress
+from ..error import ConfirmTimeout, PublisherError, SendProgress, WindowTimeout
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
@@ -22,7 +22,7 @@ from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import Confirmation, Failures, WindowSemaphore, deadline, in_time
 
 if TYPE_CHECKING:
-    from .publishing import PublisherDriver
+    from .publishing import PublisherSession
 
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
 
@@ -48,7 +48,7 @@ class BasePublisher(PublisherBase):
         self.name = info.name
         self.stream = info.stream
         self._client = client  # keeps the client alive
-        self._driver: PublisherDriver | None = None  # until it is declared
+        self._session: PublisherSession | None = None  # until it is declared
         sub_entry = None
         if info.sub_entry_size:
             compress = compressor(info.compression)
@@ -65,7 +65,7 @@ class BasePublisher(PublisherBase):
         )
         loop = asyncio.get_running_loop()
         self._core = PublisherCore(Unusable(UNDECLARED), loop, window, WindowSemaphore)
-        self._core.fail(PublisherError(UNDECLARED))  # what is compiled asks the driver then
+        self._core.fail(PublisherError(UNDECLARED))  # what is compiled asks the session then
         self._told = False  # close has raised what went wrong
 
     @property
@@ -76,15 +76,15 @@ class BasePublisher(PublisherBase):
     def __repr__(self) -> str:
         return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
 
-    def _attach(self, driver: PublisherDriver) -> None:
-        """Publish by a driver whose link is open."""
-        self._driver = driver
-        driver.drive(self._core, repr(self))
+    def _attach(self, session: PublisherSession) -> None:
+        """Publish by a session whose registration is open."""
+        self._session = session
+        session.bind(self._core, repr(self))
 
-    def _declared(self) -> PublisherDriver:
-        if self._driver is None:
+    def _declared(self) -> PublisherSession:
+        if self._session is None:
             raise PublisherError(UNDECLARED)
-        return self._driver
+        return self._session
 
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
@@ -124,7 +124,7 @@ class Publisher(BasePublisher):
             is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises ConfirmTimeout: no confirm in time; :class:`.RoomTimeout` if the message was not
+        :raises ConfirmTimeout: no confirm in time; :class:`.WindowTimeout` if the message was not
             sent.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the publisher could not reconnect within the client's
@@ -133,12 +133,12 @@ class Publisher(BasePublisher):
         until = None if timeout is None else deadline(timeout)
         wait = self._begin(message)
         if wait is None:
-            if not await self._declared().wait_room(1, until):
-                raise RoomTimeout(f'no room in the window within {timeout} s')
+            if not await self._declared().wait_capacity(1, until):
+                raise WindowTimeout(f'no room in the window within {timeout} s')
             try:
                 wait = self._put(message)
             except BaseException:
-                self._core.room.grant()  # the room that this message does not need
+                self._core.capacity.grant()  # the room that this message does not need
                 raise
         if until is None:
             await wait
@@ -161,17 +161,17 @@ class Publisher(BasePublisher):
             is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises RoomTimeout: no room in time; the message was not sent.
+        :raises WindowTimeout: no room in time; the message was not sent.
         """
         until = None if timeout is None else deadline(timeout)
-        driver, core = self._declared(), self._core
-        driver.check()
-        if not await driver.wait_room(1, until):
-            raise RoomTimeout(f'no room in the window within {timeout} s')
+        session, core = self._declared(), self._core
+        session.check()
+        if not await session.wait_capacity(1, until):
+            raise WindowTimeout(f'no room in the window within {timeout} s')
         try:
             confirmation = Confirmation(message, core, self._failures)
         except BaseException:
-            core.room.grant()  # the room that this message does not need
+            core.capacity.grant()  # the room that this message does not need
             raise
         core.schedule()
         return confirmation

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 
 from ..checks import check_integer
-from ..error import ConfirmTimeout, PublishError, RoomTimeout
+from ..error import ConfirmTimeout, PublishError, WindowTimeout
 from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
 from .publisher import BasePublisher
-from .publishing import PublisherDriver
+from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time, summary
 
@@ -34,9 +34,9 @@ class PublisherBatchFast(BatchBase, BasePublisher):
         super().__init__(publisher_id, info, client, message_id, batched=True)
         self._batches = Batches(self._core)
 
-    def _attach(self, driver: PublisherDriver) -> None:
-        self._driver = driver
-        driver.drive(self._core, repr(self), self._batches.release)
+    def _attach(self, session: PublisherSession) -> None:
+        self._session = session
+        session.bind(self._core, repr(self), self._batches.release)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued; returns when the broker has confirmed all of it.
@@ -96,9 +96,9 @@ class PublisherBatchLimit(PublisherBatchFast):
         super().__init__(publisher_id, info, client, message_id)
         self._batches = Batches(self._core, WindowSemaphore)
 
-    def _attach(self, driver: PublisherDriver) -> None:
-        super()._attach(driver)
-        driver.queues.append(self._batches.room)
+    def _attach(self, session: PublisherSession) -> None:
+        super()._attach(session)
+        session.queues.append(self._batches.capacity)
 
     async def batch(  # type: ignore[override]
         self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
@@ -115,17 +115,17 @@ class PublisherBatchLimit(PublisherBatchFast):
             the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises RoomTimeout: no room in time; the message was not queued.
+        :raises WindowTimeout: no room in time; the message was not queued.
         :raises StreamConnectionError: the connection was lost.
         """
         until = None if timeout is None else deadline(timeout)
         check_integer('max_len', max_len, 1, MAX_LEN)
         check = self._declared().check
         check()
-        queue = self._batches.room
+        queue = self._batches.capacity
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
-            raise RoomTimeout(f'{max_len} messages were queued for {timeout} s')
+            raise WindowTimeout(f'{max_len} messages were queued for {timeout} s')
         try:
             check()
             super().batch(message)

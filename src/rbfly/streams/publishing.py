@@ -16,7 +16,7 @@ from ..error import (
 from ..net.closing import answered
 from ..net.cluster import Cluster, Role
 from ..net.connection import disconnected
-from ..net.link import Link
+from ..net.registration import Registration
 from ..protocol import commands
 from .waiting import WindowSemaphore, publish_error
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ._confirm import ConfirmGroup
     from ._sending import PublisherCore
 
-__all__ = ['PublisherDriver', 'Unusable']
+__all__ = ['PublisherSession', 'Unusable']
 
 logger = logging.getLogger(__name__)
 
 
 class Unusable:
-    """In place of the driver of a publisher that is not declared, or was closed."""
+    """In place of the session of a publisher that is not declared, or was closed."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -47,8 +47,8 @@ class Unusable:
         """Nothing is to be done."""
 
 
-class PublisherDriver:
-    """Drives the link of a publisher; refers to its core, not to what users hold.
+class PublisherSession:
+    """Drives the registration of a publisher; refers to its core, not to what users hold.
 
     :param name: for deduplication, empty for none.
     :ivar last_id: the last publishing id of that name; 0 for none.
@@ -57,13 +57,13 @@ class PublisherDriver:
     """
 
     role = Role.PUBLISH
-    stays = True
+    open_until_closed = True
 
     def __init__(self, cluster: Cluster, stream: str, name: str) -> None:
         self.stream = stream
         self.name = name
         self.last_id = 0
-        self.link = Link(cluster, self)
+        self.registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = []
         self._cluster = cluster
@@ -85,22 +85,22 @@ class PublisherDriver:
         assert self._core is not None
         return self._core
 
-    def drive(
+    def bind(
         self, core: PublisherCore, label: str, release: Callable[[], None] | None = None
     ) -> None:
-        """Publish what a core takes from now on, by the link that is open.
+        """Publish what a core takes from now on, by the registration that is open.
 
         :param release: gives to the window what is kept back, where the publisher is closed.
         """
         self._core, self._label, self._release = core, label, release or core.write
-        core.drive(self)
-        self.queues.append(core.room)
-        if self.link.connection is not None:
-            self.attach(self.link.connection, self.link.id)
-            if self.link.is_open:  # else it was lost since, and is being opened again
-                self.on_open(self.link.connection, self.link.id)
+        core.bind(self)
+        self.queues.append(core.capacity)
+        if self.registration.connection is not None:
+            self.attach(self.registration.connection, self.registration.id)
+            if self.registration.is_open:  # else it was lost since, and is being opened again
+                self.on_open(self.registration.connection, self.registration.id)
 
-    # -- the link
+    # -- the registration
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         return commands.DeclarePublisher(id, self.name, self.stream)
@@ -136,9 +136,9 @@ class PublisherDriver:
         core = self._core
         if core is not None and core.closed and not core.window.unsettled:
             self._wake_idle()
-        elif not self.link.is_opening:
+        elif not self.registration.is_opening:
             logger.warning('%r: %s; declaring it again', self, error)
-            self.link.want()
+            self.registration.ensure_open()
 
     def on_failed(self, error: Exception) -> None:
         """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
@@ -166,20 +166,20 @@ class PublisherDriver:
             return
         if self._cluster.generation != self._generation:
             raise disconnected()
-        self.link.want()
-        core.drive(self)
+        self.registration.ensure_open()
+        core.bind(self)
 
-    async def wait_room(self, count: int = 1, until: float | None = None) -> bool:
+    async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, after those who wait already, until so many messages fit; false if not in time."""
         core = self.core
-        if not core.room.waiting and core.has_room(count):
+        if not core.capacity.waiting and core.has_capacity(count):
             return True
-        if not await core.room.wait(count, count, until):
+        if not await core.capacity.wait(count, count, until):
             return False
         try:
             self.check()
         except BaseException:
-            core.room.grant()
+            core.capacity.grant()
             raise
         return True
 
@@ -201,11 +201,11 @@ class PublisherDriver:
         if self.receiving:
             self._end_refused()
         if core.window.needs_redeclare:
-            self.link.lose(StreamConnectionError('the broker does not know it any more'))
+            self.registration.lose(StreamConnectionError('the broker does not know it any more'))
         else:
-            self.link.progress()
-        if core.room.waiting:
-            core.room.grant()
+            self.registration.end_outage()
+        if core.capacity.waiting:
+            core.capacity.grant()
         if self._on_progress is not None:
             self._note_settled(self._on_progress)
 
@@ -331,10 +331,10 @@ class PublisherDriver:
     def _part(
         self, error: Exception, unsent: Exception | None = None
     ) -> asyncio.Future[Any] | None:
-        """Give up what is unconfirmed, and the link; what is to be waited for yet."""
+        """Give up what is unconfirmed, and the registration; what is to be waited for yet."""
         core = self.core
         self._give_up(error, unsent)
         core.end(Unusable(f'{self!r} is closed'))
         for queue in self.queues:
             queue.close()
-        return self.link.close()
+        return self.registration.close()

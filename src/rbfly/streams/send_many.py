@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from .._turn import Turn
 from ..checks import check_timeout
-from ..error import ArgumentTypeError, ConfirmTimeout, RbFlyError, SendProgress, twin
+from ..error import ArgumentTypeError, ConfirmTimeout, RbFlyError, SendProgress, copy_error
 from ._confirm import ConfirmGroup
 from .types import AMQPBody, MessageCtx
 from .waiting import TURN, let_others_run, of_message, publish_error, set_attribute
 
 if TYPE_CHECKING:
-    from .publishing import PublisherDriver
+    from .publishing import PublisherSession
 
 __all__ = ['ManyMessages']
 
@@ -35,13 +35,13 @@ Messages = Iterable[Message] | AsyncIterable[Message]
 class ManyMessages:
     """One call of `send_many`.
 
-    :param driver: of the publisher.
+    :param session: of the publisher.
     """
 
-    def __init__(self, driver: PublisherDriver) -> None:
-        self._driver = driver
-        self._core = driver.core
-        self._waiter = ConfirmGroup(driver.core.loop)
+    def __init__(self, session: PublisherSession) -> None:
+        self._session = session
+        self._core = session.core
+        self._waiter = ConfirmGroup(session.core.loop)
         self._turn = Turn(TURN)
 
     async def send(self, messages: Messages, timeout: float | None, progress: SendProgress) -> int:
@@ -80,7 +80,7 @@ class ManyMessages:
     async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
         """Send messages and wait for their confirms; return the error to raise, if any."""
         check_timeout('timeout', timeout)
-        self._driver.check()
+        self._session.check()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
             raise ArgumentTypeError(
                 f'send_many takes an iterable of messages, not a single {type(messages).__name__}'
@@ -93,7 +93,9 @@ class ManyMessages:
                 try:
                     error = await self._send(messages)
                 except RbFlyError as ex:
-                    error = twin(ex)  # the publisher has failed; other calls raise the same error
+                    error = copy_error(
+                        ex
+                    )  # the publisher has failed; other calls raise the same error
                 if not waiter.seal():
                     await waiter.wait()
         except TimeoutError:
@@ -107,7 +109,7 @@ class ManyMessages:
             assert waiter.missed
             failure = of_message(publish_error(waiter), min(waiter.missed[0]))
         elif waiter.error is not None:
-            failure = twin(waiter.error)
+            failure = copy_error(waiter.error)
         else:
             return error
         if error is not None:
@@ -131,14 +133,14 @@ class ManyMessages:
 
     async def _send_iter(self, messages: Iterator[Message]) -> Exception | None:
         """Send the messages of an iterator; return the error that ends them, if any."""
-        driver, core, waiter = self._driver, self._core, self._waiter
+        session, core, waiter = self._session, self._core, self._waiter
         step = core.window.frame_entries  # whole frames
         more = True
         while more:
-            await driver.wait_room(step)
-            driver.check()
+            await session.wait_capacity(step)
+            session.check()
             if waiter.errors or waiter.settled:
-                core.room.grant()  # the room that it does not need
+                core.capacity.grant()  # the room that it does not need
                 break
             try:
                 more = self._fill(messages, step)
@@ -160,7 +162,7 @@ class ManyMessages:
         """Fill the window while its turn lasts; true if there may be more messages."""
         core, waiter = self._core, self._waiter
         window = core.window
-        room = window.max_unconfirmed - window.unsettled - core.room.reserved
+        room = window.max_unconfirmed - window.unsettled - core.capacity.reserved
         goal = waiter.count + room - room % step
         more = True
         while more and waiter.count < goal and not self._turn.is_over:
@@ -175,7 +177,7 @@ class ManyMessages:
 
     async def _send_aiter_until(self, messages: AsyncIterator[Message]) -> Exception | None:
         """`_send_aiter`; what fails meanwhile is not kept back until the next message comes."""
-        receiving = self._driver.receiving
+        receiving = self._session.receiving
         stop = receiving[self._waiter] = asyncio.timeout(None)
         try:
             async with stop:
@@ -189,16 +191,16 @@ class ManyMessages:
 
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
         """`_send_iter` of an asynchronous iterator."""
-        driver, core, waiter = self._driver, self._core, self._waiter
+        session, core, waiter = self._session, self._core, self._waiter
         while True:
-            if core.room.waiting or not core.has_room(1):
-                await driver.wait_room()
+            if core.capacity.waiting or not core.has_capacity(1):
+                await session.wait_capacity()
             if core.closed or core.error is not None:
-                driver.check()
+                session.check()
             # Other tasks may use the room while the iterator waits. Its message is then queued,
             # one more than `max_unconfirmed`, until the window has room.
-            if core.room.waiting:
-                core.loop.call_soon(core.room.grant)
+            if core.capacity.waiting:
+                core.loop.call_soon(core.capacity.grant)
             if waiter.errors or waiter.settled:
                 return None
             try:

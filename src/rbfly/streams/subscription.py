@@ -12,7 +12,7 @@ from ..protocol._batch import MessageBatch
 from ..protocol._cursor import KINDS
 from ..protocol._iteration import MessageIterator, SubscriptionBase
 from ..protocol.offset import Offset
-from .consuming import SubscriptionDriver
+from .consuming import SubscriptionSession
 from .types import MessageCtx
 
 __all__ = ['Subscription']
@@ -46,11 +46,11 @@ class Subscription(SubscriptionBase):
     The iteration can continue after all of these except the first.
     """
 
-    def __init__(self, driver: SubscriptionDriver, offset: Offset) -> None:
-        super().__init__(driver.cursor)
-        self.stream = driver.stream
+    def __init__(self, session: SubscriptionSession, offset: Offset) -> None:
+        super().__init__(session.cursor)
+        self.stream = session.stream
         self._offset = offset
-        self._driver = driver
+        self._session = session
 
     def __repr__(self) -> str:
         return f'<Subscription stream={self.stream!r} offset={self._offset!r}>'
@@ -64,19 +64,19 @@ class Subscription(SubscriptionBase):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._driver.close(wait=can_wait(kind))
+        await self._session.close(wait=can_wait(kind))
 
     async def aclose(self) -> None:
         """End the subscription; a task that iterates it reaches the end of the iteration.
 
         Gives up waiting for the broker after the client's `close_timeout`.
         """
-        await self._driver.close(wait=True)
+        await self._session.close(wait=True)
 
     def __del__(self) -> None:
-        driver = getattr(self, '_driver', None)
-        if driver is not None:
-            driver.release()
+        session = getattr(self, '_session', None)
+        if session is not None:
+            session.release()
 
     def messages(self) -> AsyncIterator[MessageCtx]:
         """Iterate over the contexts of messages, not only their bodies.

@@ -80,23 +80,23 @@ def expire(future: asyncio.Future[None] | ConfirmFuture, over: list[bool]) -> No
 class WindowSemaphore(SemaphoreState):
     """Who waits for room in a window or in a batch: first come, first served.
 
-    :param has_room: whether what a task asks for is free; room that was granted counts as used.
+    :param has_capacity: whether what a task asks for is free; room that was granted counts as used.
     :ivar reserved: room that was given to tasks and that they have not used yet.
     :ivar waiting: who waits, in order, with what each asks for and is to be granted.
     """
 
-    __slots__ = ('_given', '_has_room')
+    __slots__ = ('_given', '_has_capacity')
 
-    def __init__(self, has_room: Callable[[int], bool]) -> None:
+    def __init__(self, has_capacity: Callable[[int], bool]) -> None:
         self.reserved = 0
-        self._has_room = has_room
+        self._has_capacity = has_capacity
         self.waiting: OrderedDict[ConfirmFuture, tuple[int, int]] = OrderedDict()
         self._given: set[ConfirmFuture] = set()
 
     async def wait(self, asked: int, amount: int, until: float | None = None) -> bool:
         """Wait for room; what is not used of it is given on by `grant`.
 
-        :param asked: what `has_room` is asked.
+        :param asked: what `has_capacity` is asked.
         :param amount: how much is taken.
         :param until: when to give up, by the clock of the loop; None for never.
         :returns: whether there is room.
@@ -121,7 +121,7 @@ class WindowSemaphore(SemaphoreState):
         while waiting:
             wait, (asked, amount) = next(iter(waiting.items()))
             if not wait.done():
-                if not self._has_room(asked):
+                if not self._has_capacity(asked):
                     break
                 wait.set_result(None)
                 self._given.add(wait)
@@ -138,10 +138,10 @@ class WindowSemaphore(SemaphoreState):
 
     def close(self) -> None:
         """Give no room any more, and refer to nobody who knows about it."""
-        self._has_room = no_room
+        self._has_capacity = no_capacity
 
 
-def no_room(asked: int) -> bool:
+def no_capacity(asked: int) -> bool:
     return False
 
 

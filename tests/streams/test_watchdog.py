@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import link
-from rbfly.streams import silence
+from rbfly.net import registration
+from rbfly.streams import watchdog
 from rbfly.streams.error import MessageTimeout, StreamDoesNotExist
 from tests import fake as wire
 from tests.brokers import until
@@ -23,10 +23,10 @@ NEVER = 1000.0  # seconds
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, 'SILENCE', 0.01)
-    monkeypatch.setattr(silence, 'SILENCE_LAST', 0.04)
-    monkeypatch.setattr(silence, 'GRACE', 0.01)
-    monkeypatch.setattr(link, 'STABLE', 0.0)
+    monkeypatch.setattr(watchdog, 'SILENCE', 0.01)
+    monkeypatch.setattr(watchdog, 'SILENCE_LAST', 0.04)
+    monkeypatch.setattr(watchdog, 'GRACE', 0.01)
+    monkeypatch.setattr(registration, 'STABLE', 0.0)
 
 
 def asked(stream: FakeStream) -> int:
@@ -57,7 +57,7 @@ async def test_reader_that_the_broker_has_lost(
         for i in range(2, 5):
             waiting = asyncio.ensure_future(anext(messages))
             await until(
-                lambda: messages._driver.cursor.position == stream.end, 'read up to its end'
+                lambda: messages._session.cursor.position == stream.end, 'read up to its end'
             )
             stream.reader.live = False
             stream.append(b'%d' % i)
@@ -145,14 +145,14 @@ async def test_what_is_on_its_way_is_waited_for(
 ) -> None:
     """The broker tells of a chunk before it delivers it."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(silence, 'GRACE', NEVER)
+    monkeypatch.setattr(watchdog, 'GRACE', NEVER)
     stream = filled(1, 1)
     async with reading(stream) as messages:
         for _ in range(2):
             await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
         stream.ahead = 1
-        await until(lambda: messages._driver._silence._lacking is not None, 'it has heard of it')
+        await until(lambda: messages._session._watchdog._lacking is not None, 'it has heard of it')
         stream.append(b'2')
         assert await waiting == b'2'
         assert len(stream.readers) == 1
@@ -161,14 +161,14 @@ async def test_what_is_on_its_way_is_waited_for(
 
 async def test_it_asks_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float] = []
-    listen = silence.Silence.listen
+    listen = watchdog.DeliveryWatchdog.listen
 
-    def recorded(item: silence.Silence, *args: Any, **options: Any) -> bool:
+    def recorded(item: watchdog.DeliveryWatchdog, *args: Any, **options: Any) -> bool:
         goes_on = listen(item, *args, **options)
         found.append(item._seconds)
         return goes_on
 
-    monkeypatch.setattr(silence.Silence, 'listen', recorded)
+    monkeypatch.setattr(watchdog.DeliveryWatchdog, 'listen', recorded)
     stream = filled(1)
     async with reading(stream) as messages:
         await anext(messages)
@@ -190,7 +190,7 @@ async def test_filtered_and_old_ones_do_not_ask() -> None:
         async with reading(stream, **arguments, timeout=0.1) as messages:
             with pytest.raises(MessageTimeout):
                 await read_on(messages)
-            assert messages._driver._silence.timer is None
+            assert messages._session._watchdog.timer is None
         assert asked(stream) == 0
 
 
@@ -201,7 +201,7 @@ async def test_nobody_asks_for_one_that_is_not_waited_for() -> None:
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: asked(stream) > 0, 'asked')
         await ended(waiting)
-        await until(lambda: messages._driver._silence.timer is None, 'its time is over')
+        await until(lambda: messages._session._watchdog.timer is None, 'its time is over')
         stream.reader.live = False
         stream.append(b'1')
         before = asked(stream)
@@ -212,11 +212,11 @@ async def test_nobody_asks_for_one_that_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize('end', ['closed', 'lost', 'moved', 'dropped'])
 async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, 'SILENCE', NEVER)
+    monkeypatch.setattr(watchdog, 'SILENCE', NEVER)
     stream = filled(1)
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
-        found = messages._driver._silence
+        found = messages._session._watchdog
         waiting = asyncio.ensure_future(read_on(messages))
         await until(lambda: found.timer is not None, 'it waits')
         await ended(waiting)
@@ -243,16 +243,16 @@ async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.Mo
 def test_event_loop_ends(
     broker_uri: str, stream: str, over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, 'SILENCE', 0.3 if over else NEVER)
+    monkeypatch.setattr(watchdog, 'SILENCE', 0.3 if over else NEVER)
     client = rbs.streams_client(broker_uri)
     messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=0.2)
 
     async def wait() -> None:
         with pytest.raises(MessageTimeout):
             await anext(messages)
-        assert messages._driver._silence.timer is not None
+        assert messages._session._watchdog.timer is not None
         if over:
-            await until(lambda: messages._driver._silence.timer is None, 'its time is over')
+            await until(lambda: messages._session._watchdog.timer is None, 'its time is over')
 
     async def go_on() -> None:
         async with client, messages:

@@ -14,7 +14,7 @@ from ..protocol._cursor import MessageCursor
 if TYPE_CHECKING:
     from ..net.connection import Connection
 
-__all__ = ['Silence']
+__all__ = ['DeliveryWatchdog']
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ SILENCE_LAST = 3600.0
 GRACE = 1.0  # seconds; what the broker says it has may be on its way
 
 
-class Silence:
+class DeliveryWatchdog:
     """Hears whether chunks come while a task waits for one.
 
     :param wake: called when its time is over; who waits goes on to `listen`.
@@ -103,7 +103,7 @@ class Silence:
         cursor = self._cursor
         last = cursor.last_chunk
         wanted = max(last.id + 1, cursor.skip_through_chunk + 1, cursor.skip_before)
-        if -1 < committed != self._settled and (committed >= wanted or last.doubt):
+        if -1 < committed != self._settled and (committed >= wanted or last.unverified):
             self._lacking = committed
             self.timer.cancel()
             self.timer = asyncio.get_running_loop().call_later(GRACE, self._on_silence)

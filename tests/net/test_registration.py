@@ -1,4 +1,4 @@
-"""Random walks over the links of publishers and subscriptions, against the states that are drawn.
+"""Random walks over the registrations of publishers and subscriptions.
 
 The client is whole but for its sockets and for how it finds a node: connections are engines whose
 bytes the walk reads and writes.  A rule takes effect at once, within the turn of the event loop
@@ -24,8 +24,8 @@ import rbfly.streams as rbs
 from rbfly.error import RbFlyError, StreamConnectionError, StreamDoesNotExist
 from rbfly.net.cluster import Cluster, Role
 from rbfly.net.connection import IDS, Connection
-from rbfly.net.link import Link
 from rbfly.net.observer import Observer, State
+from rbfly.net.registration import Registration
 from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
 from rbfly.protocol import commands
@@ -51,7 +51,7 @@ BEHIND = [*[''] * 4, 'lose', 'move']  # what happens in the turn of an answer
 DECLARE = {Key.DECLARE_PUBLISHER: 'publisher_id', Key.SUBSCRIBE: 'subscription_id'}
 UNDECLARE = {Key.DELETE_PUBLISHER: 'publisher_id', Key.UNSUBSCRIBE: 'subscription_id'}
 
-# As in the docstring of `rbfly.net.link`.
+# As in the docstring of `rbfly.net.registration`.
 DRAWN = {
     State.IDLE: {State.OPENING, State.CLOSED},
     State.OPENING: {State.OPEN, State.IDLE, State.CLOSED},
@@ -65,7 +65,7 @@ class Peer(asyncio.Transport):
     """The broker's end of a connection, and its transport.
 
     :ivar requests: what was not answered yet.
-    :ivar held: which link an id belongs to, from its declaration to the answer to its removal.
+    :ivar held: registrations by id, each until the broker has confirmed its removal.
     :ivar leaving: ids of those whose removal was asked for.
     :ivar moved: ids of what the broker has removed by itself.
     """
@@ -75,7 +75,7 @@ class Peer(asyncio.Transport):
         self.walk, self.role = walk, role
         self.lost = False
         self.requests: list[commands.Request] = []
-        self.held: dict[int, Link] = {}
+        self.held: dict[int, Registration] = {}
         self.leaving: set[int] = set()
         self.moved: set[int] = set()
         self.unconfirmed: list[commands.Publish] = []
@@ -106,8 +106,10 @@ class Peer(asyncio.Transport):
         if key in DECLARE:
             number = getattr(command, DECLARE[key])
             assert number not in self.held, 'an id of two'
-            owners = [link for link in self.links if link.id == number]
-            assert len(owners) == 1, 'a link is registered before its request leaves'
+            owners = [
+                registration for registration in self.registrations if registration.id == number
+            ]
+            assert len(owners) == 1, 'a registration is registered before its request leaves'
             assert self.walk.states[owners[0]] is State.OPENING
             self.held[number] = owners[0]
         elif key in UNDECLARE:
@@ -122,8 +124,12 @@ class Peer(asyncio.Transport):
             assert self.walk.states[self.held[command.subscription_id]] is State.OPEN
 
     @property
-    def links(self) -> list[Link]:
-        return [link for link in self.connection.links if isinstance(link, Link)]
+    def registrations(self) -> list[Registration]:
+        return [
+            registration
+            for registration in self.connection.registrations
+            if isinstance(registration, Registration)
+        ]
 
     def answer(self, code: ResponseCode) -> None:
         """Answer the oldest request."""
@@ -158,7 +164,7 @@ class User:
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
-        self.link: Link | None = None
+        self.registration: Registration | None = None
         self.waiting: list[asyncio.Task[Any]] = []
         self.leaving: list[asyncio.Task[Any]] = []
         self.loop = walk.loop
@@ -174,7 +180,7 @@ class User:
 
     @property
     def is_opening(self) -> bool:
-        """Nothing of it is given to the program until its link is open."""
+        """Nothing of it is given to the program until its registration is open."""
         return False
 
     def use(self) -> None:
@@ -211,7 +217,7 @@ class PublisherUser(User):
     async def run(self, name: str | None) -> None:
         async with self.walk.client.publisher('test', name=name, amqp=False) as publisher:
             self.publisher = publisher
-            self.link = publisher._declared().link
+            self.registration = publisher._declared().registration
             await self.leave.wait()
 
     @property
@@ -222,8 +228,8 @@ class PublisherUser(User):
     def is_usable(self) -> bool:
         if self.publisher is None or self.leaving == [] or self.loop is not self.walk.loop:
             return False
-        driver = self.publisher._declared()
-        return not self.leave.is_set() and driver._generation == self.walk.cluster.generation
+        session = self.publisher._declared()
+        return not self.leave.is_set() and session._generation == self.walk.cluster.generation
 
     def use(self) -> None:
         if self.publisher is not None:
@@ -242,7 +248,7 @@ class SubscriptionUser(User):
         self.messages: rbs.Subscription | None = walk.client.subscribe(
             'test', offset=offset, amqp=False
         )
-        self.link = self.messages._driver.link
+        self.registration = self.messages._session.registration
 
     @property
     def is_usable(self) -> bool:
@@ -277,7 +283,7 @@ rarely = st.sampled_from([False] * 5 + [True])
 
 
 def having(*states: State) -> Callable[[Any], bool]:
-    """Where any link is in one of these states."""
+    """Where any registration is in one of these states."""
     return lambda self: any(state in states for state in self.states.values())
 
 
@@ -289,7 +295,7 @@ class Walk(RuleBasedStateMachine):
         super().__init__()
         self.turns = pytest.MonkeyPatch()
         self.turns.setattr(consuming, 'TURN', math.inf)  # real time would change the walk
-        self.states: dict[Link, State] = {}
+        self.states: dict[Registration, State] = {}
         self.raised: list[BaseException] = []
         self.users: list[User] = []
         self.peers: list[Peer] = []
@@ -335,7 +341,7 @@ class Walk(RuleBasedStateMachine):
         deadline.check()
         asked: asyncio.Future[Connection] = self.loop.create_future()
         self.asked.append((role, asked))
-        attempts: dict[Any, Any] = self.cluster._attempts
+        attempts: dict[Any, Any] = self.cluster._connects
         attempts[asked] = SimpleNamespace(task=asked)
         try:
             await asyncio.wait([asked])
@@ -382,7 +388,7 @@ class Walk(RuleBasedStateMachine):
             user.use()
 
     @rule(index=indices)
-    def want(self, index: int) -> None:
+    def ensure_open(self, index: int) -> None:
         user = self.user(index)
         if user is not None:
             with self.inside():
@@ -416,8 +422,12 @@ class Walk(RuleBasedStateMachine):
     def cancel_opening(self, index: int) -> None:
         """As a program does that cancels every task of its loop."""
         user = self.user(index)
-        if user is not None and user.link is not None and user.link._task is not None:
-            user.link._task.cancel()
+        if (
+            user is not None
+            and user.registration is not None
+            and user.registration._task is not None
+        ):
+            user.registration._task.cancel()
 
     @precondition(lambda self: self.disconnecting is None)
     @rule(now=rarely, found=st.booleans())
@@ -439,9 +449,9 @@ class Walk(RuleBasedStateMachine):
         self.run()
         assert not asyncio.all_tasks(self.loop)
         self.loop.close()
-        for link, state in self.states.items():
-            if state is not State.CLOSED and link.loop is self.loop:
-                self.states[link] = State.IDLE
+        for registration, state in self.states.items():
+            if state is not State.CLOSED and registration.loop is self.loop:
+                self.states[registration] = State.IDLE
         self.disconnecting = None
         self.peers.clear()
         self.asked.clear()
@@ -545,8 +555,8 @@ class Walk(RuleBasedStateMachine):
     def deliver(self, index: int) -> None:
         peer = self.peer(index)
         if peer is not None and peer.role is Role.CONSUME:
-            for number, link in peer.held.items():
-                if self.states[link] is State.OPEN and number not in peer.leaving:
+            for number, registration in peer.held.items():
+                if self.states[registration] is State.OPEN and number not in peer.leaving:
                     with self.inside():
                         peer.connection.feed(deliver(number, chunk(1, [b'x'])))
                     return
@@ -568,22 +578,28 @@ class Walk(RuleBasedStateMachine):
         self.run()
         for user in self.users:
             user.reap()
-            link = user.link
-            if link is None or user.loop is not self.loop:
+            registration = user.registration
+            if registration is None or user.loop is not self.loop:
                 continue
-            if link.state in (State.IDLE, State.CLOSED):
-                assert not user.waiting, f'{link} and a task waits'
-            if link.state is State.OPENING:
-                assert link._task is not None
-                assert not link._task.done()
-            if link.state is State.LOST:
+            if registration.state in (State.IDLE, State.CLOSED):
+                assert not user.waiting, f'{registration} and a task waits'
+            if registration.state is State.OPENING:
+                assert registration._task is not None
+                assert not registration._task.done()
+            if registration.state is State.LOST:
                 assert isinstance(user, SubscriptionUser), 'a publisher wants always'
                 assert not user.waiting
         if self.disconnecting is not None and self.disconnecting.done():
             self.disconnecting = None
         if self.disconnecting is None:  # else it is told when its connection ends
-            first = [link for link in self.states if link.is_opening and not link.declared]
-            opening = [link for link in first if link._driver.role is Role.PUBLISH]
+            first = [
+                registration
+                for registration in self.states
+                if registration.is_opening and not registration.declared
+            ]
+            opening = [
+                registration for registration in first if registration._owner.role is Role.PUBLISH
+            ]
             assert len(opening) == sum(user.is_opening for user in self.users)
 
     @precondition(lambda self: self.disconnecting is None)
@@ -593,16 +609,16 @@ class Walk(RuleBasedStateMachine):
         """What has failed begins anew; first, a subscription gives what came, and tells of it."""
         self.settle()
         for user in self.users:
-            link = user.link
-            if link is None or link.state is not State.IDLE or not user.is_usable:
+            registration = user.registration
+            if registration is None or registration.state is not State.IDLE or not user.is_usable:
                 continue
             for _ in range(20):
-                if link.state is State.IDLE:
+                if registration.state is State.IDLE:
                     with self.inside():
                         user.use()
                     self.run(3)
                     user.reap()
-            assert link.state is not State.IDLE
+            assert registration.state is not State.IDLE
 
     # -- what always holds
 
@@ -612,16 +628,16 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def states_as_told(self) -> None:
-        for link, state in self.states.items():
-            assert link.state is state
+        for registration, state in self.states.items():
+            assert registration.state is state
             if state is State.CLOSED:
-                assert link not in self.cluster.links
-                assert all(link not in peer.connection.links for peer in self.peers)
+                assert registration not in self.cluster.registrations
+                assert all(registration not in peer.connection.registrations for peer in self.peers)
             if state in (State.OPENING, State.LOST):
-                assert link in self.cluster.links
+                assert registration in self.cluster.registrations
             if state is State.OPEN:
-                assert link.connection is not None
-                assert link in link.connection.links
+                assert registration.connection is not None
+                assert registration in registration.connection.registrations
 
     @invariant()
     def ids_have_one_owner(self) -> None:
@@ -633,8 +649,12 @@ class Walk(RuleBasedStateMachine):
                     self.states[peer.held[number]] is not State.OPEN
                     for number in peer.moved - peer.leaving
                 )
-                taken = [link for link in self.states if link.connection is peer.connection]
-                assert len({link.id for link in taken}) == len(taken)
+                taken = [
+                    registration
+                    for registration in self.states
+                    if registration.connection is peer.connection
+                ]
+                assert len({registration.id for registration in taken}) == len(taken)
 
     def teardown(self) -> None:
         try:
@@ -678,13 +698,13 @@ class Walk(RuleBasedStateMachine):
             if peer.connection.is_open:
                 assert not peer.held
                 assert len(peer.connection.ids(peer.role)) == IDS
-                assert not peer.connection.links
+                assert not peer.connection.registrations
         task = self.loop.create_task(self.client.disconnect())
         self.run()
         self.wait(LIMIT)
         self.run()
         assert task.done()
-        assert not self.cluster.links
+        assert not self.cluster.registrations
         assert not asyncio.all_tasks(self.loop)
 
 
@@ -695,14 +715,14 @@ class Told(Observer):
         self.walk = walk
 
     def on_transition(
-        self, link: object, before: State, after: State, error: Exception | None
+        self, registration: object, before: State, after: State, error: Exception | None
     ) -> None:
-        assert isinstance(link, Link)
+        assert isinstance(registration, Registration)
         states = self.walk.states
         with self.walk.told():
-            assert states.get(link, State.IDLE) is before
+            assert states.get(registration, State.IDLE) is before
             assert after in DRAWN[before], f'{before} -> {after}'
-        states[link] = after
+        states[registration] = after
 
 
 def number(task: asyncio.Task[Any]) -> int:

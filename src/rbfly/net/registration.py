@@ -3,7 +3,7 @@
     IDLE --want, open--> OPENING --declared--> OPEN     OPEN --lost, moved, unknown--> LOST
     LOST --want, after backing off--> OPENING           OPENING --lost--> tried again, still OPENING
     final error, deadline over, reset, client disconnected: --> IDLE
-    any --close--> CLOSED                               a link whose event loop is closed is IDLE
+    any --close--> CLOSED                               after its event loop closed: IDLE
 
 A publisher wants always, a subscription while a task waits for messages and it has none.
 """
@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..error import RbFlyError, RequestTimeout, StreamConnectionError, twin, without_frames
+from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error, without_frames
 from .connection import disconnected
 from .observer import State
 from .retry import Backoff, Deadline, can_retry
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from .cluster import Cluster
     from .connection import Connection, Role
 
-__all__ = ['STABLE', 'Driver', 'Link']
+__all__ = ['STABLE', 'Owner', 'Registration']
 
 logger = logging.getLogger(__name__)
 
 STABLE = 5.0  # seconds; what is lost sooner, and without progress, is the same outage
 
 
-class Driver(Protocol):
+class Owner(Protocol):
     """What differs between a publisher and a subscription.
 
     :ivar role: which connections it needs.
     :ivar stream: name of the stream.
-    :ivar stays: it goes on until its connection ends, where the client disconnects.
+    :ivar open_until_closed: it goes on until its connection ends, where the client disconnects.
     """
 
     role: Role
     stream: str
-    stays: bool
+    open_until_closed: bool
 
     async def prepare(self, connection: Connection, id: int) -> Command[Any]:
         """The request that declares it under an id; it leaves at once."""
@@ -62,11 +62,11 @@ class Driver(Protocol):
         """It is open."""
 
     def on_lost(self, error: RbFlyError) -> None:
-        """It was open, and is not: `want` declares it again; or its connection went while it was
-        opening, which is tried again without that."""
+        """The connection was lost while the registration was open, or opening: the first needs
+        `ensure_open` to redeclare it."""
 
     def on_failed(self, error: Exception) -> None:
-        """It could not be opened: `want` begins anew."""
+        """It could not be opened: `ensure_open` begins anew."""
 
     def on_resume(self) -> None:
         """The connection takes more again."""
@@ -76,11 +76,11 @@ class Driver(Protocol):
 
 
 class Ended:
-    """In place of the driver of a link that is closed."""
+    """In place of the owner of a registration that is closed."""
 
     role: Any = None
     stream = ''
-    stays = False
+    open_until_closed = False
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -89,10 +89,10 @@ class Ended:
         return self._text
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f'{self}: {name} of a link that is closed')
+        raise AssertionError(f'{self}: {name} of a registration that is closed')
 
 
-class Link:
+class Registration:
     """A publisher or a subscription on the broker.
 
     :ivar connection: where it is declared, or being declared; else None.
@@ -101,13 +101,13 @@ class Link:
     :ivar loop: the event loop that it was opened in last; None before.
     """
 
-    def __init__(self, cluster: Cluster, driver: Driver) -> None:
+    def __init__(self, cluster: Cluster, owner: Owner) -> None:
         self.cluster = cluster
         self.connection: Connection | None = None
         self.id = -1
         self.declared = False
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._driver: Driver = driver
+        self._owner: Owner = owner
         self._observer = cluster.observer
         self._state = State.IDLE
         self._task: asyncio.Task[None] | None = None
@@ -120,11 +120,11 @@ class Link:
         self._outcome: asyncio.Future[None] | None = None  # for who opens it
 
     def __repr__(self) -> str:
-        return f'<Link {self.state.value} of {self._driver!r}>'
+        return f'<Registration {self.state.value} of {self._owner!r}>'
 
     @property
     def state(self) -> State:
-        """State; that of a link whose event loop was closed is IDLE."""
+        """State; that of a registration whose event loop was closed is IDLE."""
         if self.loop is not None and self.loop.is_closed() and self._state is not State.CLOSED:
             return State.IDLE
         return self._state
@@ -141,7 +141,7 @@ class Link:
 
     def _enter(self, state: State, error: Exception | None = None) -> None:
         before, self._state = self.state, state
-        logger.debug('%r: %s -> %s', self._driver, before.value, state.value)
+        logger.debug('%r: %s -> %s', self._owner, before.value, state.value)
         self._observer.on_transition(self, before, state, error)
         if state is not State.OPENING and self._outcome is not None and not self._outcome.done():
             if state is State.OPEN:
@@ -151,7 +151,7 @@ class Link:
 
     # -- opening
 
-    def want(self) -> None:
+    def ensure_open(self) -> None:
         """Open it in background, if it is neither open nor about to be.
 
         :raises EventLoopError: the client belongs to another event loop.
@@ -171,7 +171,7 @@ class Link:
 
         :raises RbFlyError: it cannot be opened.
         """
-        self.want()
+        self.ensure_open()
         assert self.loop is not None
         self._outcome = self.loop.create_future()
         try:
@@ -194,7 +194,7 @@ class Link:
         if self._deadline is None:
             self._deadline = self.cluster.deadline()
             self._backoff = Backoff()
-        self.cluster.links[self] = None
+        self.cluster.registrations[self] = None
         self._enter(State.OPENING)
         if self.loop is not loop:  # of no use any more, and with it what it had
             self._cancel()
@@ -215,14 +215,14 @@ class Link:
             self._finish()
 
     async def _open(self, deadline: Deadline) -> None:
-        driver = self._driver
+        owner = self._owner
         async with deadline:
             lost, self._lost = self._lost, None
             if lost is not None:
                 await self._backoff.wait(lost, [deadline])
                 deadline.progress.on_error(None)  # that was another connection
             while True:
-                connection = await self.cluster.member(driver.role, driver.stream, deadline)
+                connection = await self.cluster.member(owner.role, owner.stream, deadline)
                 deadline.check()  # the client was disconnected in this turn
                 try:
                     await self._declare(connection, deadline)
@@ -235,23 +235,23 @@ class Link:
                 await self._backoff.wait(error, [deadline])
 
     async def _declare(self, connection: Connection, deadline: Deadline) -> None:
-        driver = self._driver
-        deadline.progress.on_step(f'declaring {driver!r}')
-        ids = connection.ids(driver.role)
+        owner = self._owner
+        deadline.progress.on_step(f'declaring {owner!r}')
+        ids = connection.ids(owner.role)
         found = ids.pop()
         try:
-            request = await driver.prepare(connection, found)
+            request = await owner.prepare(connection, found)
         except BaseException:
             ids.add(found)
             raise
         self.connection, self.id, self._moved = connection, found, False
-        driver.attach(connection, found)
-        connection.links[self] = None
+        owner.attach(connection, found)
+        connection.registrations[self] = None
         try:
             await connection.request(request)
-            await driver.complete(connection)
+            await owner.complete(connection)
             if connection.error is not None:  # lost in the turn of the answer
-                raise twin(connection.error)
+                raise copy_error(connection.error)
         except RequestTimeout:
             self._leave()
             self.cluster.probe(connection)
@@ -268,10 +268,10 @@ class Link:
         self._opened = self.loop.time()
         self.declared = True
         if self._outcome is not None:
-            self.progress()  # to open it was no outage
+            self.end_outage()  # to open it was no outage
         self._enter(State.OPEN)
         try:
-            self._driver.on_open(connection, self.id)
+            self._owner.on_open(connection, self.id)
         except Exception as ex:  # e.g. no memory for what is to be sent again
             self._leave()
             self._fail(ex)
@@ -282,20 +282,20 @@ class Link:
         self._task = None
         self._forget()
         self._enter(State.IDLE, error)
-        self._driver.on_failed(error)
+        self._owner.on_failed(error)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if task is self._task:  # cancelled by somebody else, with every task of the loop
             self._leave()
-            self._fail(StreamConnectionError(f'{self._driver!r}: opening it was cancelled'))
+            self._fail(StreamConnectionError(f'{self._owner!r}: opening it was cancelled'))
 
     def _forget(self) -> None:
         self._deadline = None
-        self.cluster.links.pop(self, None)
+        self.cluster.registrations.pop(self, None)
 
     # -- what happens to it
 
-    def progress(self) -> None:
+    def end_outage(self) -> None:
         """It does what it is for: if it is lost from now on, that is another outage."""
         self._deadline = None
         self.cluster.closing.left = None  # the broker answers
@@ -321,46 +321,46 @@ class Link:
         opening = self._state is State.OPENING
         self._leave()
         if opening:
-            self._driver.on_lost(error)  # whoever opens it is told by its request
+            self._owner.on_lost(error)  # whoever opens it is told by its request
         else:
             self._on_gone(error)
 
     def _on_gone(self, error: StreamConnectionError) -> None:
         assert self.loop is not None
-        if self not in self.cluster.links:
+        if self not in self.cluster.registrations:
             self._fail(disconnected())
             return
         self._lost, self._lost_at = error, self.loop.time()
         if self._lost_at > self._opened + STABLE:
             self._deadline = None
         self._enter(State.LOST, error)
-        self._driver.on_lost(error)
+        self._owner.on_lost(error)
 
     def on_metadata_update(self, stream: str) -> None:
         """The broker has removed its publishers and subscriptions of a stream."""
-        if stream == self._driver.stream:
+        if stream == self._owner.stream:
             self._moved = True
             self.lose(self._has_moved())
 
     def _has_moved(self) -> StreamConnectionError:
         return StreamConnectionError(
-            f'stream {self._driver.stream!r} is no longer available on this node'
+            f'stream {self._owner.stream!r} is no longer available on this node'
         )
 
     def on_resume(self) -> None:
         """The connection takes more again."""
         if self.connection is not None:
-            self._driver.on_resume()
+            self._owner.on_resume()
 
     def on_disconnect(self) -> None:
         """The client disconnects; what was opened before is not opened again by itself."""
-        if self not in self.cluster.links:
+        if self not in self.cluster.registrations:
             return  # it has left since this was called for all
-        del self.cluster.links[self]
+        del self.cluster.registrations[self]
         if self.state is State.IDLE:
             return  # its event loop has ended, and nobody waits
-        self._driver.on_disconnect()
-        if self._state is not State.OPEN or not self._driver.stays:
+        self._owner.on_disconnect()
+        if self._state is not State.OPEN or not self._owner.open_until_closed:
             self._cancel()
             self._leave()
             self._fail(disconnected())
@@ -375,7 +375,7 @@ class Link:
         self._forget()
         answer = self._leave()
         self._enter(State.CLOSED)
-        self._driver = Ended(repr(self._driver))  # no cycles: it goes with the last reference
+        self._owner = Ended(repr(self._owner))  # no cycles: it goes with the last reference
         return answer or task
 
     def _cancel(self) -> asyncio.Task[None] | None:
@@ -391,9 +391,9 @@ class Link:
         connection, self.connection = self.connection, None
         if connection is None:
             return None
-        driver, used = self._driver, self.id
-        connection.links.pop(self, None)
-        driver.detach(connection, used)
+        owner, used = self._owner, self.id
+        connection.registrations.pop(self, None)
+        owner.detach(connection, used)
         if not connection.is_open:
             return None
-        return connection.undeclare(driver.role, used, driver.undeclare(used))
+        return connection.undeclare(owner.role, used, owner.undeclare(used))

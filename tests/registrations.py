@@ -9,7 +9,7 @@ def nothing(*args: object) -> None:
 
 
 class Told:
-    """In place of a link."""
+    """In place of a registration."""
 
     def __init__(
         self,
