@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / 'src' / 'rbfly'
 WIRE = (PACKAGE / '_wire.pxd').read_text()
 
 # Leaves may be imported by all.
-LEAVES = {'rbfly.error', 'rbfly.checks', 'rbfly.value', 'rbfly.protocol.const'}
+LEAVES = {'rbfly.error', 'rbfly.checks', 'rbfly.protocol.const'}
 # A leaf may know the errors, and these the numbers.
 LEAF_IMPORTS = {
     ('rbfly.error', 'rbfly.protocol.const'),

@@ -106,7 +106,7 @@ async def test_many_are_opened_and_recover_together(
     attempts: Counter[Role], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No jitter: all try again in one turn.
-    monkeypatch.setattr('random.uniform', lambda low, high: high)
+    monkeypatch.setattr('rbfly.net.retry.uniform', lambda low, high: high)
     leave = asyncio.Event()
     async with (
         FakeBroker() as fake,

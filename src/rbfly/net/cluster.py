@@ -12,7 +12,9 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
+from random import choice
 from typing import Protocol
 
 from ..error import (
@@ -29,7 +31,6 @@ from ..error import (
 )
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
-from ..value import Value
 from .closing import CloseTimeout
 from .connection import Connection, Role, call_each, disconnected
 from .observer import Observer
@@ -44,7 +45,8 @@ UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is anot
 UNUSED = 60.0  # seconds until a connection that nobody uses is closed
 
 
-class Settings(Value):
+@dataclass(frozen=True)
+class Settings:
     """How to connect.
 
     :param infos: addresses, tried in turn.
@@ -61,7 +63,7 @@ class Settings(Value):
     connection_name: str = ''
     connect_timeout: float | None = 30.0
     reconnect_timeout: float | None = None
-    tune: Tune = Tune(0, 60)
+    tune: Tune = field(default_factory=lambda: Tune(0, 60))
     load_balancer: bool = False
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
@@ -178,8 +180,6 @@ class Cluster:
                 assert found.leader is not None
                 node = found.leader
                 if role is Role.CONSUME and found.replicas:
-                    from random import choice  # not before it is needed: it is large
-
                     node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
                 return await self._get(role, node, deadline)
             except RbFlyError as ex:
@@ -361,7 +361,7 @@ class Cluster:
         infos = sorted(self.settings.infos, key=lambda info: self._failed.get(info, 0.0))
         if node is None or self.settings.load_balancer:
             return infos, []
-        advertised = infos[0].__replace__(host=node.host, port=node.port)
+        advertised = replace(infos[0], host=node.host, port=node.port)
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
         return own, [info for info in infos if info not in own]
 

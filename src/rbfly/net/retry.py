@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from math import inf
+from random import uniform
 from types import TracebackType
 
 from ..error import (
@@ -63,8 +64,6 @@ def can_retry(error: RbFlyError, again: bool) -> bool:
 
 def backoff() -> Iterator[float]:
     """Seconds to wait before each next try: exponential, with jitter, from 0.1 to 30."""
-    from random import uniform  # not before it is needed: it is large
-
     delay = BACKOFF_FIRST
     while True:
         yield delay * uniform(0.5, 1.0)

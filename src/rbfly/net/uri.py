@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum
+from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
-from ..value import Value
 
 __all__ = ['AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
 
@@ -31,7 +32,8 @@ class Scheme(Enum):
 DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
 
 
-class ConnectionInfo(Value):
+@dataclass(frozen=True)
+class ConnectionInfo:
     """One broker address with the credentials for it; the password is never shown."""
 
     scheme: Scheme
@@ -39,10 +41,8 @@ class ConnectionInfo(Value):
     port: int
     virtual_host: str
     username: str
-    password: str
+    password: str = field(repr=False)
     ssl: ssl_module.SSLContext | None = None
-
-    _hidden = ('password',)
 
     def __str__(self) -> str:
         host = f'[{self.host}]' if ':' in self.host else self.host
@@ -57,8 +57,6 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     :raises URIError: malformed, or `ssl` was given for a scheme without TLS.
     :raises ArgumentTypeError: it is no str.
     """
-    from urllib.parse import urlsplit  # takes long, with ipaddress; many programs have it anyway
-
     check_type('URI', uri, str)
     if any(character <= ' ' for character in uri):
         raise URIError('malformed URI: white space or control characters in it')
@@ -109,8 +107,6 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
 
 def decode(text: str, what: str) -> str:
-    from urllib.parse import unquote
-
     result = None
     with suppress(UnicodeDecodeError):
         result = unquote(text, errors='strict')

@@ -11,10 +11,10 @@ The client's way for the frames that come often is compiled: `_frames` and `_eng
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from ..error import ArgumentOverflowError, FrameError
-from ..value import Value
 from .chunks import Entries, FilteredEntries
 from .const import RESPONSE, Key, ResponseCode
 from .fields import (
@@ -105,7 +105,8 @@ class Command(Fields, Generic[T]):
         return frame(cls.key | RESPONSE, head + held)
 
 
-class Request(Value):
+@dataclass(frozen=True)
+class Request:
     """A command with the id that its response has as well."""
 
     correlation_id: int
@@ -115,7 +116,8 @@ class Request(Value):
         return self.command.encode(self.correlation_id)
 
 
-class Response(Value):
+@dataclass(frozen=True)
+class Response:
     """What was answered to a command."""
 
     command: type[Command[Any]]
@@ -264,7 +266,8 @@ class StreamStats(Command[dict[String, I64]], key=Key.STREAM_STATS):
     stream: String
 
 
-class Broker(Value):
+@dataclass(frozen=True)
+class Broker:
     """A node's advertised address."""
 
     host: str
@@ -274,7 +277,8 @@ class Broker(Value):
         return f'{self.host}:{self.port}'
 
 
-class StreamMetadata(Value):
+@dataclass(frozen=True)
+class StreamMetadata:
     """Where a stream is: code, the leader (None: none right now), the replicas."""
 
     code: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
 from ..error import ArgumentOverflowError, ArgumentTypeError
-from ..value import Value
 
 __all__ = ['Offset', 'OffsetType']
 
@@ -29,7 +29,8 @@ VALUES: dict[OffsetType, tuple[type, ...]] = {
 }
 
 
-class Offset(Value):
+@dataclass(frozen=True)
+class Offset:
     """Where in a stream a subscription starts.
 
     Use the constants and the static methods:

@@ -1,15 +1,13 @@
 """asyncio client for RabbitMQ Streams."""
 
-from typing import TYPE_CHECKING, Any
-
 from .. import error as _errors
 from ..amqp import AMQPHeader, MessageCtx, get_message_ctx, stream_message_ctx
-from ..amqp._types import Symbol
 from ..error import *  # noqa: F403
 from ..net.uri import AuthMechanism
 from ..protocol._batch import MessageBatch
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
+from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
 from .client import StreamsClient, streams_client
 from .decorator import connection
 from .publisher import Publisher, PublisherBin
@@ -24,9 +22,6 @@ from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, StreamStats
 from .waiting import Confirmation
-
-if TYPE_CHECKING:
-    from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar
 
 Subscriber = Subscription  # its name in RbFly 0.x
 
@@ -65,16 +60,3 @@ __all__ = [
 ]
 # Every error: what is raised here can be caught here.
 __all__ += _errors.__all__
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-        from .. import types  # of uuid and datetime, which take long to import
-
-        return globals().setdefault(name, getattr(types, name))
-
-    def __dir__() -> list[str]:
-        return sorted(globals().keys() | set(__all__))

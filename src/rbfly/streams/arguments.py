@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from ..checks import check_integer, check_type
 from ..error import ArgumentError, ArgumentTypeError
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
-from .types import BloomFilterExtract, MessageFilter, timedelta
+from .types import BloomFilterExtract, MessageFilter
 
 __all__ = ['check_filter', 'check_sub_entries', 'stream_arguments']
 
@@ -32,11 +34,9 @@ def stream_arguments(
 
     integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
     if max_age is not None:
-        import datetime  # few streams have a limit of age
-
-        check_type('max_age', max_age, datetime.timedelta, None)
-        seconds = max_age // datetime.timedelta(seconds=1)
-        if seconds < 1 or max_age != datetime.timedelta(seconds=seconds):
+        check_type('max_age', max_age, timedelta, None)
+        seconds = max_age // timedelta(seconds=1)
+        if seconds < 1 or max_age != timedelta(seconds=seconds):
             raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
         arguments['max-age'] = f'{seconds}s'
     size = 'stream-max-segment-size-bytes'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -41,7 +42,6 @@ from .types import (
     OnDecodeError,
     PublisherInfo,
     StreamStats,
-    timedelta,
 )
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checks import check_type
@@ -246,4 +247,4 @@ class PublisherBin(Publisher):
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
-        super().__init__(publisher_id, info.__replace__(amqp=False), client, message_id)
+        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from ..checks import check_integer
 from ..error import ConfirmTimeout, PublishError, WindowTimeout
@@ -140,7 +141,7 @@ class PublisherBinBatch(PublisherBatchFast):
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
-        super().__init__(publisher_id, info.__replace__(amqp=False), client, message_id)
+        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
 
 
 class PublisherBatch(PublisherBatchFast):

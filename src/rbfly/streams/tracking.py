@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
-from ..value import Value
 from .offsets import chunk_ids, leader_ends_before
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ __all__ = ['OffsetTracking', 'Tracker']
 logger = logging.getLogger(__name__)
 
 
-class OffsetTracking(Value):
+@dataclass(frozen=True)
+class OffsetTracking:
     """Stores the offset of the last finished message under a reference.
 
     A message is finished when the program asks for the next one.  The stored offset is never ahead

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from ..error import PublishErrorInfo, SendProgress
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
-from ..value import Value
-
-if TYPE_CHECKING:
-    from datetime import timedelta as timedelta
-
-    from ..types import AMQPBody
-else:  # for who evaluates annotations: uuid and datetime take long to import
-    timedelta = ForwardRef("__import__('datetime').timedelta")
-    AMQPBody = ForwardRef("__import__('rbfly.types').types.AMQPBody")
+from ..types import AMQPBody
 
 __all__ = [
     'AMQPBody',
@@ -42,7 +35,8 @@ BloomFilterExtract = Callable[[MessageCtx], str | None]
 """Returns the filter value of a message; None for a message without one."""
 
 
-class MessageFilter(Value):
+@dataclass(frozen=True)
+class MessageFilter:
     """Selects the messages of a subscription by their filter values.
 
     The broker sends whole chunks that contain such a message, or seem to; RbFly drops the other
@@ -74,7 +68,8 @@ class MessageFilter(Value):
         return found | {'match-unfiltered': 'true'} if self.match_unfiltered else found
 
 
-class PublisherInfo(Value):
+@dataclass(frozen=True)
+class PublisherInfo:
     """What a publisher is constructed with.
 
     :param stream: name of the stream.
@@ -95,7 +90,8 @@ class PublisherInfo(Value):
     compression: Compression = Compression.NONE
 
 
-class SubscriptionInfo(Value):
+@dataclass(frozen=True)
+class SubscriptionInfo:
     """What a subscription is made with; see `StreamsClient.subscribe`.
 
     :param stream: name of the stream.
@@ -128,7 +124,8 @@ class PSubscriber(Protocol):
     async def aclose(self) -> None: ...
 
 
-class StreamStats(Value):
+@dataclass(frozen=True)
+class StreamStats:
     """Positions of a stream; None where an empty stream has none, or the broker does not tell.
 
     :param first_chunk_id: offset of the first message of the first chunk.
