@@ -21,7 +21,7 @@ LEAF_IMPORTS = {
 FLOORS = {
     'rbfly': [['_wire', '_crc', '_cpython', '_turn']],
     'rbfly.amqp': [
-        ['_native', '_constructors', '_datetime'],
+        ['_native', '_constructors'],
         ['_types'],
         ['rbfly.types'],  # names for the types
         ['_scalars'],

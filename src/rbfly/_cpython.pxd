@@ -201,23 +201,6 @@ cdef extern from *:
     #endif
         return 0;
     }
-
-    /* -- The C API of datetime, directly from the C module: Python 3.11's `datetime` first executes
-       a pure Python implementation, which the C module then replaces.
-       Gain: a millisecond of the import. */
-    static void *rbfly_datetime_api(void) {
-    #if RBFLY_INTERNALS && PY_VERSION_HEX < 0x030C0000
-        void *api = NULL;
-        PyObject *module = PyImport_ImportModule("_datetime"), *capsule = NULL;
-        if (module != NULL) capsule = PyObject_GetAttrString(module, "datetime_CAPI");
-        if (capsule != NULL) api = PyCapsule_GetPointer(capsule, "datetime.datetime_CAPI");
-        Py_XDECREF(capsule);
-        Py_XDECREF(module);
-        return api;
-    #else
-        return PyCapsule_Import("datetime.datetime_CAPI", 0);
-    #endif
-    }
     #endif
     """
     ctypedef int PySendResult
@@ -242,4 +225,3 @@ cdef extern from *:
     void rbfly_unpin(object buffer, rbfly_export *pin) noexcept
     bint rbfly_small_integer(PyObject *o, int64_t *value) noexcept
     int rbfly_keep_contexts(object type, Py_ssize_t size) except -1
-    void *rbfly_datetime_api() except NULL

@@ -15,7 +15,7 @@ from rbfly.amqp._native cimport (
     rbfly_make_integers, rbfly_need, rbfly_set_integer,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, class_of, from_milliseconds, new_symbol,
+    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol,
     uuid_of,
 )
 
@@ -239,7 +239,7 @@ cdef object decode_array(
     c.end = outer
     array = AMQPArray.__new__(AMQPArray)
     array._code = WIDE[code]
-    array.element_type = class_of(WIDE[code])
+    array.element_type = ELEMENT_TYPES[WIDE[code]]
     array.items = items
     array.descriptors = tuple(descriptors)
     return array

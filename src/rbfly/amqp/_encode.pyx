@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.datetime cimport PyDateTime_Check, import_datetime
 from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
@@ -17,14 +18,13 @@ from rbfly._wire cimport (
     store_u32,
 )
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._datetime cimport PyDateTime_Check, import_datetime
 from rbfly.amqp._scalars cimport (
     encode_binary, encode_integer, encode_symbol, encode_text, encode_uint, encode_ulong,
     fail_size, put_double, put_integer, put_sized, put_timestamp, put_uuid,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, WIRE_CLASSES, AMQPArray, Described, Symbol, clip,
-    is_uuid, milliseconds, plain_bytes, plain_dict, plain_list,
+    ELEMENT_TYPES, MAX_DEPTH, MAX_ZERO_WIDTH, UUID, WIRE_CLASSES, AMQPArray, Described, Symbol,
+    clip, milliseconds, plain_bytes, plain_dict, plain_list,
 )
 
 from rbfly.amqp._types import Char, Float32, Timestamp
@@ -345,7 +345,7 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             v = signed_element(value, code)
         put_u64(out, <uint64_t> v)
     elif code == codes.UUID:
-        if not is_uuid(value):
+        if not isinstance(value, UUID):
             fail_element(value, code)
         put_uuid(out, value)
     elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
@@ -471,7 +471,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_double(out, PyFloat_AS_DOUBLE(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return encode_binary(out, value)
-    if is_uuid(value):      # last: no class can inherit from UUID and one of those above
+    if isinstance(value, UUID):      # last: no class can inherit from UUID and one of those above
         out_reserve(out, 17)
         put_u8(out, codes.UUID)
         return put_uuid(out, value)

@@ -3,6 +3,7 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.datetime cimport PyDateTime_Check, import_datetime
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -10,7 +11,6 @@ from rbfly._wire cimport (
     OutBuffer, double_bits, out_reserve, out_size, put_bytes, put_u8, put_u32, put_u64,
 )
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._datetime cimport PyDateTime_Check, import_datetime
 from rbfly.amqp._native cimport rbfly_ascii_data
 from rbfly.amqp._types cimport Symbol, clip, copy_buffer, milliseconds
 

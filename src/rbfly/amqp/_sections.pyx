@@ -2,17 +2,17 @@
 """Header, properties, and bodies with several sections (part 3, section 3.2)."""
 
 cimport cython
+from cpython.datetime cimport PyDateTime_Check, import_datetime
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
 
 from rbfly._wire cimport OutBuffer, out_reserve, put_u8
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._datetime cimport PyDateTime_Check, import_datetime
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._scalars cimport (
     encode_symbol, encode_ubyte, encode_uint, encode_ulong, put_timestamp,
 )
-from rbfly.amqp._types cimport DECIMALS, Symbol, is_uuid, new_symbol, plain_bytes, plain_text
+from rbfly.amqp._types cimport DECIMALS, UUID, Symbol, new_symbol, plain_bytes, plain_text
 
 from rbfly.amqp._types import Timestamp
 from rbfly.error import AMQPEncoderOverflowError, AMQPEncoderTypeError
@@ -223,7 +223,7 @@ cdef object check_property(int index, object value):
             return plain_bytes(value)
         if isinstance(value, str):
             return plain_text(value)
-        if is_uuid(value):
+        if isinstance(value, UUID):
             return value
         raise AMQPEncoderTypeError(
             f'{name} must be int, UUID, bytes or str, not {type(value).__name__}'

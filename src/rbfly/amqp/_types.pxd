@@ -51,6 +51,7 @@ cdef dict ELEMENT_CODES
 cdef dict WIRE_CLASSES
 # Classes that inherit from bytes but are not encoded as binary.
 cdef tuple DECIMALS
+cdef object UUID
 
 cdef str clip(object value)
 cdef str plain_text(object value)
@@ -60,6 +61,4 @@ cdef dict plain_dict(object value)
 cdef list plain_list(object value)
 cdef int64_t milliseconds(object value) except? -1
 cdef object from_milliseconds(int64_t ms)
-cdef object class_of(int code)
-cdef bint is_uuid(object value) except -1
 cdef object uuid_of(const uint8_t *p)

@@ -4,25 +4,24 @@
 The encoding of constructors is not defined here.
 """
 
+import datetime
 import struct
+import uuid
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.object cimport PyObject
+from cpython.datetime cimport (
+    PyDelta_Check, datetime_day, datetime_hour, datetime_microsecond, datetime_minute,
+    datetime_month, datetime_new, datetime_second, datetime_tzinfo, datetime_year, get_utc,
+    import_datetime, timedelta_days, timedelta_microseconds, timedelta_seconds,
+)
 from libc.stdint cimport int64_t, uint8_t
 
 from rbfly._wire cimport load_u64
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._datetime cimport (
-    PyDateTime_DATE_GET_HOUR, PyDateTime_DATE_GET_MICROSECOND, PyDateTime_DATE_GET_MINUTE,
-    PyDateTime_DATE_GET_SECOND, PyDateTime_DATE_GET_TZINFO, PyDateTime_DELTA_GET_DAYS,
-    PyDateTime_DELTA_GET_MICROSECONDS, PyDateTime_DELTA_GET_SECONDS, PyDateTime_GET_DAY,
-    PyDateTime_GET_MONTH, PyDateTime_GET_YEAR, PyDateTime_TimeZone_UTC, PyDateTimeAPI,
-    PyDelta_Check, import_datetime,
-)
 
 from rbfly.error import (
-    AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
+    AMQPEncoderOverflowError, AMQPEncoderTypeError, AMQPEncoderValueError,
 )
 
 import_datetime()
@@ -132,8 +131,6 @@ cdef class AMQPArray:
 
     def __init__(self, type element_type not None, items=(), *, descriptors=()):
         code = ELEMENT_CODES.get(element_type)
-        if code is None and has_uuid():
-            code = ELEMENT_CODES.get(element_type)
         if code is None:
             raise AMQPEncoderTypeError(
                 f'{element_type.__name__} is not allowed as element type of an array'
@@ -367,8 +364,8 @@ cdef dict ELEMENT_TYPES = {
     codes.FLOAT: Float32,
     codes.DOUBLE: float,
     codes.CHAR: Char,
-    codes.TIMESTAMP: <object> PyDateTimeAPI.DateTimeType,
-    codes.UUID: None,           # set by load_uuid
+    codes.TIMESTAMP: datetime.datetime,
+    codes.UUID: uuid.UUID,
     codes.VBIN32: bytes,
     codes.STR32: str,
     codes.SYM32: Symbol,
@@ -379,7 +376,7 @@ cdef dict ELEMENT_TYPES = {
     codes.MAP32: dict,
     codes.ARRAY32: AMQPArray,
 }
-cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items() if t is not None}
+cdef dict ELEMENT_CODES = {t: code for code, t in ELEMENT_TYPES.items()}
 ELEMENT_CODES.update({int: codes.LONG, tuple: codes.LIST32, Timestamp: codes.TIMESTAMP})
 
 # Classes that are not encoded like the Python type they inherit from.
@@ -389,9 +386,8 @@ cdef dict WIRE_CLASSES = {
 }
 DECIMALS = (Decimal32, Decimal64, Decimal128)
 
-# From the standard library, imported on first use.
-cdef object UUID = None, UNKNOWN = None
-cdef object NAMESPACE_DNS = 0x6ba7b8109dad11d180b400c04fd430c8
+UUID = uuid.UUID
+cdef object UNKNOWN = uuid.SafeUUID.unknown
 
 
 # --- conversions ---
@@ -439,10 +435,10 @@ cdef int64_t microseconds(object delta) except? -1:
     cdef int64_t total
     if not PyDelta_Check(delta):
         raise TypeError(f'the UTC offset must be timedelta, not {type(delta).__name__}')
-    days = PyDateTime_DELTA_GET_DAYS(delta)
+    days = timedelta_days(delta)
     if -1 <= days <= 0:         # seconds and microseconds are never negative
-        total = <int64_t> days * 86400 + PyDateTime_DELTA_GET_SECONDS(delta)
-        total = total * 1000000 + PyDateTime_DELTA_GET_MICROSECONDS(delta)
+        total = <int64_t> days * 86400 + timedelta_seconds(delta)
+        total = total * 1000000 + timedelta_microseconds(delta)
         if total > -86400000000:
             return total
     raise ValueError(f'the UTC offset {delta} is a day or more')
@@ -450,7 +446,7 @@ cdef int64_t microseconds(object delta) except? -1:
 
 cdef int64_t milliseconds(object value) except? -1:
     """Convert a datetime to milliseconds since 1970 UTC, rounded down; a naive one is in UTC."""
-    cdef int64_t year = PyDateTime_GET_YEAR(value), month = PyDateTime_GET_MONTH(value)
+    cdef int64_t year = datetime_year(value), month = datetime_month(value)
     cdef int64_t era, days, seconds, offset = 0
     # days of the proleptic Gregorian calendar, with years that begin in March
     if month <= 2:
@@ -460,18 +456,18 @@ cdef int64_t milliseconds(object value) except? -1:
     days = (
         era * 146097 + (year - era * 400) * 365 + (year - era * 400) // 4
         - (year - era * 400) // 100 + (153 * (month - 3) + 2) // 5
-        + PyDateTime_GET_DAY(value) - 1 - 719468
+        + datetime_day(value) - 1 - 719468
     )
-    if PyDateTime_DATE_GET_TZINFO(value) is not <PyObject *> None:
+    if datetime_tzinfo(value) is not None:
         try:
             delta = value.utcoffset()
             if delta is not None:
                 offset = microseconds(delta)
         except Exception as ex:
             raise AMQPEncoderValueError(f'cannot read a UTC offset: {clip(ex)}') from ex
-    seconds = (days * 24 + PyDateTime_DATE_GET_HOUR(value)) * 60 + PyDateTime_DATE_GET_MINUTE(value)
-    seconds = seconds * 60 + PyDateTime_DATE_GET_SECOND(value)
-    cdef int64_t micros = seconds * 1000000 + PyDateTime_DATE_GET_MICROSECOND(value) - offset
+    seconds = (days * 24 + datetime_hour(value)) * 60 + datetime_minute(value)
+    seconds = seconds * 60 + datetime_second(value)
+    cdef int64_t micros = seconds * 1000000 + datetime_microsecond(value) - offset
     if micros >= 0:
         return micros // 1000
     return -((999 - micros) // 1000)
@@ -497,70 +493,19 @@ cdef object from_milliseconds(int64_t ms):
         month -= 12
         year += 1
     seconds = ms // 1000
-    return PyDateTimeAPI.DateTime_FromDateAndTime(
+    return datetime_new(
         <int> year, <int> month, <int> day, <int> (seconds // 3600), <int> (seconds // 60 % 60),
-        <int> (seconds % 60), <int> (ms % 1000 * 1000), PyDateTime_TimeZone_UTC,
-        PyDateTimeAPI.DateTimeType,
+        <int> (seconds % 60), <int> (ms % 1000 * 1000), get_utc(),
     )
-
-
-cdef object new_uuid(object cls, object unknown, object number):
-    # like UUID(int=...), but without checking its other arguments
-    value = cls.__new__(cls)
-    PyObject_GenericSetAttr(value, 'int', number)
-    PyObject_GenericSetAttr(value, 'is_safe', unknown)
-    return value
-
-
-cdef int load_uuid() except -1:
-    global UUID, UNKNOWN
-    import uuid         # slower to import than this package, and few messages need it
-    if uuid is None:
-        raise ImportError('the import is blocked')
-    known = uuid.NAMESPACE_DNS      # gives the real class even if uuid.UUID was replaced
-    cls, unknown = type(known), known.is_safe
-    sample = new_uuid(cls, unknown, NAMESPACE_DNS)
-    if type(sample) is not cls or sample.bytes != NAMESPACE_DNS.to_bytes(16, 'big'):
-        raise ImportError("it is not the standard library's")    # such as a mock in a test
-    ELEMENT_TYPES[codes.UUID] = cls
-    ELEMENT_CODES[cls] = codes.UUID
-    UNKNOWN = unknown
-    UUID = cls
-    return 0
-
-
-cdef int ensure_uuid() except -1:
-    if UUID is None:
-        try:
-            load_uuid()
-        except Exception as ex:
-            raise AMQPDecoderError(f'cannot import uuid to decode a UUID: {clip(ex)}') from ex
-    return 0
-
-
-cdef bint has_uuid() except -1:
-    try:
-        ensure_uuid()
-    except AMQPDecoderError:    # without the module, no value can be a UUID
-        return False
-    return True
-
-
-cdef bint is_uuid(object value) except -1:
-    return has_uuid() and isinstance(value, UUID)
-
-
-cdef object class_of(int code):
-    """The class of array elements with this wide constructor."""
-    if code == codes.UUID:
-        ensure_uuid()
-    return ELEMENT_TYPES[code]
 
 
 cdef object uuid_of(const uint8_t *p):
-    ensure_uuid()
-    return new_uuid(
-        UUID, UNKNOWN,
+    # like UUID(bytes=...), but without checking its other arguments
+    value = UUID.__new__(UUID)
+    PyObject_GenericSetAttr(
+        value, 'int',
         (PyLong_FromUnsignedLongLong(load_u64(p)) << 64)
         | PyLong_FromUnsignedLongLong(load_u64(p + 8)),
     )
+    PyObject_GenericSetAttr(value, 'is_safe', UNKNOWN)
+    return value
