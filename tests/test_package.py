@@ -19,6 +19,7 @@ import rbfly
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / 'src'
 EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
+STUBS = [str(path.relative_to(SOURCES)) for path in SOURCES.rglob('*.pyi')]
 PROGRAM = """
 import rbfly, rbfly.streams, rbfly.types, rbfly.error
 from rbfly.amqp import decode_amqp, encode_amqp, stream_message_ctx
@@ -89,10 +90,9 @@ def test_files_of_the_wheel(wheel: Path) -> None:
         metadata = next(name for name in names if name.endswith('.dist-info/METADATA'))
         text = archive.read(metadata).decode()
     for name in EXTENSIONS:
-        assert f'{name}.pyi' in names
         assert f'{name}.pxd' in names or name.endswith(('_engine', '_iteration'))
         assert [item for item in names if item.startswith(f'{name}.') and item.endswith('.so')]
-    for name in ('rbfly/py.typed', 'rbfly/_wire.pxd', 'rbfly/streams/client.py'):
+    for name in ('rbfly/py.typed', 'rbfly/_wire.pxd', 'rbfly/streams/client.py', *STUBS):
         assert name in names
     assert not [name for name in names if name.endswith(('.c', '.h', '.html', '.pyc'))]
     tops = {name.partition('/')[0] for name in names}

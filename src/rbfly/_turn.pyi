@@ -1,10 +1,8 @@
-from typing import final
+from typing import Final, final
 
 @final
 class Turn:
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def is_over(self) -> bool: ...
+    seconds: Final[float]
+    is_over: Final[bool]
     def __init__(self, seconds: float) -> None: ...
     def begin(self) -> None: ...

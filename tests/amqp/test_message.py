@@ -159,7 +159,7 @@ def test_header() -> None:
         assert empty == AMQPHeader()
         assert hash(empty) == hash(AMQPHeader())
     assert header != AMQPHeader()
-    assert header != 1
+    assert header != 1  # type: ignore[comparison-overlap]
     assert eval(repr(header)) == header
     for other in (copy.copy(header), copy.deepcopy(header), pickle.loads(pickle.dumps(header))):
         assert other == header
@@ -235,7 +235,7 @@ def test_properties() -> None:
     assert properties == AMQPProperties(message_id='id', reply_to_group_id='g')
     assert AMQPProperties(['id']) == AMQPProperties(message_id='id')
     assert properties != AMQPProperties()
-    assert properties != 1
+    assert properties != 1  # type: ignore[comparison-overlap]
     assert hash(properties) == hash(AMQPProperties(fields))
     assert eval(repr(properties)) == properties
     assert repr(AMQPProperties()) == 'AMQPProperties()'
@@ -604,8 +604,8 @@ def test_equality() -> None:
     ctx = full_message()
     assert ctx == full_message()
     assert ctx == copy.copy(ctx)
-    assert ctx != 1
-    assert ctx != 'a'
+    assert ctx != 1  # type: ignore[comparison-overlap]
+    assert ctx != 'a'  # type: ignore[comparison-overlap]
     for name, value in (
         ('body', 1),
         ('header', None),

@@ -436,7 +436,7 @@ def test_symbol() -> None:
     assert symbol == t.Symbol('x-a')
     assert hash(symbol) == hash(t.Symbol('x-a'))
     assert symbol != t.Symbol('x-b')
-    assert symbol != 'x-a'
+    assert symbol != 'x-a'  # type: ignore[comparison-overlap]
     assert len({symbol: 1, 'x-a': 2, t.Symbol('x-a'): 3}) == 2
     for other in (copy.copy(symbol), copy.deepcopy(symbol), pickle.loads(pickle.dumps(symbol))):
         assert other == symbol
@@ -460,7 +460,7 @@ def test_described() -> None:
     assert value == t.Described(t.Symbol('d'), [1])
     assert value != t.Described(t.Symbol('e'), [1])
     assert value != t.Described(t.Symbol('d'), [2])
-    assert value != [1]
+    assert value != [1]  # type: ignore[comparison-overlap]
     assert hash(t.Described(1, 2)) == hash(t.Described(1, 2))
     with pytest.raises(TypeError):
         hash(value)
@@ -522,7 +522,7 @@ def test_array_is_a_sequence() -> None:
     assert value[1:] == (4, 5)
     assert repr(value) == 'AMQPArray(Long, [3, 4, 5])'
     assert list(value) == [3, 4, 5]
-    assert value != [3, 4, 5]
+    assert value != [3, 4, 5]  # type: ignore[comparison-overlap]
     assert value != t.AMQPArray(t.Int, [3, 4, 5])
     assert hash(value) == hash(t.AMQPArray(t.Long, [3, 4, 5]))
     assert {value: 1}[t.AMQPArray(int, (3, 4, 5))] == 1

@@ -1,15 +1,13 @@
 from collections.abc import Iterator, Sequence
-from typing import SupportsIndex, final, overload
+from typing import Final, SupportsIndex, final, overload
 
 from ..amqp import MessageCtx
 from ..types import AMQPBody
 
 @final
 class MessageBatch(Sequence[AMQPBody]):
-    @property
-    def timestamp(self) -> float: ...
-    @property
-    def offsets(self) -> Sequence[int]: ...
+    timestamp: Final[float]
+    offsets: Final[Sequence[int]]
     def context(self, index: int) -> MessageCtx: ...
     def contexts(self) -> Iterator[MessageCtx]: ...
     def __len__(self) -> int: ...

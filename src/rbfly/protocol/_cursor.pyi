@@ -1,7 +1,5 @@
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, Protocol, TypeVar, final
-
-from typing_extensions import disjoint_base
+from typing import Any, Literal, Protocol, final
 
 from .._turn import Turn
 from ..amqp import MessageCtx
@@ -11,10 +9,7 @@ from ._identity import LastChunk
 class _Filter(Protocol):
     def matches(self, message: MessageCtx, /) -> bool: ...
 
-_T_co = TypeVar('_T_co', covariant=True)
-
 KINDS: dict[str, int]
-POLICIES: dict[str, int]
 
 @final
 class LastMessage:
@@ -30,7 +25,6 @@ class _Session(Protocol):
     def on_probed(self) -> None: ...
     def wait(self, kind: int, limit: int, subscription: Any, /) -> Coroutine[Any, Any, Any]: ...
 
-@disjoint_base
 class MessageCursor:
     @property
     def session(self) -> _Session: ...

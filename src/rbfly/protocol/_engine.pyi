@@ -1,11 +1,8 @@
-from typing_extensions import disjoint_base
-
 from ._chunk import ChunkQueue
 from ._publish import PublishWindow
 
 FRAME_CAP: int
 
-@disjoint_base
 class Engine:
     frame_cap: int
     @property

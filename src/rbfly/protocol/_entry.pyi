@@ -1,14 +1,11 @@
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 @final
 class SubEntry:
-    @property
-    def limit(self) -> int: ...
-    @property
-    def code(self) -> int: ...
-    @property
-    def count(self) -> int: ...
+    limit: Final[int]
+    code: Final[int]
+    count: Final[int]
     def __init__(
         self,
         limit: int,

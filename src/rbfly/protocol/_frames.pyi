@@ -1,13 +1,10 @@
 from collections.abc import Iterable, Sequence
-from typing import Any, final
-
-from typing_extensions import disjoint_base
+from typing import Any
 
 from .._turn import Turn
 from ..amqp import MessageCtx
 from ..types import AMQPBody
 
-@disjoint_base
 class PendingConfirms:
     future: Any
     @property
@@ -25,13 +22,6 @@ class PendingConfirms:
     def __init__(self, future: Any = None, sealed: bool = False) -> None: ...
     def seal(self) -> bool: ...
 
-@final
-class SubEntrySpan: ...
-
-@final
-class Frame: ...
-
-@disjoint_base
 class FrameBuilder:
     @property
     def publisher_id(self) -> int: ...

@@ -1,14 +1,11 @@
 from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any, Self, TypeVar, final
 
-from typing_extensions import disjoint_base
-
 from ..types import AMQPBody
 from ._cursor import MessageCursor
 
 _T_co = TypeVar('_T_co', covariant=True)
 
-@disjoint_base
 class SubscriptionBase:
     def __init__(self, cursor: MessageCursor) -> None: ...
     def __aiter__(self) -> Self: ...

@@ -1,15 +1,14 @@
 import asyncio
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, final
+from typing import Any, Final, final
 
 from ..protocol._frames import PendingConfirms
 
 @final
 class ConfirmFuture(PendingConfirms):
     _asyncio_future_blocking: bool
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop: ...
+    _loop: Final[asyncio.AbstractEventLoop]
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def __await__(self) -> Generator[Any]: ...
     def __next__(self) -> Any: ...
@@ -22,12 +21,9 @@ class ConfirmFuture(PendingConfirms):
 
 @final
 class ConfirmGroup(PendingConfirms):
-    @property
-    def settled(self) -> bool: ...
-    @property
-    def error(self) -> Exception | None: ...
-    @property
-    def missed(self) -> tuple[list[int], list[int], list[int]] | None: ...
+    settled: Final[bool]
+    error: Final[Exception | None]
+    missed: Final[tuple[list[int], list[int], list[int]] | None]
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def skip(self) -> None: ...
     def wait(self) -> ConfirmFuture: ...

@@ -2,8 +2,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, final
 
-from typing_extensions import disjoint_base
-
 from ..amqp import MessageCtx
 from ..net.connection import Connection
 from ..protocol._frames import PendingConfirms
@@ -16,7 +14,6 @@ class _Session(Protocol):
     def settle(self, waiter: Any) -> None: ...
     def after_settled(self) -> None: ...
 
-@disjoint_base
 class SemaphoreState:
     reserved: int
     waiting: Any
@@ -60,7 +57,6 @@ class PublisherCore:
     def on_settled(self, done: list[PendingConfirms]) -> None: ...
     def _wake(self) -> None: ...
 
-@disjoint_base
 class PublisherBase:
     _core: PublisherCore
     def _begin(self, message: AMQPBody | MessageCtx) -> ConfirmFuture | None: ...
@@ -83,7 +79,6 @@ class Batches:
     def release(self) -> None: ...
     def forget(self, told: list[ConfirmGroup]) -> None: ...
 
-@disjoint_base
 class BatchBase(PublisherBase):
     _batches: Batches
     def batch(self, message: AMQPBody | MessageCtx) -> None: ...

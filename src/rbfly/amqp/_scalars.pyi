@@ -1,6 +1,0 @@
-# Encoding of scalars; there is no Python API.  Cython code can cimport from _scalars.pxd.
-
-from typing import Any, Final
-
-__pyx_capi__: Final[dict[str, Any]]
-__test__: Final[dict[str, Any]]
