@@ -429,6 +429,36 @@ def test_uuid() -> None:
         assert pickle.loads(pickle.dumps(decoded)) == value
 
 
+def test_uuid_subclass_and_proxy() -> None:
+    class Below(UUID):
+        pass
+
+    class Proxy:
+        def __init__(self, value: UUID) -> None:
+            self.bytes = value.bytes
+
+        __class__ = property(lambda self: UUID)  # type: ignore[assignment]
+
+    value = UUID(int=5)
+    for other in (Below(int=5), Proxy(value)):
+        assert encode_value(other) == encode_value(value)
+
+
+def test_class_that_only_looks_like_uuid() -> None:
+    class Names(type):
+        __mro__ = property(lambda cls: (1, 2))  # type: ignore[assignment]
+
+    class Other(metaclass=Names):
+        pass
+
+    fake = type('UUID', (), {'bytes': bytes(16), '__module__': 'uuid'})
+    for value in (Other(), fake()):
+        with pytest.raises(AMQPEncoderTypeError):
+            encode_value(value)
+        with pytest.raises(AMQPEncoderTypeError):
+            AMQPProperties(message_id=value)
+
+
 def test_symbol() -> None:
     symbol = t.Symbol('x-a')
     assert str(symbol) == symbol.name == 'x-a'

@@ -1,6 +1,8 @@
 """The names of the published API, and where users find the errors."""
 
 import inspect
+from datetime import timedelta
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -31,6 +33,24 @@ def test_every_error_is_public() -> None:
 def test_all_names_exist() -> None:
     assert sorted(rbs.__all__) == sorted(set(rbs.__all__))
     assert [name for name in rbs.__all__ if not hasattr(rbs, name)] == []
+
+
+def test_annotations_can_be_evaluated() -> None:
+    """Frameworks evaluate the annotations of public classes."""
+    methods = [
+        getattr(member, 'fget', None) or getattr(member, '__func__', member)
+        for item in vars(rbs).values()
+        if inspect.isclass(item)
+        for name, member in vars(item).items()
+        if not name.startswith('_')
+    ]
+    functions = [method for method in methods if inspect.isfunction(method)]
+    assert len(functions) > 30
+    for function in functions:
+        get_type_hints(function)
+        inspect.signature(function, eval_str=True)
+    assert timedelta in get_args(get_type_hints(rbs.StreamsClient.create_stream)['max_age'])
+    assert int in get_args(get_type_hints(rbs.Publisher.send)['message'])
 
 
 def test_errors_of_several_messages() -> None:
