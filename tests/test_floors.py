@@ -60,8 +60,9 @@ FLOORS = {
         ['publisher', 'subscription'],
         ['publisher_batch'],
         ['client'],
-        ['_client', 'decorator'],
+        ['decorator'],
         [''],
+        ['_client'],
     ],
     'rbfly.testing': [
         ['clock', 'faults', 'arguments'],

@@ -1,26 +1,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self, SupportsFloat, SupportsIndex, SupportsInt, final, overload
 
-__all__ = [
-    'AMQPArray',
-    'Byte',
-    'Char',
-    'Decimal32',
-    'Decimal64',
-    'Decimal128',
-    'Described',
-    'Float32',
-    'Int',
-    'Long',
-    'Short',
-    'Symbol',
-    'Timestamp',
-    'UByte',
-    'UInt',
-    'ULong',
-    'UShort',
-]
-
 @final
 class Symbol:
     name: Final[str]

@@ -31,11 +31,6 @@ cdef extern from 'Python.h':
     int PyObject_GenericSetAttr(object o, object name, object value) except -1
     str PyUnicode_FromObject(object value)
 
-__all__ = [
-    'AMQPArray', 'Byte', 'Char', 'Decimal128', 'Decimal32', 'Decimal64', 'Described', 'Float32',
-    'Int', 'Long', 'Short', 'Symbol', 'Timestamp', 'UByte', 'UInt', 'ULong', 'UShort',
-]
-
 
 @cython.final
 cdef class Symbol:

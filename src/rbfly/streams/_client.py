@@ -1,14 +1,4 @@
-"""Publishers under the module name that programs written for RbFly 0.x know."""
+"""The module that RbFly 0.10 and 0.11 kept the publishers in: the same names."""
 
-from .client import StreamsClient
-from .publisher import Publisher, PublisherBin
-from .publisher_batch import PublisherBatchFast, PublisherBatchLimit, PublisherBinBatch
-
-__all__ = [
-    'Publisher',
-    'PublisherBatchFast',
-    'PublisherBatchLimit',
-    'PublisherBin',
-    'PublisherBinBatch',
-    'StreamsClient',
-]
+from . import *  # noqa: F403
+from . import __all__ as __all__
