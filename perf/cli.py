@@ -25,26 +25,26 @@ QUICK_ROUNDS = 10
 
 EPILOG = """\
 examples:
-  python -m perf --quick                     a first impression, in a few minutes
-  python -m perf --lanes rbfly,bare-uvloop   this client and its floor
+  python -m perf --quick                     rough results in a few minutes
+  python -m perf --lanes rbfly,bare-uvloop   RbFly and its floor
   python -m perf --scenario sizes,latency    two of the studies
   python -m perf --scenario publish --rounds 30 --scale single=0.05,batch=0.2
-  python -m perf --resume                    go on with the run that was interrupted last
+  python -m perf --resume                    resume the latest run
   python -m perf compare old.jsonl new.jsonl
-  python -m perf report run.jsonl            doc/performance.rst and its figures
-  python -m perf instructions                of the codec, counted by valgrind
-  python -m perf prove publish-cuts          that nothing is lost when the connection is cut
+  python -m perf report run.jsonl            write doc/performance.rst and its figures
+  python -m perf instructions                count the codec's instructions with valgrind
+  python -m perf prove publish-cuts          cut connections and check that nothing is lost
 
-Brokers are taken from RBFLY_URI and RBFLY_KAFKA; without these they are started on loopback.
+Set RBFLY_URI and RBFLY_KAFKA to use running brokers; otherwise brokers are started on loopback.
 """
 
 
-# Of the settings of proofs.
+# Allowed values for settings of proofs.
 CHOICES = {'on': ('rabbitmq', 'memory'), 'how': ('pause', 'partition', 'roll')}
 
 
 class CommandError(Exception):
-    """Something that the user is to be told in one line."""
+    """A command cannot run; the message is printed without a traceback."""
 
 
 def words(text: str) -> list[str]:
@@ -62,19 +62,19 @@ at_least_one.__name__ = 'number'
 
 
 def scales(text: str) -> dict[str, float]:
-    """Read `0.1` or `single=0.05,batch=0.2`; the key of a number alone is empty."""
+    """Parse `0.1` or `single=0.05,batch=0.2`; a number without a kind has an empty key."""
     found = {}
     for word in words(text):
         name, _, value = word.rpartition('=')
         if name and name not in lanes.KINDS:
             known = ', '.join(lanes.KINDS)
-            raise argparse.ArgumentTypeError(f'no kind of work {name}; there are {known}')
+            raise argparse.ArgumentTypeError(f'unknown kind of work {name}; known are {known}')
         try:
             scale = float(value)
         except ValueError:
             raise argparse.ArgumentTypeError(f'not a number: {word}') from None
         if not 0 < scale < float('inf'):
-            raise argparse.ArgumentTypeError(f'not above zero: {word}')
+            raise argparse.ArgumentTypeError(f'not a positive number: {word}')
         found[name] = scale
     if not found:
         raise argparse.ArgumentTypeError('empty')
@@ -84,7 +84,7 @@ def scales(text: str) -> dict[str, float]:
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog='python -m perf',
-        description='Benchmarks of RbFly beside its peers and beside the floor.',
+        description='Benchmark RbFly, its peers and the floor.',
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser(
         'run',
-        help='run the benchmarks (what is done without a command)',
+        help='run the benchmarks (the default command)',
         description=do_run.__doc__,
     )
     run.set_defaults(func=do_run)
@@ -101,36 +101,36 @@ def parser() -> argparse.ArgumentParser:
         type=words,
         default=[],
         metavar='A,B',
-        help='lanes, libraries, kinds of work or patterns; see the command list',
+        help='lanes, libraries, kinds of work or patterns; see `python -m perf list`',
     )
     run.add_argument(
         '--scenario',
         type=words,
         default=[],
         metavar='A,B',
-        help=f'of {", ".join(lanes.SCENARIOS)}; default: all',
+        help=f'any of {", ".join(lanes.SCENARIOS)}; default: all',
     )
     run.add_argument(
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; studies have {studies.ROUNDS} at most',
+        help=f'default: {ROUNDS}, or {QUICK_ROUNDS} if quick; at most {studies.ROUNDS} for studies',
     )
     run.add_argument(
         '--scale',
         type=scales,
         default={},
         metavar='S',
-        help='messages per round as part of the full number: 0.1, or single=0.05,batch=0.2',
+        help='fraction of the full number of messages: 0.1, or single=0.05,batch=0.2',
     )
-    run.add_argument('--seed', type=int, metavar='S', help='of the order; default: random')
+    run.add_argument(
+        '--seed', type=int, metavar='S', help='seed of the order of lanes; default: random'
+    )
     size = run.add_mutually_exclusive_group()
     size.add_argument('--quick', action='store_true', help='few messages, few rounds')
     size.add_argument('--full', action='store_true', help='all messages (scale 1)')
-    run.add_argument(
-        '--resume', action='store_true', help='go on with --out, or with the run begun last'
-    )
-    run.add_argument('--out', type=Path, metavar='FILE', help='result file, JSON lines')
+    run.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
+    run.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON lines)')
 
     compare = commands.add_parser(
         'compare', help='compare two result files', description=do_compare.__doc__
@@ -141,20 +141,22 @@ def parser() -> argparse.ArgumentParser:
 
     count = commands.add_parser(
         'instructions',
-        help='count the instructions of codec lanes, with valgrind',
+        help='count the instructions of codec lanes with valgrind',
         description=do_instructions.__doc__,
     )
     count.set_defaults(func=do_instructions)
     count.add_argument(
-        '--lanes', type=words, default=[], metavar='A,B', help='default: those of rbfly'
+        '--lanes', type=words, default=[], metavar='A,B', help='default: all lanes of rbfly'
     )
-    count.add_argument('--out', type=Path, metavar='FILE', help='where to store them, JSON')
-    count.add_argument('--against', type=Path, metavar='FILE', help='an earlier such file')
-    count.add_argument('--keep', type=Path, metavar='FOLDER', help='keep the files of callgrind')
+    count.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
+    count.add_argument(
+        '--against', type=Path, metavar='FILE', help='earlier result file to compare with'
+    )
+    count.add_argument('--keep', type=Path, metavar='FOLDER', help='keep callgrind files here')
 
     report = commands.add_parser(
         'report',
-        help='write the report and its figures from result files',
+        help='write the pages of the documentation from result files',
         description=do_report.__doc__,
     )
     report.set_defaults(func=do_report)
@@ -163,14 +165,16 @@ def parser() -> argparse.ArgumentParser:
 
     prove = commands.add_parser(
         'prove',
-        help='prove that no message is lost or doubled, whatever happens',
+        help='prove that faults neither lose nor duplicate messages',
         description=do_prove.__doc__,
         epilog=proofs_listed(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     prove.set_defaults(func=do_prove)
-    prove.add_argument('proof', nargs='?', metavar='NAME', help='default: list them')
-    prove.add_argument('--seed', type=int, metavar='S', help='of what is random; default: random')
+    prove.add_argument('proof', nargs='?', metavar='NAME', help='default: list all proofs')
+    prove.add_argument(
+        '--seed', type=int, metavar='S', help='seed of all random choices; default: random'
+    )
     for name, about in proofs.SETTINGS.items():
         if name == 'unnamed':
             prove.add_argument('--unnamed', action='store_true', default=None, help=about)
@@ -180,26 +184,32 @@ def parser() -> argparse.ArgumentParser:
             prove.add_argument(f'--{name}', choices=CHOICES[name], help=about)
         else:
             prove.add_argument(f'--{name}', type=at_least_one, metavar='N', help=about)
-    prove.add_argument('--out', type=Path, metavar='FILE', help='result file, JSON')
+    prove.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON)')
 
     listing = commands.add_parser(
-        'list', help='list scenarios and lanes, and what is missing', description=do_list.__doc__
+        'list',
+        help='list scenarios, lanes and missing requirements',
+        description=do_list.__doc__,
     )
     listing.set_defaults(func=do_list)
 
     demo = commands.add_parser(
-        'demo', help='publish and consume with RbFly, and say how fast', description=do_demo.__doc__
+        'demo',
+        help='publish and consume messages with RbFly and print the rates',
+        description=do_demo.__doc__,
     )
     demo.set_defaults(func=do_demo)
-    demo.add_argument('--count', type=at_least_one, default=100_000, help='default: 100000')
+    demo.add_argument(
+        '--count', type=at_least_one, default=100_000, help='messages; default: 100000'
+    )
     demo.add_argument(
         '--broker',
         choices=('memory', 'rabbitmq'),
-        help='default: memory, but with RBFLY_URI the one that it names',
+        help='default: memory, or rabbitmq if RBFLY_URI is set',
     )
 
     commands.add_parser(
-        'brokers', help='the same as python -m brokers', parents=[brokers.parser(add_help=False)]
+        'brokers', help='same as `python -m brokers`', parents=[brokers.parser(add_help=False)]
     )
     return main
 
@@ -208,7 +218,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
-    """Messages per round, for the kinds of work that are chosen."""
+    """Messages per round for the chosen kinds of work."""
     found = {}
     for kind in lanes.KINDS.values():
         if kind.name in kinds:
@@ -227,7 +237,7 @@ def results_folder() -> Path:
 
 
 def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]]]:
-    """Settings of a new run, and the lanes that it has to leave out."""
+    """Result file and settings of a new run, and the lanes that cannot run."""
     try:
         chosen = lanes.select(args.lanes, args.scenario)
     except ValueError as ex:
@@ -251,17 +261,19 @@ def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]
 
 
 def resumed(args: argparse.Namespace) -> Results:
-    """Result file of the run to go on with; what is asked for must be what it was begun with."""
+    """Results of the run to resume; options, if given, must be those it was started with."""
     path = args.out
     if path is None:
         files = sorted(results_folder().glob('*.jsonl'))
         if not files:
-            raise CommandError(f'no run to go on with in {results_folder()}')
+            raise CommandError(f'no run to resume in {results_folder()}')
         path = files[-1]
     results = read(path)
     settings = results.settings
     if unknown := [name for name in settings.lanes if name not in lanes.LANES]:
-        raise CommandError(f'{path} has lanes that there are no more: {", ".join(unknown)}')
+        raise CommandError(
+            f'cannot resume {path}: its lanes {", ".join(unknown)} no longer exist; start a new run'
+        )
     other = []
     if args.rounds not in (None, settings.rounds):
         other.append(f'rounds {settings.rounds}')
@@ -279,7 +291,9 @@ def resumed(args: argparse.Namespace) -> Results:
         if chosen - left_out != set(settings.lanes):
             other.append(f'lanes {",".join(settings.lanes)}')
     if other:
-        raise CommandError(f'{path} was begun with {"; ".join(other)}')
+        raise CommandError(
+            f'{path} was started with {"; ".join(other)}; use the same options to resume it'
+        )
     return results
 
 
@@ -313,7 +327,7 @@ def describe_kind(name: str) -> dict[str, Any]:
 
 
 def do_run(args: argparse.Namespace) -> int:
-    """Run every lane once in each round, in an order shuffled with the seed of the run."""
+    """Run every lane once per round, in an order shuffled with the seed."""
     from . import store
 
     earlier = None
@@ -342,7 +356,7 @@ def measure(
     stores: dict[str, Any],
     errors: dict[str, str],
 ) -> int:
-    """Begin a run, or go on with an earlier one."""
+    """Start a run, or resume an earlier one."""
     from . import runner, table
 
     if errors and earlier:
@@ -357,9 +371,9 @@ def measure(
     if not kept and errors:
         raise CommandError('; '.join(errors.values()))
     for item in left_out:
-        say(f'left out {item["lane"]}: {item["reason"]}')
+        say(f'leaving out {item["lane"]}: {item["reason"]}')
     if not kept:
-        raise CommandError('no lane is left')
+        raise CommandError('none of the chosen lanes can run; see the reasons above')
     settings = Settings(settings.rounds, settings.seed, settings.counts, kept)
 
     libraries = {lanes.find(name).library for name in kept}
@@ -369,7 +383,7 @@ def measure(
     )
     if earlier:
         for line in environment.differences(earlier.header['environment'], about):
-            say(f'since this run was begun, it differs in {line}')
+            say(f'changed since this run was started: {line}')
         writer = Writer.resume(earlier)
         writer.write({'type': 'resumed', 'environment': about})
     else:
@@ -388,7 +402,7 @@ def measure(
     try:
         runner.run(settings, writer, stores)
     except KeyboardInterrupt:
-        say(f'interrupted; to go on: python -m perf --resume --out {path}')
+        say(f'interrupted; to resume: python -m perf --resume --out {path}')
         return 130
     finally:
         writer.close()
@@ -401,7 +415,7 @@ def measure(
 
 
 def do_compare(args: argparse.Namespace) -> int:
-    """Per lane, the ratio of B's median to A's, with a 95 % bootstrap interval."""
+    """Print the ratio of B's median to A's for each lane, with a 95 % bootstrap interval."""
     from . import table
 
     for line in table.compare(read(args.a), read(args.b)):
@@ -410,7 +424,10 @@ def do_compare(args: argparse.Namespace) -> int:
 
 
 def do_instructions(args: argparse.Namespace) -> int:
-    """Count instructions per operation of codec lanes with valgrind: exact on a busy machine."""
+    """Count instructions per operation of codec lanes with valgrind.
+
+    The counts are exact, even on a busy machine.
+    """
     from . import instructions
 
     try:
@@ -432,7 +449,7 @@ def do_instructions(args: argparse.Namespace) -> int:
 
 
 def proofs_listed() -> str:
-    lines = ['proofs, and what is used when nothing is set:']
+    lines = ['proofs and their default settings:']
     for proof in proofs.PROOFS.values():
         lines.append(f'  {proof.name:16} {proof.title}')
         used = [f'--{name} {value}' for name, value in proof.settings.items() if value is not False]
@@ -441,18 +458,18 @@ def proofs_listed() -> str:
 
 
 def do_prove(args: argparse.Namespace) -> int:
-    """Run a proof on a broker of its own; the exit status is 0 if everything claimed holds."""
+    """Run a proof on a broker of its own; the exit status is 0 if all its claims hold."""
     if args.proof is None:
         print(proofs_listed())
         return 0
     proof = proofs.PROOFS.get(args.proof)
     if proof is None:
-        raise CommandError(f'no proof {args.proof}; there are {", ".join(proofs.PROOFS)}')
+        raise CommandError(f'unknown proof {args.proof}; known are {", ".join(proofs.PROOFS)}')
     settings = {
         name: value for name in proofs.SETTINGS if (value := getattr(args, name)) is not None
     }
     if unknown := [name for name in settings if name not in proof.settings]:
-        raise CommandError(f'{proof.name} has no --{unknown[0]}')
+        raise CommandError(f'proof {proof.name} has no setting --{unknown[0]}')
     for name in ('rbfly', 'uvloop'):
         if lanes.version(name) is None:
             raise CommandError(f'{name} is not installed; {lanes.INSTALL}')
@@ -475,7 +492,7 @@ def do_prove(args: argparse.Namespace) -> int:
 
 
 def do_report(args: argparse.Namespace) -> int:
-    """Write performance.rst with its figures, and proofs.rst, from result files alone."""
+    """Write performance.rst with its figures, and proofs.rst, from result files only."""
     from . import report
 
     try:
@@ -488,15 +505,16 @@ def do_report(args: argparse.Namespace) -> int:
 
 
 def do_list(args: argparse.Namespace) -> int:
-    """List scenarios, lanes, messages per round at --full and by default, and what is missing."""
+    """List scenarios, lanes, messages per round, and missing requirements."""
     for scenario, about in lanes.SCENARIOS.items():
         print(f'{scenario}: {about}')
         for kind in lanes.KINDS.values():
             if kind.scenario != scenario:
                 continue
-            usual = kind.count(kind.scale)
+            default = kind.count(kind.scale)
             numbers = (
-                f'{usual:,} messages a round, {kind.full:,} at --full, {kind.quick:,} at --quick'
+                f'{default:,} messages per round, {kind.full:,} with --full,'
+                f' {kind.quick:,} with --quick'
             )
             print(f'  {kind.name}: {kind.title}; {numbers}')
             for lane in lanes.LANES.values():
@@ -505,16 +523,16 @@ def do_list(args: argparse.Namespace) -> int:
                     reason = lanes.missing(lane.library)
                     print(f'    {lane.name}{floor}{": " if reason else ""}{reason}')
         print()
-    print('How they are used:')
+    print('How the lanes use each library:')
     for library in lanes.LIBRARIES.values():
         print(f'  {library.name}: {library.how}')
     return 0
 
 
 def do_demo(args: argparse.Namespace) -> int:
-    """Publish and consume messages with RbFly, and say how fast.
+    """Publish and consume messages with RbFly and print the rates.
 
-    On the broker that RBFLY_URI names, or on one in memory, in a thread of this process.
+    The broker is the one that RBFLY_URI names, or an in-memory broker in a thread of this process.
     """
     if lanes.version('rbfly') is None:
         raise CommandError(f'rbfly is not installed; {lanes.INSTALL}')
@@ -526,7 +544,7 @@ def do_demo(args: argparse.Namespace) -> int:
     broker = args.broker or ('rabbitmq' if RabbitMQ.named() else 'memory')
     with contextlib.ExitStack() as stack:
         if broker == 'memory':
-            where = 'a broker in memory, in a thread of this process'
+            where = 'an in-memory broker, in a thread of this process'
             uri = stack.enter_context(StreamBroker()).uri
         else:
             where, uri = '', target.address('rabbitmq')

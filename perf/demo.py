@@ -1,4 +1,4 @@
-"""The demonstration: publish and consume with RbFly, and say how fast, and on what."""
+"""The demonstration: publish and consume messages with RbFly and print the rates."""
 
 import asyncio
 import importlib.util
@@ -17,7 +17,7 @@ BATCH = 1_000
 
 
 async def publish(client: rbs.StreamsClient, stream: str, messages: list[bytes]) -> float:
-    """Publish in batches; seconds until all messages are confirmed."""
+    """Publish in batches; return the seconds until all messages are confirmed."""
     with Progress(len(messages), 'publish', 'messages') as progress:
         async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
             start = perf_counter()
@@ -31,13 +31,13 @@ async def publish(client: rbs.StreamsClient, stream: str, messages: list[bytes])
 
 
 async def consume(client: rbs.StreamsClient, stream: str, messages: list[bytes]) -> float:
-    """Consume from the first message; seconds until all were there, as they were sent."""
+    """Consume and check all messages; return the seconds that it took."""
     with Progress(len(messages), 'consume', 'messages') as progress:
         count = 0
         start = perf_counter()
         async for body in client.subscribe(stream, offset=rbs.Offset.FIRST):
             if body != messages[count]:
-                raise ValueError(f'message {count} came back as {body!r}, not {messages[count]!r}')
+                raise ValueError(f'message {count} is {body!r}, not {messages[count]!r} as sent')
             count += 1
             if count % BATCH == 0:
                 progress.step(BATCH)
@@ -64,16 +64,16 @@ async def demo(uri: str, count: int, where: str) -> None:
             await client.delete_stream(stream)
     print(f'on {where}:')
     for text, seconds in (
-        ('published {:,} messages of 10 bytes, each confirmed', sent),
-        ('consumed {:,} messages, each compared with the one sent', received),
+        ('published {:,} messages of 10 bytes, all confirmed', sent),
+        ('consumed {:,} messages, all equal to those sent', received),
     ):
         print(f'{text.format(count)}, in {seconds:.2f} s: {count / seconds:,.0f}/s')
 
 
 def run(uri: str, count: int, where: str = '') -> None:
-    """Run the demonstration, on uvloop if it is installed.
+    """Run the demonstration, using uvloop if it is installed.
 
-    :param where: what it runs on; empty for what the broker says of itself.
+    :param where: description of the broker; empty to ask the broker for its name and version.
     """
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec('uvloop') is not None:

@@ -1,4 +1,4 @@
-"""Where a run was made: recorded with its results, so that they can be read later."""
+"""The environment of a run, which its result file records."""
 
 import os
 import platform
@@ -9,17 +9,17 @@ from typing import Any
 
 __all__ = ['describe', 'differences', 'folder']
 
-# what is to be the same for two results to be comparable
+# results are comparable if these are the same
 COMPARED = ('python', 'kernel', 'machine', 'cpu', 'cpus', 'libraries', 'brokers', 'revision')
 
 
 def folder() -> Path:
-    """The folder that this package is in: the checkout."""
+    """The folder of the checkout."""
     return Path(__file__).resolve().parent.parent
 
 
 def describe(libraries: dict[str, str], brokers: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Python, machine, versions of libraries and brokers, revision of the checkout."""
+    """Describe Python, the machine, the libraries, the brokers and the commit."""
     return {
         'time': datetime.now(UTC).isoformat(timespec='seconds'),
         'python': f'{platform.python_implementation()} {platform.python_version()}',
@@ -37,7 +37,7 @@ def describe(libraries: dict[str, str], brokers: dict[str, dict[str, str]]) -> d
 
 
 def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """Say in which points two environments differ."""
+    """List the differences of two environments."""
     found = []
     for name in COMPARED:
         one, other = a.get(name), b.get(name)
@@ -60,14 +60,14 @@ def cpu_model() -> str:
 
 
 def cpus() -> int | None:
-    """Number of CPUs that this process may use."""
+    """The number of CPUs that this process may use."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def memory() -> int | None:
-    """Physical memory, bytes."""
+    """Physical memory in bytes."""
     try:
         return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     except (ValueError, OSError):
@@ -75,7 +75,7 @@ def memory() -> int | None:
 
 
 def revision() -> str | None:
-    """Commit of the checkout, with a + if files were changed since."""
+    """The commit of the checkout, followed by + if there are uncommitted changes."""
     try:
         commit = git('rev-parse', '--short=12', 'HEAD')
         return commit + ('+' if git('status', '--porcelain', '--untracked-files=no') else '')

@@ -1,4 +1,4 @@
-"""A broker that is far away: a node of its own behind proxies that delay."""
+"""A RabbitMQ node behind proxies that inject latency."""
 
 import asyncio
 import threading
@@ -14,10 +14,10 @@ __all__ = ['Far']
 
 
 class Far:
-    """A RabbitMQ on loopback, for streams and for AMQP 0.9.1; `with` starts and stops it.
+    """A RabbitMQ node on loopback, for streams and AMQP 0.9.1; `with` starts and stops it.
 
-    The proxies run in a thread of their own.  Clients of streams go through theirs because the
-    node advertises its port.
+    The proxies run in a thread.  Stream clients connect through their proxy because the node
+    advertises its port.
 
     :ivar direct: stream URI of the node itself.
     :ivar uri: stream URI through the proxy.
@@ -70,6 +70,6 @@ class Far:
         self._stack.close()
 
     def delay(self, milliseconds: float) -> None:
-        """Let a round trip take so much longer from now on."""
+        """Set the latency added to each round trip."""
         for proxy in self.proxies:
             proxy.delay = milliseconds / 2000

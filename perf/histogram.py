@@ -1,4 +1,4 @@
-"""A histogram of seconds, in buckets of 1 %: small however many values there are."""
+"""A histogram of seconds in buckets 1 % wide, small however many values it counts."""
 
 import math
 from collections import Counter
@@ -7,42 +7,44 @@ from typing import Self
 
 __all__ = ['WIDTH', 'Histogram']
 
-WIDTH = 1.01  # of a bucket: its end by its start
-SHORTEST = 1e-9  # seconds; what is less counts as that
+WIDTH = 1.01  # end of a bucket divided by its start
+SHORTEST = 1e-9  # seconds; smaller values count as this
 
 SCALE = 1 / math.log(WIDTH)
 
 
 class Histogram:
-    """Counts values by bucket: bucket `b` has those from `WIDTH ** b` to `WIDTH ** (b + 1)`."""
+    """Counts of values per bucket; bucket `b` spans `WIDTH ** b` to `WIDTH ** (b + 1)`."""
 
     def __init__(self, counts: Mapping[int, int] | None = None) -> None:
         self.counts = Counter(counts or {})
 
     @classmethod
     def load(cls, dumped: Mapping[str, int]) -> Self:
-        """Make one of what `dump` gave."""
+        """Create a histogram from the result of `dump`."""
         return cls({int(bucket): count for bucket, count in dumped.items()})
 
     def dump(self) -> dict[str, int]:
-        """Numbers of values by bucket, in order; for JSON."""
+        """Convert the counts to JSON, in the order of buckets."""
         return {str(bucket): self.counts[bucket] for bucket in sorted(self.counts)}
 
     def __len__(self) -> int:
         return self.counts.total()
 
     def add(self, seconds: float) -> None:
-        """Count a value."""
+        """Add a value."""
         self.counts[math.floor(math.log(max(seconds, SHORTEST)) * SCALE)] += 1
 
     def merge(self, other: 'Histogram') -> None:
-        """Count all values of another one, too."""
+        """Add all values of another histogram."""
         self.counts.update(other.counts)
 
     def quantile(self, q: float) -> float:
-        """The value that so large a part of them does not exceed: the middle of its bucket.
+        """The smallest value that at least a fraction `q` of the values does not exceed.
 
-        :raises ValueError: there are no values, or `q` is not in 0 to 1.
+        The result is the middle of its bucket.
+
+        :raises ValueError: the histogram is empty, or `q` is not between 0 and 1.
         """
         total = len(self)
         if not total or not 0 <= q <= 1:

@@ -1,11 +1,10 @@
 """Instructions per operation of codec lanes, counted by valgrind's callgrind.
 
-A lane is run twice in a process of its own, `COUNT` and twice `COUNT` operations; the difference
-is that many operations and nothing else, neither start nor imports.  With a fixed hash seed
-the counts are the same in every run on the same build, however busy the machine is.  The
-interpreter's own part of the timed statement is in them.
+A lane runs in two processes, with `COUNT` and with twice `COUNT` operations.  The difference leaves
+out start-up and imports, but includes the interpreter's work for the statement.  The hash seed is
+fixed, so the same build has the same counts in every run, however busy the machine is.
 
-    python -m perf.instructions LANE COUNT      what valgrind runs
+    python -m perf.instructions LANE COUNT      the process that valgrind runs
 """
 
 import compileall
@@ -49,32 +48,32 @@ class InstructionsError(Exception):
 
 
 def check() -> None:
-    """Make sure that valgrind is there.
+    """Check for valgrind.
 
-    :raises InstructionsError: it is not.
+    :raises InstructionsError: valgrind is not installed.
     """
     if shutil.which('valgrind') is None:
-        raise InstructionsError('valgrind is not installed; apt-get install valgrind, or the like')
+        raise InstructionsError('valgrind is not installed; on Debian: apt-get install valgrind')
 
 
 def chosen(words: list[str]) -> list[lanes.Lane]:
-    """Lanes of the codec scenario that words name; those of this client if there are none."""
+    """The codec lanes that match the words, or RbFly's if there are no words."""
     return lanes.select(words or ['rbfly'], ['codec'])
 
 
 def total(text: str) -> int:
-    """Instructions in a callgrind file."""
+    """The number of instructions in a callgrind file."""
     found = TOTAL.search(text)
     if found is None:
-        raise InstructionsError('callgrind has counted nothing')
+        raise InstructionsError('the callgrind file contains no total')
     return int(found.group(1))
 
 
 def run(lane: str, count: int, out: Path) -> int:
-    """Instructions of a process that does so many operations."""
+    """Count the instructions of a process that does this many operations."""
     command = ['valgrind', '--tool=callgrind', f'--callgrind-out-file={out}']
     command += [sys.executable, '-m', 'perf.instructions', lane, str(count)]
-    # what is in the environment moves the stack, and with it a count or two
+    # other environment variables would move the stack and change counts slightly
     kept = {name: os.environ[name] for name in ('PATH', 'HOME', 'LANG') if name in os.environ}
     done = subprocess.run(
         command,
@@ -90,12 +89,12 @@ def run(lane: str, count: int, out: Path) -> int:
 
 
 def measure(names: Sequence[str], count: int = COUNT, keep: Path | None = None) -> dict[str, float]:
-    """Instructions per operation, by lane.
+    """Count the instructions per operation of each lane.
 
-    :param keep: folder that the callgrind files stay in, for `callgrind_annotate`.
+    :param keep: folder for the callgrind files, to use with `callgrind_annotate`.
     """
     check()
-    # or the first process would compile what the others read
+    # otherwise the first process would compile these modules
     compileall.compile_dir(Path(__file__).parent, quiet=1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
@@ -115,7 +114,7 @@ def measure(names: Sequence[str], count: int = COUNT, keep: Path | None = None) 
 
 
 def store(path: Path, found: dict[str, float], count: int = COUNT) -> None:
-    """Write counts, and where they were made, to a file."""
+    """Write counts and their environment to a file."""
     libraries = {lanes.find(name).library for name in found}
     version = subprocess.run(['valgrind', '--version'], capture_output=True, text=True)
     record = {
@@ -130,14 +129,16 @@ def store(path: Path, found: dict[str, float], count: int = COUNT) -> None:
 
 
 def load(path: Path) -> dict[str, float]:
-    """Counts of a file."""
+    """Read the counts of a file."""
     try:
         record: Any = json.loads(path.read_text(encoding='utf-8'))
         found: dict[str, float] = record['instructions']
     except OSError as ex:
         raise InstructionsError(f'cannot read {path}: {ex.strerror}') from None
     except (ValueError, KeyError, TypeError):
-        raise InstructionsError(f'{path} is not a file of instructions') from None
+        raise InstructionsError(
+            f'{path} was not written by `python -m perf instructions`'
+        ) from None
     return found
 
 
@@ -146,7 +147,7 @@ def default_path(folder: Path) -> Path:
 
 
 def report(found: dict[str, float], earlier: dict[str, float] | None = None) -> Iterator[str]:
-    """A table of the counts, with those of an earlier run beside them if there was one."""
+    """A table of the counts, compared with those of an earlier run if given."""
     from .table import align
 
     rows: list[tuple[str, ...]] = [('lane', 'instructions', *(('before', 'ratio') * bool(earlier)))]
@@ -159,11 +160,11 @@ def report(found: dict[str, float], earlier: dict[str, float] | None = None) -> 
     yield from align(rows)
     plain, full = found.get('rbfly-decode-seed'), found.get('rbfly-decode-properties')
     if plain and full:
-        yield f'body of the message with properties, of the body alone: {full / plain:.2f}'
+        yield f'decoding a body with properties ÷ decoding a body alone: {full / plain:.2f}'
 
 
 def main(argv: Sequence[str]) -> int:
-    """The process that valgrind runs."""
+    """Run a lane under valgrind."""
     name, count = argv
     lane = lanes.find(name)
     module = importlib.import_module(f'perf.lanes.{lane.library.module}')

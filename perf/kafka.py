@@ -1,7 +1,7 @@
-"""Kafka's protocol over a blocking socket: make a topic, count its records, delete it.
+"""Kafka's protocol over a blocking socket: create a topic, count its records, delete it.
 
-As in :mod:`perf.wire`, the count is to be independent of what is measured.  Requests are
-`u32 size, i16 key, i16 version, i32 correlation id, string client id`, then the body.
+Like :mod:`perf.wire`, this code is independent of the measured libraries.  A request is
+`u32 size, i16 key, i16 version, i32 correlation id, string client id`, followed by its body.
 """
 
 import socket
@@ -17,11 +17,11 @@ DELETE_TOPICS = 20
 
 LATEST = -1
 EARLIEST = -2
-NOT_READY = (3, 5, 6)  # topic unknown yet, no leader yet, leader elsewhere for now
+NOT_READY = (3, 5, 6)  # unknown topic, leader not available, not the leader
 
 
 class KafkaError(Exception):
-    """Kafka refused something or closed the connection."""
+    """Kafka refused a request or closed the connection."""
 
 
 def string(text: str) -> bytes:
@@ -30,14 +30,14 @@ def string(text: str) -> bytes:
 
 
 class Connection:
-    """A connection to the one node of a Kafka cluster."""
+    """A connection to a Kafka cluster of one node."""
 
     def __init__(self, address: str, timeout: float = 30) -> None:
         host, _, port = address.split(',')[0].rpartition(':')
         try:
             self.socket = socket.create_connection((host.strip('[]'), int(port)), timeout)
         except (OSError, ValueError) as ex:
-            raise KafkaError(f'no Kafka at {address!r} ({ex})') from None
+            raise KafkaError(f'cannot connect to Kafka at {address!r} ({ex})') from None
 
     def __enter__(self) -> Self:
         return self
@@ -61,13 +61,13 @@ class Connection:
         return data
 
     def create_topic(self, topic: str) -> None:
-        """Make a topic of one partition, kept once."""
+        """Create a topic with one partition and one replica."""
         body = struct.pack('>i', 1) + string(topic) + struct.pack('>ihii', 1, 1, 0, 0)
         answer = self.request(CREATE_TOPICS, 1, body + struct.pack('>i?', 30_000, False))
         size = struct.unpack_from('>h', answer, 4)[0]
         code = struct.unpack_from('>h', answer, 6 + size)[0]
         if code:
-            raise KafkaError(f'Kafka did not make topic {topic}, code {code}')
+            raise KafkaError(f'Kafka refused to create topic {topic}, code {code}')
 
     def delete_topic(self, topic: str) -> None:
         body = struct.pack('>i', 1) + string(topic) + struct.pack('>i', 30_000)
@@ -84,9 +84,9 @@ class Connection:
             if not code:
                 return int(offset)
             if code not in NOT_READY or time.monotonic() > deadline:
-                raise KafkaError(f'Kafka did not tell the offset of {topic}, code {code}')
+                raise KafkaError(f'Kafka refused to list the offsets of {topic}, code {code}')
             time.sleep(0.2)
 
     def count(self, topic: str) -> int:
-        """Number of records in the topic."""
+        """Count the records in the topic."""
         return self.offset(topic, LATEST) - self.offset(topic, EARLIEST)

@@ -1,4 +1,4 @@
-"""Progress on standard error: tqdm's bar on a terminal, a plain line now and then elsewhere."""
+"""Progress on standard error: a tqdm bar on a terminal, otherwise a line every few seconds."""
 
 import importlib
 import os
@@ -8,19 +8,19 @@ from typing import Any
 
 __all__ = ['Progress']
 
-SILENCE = 10.0
+INTERVAL = 10.0  # seconds between two lines
 FORMAT = '{l_bar}{bar}| {n_fmt} of {total_fmt} [{elapsed}<{remaining}{postfix}]'
 
 
 def clock(seconds: float) -> str:
-    """Write a time as 1:02 or 1:02:03."""
+    """Format a time as 1:02 or 1:02:03."""
     minutes, secs = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{secs:02}' if hours else f'{minutes}:{secs:02}'
 
 
 class Progress:
-    """What has been done of a total, with the time that is left; None: no total is known."""
+    """The number of steps done, and the time left if the total is not None."""
 
     def __init__(self, total: int | None, title: str, unit: str) -> None:
         self.total = total
@@ -28,7 +28,7 @@ class Progress:
         self.unit = unit
         self.done = 0
         self.note = ''
-        self.start = self.told = monotonic()
+        self.start = self.printed = monotonic()
         self.bar: Any = None
         if sys.stderr.isatty():
             try:
@@ -36,7 +36,7 @@ class Progress:
             except ImportError:
                 pass
             else:
-                # a pseudo-terminal may say that it has no rows, and tqdm would write none
+                # a pseudo-terminal may report no rows, in which case tqdm would print nothing
                 known = all(os.get_terminal_size(sys.stderr.fileno()))
                 many = total is not None and total >= 100_000
                 self.bar = tqdm(
@@ -58,21 +58,21 @@ class Progress:
             self.bar.close()
 
     def doing(self, note: str) -> None:
-        """Name what is being done."""
+        """Show what is being done."""
         self.note = note
         if self.bar is not None:
             self.bar.set_postfix_str(note)
 
     def step(self, n: int = 1) -> None:
-        """Count what has been done."""
+        """Count steps that are done."""
         self.done += n
         if self.bar is not None:
             self.bar.update(n)
             return
         now = monotonic()
         total = self.total
-        if now - self.told > SILENCE or self.done == total:
-            self.told = now
+        if now - self.printed > INTERVAL or self.done == total:
+            self.printed = now
             of, left = '', ''
             if total is not None:
                 of = f' of {total:,}'
@@ -81,7 +81,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """Print a line that stays, above the bar."""
+        """Print a permanent line above the bar."""
         if self.bar is not None:
             self.bar.write(text, file=sys.stderr)
         else:

@@ -1,4 +1,4 @@
-"""Result files: JSON lines, a header first, then a line per lane and round, appended as they come.
+"""Result files: JSON lines, starting with a header; each result is appended at once.
 
     {"type": "header", "format": 1, "environment": {...}, "settings": {...}, "scenarios": {...},
      "kinds": {...}, "lanes": [...], "left_out": [...]}
@@ -9,7 +9,7 @@
     {"type": "filled", "scenario": ..., "count": ..., "chunks": ...}
     {"type": "resumed", "environment": {...}}
 
-A run that is interrupted may leave half a line at the end; it is dropped.
+An interrupted run may leave an incomplete last line, which is ignored.
 """
 
 import json
@@ -26,15 +26,15 @@ FORMAT = 1
 
 
 class ResultsError(Exception):
-    """A file that is not a result file, or not one of this run."""
+    """A result file cannot be read or written."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What makes two runs the same run.
+    """The settings of a run, which stay the same when it is resumed.
 
-    :ivar counts: messages per round by kind.
-    :ivar lanes: names of the lanes, in the order of the table.
+    :ivar counts: messages per round, by kind of work.
+    :ivar lanes: names of the lanes, in the order of :data:`perf.lanes.LANES`.
     """
 
     rounds: int
@@ -52,7 +52,7 @@ class Settings:
 
 @dataclass
 class Results:
-    """What is in a result file."""
+    """The contents of a result file."""
 
     path: Path
     header: dict[str, Any]
@@ -65,7 +65,7 @@ class Results:
         return Settings.load(self.header['settings'])
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take a line of the file."""
+        """Add a line of the file."""
         if record['type'] == 'result':
             self.rows.append(record)
         elif record['type'] == 'failure':
@@ -74,11 +74,11 @@ class Results:
             self.resumed.append(record['environment'])
 
     def done(self) -> set[tuple[str, int]]:
-        """Lanes and rounds that have a result."""
+        """The lanes and rounds that have a result."""
         return {(row['lane'], row['round']) for row in self.rows}
 
     def failed(self) -> dict[str, str]:
-        """Lanes that failed, with the reason, unless every round was made good later."""
+        """Failed lanes and their errors, except those whose rounds were all completed later."""
         return {
             f['lane']: f'round {f["round"]}: {f["error"]}' if f['round'] else f['error']
             for f in self.failures
@@ -86,20 +86,20 @@ class Results:
         }
 
     def rounds(self, lane: str) -> int:
-        """In how many rounds a lane takes part."""
+        """The number of rounds that a lane takes part in."""
         name = next((item['kind'] for item in self.header['lanes'] if item['lane'] == lane), '')
         about = self.header.get('kinds', {}).get(name, {})
-        # the first file with such kinds does not say how many these have
+        # early files do not contain the number of rounds of a kind
         most = about.get('rounds', lanes.KINDS[name].rounds if name in lanes.KINDS else 0)
         return min(self.settings.rounds, most or self.settings.rounds)
 
     def column(self, lane: str, name: str) -> dict[int, float]:
-        """Values of a lane by round, of those rounds that have one."""
+        """The values of a lane, by round."""
         return {row['round']: row[name] for row in self.rows if row['lane'] == lane and name in row}
 
 
 class Writer:
-    """Appends records to a result file and keeps them."""
+    """Appends records to a result file and to its contents in memory."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -107,10 +107,13 @@ class Writer:
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any]) -> Self:
-        """Begin a file; it must not be there yet."""
+        """Create a file.
+
+        :raises ResultsError: it exists.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size:
-            raise ResultsError(f'{path} is there already; --resume goes on with it')
+            raise ResultsError(f'{path} exists; use --resume to continue it')
         record = {'type': 'header', 'format': FORMAT, **header}
         writer = cls(Results(path, record))
         writer.write(record)
@@ -118,13 +121,13 @@ class Writer:
 
     @classmethod
     def resume(cls, results: Results) -> Self:
-        """Go on with a file, behind its last whole line."""
+        """Continue a file after its last complete line."""
         with open(results.path, 'rb+') as file:
             file.truncate(file.read().rfind(b'\n') + 1)
         return cls(results)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; it is in the file when this returns."""
+        """Append a record and sync it to disk."""
         self.file.write(json.dumps(record) + '\n')
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -147,7 +150,9 @@ def read(path: Path) -> Results:
     if first.get('type') != 'header':
         raise ResultsError(f'{path} is not a result file: it has no header')
     if first.get('format') != FORMAT:
-        raise ResultsError(f'{path} has format {first.get("format")}; this program reads {FORMAT}')
+        raise ResultsError(
+            f'{path} has format {first.get("format")}, but this program reads format {FORMAT}'
+        )
     results = Results(path, first)
     for record in records[1:]:
         results.add(record)

@@ -1,10 +1,9 @@
-"""Runs lanes in interleaved rounds.
+"""Run lanes in interleaved rounds.
 
-One scenario is run after the other.  A round of it runs every lane once, one after the other, in an
-order that is shuffled with the seed of the run and the number of the round.  Each lane has a
-process of its own, or several, for all rounds.  After each turn of a lane the messages in the
-broker are counted; a lane whose count is not what it said has failed, and takes no further part.
-Lanes that need no broker have nothing to count.
+Scenarios run one after the other.  Each round of a scenario runs every lane once, one at a time, in
+an order that depends on the seed of the run and the number of the round.  Each lane keeps its own
+process, or several, for all rounds.  After each turn of a lane, the runner counts the messages in
+the broker; if the count differs from what the lane reports, the lane fails and drops out.
 """
 
 import json
@@ -26,23 +25,23 @@ from .store import Store, StoreError
 
 __all__ = ['LaneError', 'order', 'run']
 
-PATIENCE = 60.0
-SETTLED = 10.0  # seconds for what was not confirmed to be stored
+TIMEOUT = 60.0  # seconds for the answer to a command
+SETTLE = 10.0  # seconds for the broker to store unconfirmed messages
 
 
 class LaneError(Exception):
-    """A lane failed, and why."""
+    """A lane failed."""
 
 
 def order(seed: int, number: int, names: Sequence[str]) -> list[str]:
-    """Order of the lanes in a round; the same for the same seed, round and lanes."""
+    """The order of lanes in a round, which depends only on seed, round and lanes."""
     shuffled = list(names)
     random.Random(f'{seed}/{number}').shuffle(shuffled)
     return shuffled
 
 
 def command(lane: lanes.Lane) -> list[str]:
-    """How the process of a lane is started."""
+    """The command that starts the process of a lane."""
     if program := lane.library.program:
         return programs.command(program, lane.kind.work)
     return [sys.executable, '-m', 'perf.worker', lane.name]
@@ -61,13 +60,13 @@ class Worker:
             stderr=self.errors,
             cwd=environment.folder(),
             bufsize=0,
-            start_new_session=True,  # an interrupt from the keyboard is for the runner only
+            start_new_session=True,  # Ctrl-C interrupts the runner only
         )
 
     def tell(self, command: dict[str, Any]) -> None:
         """Send a command."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # if it has ended, it may have left its reason
+        with suppress(BrokenPipeError):  # answer() then reports why the process ended
             self.process.stdin.write(json.dumps(command).encode() + b'\n')
 
     def answer(self, timeout: float) -> dict[str, Any]:
@@ -90,13 +89,13 @@ class Worker:
         return answer
 
     def last_words(self) -> str:
-        """Last line that the process wrote to standard error."""
+        """The last line that the process wrote to standard error."""
         self.errors.seek(0)
         written = self.errors.read().decode(errors='replace').strip().splitlines()
         return written[-1] if written else 'no message'
 
     def end(self, kill: bool = False) -> None:
-        """End the process; it is given a little time to disconnect."""
+        """End the process, giving it a few seconds to disconnect."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -119,14 +118,14 @@ class Turn:
         self.workers = [Worker(lane) for _ in range(lane.kind.processes)]
         self.expected = self.count() if lane.kind.stored else 0
 
-    def ask(self, command: dict[str, Any], timeout: float = PATIENCE) -> list[dict[str, Any]]:
-        """Send a command to all processes and wait for their answers."""
+    def ask(self, command: dict[str, Any], timeout: float = TIMEOUT) -> list[dict[str, Any]]:
+        """Send a command to all processes; return their answers."""
         for worker in self.workers:
             worker.tell(command)
         return [worker.answer(timeout) for worker in self.workers]
 
     def count(self) -> int:
-        """Messages in its streams."""
+        """Count the messages in the lane's streams."""
         assert self.store is not None
         return sum(self.store.count(name) for name in names_of(self.stream, self.lane.kind))
 
@@ -146,7 +145,7 @@ class Turn:
         self.run(self.lane.kind.warm_up, warm_up=True)
 
     def run(self, count: int, warm_up: bool = False) -> dict[str, Any]:
-        """Let the lane work, then count what the broker has."""
+        """Let the lane work, then compare its report with the messages in the broker."""
         kind = self.lane.kind
         consumes = kind.stored is not None
         if not warm_up and self.lane.library.part != 1:
@@ -158,34 +157,37 @@ class Turn:
         made = self.ask({'do': 'prepare', 'count': count // len(self.workers)})
         trips = [answer['round_trip'] for answer in made if 'round_trip' in answer]
         if not warm_up and trips and min(trips) * 1000 < (kind.delay or 0):
-            raise LaneError(f'a round trip of {min(trips) * 1000:.3f} ms, below {kind.delay} ms')
-        answer = together(self.ask({'do': 'run'}, PATIENCE + count / kind.slowest))
+            raise LaneError(
+                f'round trip of {min(trips) * 1000:.3f} ms despite {kind.delay} ms of injected'
+                ' latency'
+            )
+        answer = combine(self.ask({'do': 'run'}, TIMEOUT + count / kind.slowest))
         if trips:
             answer['round_trip'] = max(trips)
         reported = answer['count']
         if reported != count and not (consumes and warm_up):
-            raise LaneError(f'asked for {count:,} messages, it reports {reported:,}')
+            raise LaneError(f'requested {count:,} messages, but the lane reports {reported:,}')
         if self.store is None:
             return {**answer, 'stored': None}
         if not consumes:
             self.expected += reported
         stored = self.count()
-        deadline = monotonic() + SETTLED
+        deadline = monotonic() + SETTLE
         while stored < self.expected and kind.work == 'unconfirmed' and monotonic() < deadline:
             sleep(0.1)
             stored = self.count()
         if stored != self.expected:
-            raise LaneError(f'the broker holds {stored:,} messages, not {self.expected:,}')
+            raise LaneError(f'the broker holds {stored:,} messages instead of {self.expected:,}')
         return {**answer, 'stored': stored}
 
 
 def names_of(stream: str, kind: lanes.Kind) -> list[str]:
-    """The streams of a kind of work."""
+    """The names of the streams for a kind of work."""
     return [stream] if kind.streams == 1 else [f'{stream}-{i}' for i in range(kind.streams)]
 
 
-def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the processes of a lane have done, from the first of them to the last."""
+def combine(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Add up the results of a lane's processes, timed from the first start to the last end."""
     added = {
         name: sum(answer[name] for answer in answers)
         for name in ('count', 'cpu_user', 'cpu_sys', 'max_rss')
@@ -196,7 +198,7 @@ def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def record(lane: lanes.Lane, number: int, position: int, answer: dict[str, Any]) -> dict[str, Any]:
-    """Make the line of the result file."""
+    """Create the line of the result file."""
     count, seconds = answer['count'], answer['seconds']
     also = {name: answer[name] for name in ('histograms', 'late', 'round_trip') if answer.get(name)}
     return {
@@ -221,9 +223,9 @@ def record(lane: lanes.Lane, number: int, position: int, answer: dict[str, Any])
 def streams(
     chosen: Sequence[lanes.Lane], settings: Settings, stores: dict[str, Store], writer: Writer
 ) -> Iterator[dict[str, str]]:
-    """Make the streams of every lane; those who consume the same share one, which is filled."""
+    """Create the streams of all lanes; lanes that consume the same messages share a filled one."""
     token = secrets.token_hex(4)
-    made: list[tuple[Store, str]] = []
+    created: list[tuple[Store, str]] = []
     names: dict[str, str] = {}
     try:
         for lane in chosen:
@@ -233,11 +235,11 @@ def streams(
             kind = lane.kind
             stream = f'perf-{token}-{kind.name if kind.stored else lane.name}'
             names[lane.name] = stream
-            if (store, stream) in made:
+            if (store, stream) in created:
                 continue
             for name in names_of(stream, kind):
                 store.create(name)
-                made.append((store, name))
+                created.append((store, name))
             if stored := kind.stored:
                 store.fill(stream, settings.counts[kind.name] // stored.readers, stored)
                 count = store.count(stream)
@@ -245,15 +247,15 @@ def streams(
                 writer.write({'type': 'filled', **filled})
         yield names
     finally:
-        for store, name in made:
+        for store, name in created:
             try:
                 store.delete(name)
             except StoreError as ex:
-                print(f'stream {name} is left behind: {ex}', file=sys.stderr)
+                print(f'cannot delete stream {name}: {ex}', file=sys.stderr)
 
 
 def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
-    """Run what the result file does not have yet."""
+    """Run the rounds that are missing in the result file."""
     done = writer.results.done()
     chosen = [lanes.find(name) for name in settings.lanes]
     wanted = {
@@ -261,15 +263,15 @@ def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:
         for lane in chosen
         for number in range(lane.kind.part_of(settings.rounds))
     }
-    left = wanted - done
-    if not left:
+    missing = wanted - done
+    if not missing:
         return
-    open_still = {lanes.find(name).kind.scenario for name, _ in left}
-    with Progress(len(left), 'perf', 'turns') as progress:
+    unfinished = {lanes.find(name).kind.scenario for name, _ in missing}
+    with Progress(len(missing), 'perf', 'turns') as progress:
         for scenario in dict.fromkeys(lane.kind.scenario for lane in chosen):
-            if scenario in open_still:
-                of_it = [lane for lane in chosen if lane.kind.scenario == scenario]
-                run_scenario(of_it, settings, writer, stores, progress)
+            if scenario in unfinished:
+                members = [lane for lane in chosen if lane.kind.scenario == scenario]
+                run_scenario(members, settings, writer, stores, progress)
 
 
 def run_scenario(
@@ -288,7 +290,7 @@ def run_scenario(
         def fail(lane: lanes.Lane, number: int, ex: Exception) -> None:
             error = str(ex) or type(ex).__name__
             writer.write({'type': 'failure', 'lane': lane.name, 'round': number, 'error': error})
-            progress.say(f'FAILED {lane.name}: {error}; it takes no further part')
+            progress.say(f'FAILED {lane.name}: {error}; continuing without it')
             turn = turns.pop(lane.name, None)
             if turn is not None:
                 turn.kill()

@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A median, or a ratio of medians, and the 95 % interval around it."""
+    """A median or a ratio of medians, and its 95 % interval."""
 
     value: float
     low: float
@@ -21,7 +21,7 @@ class Interval:
 
 
 def bootstrap(value: float, draw: Callable[[random.Random], float], seed: int) -> Interval:
-    """Percentile interval of a statistic that is drawn again and again."""
+    """The percentile bootstrap interval of a statistic."""
     source = random.Random(seed)
     drawn = sorted(draw(source) for _ in range(RESAMPLES))
     tail = (1 - LEVEL) / 2
@@ -31,7 +31,7 @@ def bootstrap(value: float, draw: Callable[[random.Random], float], seed: int) -
 
 
 def median_interval(values: Sequence[float], seed: int = 0) -> Interval:
-    """Median of the values and its interval."""
+    """The median of the values and its interval."""
     n = len(values)
     return bootstrap(median(values), lambda rnd: median(rnd.choices(values, k=n)), seed)
 
@@ -39,13 +39,13 @@ def median_interval(values: Sequence[float], seed: int = 0) -> Interval:
 def ratio_interval(
     over: Sequence[float], under: Sequence[float], seed: int = 0, paired: bool = False
 ) -> Interval:
-    """Ratio of the medians of two samples and its interval.
+    """The ratio of the medians of two samples and its interval.
 
-    Paired samples hold the values of the same rounds in the same order; then whole rounds are
-    resampled, so that what made both of a round slow does not widen the interval.
+    Paired samples contain values of the same rounds in the same order.  Resampling whole rounds
+    then keeps rounds that were slow for both from widening the interval.
     """
     if paired and len(over) != len(under):
-        raise ValueError('samples of different rounds')
+        raise ValueError('paired samples have different lengths')
     n, m = len(over), len(under)
 
     def draw(rnd: random.Random) -> float:

@@ -1,6 +1,6 @@
-"""The brokers as the runner sees them: streams made, messages in them counted, streams deleted.
+"""What the runner needs of a broker: create, fill and delete streams, and count their messages.
 
-Messages are counted with :mod:`perf.wire` and :mod:`perf.kafka`, not with the libraries measured.
+Messages are counted with :mod:`perf.wire` and :mod:`perf.kafka`, not with a measured library.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ __all__ = ['KafkaStore', 'RabbitStore', 'Store', 'StoreError', 'opened']
 
 StoreError = (wire.WireError, kafka.KafkaError, OSError)
 
-# What a run leaves behind is bounded; one round of the largest kind is below.
+# Bounds the disk space of a run, with room for one round of the largest kind of work.
 RETENTION = {
     'max-length-bytes': '4000000000',
     'stream-max-segment-size-bytes': '100000000',
 }
 
 
-def stay(milliseconds: float) -> None:
-    """A broker that is near is not moved away."""
+def no_delay(milliseconds: float) -> None:
+    """Accept no delay: there is no proxy to inject it."""
     assert not milliseconds
 
 
@@ -37,26 +37,26 @@ class Store(ABC):
     """Streams, or topics, of one broker.
 
     :ivar address: where lanes connect.
-    :ivar chunks: chunks that were counted, by stream, where there are chunks.
-    :ivar far: lets a round trip to it take so many milliseconds longer.
+    :ivar chunks: number of chunks counted, by stream; 0 if the broker has no chunks.
+    :ivar far: sets the latency added to each round trip, in milliseconds.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.chunks: dict[str, int] = {}
-        self.far: Callable[[float], None] = stay
+        self.far: Callable[[float], None] = no_delay
 
     @abstractmethod
     def about(self) -> dict[str, str]:
-        """Product and version, where the broker tells."""
+        """Product and version, as far as the broker reports them."""
 
     @abstractmethod
     def create(self, stream: str) -> None:
-        """Make a stream."""
+        """Create a stream."""
 
     @abstractmethod
     def count(self, stream: str) -> int:
-        """Number of messages that the stream was given since it was made."""
+        """Count the messages stored in the stream since it was created."""
 
     @abstractmethod
     def fill(self, stream: str, count: int, stored: Stored) -> None:
@@ -68,10 +68,10 @@ class Store(ABC):
 
 
 class RabbitStore(Store):
-    """Counts by reading chunk headers from where the last count ended.
+    """Counts by reading chunk headers, starting where the previous count ended.
 
-    :param uri: stream URI by which it is counted.
-    :param address: where lanes connect, if that is elsewhere.
+    :param uri: stream URI for counting.
+    :param address: where lanes connect, if different.
     """
 
     def __init__(self, uri: str, address: str = '') -> None:
@@ -93,7 +93,7 @@ class RabbitStore(Store):
     def count(self, stream: str) -> int:
         connection = self.connection
         position, total = self.counted[stream]
-        # every message that was confirmed is in a committed chunk
+        # committed chunks contain every confirmed message
         last = connection.stats(stream)['committed_chunk_id']
         if last >= position:
             connection.subscribe(stream, position)
@@ -114,7 +114,7 @@ class RabbitStore(Store):
         head = wire.properties_sections(PROPERTIES, APP_PROPERTIES) if stored.properties else b''
         value = b''
         if stored.value:
-            from .lanes.values import encoded  # needs this client, which the rest does not
+            from .lanes.values import encoded  # nothing else here needs RbFly
 
             value = encoded(stored.value)
         publisher = wire.Connection(self.uri, 'perf-fill')
@@ -134,7 +134,7 @@ class RabbitStore(Store):
             publisher.close()
 
     def delete(self, stream: str) -> None:
-        # on a connection of its own: one that had used the stream would be told of its end
+        # RabbitMQ notifies connections that used the stream of its deletion, so use a new one
         connection = wire.Connection(self.uri, 'perf-delete')
         try:
             connection.delete_stream(stream)
@@ -150,11 +150,11 @@ class KafkaStore(Store):
     def create(self, stream: str) -> None:
         with kafka.Connection(self.address) as connection:
             connection.create_topic(stream)
-            connection.count(stream)  # until it has a leader
+            connection.count(stream)  # waits until the topic has a leader
         self.chunks[stream] = 0
 
     def fill(self, stream: str, count: int, stored: Stored) -> None:
-        from .lanes.aiokafka_consume import fill  # the client that reads it, and is checked
+        from .lanes.aiokafka_consume import fill  # the consuming lanes check the messages
 
         asyncio.run(fill(self.address, stream, count, stored))
 
@@ -169,7 +169,7 @@ class KafkaStore(Store):
 
 @contextmanager
 def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str, str]]]:
-    """Connect to brokers; also say which there are not, and why."""
+    """Connect to brokers; yield their stores, and the errors of those that are unavailable."""
     stores: dict[str, Store] = {}
     errors: dict[str, str] = {}
     with ExitStack() as stack:
@@ -190,14 +190,14 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
 
 
 def connect(broker: str, far: Callable[[], Far]) -> Store:
-    """The store of a broker."""
+    """Connect to a broker."""
     if broker == 'kafka':
         return KafkaStore(target.address(broker))
-    protocol, _, away = broker.partition('-')
-    if not away:
+    protocol, _, suffix = broker.partition('-')
+    if not suffix:
         uri = target.address('rabbitmq')
         return RabbitStore(uri, '' if protocol == 'rabbitmq' else target.address(protocol))
-    place = far()
-    store = RabbitStore(place.direct, place.uri if protocol == 'rabbitmq' else place.amqp_uri)
-    store.far = place.delay
+    node = far()
+    store = RabbitStore(node.direct, node.uri if protocol == 'rabbitmq' else node.amqp_uri)
+    store.far = node.delay
     return store

@@ -1,4 +1,4 @@
-"""The tables at the end of a run and of a comparison, as lines of text."""
+"""The tables that a run and a comparison print, as lines of text."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -15,13 +15,13 @@ HEAD = (
     'rate/s',
     '95 % interval',
     'CPU us',
-    'peak MB',
+    'peak MiB',
 )
-FLOOR = ('of floor', 'CPU of floor')
+FLOOR = ('÷ floor', 'CPU ÷ floor')
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Pad the columns; the first is text, the others are numbers."""
+    """Pad the columns: the first is text, the others are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         first, *others = row
@@ -39,7 +39,7 @@ def rates(interval: Interval) -> str:
 
 
 def ratio_by_round(results: Results, lane: str, floor: str, name: str) -> Interval | None:
-    """Ratio of a lane to its floor, over the rounds that both have."""
+    """The ratio of a lane to its floor, over the rounds that both have."""
     over, under = results.column(lane, name), results.column(floor, name)
     both = sorted(over.keys() & under.keys())
     if not both:
@@ -49,7 +49,7 @@ def ratio_by_round(results: Results, lane: str, floor: str, name: str) -> Interv
 
 
 def ratios(results: Results, lane: str, references: Sequence[str]) -> Iterator[str]:
-    """Ratio of the rate of a lane to that of others."""
+    """The ratios of a lane's rate to those of its references."""
     failed = results.failed()
     for name in references:
         found = None
@@ -59,7 +59,7 @@ def ratios(results: Results, lane: str, references: Sequence[str]) -> Iterator[s
 
 
 def summary(results: Results) -> Iterator[str]:
-    """Median rates, CPU and memory, and ratios to the floor, a table per kind of work."""
+    """One table per kind of work: median rate, CPU and memory, and ratios to the floor."""
     settings = results.settings
     failed = results.failed()
     for kind in lanes.KINDS.values():
@@ -68,7 +68,7 @@ def summary(results: Results) -> Iterator[str]:
             continue
         floor = f'{kind.floor}-{kind.name}'
         references = [(title, name) for title, name in kind.references if name in settings.lanes]
-        titles = FLOOR if kind.floor else tuple(f'of {title}' for title, _ in references)
+        titles = FLOOR if kind.floor else tuple(f'÷ {title}' for title, _ in references)
         rows: list[tuple[str, ...]] = [(*HEAD, *titles)]
         for name in chosen:
             values = list(results.column(name, 'rate').values())
@@ -92,7 +92,7 @@ def summary(results: Results) -> Iterator[str]:
             rows.append(tuple(cells))
         count = settings.counts[kind.name]
         yield ''
-        yield f'{kind.scenario}, {kind.name}: {kind.title}; {count:,} messages a round'
+        yield f'{kind.scenario}, {kind.name}: {kind.title}; {count:,} messages per round'
         if len(rows) > 1:
             yield from align(rows)
     for name, error in failed.items():
@@ -104,21 +104,21 @@ def summary(results: Results) -> Iterator[str]:
 
 
 def compare(a: Results, b: Results) -> Iterator[str]:
-    """Ratio of the second file's medians to the first's, lane by lane."""
+    """The ratio of the second file's medians to the first's, lane by lane."""
     yield f'A: {a.path}  {a.header["environment"]["time"]}'
     yield f'B: {b.path}  {b.header["environment"]["time"]}'
     for line in environment.differences(a.header['environment'], b.header['environment']):
-        yield f'differs in {line}'
+        yield f'different {line}'
     names = [name for name in a.settings.lanes if name in b.settings.lanes and name in lanes.LANES]
     rows: list[tuple[str, ...]] = [
-        ('lane', 'rounds', 'A rate/s', 'B rate/s', 'B of A', 'A CPU us', 'B CPU us', 'B of A')
+        ('lane', 'rounds', 'A rate/s', 'B rate/s', 'B ÷ A', 'A CPU us', 'B CPU us', 'B ÷ A')
     ]
     notes = []
     for name in names:
         kind = lanes.find(name).kind.name
         if a.settings.counts[kind] != b.settings.counts[kind]:
             counts = f'{a.settings.counts[kind]:,} and {b.settings.counts[kind]:,}'
-            notes.append(f'{name}: messages a round differ, {counts}')
+            notes.append(f'{name}: different numbers of messages per round: {counts}')
         cells = [name]
         lengths = ''
         for column, unit, form in (('rate', 1.0, ',.0f'), ('cpu_per_message', 1e6, '.2f')):
@@ -132,7 +132,7 @@ def compare(a: Results, b: Results) -> Iterator[str]:
         else:
             rows.append((cells[0], lengths, *cells[1:]))
     if len(rows) == 1:
-        yield 'no lane has results in both'
+        yield 'no lane has results in both files'
         return
     yield ''
     yield from align(rows)

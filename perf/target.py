@@ -1,4 +1,4 @@
-"""Finds the brokers: those that the environment names, else those of `python -m brokers`."""
+"""Find the brokers: those that the environment names, otherwise those of `python -m brokers`."""
 
 import os
 
@@ -11,29 +11,29 @@ VARIABLES = {'rabbitmq': 'RBFLY_URI', 'amqp': 'RBFLY_AMQP_URI', 'kafka': 'RBFLY_
 
 
 class TargetError(Exception):
-    """There is no broker, and why none could be started."""
+    """No broker is running, and none can be started."""
 
 
 def address(broker: str) -> str:
-    """Address of a broker; it is started, and left running, if it does not run."""
+    """The address of a broker, which is started and left running if necessary."""
     variable = VARIABLES[broker]
     if found := os.environ.get(variable):
         return found
     if broker == 'amqp' and os.environ.get(VARIABLES['rabbitmq']):
-        raise TargetError(f'the AMQP address of the broker is to be named in {variable}')
+        raise TargetError(f'RBFLY_URI is set, but {variable} is not; set it to the AMQP URI')
     try:
         if broker == 'kafka':
             return kafka.up().address
         node = rabbitmq.up()
         return str(node.amqp_uri) if broker == 'amqp' else node.uri
     except BrokerError as ex:
-        raise TargetError(f'{ex}; or name a running one in {variable}') from None
+        raise TargetError(f'{ex}; or set {variable} to use a running broker') from None
 
 
 def about(broker: str) -> dict[str, str]:
-    """What is known of a broker without asking it; Kafka does not tell its version."""
+    """Facts about a broker that it does not report itself, such as Kafka's version."""
     if broker.endswith('-far'):
-        return {'mode': 'a node of its own, behind proxies that delay'}
+        return {'mode': 'separate node behind proxies that inject latency'}
     if broker == 'kafka' and VARIABLES[broker] not in os.environ:
         return {'version': KAFKA_VERSION, 'mode': 'KRaft, one node'}
     return {}

@@ -1,12 +1,11 @@
-"""RabbitMQ stream protocol over a blocking socket, kept as small as it can be.
+"""A minimal implementation of the RabbitMQ stream protocol over a blocking socket.
 
-It serves two purposes.  The floor lanes are built from it, so they say what a broker can do when
-the client does next to nothing.  The runner counts with it what every lane has stored, so the
-count is independent of the libraries that are measured; for the same reason nothing of `rbfly` is
-used here.
+The floor lanes use it to show what a broker can do when the client does next to nothing.  The
+runner uses it to count the stored messages independently of the measured libraries, which is why
+nothing here imports `rbfly`.
 
-Frames are `u32 size, u16 key, u16 version, ...`, big-endian; a response has bit 15 of its key set.
-During the handshake a frame is one write, and the next is written after the answer to the last.
+Frames are `u32 size, u16 key, u16 version, ...` in big-endian order; the key of a response has bit
+15 set.  During the handshake each frame is one write, and waits for the answer to the previous one.
 """
 
 import socket
@@ -58,11 +57,11 @@ NO_STREAM = 0x02
 REASONS = {
     0x02: 'no such stream',
     0x08: 'wrong user or password',
-    0x0C: 'no such virtual host, or no right to it',
-    0x10: 'no right to do that',
+    0x0C: 'no such virtual host, or no access to it',
+    0x10: 'access refused',
 }
 
-GZIP = 1  # code of a sub-entry's compression
+GZIP = 1  # compression code of a sub-entry
 OFFSET_FIRST = 1
 OFFSET_LAST = 2
 OFFSET_NEXT = 3
@@ -91,22 +90,22 @@ CONFIRM = struct.Struct('>IHHBI')
 PUBLISH_HEAD = struct.Struct('>IHHBI')
 ENTRY_HEAD = struct.Struct('>QI')
 CREDIT_ONE = struct.Struct('>IHHBH')
-LAST_CHUNK = struct.pack('>HH', OFFSET_LAST, 1)  # offset, and credit for one chunk
+LAST_CHUNK = struct.pack('>HH', OFFSET_LAST, 1)  # with credit for one chunk
 SUB_ENTRY_HEAD = struct.Struct('>BHII')
 # Deliver v1 up to the chunk id: size, key, version, subscription, then magic, type, entries,
 # records, timestamp, epoch, chunk id.
 CHUNK_HEAD = struct.Struct('>IHHBBBHIqQQ')
-# The whole header of a chunk: ..., chunk id, CRC, size of the data, size of the trailer, filter.
+# The complete chunk header: ..., chunk id, CRC, size of the data, size of the trailer, filter.
 CHUNK = struct.Struct('>BBHIqQQIIII')
 
 
 class WireError(Exception):
-    """The broker refused something or closed the connection."""
+    """The broker refused a request or closed the connection."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Parts of a `rabbitmq-stream://` URI."""
+    """The parts of a `rabbitmq-stream://` URI."""
 
     host: str
     port: int
@@ -116,10 +115,10 @@ class Address:
 
 
 def parse_uri(uri: str) -> Address:
-    """Split a broker URI; user and password are guest, port is 5552 and vhost is / if left out."""
+    """Parse a broker URI; the defaults are user guest, password guest, port 5552 and vhost /."""
     parts = urlsplit(uri)
     if parts.scheme != 'rabbitmq-stream' or not parts.hostname:
-        raise WireError('not a plain stream URI (rabbitmq-stream://user:password@host:port/)')
+        raise WireError('not a stream URI without TLS (rabbitmq-stream://user:password@host:port/)')
     return Address(
         host=unquote(parts.hostname),
         port=parts.port or 5552,
@@ -143,14 +142,14 @@ def frame(key: int, body: bytes) -> bytes:
 
 
 def data_section(body: bytes) -> bytes:
-    """Encode a byte string as an AMQP 1.0 message that has a data section only."""
+    """Encode a byte string as an AMQP 1.0 message with only a data section."""
     if len(body) < 256:
         return b'\x00\x53\x75\xa0' + bytes((len(body),)) + body
     return b'\x00\x53\x75\xb0' + U32.pack(len(body)) + body
 
 
 def scalar(value: str | float | None) -> bytes:
-    """Encode a value of AMQP 1.0: a short string, an int, a double, a boolean or null."""
+    """Encode a short string, an int, a double, a boolean or null as AMQP 1.0."""
     if value is None:
         return b'\x40'
     if isinstance(value, bool):
@@ -164,7 +163,7 @@ def scalar(value: str | float | None) -> bytes:
 
 
 def properties_sections(properties: dict[str, str], others: dict[str, Any]) -> bytes:
-    """Encode what stands before the body: short properties, and application properties."""
+    """Encode the sections before the body: properties and application properties, all short."""
     fields = [scalar(properties.get(name)) for name in PROPERTIES]
     fields[6] = fields[6].replace(b'\xa1', b'\xa3', 1)  # a symbol
     items = [scalar(part) for item in others.items() for part in item]
@@ -176,7 +175,7 @@ def properties_sections(properties: dict[str, str], others: dict[str, Any]) -> b
 
 
 def publish_frame(publisher: int, first_id: int, messages: Sequence[bytes]) -> bytes:
-    """Encode a Publish v1 frame of messages that are AMQP 1.0 already."""
+    """Encode a Publish v1 frame from encoded messages."""
     body = b''.join(
         ENTRY_HEAD.pack(first_id + i, len(message)) + message for i, message in enumerate(messages)
     )
@@ -184,7 +183,7 @@ def publish_frame(publisher: int, first_id: int, messages: Sequence[bytes]) -> b
 
 
 def publish_frames(bodies: Sequence[bytes], size: int, first_id: int = 0) -> list[bytes]:
-    """Encode all Publish frames, `size` messages in each, of publisher 0."""
+    """Encode Publish frames of publisher 0 with `size` messages each."""
     return [
         publish_frame(0, first_id + i, [data_section(body) for body in bodies[i : i + size]])
         for i in range(0, len(bodies), size)
@@ -194,14 +193,17 @@ def publish_frames(bodies: Sequence[bytes], size: int, first_id: int = 0) -> lis
 def sub_entry(
     messages: Sequence[bytes], code: int = 0, compress: Callable[[bytes], bytes] = bytes
 ) -> bytes:
-    """Encode a sub-entry of messages that are AMQP 1.0 already, uncompressed or by that code."""
+    """Encode a sub-entry from encoded messages.
+
+    :param code: compression code; 0 for none.
+    """
     data = b''.join(U32.pack(len(message)) + message for message in messages)
     found = compress(data)
     return SUB_ENTRY_HEAD.pack(0x80 | code << 4, len(messages), len(data), len(found)) + found
 
 
 def entries_frame(entries: Sequence[bytes]) -> bytes:
-    """Encode a Publish frame of publisher 0; the entries have their ids."""
+    """Encode a Publish frame of publisher 0 from entries that include their publishing ids."""
     body = b''.join(entries)
     return PUBLISH_HEAD.pack(len(body) + 9, PUBLISH, 1, 0, len(entries)) + body
 
@@ -209,7 +211,7 @@ def entries_frame(entries: Sequence[bytes]) -> bytes:
 def sub_entry_frames(
     bodies: Sequence[bytes], size: int, entries: int, first_id: int = 0
 ) -> list[bytes]:
-    """Encode all Publish frames of publisher 0: sub-entries of `size` messages, `entries` each."""
+    """Encode Publish frames of publisher 0 with `entries` sub-entries of `size` messages each."""
     messages = [data_section(body) for body in bodies]
     parts = [
         U64.pack(first_id + i) + sub_entry(messages[start : start + size])
@@ -221,7 +223,7 @@ def sub_entry_frames(
 
 
 def confirmed(data: bytes) -> tuple[int, int]:
-    """Walk the whole frames in `data`: number of messages confirmed, number of bytes used."""
+    """Read the complete frames in `data`; return the messages confirmed and the bytes read."""
     count = pos = 0
     end = len(data)
     while end - pos >= 13:
@@ -237,7 +239,7 @@ def confirmed(data: bytes) -> tuple[int, int]:
 
 
 def refuse(key: int, body: bytes) -> None:
-    """Raise for the frames that end the work of a lane; ignore any other."""
+    """Raise an error for frames that make the work fail; ignore others."""
     if key == PUBLISH_ERROR:
         code = U16.unpack_from(body, 13)[0]
         raise WireError(f'broker refused a message, code {code:#04x}')
@@ -246,11 +248,11 @@ def refuse(key: int, body: bytes) -> None:
     if key == SUBSCRIBE | RESPONSE and REPLY.unpack_from(body, 0)[1] != OK:
         raise WireError('broker refused a subscription')
     if key == METADATA_UPDATE:
-        raise WireError('stream became unavailable')
+        raise WireError('the stream became unavailable')
 
 
 class Connection:
-    """An open connection; no heartbeats are agreed, so it may be left idle."""
+    """An open connection without heartbeats, so it may stay idle."""
 
     def __init__(self, uri: str, name: str = 'perf', timeout: float | None = 30) -> None:
         self.address = address = parse_uri(uri)
@@ -259,7 +261,9 @@ class Connection:
         try:
             self.socket = socket.create_connection((address.host, address.port), timeout=timeout)
         except OSError as ex:
-            raise WireError(f'no broker at {address.host}:{address.port} ({ex})') from None
+            raise WireError(
+                f'cannot connect to the broker at {address.host}:{address.port} ({ex})'
+            ) from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self._handshake(name)
@@ -279,7 +283,7 @@ class Connection:
         self.request(OPEN, string(address.vhost))
 
     def close(self) -> None:
-        """Say good-bye and close the socket."""
+        """Send Close and close the socket."""
         try:
             self.request(CLOSE, U16.pack(OK) + string('done'))
         except (OSError, WireError):
@@ -293,20 +297,20 @@ class Connection:
         self.request(CREATE, string(stream) + mapping(arguments or {}))
 
     def delete_stream(self, stream: str) -> None:
-        """Delete the stream; it may be missing."""
+        """Delete the stream if it exists."""
         self.request(DELETE, string(stream), NO_STREAM)
 
     def declare_publisher(self, stream: str, reference: str = '') -> None:
-        """Declare publisher 0; a reference makes the broker drop what it has had already."""
+        """Declare publisher 0; with a reference the broker discards duplicates."""
         self.request(DECLARE_PUBLISHER, b'\x00' + string(reference) + string(stream))
 
     def last_id(self, stream: str, reference: str) -> int:
-        """Ask for the last publishing id of a reference, 0 if there is none."""
+        """Query the last publishing id of a reference; 0 if there is none."""
         body = self.request(QUERY_PUBLISHER_SEQUENCE, string(reference) + string(stream))
         return int.from_bytes(body[:8], 'big')
 
     def leader(self, stream: str) -> tuple[tuple[str, int] | None, int]:
-        """Ask for the advertised address of a stream's leader, None for none, and its replicas."""
+        """Query the advertised address of a stream's leader, if any, and the number of replicas."""
         self.socket.sendall(frame(METADATA, U32.pack(1) + U32.pack(1) + string(stream)))
         body = self.read(METADATA | RESPONSE)
         nodes = {}
@@ -321,7 +325,7 @@ class Connection:
         return nodes.get(leader), replicas
 
     def subscribe(self, stream: str, offset: int | None = None) -> None:
-        """Start subscription 0 at the first message, or at an offset, with 10 chunks of credit."""
+        """Start subscription 0 at an offset, by default the first, with 10 chunks of credit."""
         if offset is None:
             spec = U16.pack(OFFSET_FIRST)
         else:
@@ -329,23 +333,23 @@ class Connection:
         self.request(SUBSCRIBE, b'\x00' + string(stream) + spec + U16.pack(CREDIT_AT_START))
 
     def subscribe_next(self, stream: str) -> None:
-        """Start subscription 0 behind the last message, with 10 chunks of credit."""
+        """Start subscription 0 after the last message, with 10 chunks of credit."""
         spec = U16.pack(OFFSET_NEXT) + U16.pack(CREDIT_AT_START)
         self.request(SUBSCRIBE, b'\x00' + string(stream) + spec)
 
     def subscribe_all(self, stream: str, readers: int) -> None:
-        """Start subscriptions at the first message; `chunks` reads the answers among the rest."""
+        """Start subscriptions at the first message; `chunks` handles the responses."""
         spec = U16.pack(OFFSET_FIRST) + U16.pack(CREDIT_AT_START)
         for number in range(readers):
             body = U32.pack(1) + bytes((number,)) + string(stream) + spec
             self.socket.sendall(frame(SUBSCRIBE, body))
 
     def unsubscribe(self, number: int = 0) -> None:
-        """End a subscription; what is still on its way is dropped."""
+        """End a subscription and discard chunks that are still in flight."""
         self.request(UNSUBSCRIBE, bytes((number,)))
 
     def stats(self, stream: str) -> dict[str, int]:
-        """Ask for first, last and committed chunk id; -1 in a stream that is empty."""
+        """Query the first, last and committed chunk ids, which are -1 in an empty stream."""
         body = self.request(STREAM_STATS, string(stream))
         values = {}
         pos = 4
@@ -358,9 +362,10 @@ class Connection:
         return values
 
     def stored(self, stream: str) -> Iterator[tuple[int, bytes]]:
-        """Yield offset and bytes of every message up to the last committed one, CRCs checked."""
+        """Yield offset and bytes of every committed message, after checking the chunk's CRC."""
         chunk_id = -1
-        if self.stats(stream)['committed_chunk_id'] >= 0:  # perhaps that of a stored offset
+        # the committed chunk may contain only a stored offset, which is not delivered
+        if self.stats(stream)['committed_chunk_id'] >= 0:
             self.request(SUBSCRIBE, b'\x00' + string(stream) + LAST_CHUNK)
             last, _ = read_chunk(self.read(DELIVER)[1:])
             self.unsubscribe()
@@ -372,17 +377,17 @@ class Connection:
             self.unsubscribe()
 
     def request(self, key: int, body: bytes, *also: int) -> bytes:
-        """Send a request and return what follows the response code."""
+        """Send a request; return the bytes after the response code."""
         self.socket.sendall(frame(key, U32.pack(1) + body))
         answer = self.read(key | RESPONSE)
         code = REPLY.unpack_from(answer, 0)[1]
         if code != OK and code not in also:
             reason = REASONS.get(code, 'refused')
-            raise WireError(f'{reason} (broker answered request {key:#06x} with code {code:#04x})')
+            raise WireError(f'{reason} (code {code:#04x} in response to request {key:#06x})')
         return answer[6:]
 
     def read(self, wanted: int) -> bytes:
-        """Return the body of the next frame with that key; other frames are dropped."""
+        """Return the body of the next frame with this key; discard other frames."""
         while True:
             data = self.rest
             while len(data) < 8 or len(data) < 4 + U32.unpack_from(data, 0)[0]:
@@ -408,24 +413,24 @@ class Connection:
     # -- the work of the floor lanes
 
     def read_confirms(self) -> int:
-        """Wait for data once: number of messages confirmed by it."""
+        """Receive data once; return the number of messages that it confirms."""
         data = self.rest + self.receive()
         count, used = confirmed(data)
         self.rest = data[used:]
         return count
 
     def publish(self, frames: Sequence[bytes], size: int, window: int) -> int:
-        """Send frames of `size` messages each, at most `window` messages unconfirmed.
+        """Send frames of `size` messages with at most `window` messages in flight.
 
-        Returns the number of messages confirmed when all are.
+        Returns the number of confirmed messages once all are confirmed.
         """
         send = self.socket.sendall
-        room = window - size
+        limit = window - size
         pending = total = 0
         for data in frames:
             send(data)
             pending += size
-            while pending > room:
+            while pending > limit:
                 n = self.read_confirms()
                 pending -= n
                 total += n
@@ -436,9 +441,9 @@ class Connection:
         return total
 
     def chunks(self) -> Generator[tuple[int, int], None, None]:
-        """Yield chunk id and number of records of every Deliver; entries are not parsed.
+        """Yield the chunk id and record count of every Deliver, without parsing its entries.
 
-        A chunk costs its subscription one credit, which is given back at once.
+        The credit that a chunk uses is renewed at once.
         """
         credit = [CREDIT_ONE.pack(7, CREDIT, 1, number, 1) for number in range(256)]
         sock = self.socket
@@ -477,11 +482,11 @@ class Connection:
 
 
 def read_chunk(data: bytes) -> tuple[int, list[bytes]]:
-    """Return the id of a chunk and its messages, those of its sub-entries included."""
+    """Return the id of a chunk and its messages, including those in sub-entries."""
     _, _, count, records, _, _, chunk_id, crc, size, _, _ = CHUNK.unpack_from(data)
     pos = CHUNK.size
     if len(data) != pos + size or zlib.crc32(data[pos:]) != crc:
-        raise WireError(f'chunk {chunk_id} is damaged')
+        raise WireError(f'chunk {chunk_id} has a wrong size or CRC')
     messages: list[bytes] = []
     for _ in range(count):
         if data[pos] & 0x80:
@@ -489,12 +494,12 @@ def read_chunk(data: bytes) -> tuple[int, list[bytes]]:
         else:
             pos = read_messages(data, pos, 1, messages)
     if pos != len(data) or len(messages) != records:
-        raise WireError(f'chunk {chunk_id} has {len(messages)} messages, not {records}')
+        raise WireError(f'chunk {chunk_id} contains {len(messages)} messages instead of {records}')
     return chunk_id, messages
 
 
 def read_messages(data: bytes, pos: int, count: int, found: list[bytes]) -> int:
-    """Append so many messages; return the position behind them."""
+    """Append `count` messages to `found`; return the position after them."""
     for _ in range(count):
         size: int = U32.unpack_from(data, pos)[0]
         found.append(data[pos + 4 : pos + 4 + size])
@@ -503,17 +508,17 @@ def read_messages(data: bytes, pos: int, count: int, found: list[bytes]) -> int:
 
 
 def read_sub_entry(data: bytes, pos: int, found: list[bytes]) -> int:
-    """Append the messages of a sub-entry, plain or gzip; return the position behind it."""
+    """Append the messages of a sub-entry, plain or gzip; return the position after it."""
     head, records, size, stored = SUB_ENTRY_HEAD.unpack_from(data, pos)
     pos += SUB_ENTRY_HEAD.size
     end: int = pos + stored
     plain = data[pos:end]
     if code := head >> 4 & 7:
         if code != GZIP:
-            raise WireError(f'sub-entry is compressed by code {code}')
+            raise WireError(f'sub-entry has unsupported compression code {code}')
         plain = zlib.decompress(plain, 16 + zlib.MAX_WBITS)
     if len(plain) != size or read_messages(plain, 0, records, found) != size:
-        raise WireError('sub-entry does not have the size that it claims')
+        raise WireError('sub-entry does not match its size or record count')
     return end
 
 

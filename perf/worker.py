@@ -1,16 +1,16 @@
 """The process of one lane: `python -m perf.worker LANE`, started by the runner.
 
-Commands are JSON lines on standard input; each gets one JSON line as an answer.  What the
-library prints goes to standard error.
+The worker reads commands from standard input and answers on standard output, one JSON line each.
+Output of the library goes to standard error.
 
     {"do": "open", "address": "...", "stream": "..."}   -> {"loop": "..."}
     {"do": "prepare", "count": 1000}                    -> {}
     {"do": "run"}                                       -> {"count": 1000, "begun": ..., ...}
 
-`begun` and `ended` are seconds of the machine's monotonic clock, which all processes share; of a
-kind of work with a delay, `prepare` answers with the `round_trip` that was measured.  At the end of
-its input the process disconnects and ends.  Being a process of its own, its CPU time and its peak
-memory are those of the lane.
+`begun` and `ended` are seconds of the machine's monotonic clock, which all processes share.  If the
+kind of work has a delay, `prepare` measures a round trip and returns it as `round_trip`.  At the
+end of its input the worker disconnects and exits.  A separate process per lane makes the CPU time
+and peak memory of the process those of the lane.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ __all__ = ['main']
 
 
 def reset_peak() -> None:
-    """Make the kernel forget the peak of memory so far, where it can (Linux)."""
+    """Reset the peak memory of this process, if the kernel can (Linux)."""
     try:
         with open('/proc/self/clear_refs', 'w') as f:
             f.write('5')
@@ -41,9 +41,9 @@ def reset_peak() -> None:
 
 
 def peak_memory() -> int:
-    """Peak of resident memory, bytes.
+    """Peak resident memory in bytes.
 
-    `ru_maxrss` is second choice: it counts the parent's memory from before `exec`.
+    `ru_maxrss` is the fallback, because it includes the parent's memory from before `exec`.
     """
     try:
         with open('/proc/self/status') as f:
@@ -57,7 +57,7 @@ def peak_memory() -> int:
 
 
 async def measure(work: Work) -> dict[str, Any]:
-    """Run the work once with the clock on."""
+    """Run the work once and time it."""
     gc.collect()
     reset_peak()
     before = resource.getrusage(resource.RUSAGE_SELF)
@@ -80,7 +80,7 @@ async def measure(work: Work) -> dict[str, Any]:
 
 
 async def lines(fd: int) -> AsyncIterator[bytes]:
-    """Read lines with the event loop, so that the lane's own tasks go on in between."""
+    """Read lines without blocking the event loop, so that the lane's tasks keep running."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     rest = b''

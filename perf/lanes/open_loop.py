@@ -46,7 +46,7 @@ __all__ = ['OpenLoop']
 
 TICK = 1_000  # maximum wake-ups per second
 LEAD = 1_000_000  # nanoseconds from setting the clock to the first message
-LATE = 1.0  # seconds behind schedule at the end, beyond which a lane did not keep the rate
+LATE = 1.0  # a lane that ends more seconds behind schedule has not kept the rate
 PATIENCE = 10.0  # maximum seconds without a confirm or a consumed message
 
 NANO = 1_000_000_000
@@ -194,7 +194,7 @@ class OpenLoop(Work):
         """The message with this index was confirmed."""
         now = time.monotonic()
         if not (0 <= index < self.begun and self.waiting[index]):
-            self.fail(ValueError(f'message {index} was confirmed, which is not unconfirmed'))
+            self.fail(ValueError(f'confirm for message {index}, which is not unconfirmed'))
             return
         self.waiting[index] = 0
         self.unconfirmed -= 1
@@ -207,7 +207,7 @@ class OpenLoop(Work):
         now = time.monotonic()
         index = self.seen
         if index >= self.begun or body != self.bodies[index]:
-            self.fail(ValueError(f'in place of message {index} came one with the body {body!r}'))
+            self.fail(ValueError(f'expected message {index}, but received the body {body!r}'))
             return
         self.seen = index + 1
         self.add_end_to_end(now - self.start - index / self.rate)

@@ -13,9 +13,9 @@ SCENARIOS = {
     'batch-size': 'messages of 10 bytes in batches of 1 to 1,000, each confirmed before the next',
     'concurrent': 'messages of 10 bytes from 1 to 1,000 tasks, each awaiting its own confirms',
     'latency': 'messages of 10 bytes through a proxy that adds 0 to 100 ms per round trip',
-    'percentiles': 'messages of 10 bytes at a fixed rate, however many are unconfirmed: the time'
-    ' from when each was due to its confirm, and to its consumption',
-    'processes': 'messages of 10 bytes from 1 and 2 processes with 1 to 5 publishers each',
+    'percentiles': 'messages of 10 bytes sent at a fixed rate, however many are unconfirmed: the'
+    ' time from when each message is due until it is confirmed, and until it is consumed',
+    'processes': 'messages of 10 bytes from one or two processes with 1 to 5 publishers each',
     'sizes': 'messages of 10 bytes to 900 KB, published and consumed',
     'values': 'the cost of AMQP 1.0 types, published and consumed',
     'clients': 'other fast RabbitMQ Streams clients, as separate programs',

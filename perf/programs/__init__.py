@@ -1,18 +1,18 @@
-"""Workers in other languages: the official clients for Go and for Java, built from source here.
+"""Workers in other languages, built here from source: the official clients for Go and Java.
 
-Such a program is started as `PROGRAM KIND`, KIND being `window` or `consume`.  Commands are JSON
-lines on standard input; each gets one JSON line as an answer.  What the client logs goes to
-standard error.
+A worker is started as `PROGRAM KIND`, where KIND is `window` or `consume`.  It reads commands from
+standard input and answers on standard output, one JSON line each.  The client logs to standard
+error.
 
     {"do": "open", "address": "...", "stream": "..."}   -> {"loop": "none"}
     {"do": "prepare", "count": 1000}                    -> {}
     {"do": "run"}                                       -> {"count": 1000, "begun": ..., ...}
 
-`begun` and `ended` are times of CLOCK_MONOTONIC, as those of `time.perf_counter` on Linux.  At an
-error the answer is `{"error": "..."}`, and the program ends with status 1; at the end of its input
-it disconnects and ends.
+`begun` and `ended` are times of CLOCK_MONOTONIC, like those of `time.perf_counter` on Linux.  After
+an error the program answers `{"error": "..."}` and exits with status 1.  At the end of its input it
+disconnects and exits.
 
-Programs are built into `build/programs`, each version of the sources into a folder of its own.
+Programs are built into `build/programs`, with a separate folder for each version of the sources.
 """
 
 import functools
@@ -32,21 +32,21 @@ from .. import environment
 __all__ = ['PROGRAMS', 'Program', 'ProgramError', 'build', 'command', 'missing', 'version']
 
 SOURCES = Path(__file__).resolve().parent
-BUILD_TIMEOUT = 600.0  # with all that it fetches
+BUILD_TIMEOUT = 600.0  # seconds, including downloads
 
 
 class ProgramError(Exception):
-    """A program cannot be built, and why."""
+    """A program cannot be built."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """How a program is built and started; `{out}` in a command is the folder it is built into.
+    """How to build and start a program; `{out}` in a command stands for the build folder.
 
-    :ivar source: its folder; commands that build are run there.
-    :ivar needs: commands that have to be there, what each is part of, and how to get it.
-    :ivar client: file in its folder, and a pattern of the client's version in it.
-    :ivar language: command that tells the version of the language, and a pattern of it.
+    :ivar source: source folder, in which the build command runs.
+    :ivar needs: required commands, each with the product it belongs to and how to install it.
+    :ivar client: file in the source folder, and a pattern for the client's version in it.
+    :ivar language: command that prints the version of the language, and a pattern for it.
     """
 
     source: Path
@@ -88,12 +88,12 @@ PROGRAMS = {
 
 
 def command(program: str, kind: str) -> list[str]:
-    """How to start a program; it is built first, if it has to be."""
+    """The command that starts a program, which is built first if necessary."""
     return [*filled(PROGRAMS[program].start, build(program)), kind]
 
 
 def missing(program: str) -> str:
-    """Say why a program cannot run and how to get it there; empty if it can."""
+    """Return why a program cannot run and what to do; empty if it can."""
     if absent := not_installed(program):
         return absent
     try:
@@ -104,7 +104,7 @@ def missing(program: str) -> str:
 
 
 def version(program: str) -> str:
-    """Version of the client, and of the language where that is installed."""
+    """The version of the client, and of the language if it is installed."""
     name, pattern = PROGRAMS[program].client
     found = re.search(pattern, (PROGRAMS[program].source / name).read_text())
     assert found is not None
@@ -114,9 +114,9 @@ def version(program: str) -> str:
 
 
 def build(program: str) -> Path:
-    """Build a program, unless these sources have been; return the folder that it is in.
+    """Build a program, unless these sources are already built; return the build folder.
 
-    :raises ProgramError: it cannot be built.
+    :raises ProgramError: the program cannot be built.
     """
     if absent := not_installed(program):
         raise ProgramError(absent)
@@ -126,14 +126,14 @@ def build(program: str) -> Path:
         return made
     print(f'building perf/programs/{program}', file=sys.stderr, flush=True)  # takes half a minute
     folder.mkdir(parents=True, exist_ok=True)
-    # whoever else builds it now does so beside this, and who is first has it in place
+    # several processes may build at the same time: the first to finish installs its build
     out = Path(tempfile.mkdtemp(prefix=f'.{program}-', dir=folder))
     try:
         run(program, filled(PROGRAMS[program].build, out))
         with suppress(OSError):
             out.rename(made)
         if not made.exists():
-            raise ProgramError(f'building {program} failed: no folder {made}')
+            raise ProgramError(f'building {program} failed: cannot create {made}')
     finally:
         shutil.rmtree(out, ignore_errors=True)
     return made
@@ -152,12 +152,12 @@ def language(program: str) -> str:
     output = run(program, words)
     found = re.search(pattern, output)
     if found is None:
-        raise ProgramError(f'{" ".join(words)} says no version: {output[:100]!r}')
+        raise ProgramError(f'`{" ".join(words)}` prints no version: {output[:100]!r}')
     return found[1]
 
 
 def key(program: str) -> str:
-    """Name of what these sources are built into, by this version of the language."""
+    """A hash of the sources, the build command and the version of the language."""
     source = PROGRAMS[program].source
     digest = hashlib.sha256(repr((PROGRAMS[program].build, language(program))).encode())
     for path in sorted(path for path in source.rglob('*') if path.is_file()):
@@ -171,7 +171,7 @@ def filled(words: Sequence[str], out: Path) -> list[str]:
 
 
 def run(program: str, words: Sequence[str]) -> str:
-    """Run a command in the folder of a program; return what it prints."""
+    """Run a command in the source folder of a program; return its output."""
     try:
         done = subprocess.run(
             words,
@@ -191,7 +191,7 @@ def run(program: str, words: Sequence[str]) -> str:
 
 
 def reason(output: str) -> str:
-    """The line that says most of why a command failed: the last; Maven's first error, though."""
+    """The line that explains why a command failed: the last one, or Maven's first error."""
     plain = re.sub(r'\x1b\[[0-9;]*m', '', output)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith('[ERROR] ')]

@@ -1,7 +1,7 @@
-"""Proofs: no message is lost, doubled or out of order, whatever happens to connection and node.
+"""Proofs: no message is lost, duplicated or reordered, whatever happens to connections and nodes.
 
-This table is plain data; the code of a proof is imported when it is run.  Every proof is a seeded
-command, `python -m perf prove NAME`, that writes what it did and saw to a result file.
+This table is plain data; the code of a proof is imported when it runs.  Every proof is a seeded
+command, `python -m perf prove NAME`, that writes its observations to a result file.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ __all__ = ['PROOFS', 'SETTINGS', 'Proof', 'Value', 'command']
 
 Value = int | bool | str
 
-# What can be set, and what it means in general.
+# All settings of proofs, with their help texts.
 SETTINGS = {
     'messages': 'number of messages',
     'cuts': 'number of cuts, restarts, leader changes or cancelled sends',
-    'tasks': 'number of tasks that send at once',
+    'tasks': 'number of concurrent sending tasks',
     'rounds': 'number of interleaved rounds',
-    'milliseconds': 'how long a lane runs in a round, about',
-    'seconds': 'how long',
-    'how': "pause or partition the leader's node, or roll: stop and start all, one by one",
-    'on': 'rabbitmq or memory: a cluster of three, or the broker in memory',
-    'doing': 'what a soak does: all, or names joined by commas (see perf/proofs/soak.py)',
-    'by': 'published by send, flush or send-many; consumed by body, context or batch',
-    'unnamed': 'publish without a name: at least once',
+    'milliseconds': 'approximate duration of a lane in a round',
+    'seconds': 'duration',
+    'how': "pause or partition the leader's node, or roll: restart the nodes one by one",
+    'on': 'rabbitmq (a cluster of three) or memory (the in-memory broker)',
+    'doing': 'activities of a soak: all, or names separated by commas (see perf/proofs/soak.py)',
+    'by': 'publish by send, flush or send-many; consume by body, context or batch',
+    'unnamed': 'publish without a name, which allows duplicates after a fault',
 }
 
 
@@ -32,10 +32,9 @@ SETTINGS = {
 class Proof:
     """One proof.
 
-    :ivar module: module of this package that has it, as a function of its name.
-    :ivar nodes: how many nodes its broker has.
-    :ivar settings: what can be set, and what is used otherwise.
-    :ivar recovers: it needs a client that gets over a lost connection.
+    :ivar module: module of this package that contains the function of the proof.
+    :ivar nodes: number of nodes of its broker.
+    :ivar settings: its settings and their defaults.
     :ivar loop: event loop; `select` has timers finer than a millisecond.
     """
 
@@ -44,12 +43,11 @@ class Proof:
     module: str
     settings: Mapping[str, Value]
     nodes: int = 1
-    recovers: bool = False
     loop: str = 'uvloop'
 
 
 def command(name: str, seed: int, settings: Mapping[str, Value]) -> str:
-    """What runs a proof with these settings."""
+    """The command that runs a proof with these settings."""
     words = ['python -m perf prove', name, f'--seed {seed}']
     for key, value in settings.items():
         if value is not False:
@@ -58,9 +56,8 @@ def command(name: str, seed: int, settings: Mapping[str, Value]) -> str:
 
 
 def proof(name: str, title: str, module: str, nodes: int = 1, **settings: Value) -> Proof:
-    recovers = 'cuts' in settings and name != 'cancels'
     loop = 'select' if name == 'rtt' else 'uvloop'
-    return Proof(name, title, module, MappingProxyType(settings), nodes, recovers, loop)
+    return Proof(name, title, module, MappingProxyType(settings), nodes, loop)
 
 
 PROOFS = {
@@ -68,7 +65,7 @@ PROOFS = {
     for item in (
         proof(
             'publish-cuts',
-            'connection cut at random bytes while publishing',
+            'connections cut at random bytes while publishing',
             'publish',
             messages=1_000_000,
             cuts=50,
@@ -78,7 +75,7 @@ PROOFS = {
         ),
         proof(
             'publish-restart',
-            'broker stopped or killed, and started again, while publishing',
+            'broker stopped or killed, then restarted, while publishing',
             'publish',
             messages=1_000_000,
             cuts=4,
@@ -88,7 +85,7 @@ PROOFS = {
         ),
         proof(
             'publish-leader',
-            "stream's leader killed, stopped or moved in a cluster of three, while publishing",
+            "stream's leader in a cluster of three killed, stopped or moved while publishing",
             'publish',
             nodes=3,
             messages=1_000_000,
@@ -99,7 +96,7 @@ PROOFS = {
         ),
         proof(
             'publish-nodes',
-            'nodes of a cluster of three paused, parted or stopped in turn, while publishing',
+            'nodes of a cluster of three paused, partitioned or restarted while publishing',
             'publish',
             nodes=3,
             messages=1_000_000,
@@ -111,34 +108,34 @@ PROOFS = {
         ),
         proof(
             'tasks',
-            'many tasks on one publisher, each confirm to its own caller',
+            'many tasks sharing one publisher, each returning after its own confirm',
             'publish',
             tasks=1_000,
             messages=1_000_000,
         ),
         proof(
             'cancels',
-            'sends cancelled at random moments; nothing else is touched',
+            'sends cancelled at random moments, without effect on other messages',
             'publish',
             messages=50_000,
             cuts=10_000,
         ),
         proof(
             'latency',
-            'latency of send at 1,000 messages a second, beside the floor',
+            'latency of send at 1,000 messages per second, compared with the floor',
             'speed',
             messages=60_000,
         ),
         proof(
             'rtt',
-            'rates at round trips of 0, 1, 5 and 50 ms, as ratios to the floor',
+            'rates at round-trip times of 0, 1, 5 and 50 ms, compared with the floor',
             'speed',
             rounds=5,
             milliseconds=2_000,
         ),
         proof(
             'memory',
-            'memory while publishing; it grows by less than 5 MB after the first tenth',
+            'memory while publishing, which grows by less than 5 MB after the first tenth',
             'memory',
             messages=10_000_000,
             tasks=1_000,
@@ -146,7 +143,7 @@ PROOFS = {
         ),
         proof(
             'consume-cuts',
-            'connection cut at random bytes while consuming what is being published',
+            'connections cut at random bytes while consuming',
             'consume',
             messages=1_000_000,
             cuts=50,
@@ -154,7 +151,7 @@ PROOFS = {
         ),
         proof(
             'consume-restart',
-            'broker stopped or killed, and started again, while consuming',
+            'broker stopped or killed, then restarted, while consuming',
             'consume',
             messages=1_000_000,
             cuts=4,
@@ -162,7 +159,7 @@ PROOFS = {
         ),
         proof(
             'consume-leader',
-            "stream's leader killed, stopped or moved in a cluster of three, while consuming",
+            "stream's leader in a cluster of three killed, stopped or moved while consuming",
             'consume',
             nodes=3,
             messages=1_000_000,
@@ -171,7 +168,7 @@ PROOFS = {
         ),
         proof(
             'consume-nodes',
-            'nodes of a cluster of three paused, parted or stopped in turn, while consuming',
+            'nodes of a cluster of three paused, partitioned or restarted while consuming',
             'consume',
             nodes=3,
             messages=1_000_000,
@@ -181,26 +178,26 @@ PROOFS = {
         ),
         proof(
             'consume-anything',
-            'valid messages among others, of which each is told with its offset',
+            'valid messages among invalid ones, each of which is reported with its offset',
             'anything',
             messages=100_000,
         ),
         proof(
             'consume-foreign',
-            'messages of rstream, of AMQP 0.9.1 with all properties, and of MQTT',
+            'messages published by rstream, by AMQP 0.9.1 with all properties, and by MQTT',
             'foreign',
             messages=30_000,
         ),
         proof(
             'consume-memory',
-            'memory while consuming; it grows by less than 5 MB after the first tenth',
+            'memory while consuming, which grows by less than 5 MB after the first tenth',
             'memory',
             messages=50_000_000,
             by='body',
         ),
         proof(
             'soak',
-            'every way of publishing and consuming at once, through random faults of every kind',
+            'all ways of publishing and consuming at the same time, with random faults',
             'soak',
             nodes=3,
             seconds=3_600,

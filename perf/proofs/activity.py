@@ -1,7 +1,7 @@
-"""An activity of a soak: one way of using the client, and the checks of what came of it.
+"""An activity of a soak: one way of using the client, and checks of the results.
 
-An activity works while faults happen.  After the last fault, `calm` makes calls that have to
-succeed, and `check` compares the results of all calls with what the broker has stored.
+An activity works while faults happen.  After the last fault, `calm` makes calls that must succeed,
+and `check` compares the results of all calls with what the broker has stored.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from .trouble import Trouble
 __all__ = ['AGAIN', 'SHARE', 'Activity', 'Scene']
 
 AGAIN = 0.05  # seconds between two attempts
-SHARE = MESSAGES // 2  # messages of a log that are sent under faults; the rest is for `calm`
-GUARD = 60.0  # seconds after which a reader that still lacks messages has failed
+SHARE = MESSAGES // 2  # messages of a log to send during faults, leaving the rest for `calm`
+GUARD = 60.0  # seconds after which a reader that lacks messages has failed
 
 
 class Scene(Protocol):
     """The round that an activity belongs to.
 
-    :ivar refusing: whether the broker may refuse messages, perhaps those that no call reports.
-    :ivar wrong: violations, and how often each was seen.
-    :ivar failures: errors that calls raised, as they may under faults.
+    :ivar refusing: whether the broker may refuse messages, including some that no call reports.
+    :ivar wrong: violations and their counts.
+    :ivar failures: errors that calls may raise during faults, and their counts.
     """
 
     site: Trouble
@@ -47,8 +47,8 @@ class Scene(Protocol):
 class Activity:
     """One way of using the client.
 
-    :ivar logs: of its publishers.
-    :ivar streams: that exist, to be deleted at the end.
+    :ivar logs: logs of its publishers.
+    :ivar streams: streams to delete at the end.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -60,7 +60,7 @@ class Activity:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep what it uses from before the first fault until after the checks."""
+        """Create streams before the first fault, and delete them after the checks."""
         try:
             await self.begin()
             yield
@@ -69,7 +69,7 @@ class Activity:
                 await self.site.delete(stream)
 
     async def begin(self) -> None:
-        """Create what it uses."""
+        """Create the streams that the activity uses."""
 
     async def stream(self) -> str:
         """Create a stream."""
@@ -98,7 +98,7 @@ class Activity:
         """Use the client once."""
 
     async def calm(self) -> None:
-        """Make calls that have to succeed, since no faults happen any more."""
+        """Make calls that must succeed, since faults have ended."""
 
     async def check(self) -> None:
         """Compare what is stored with what calls reported."""
@@ -109,7 +109,7 @@ class Activity:
 
     @staticmethod
     async def until(reached: Callable[[], bool]) -> None:
-        """Wait for what happens once the faults are over, at the latest."""
+        """Wait for something that must happen once faults have ended."""
         async with asyncio.timeout(GUARD):
             while True:
                 if reached():

@@ -1,4 +1,4 @@
-"""Proof of consuming: a stream may hold anything; what is no message is told, and left behind."""
+"""Proof of consuming: invalid messages in a stream are reported, and valid ones still arrive."""
 
 import asyncio
 import gzip
@@ -14,23 +14,23 @@ from .site import Site, body
 
 __all__ = ['consume_anything']
 
-# A string that is not UTF-8, three bytes of nothing, an array of four billion elements.
+# An empty message, a string that is not UTF-8, three invalid bytes, a huge array.
 SHORT = (
     b'',
     b'\x00\x53\x77\xa1\x02\xc3\x28',
     b'\xff\x00\xff',
     b'\x00\x53\x77\xf0' + b'\xff' * 8 + b'\x40',
 )
-DEEP = b'\x00\x53\x77' + b'\xc0\xff\x01' * 100_000  # lists within lists
+DEEP = b'\x00\x53\x77' + b'\xc0\xff\x01' * 100_000  # nested lists
 DEEP_ONE_IN = 1_000
-FRAME = 500_000  # bytes of a frame, about
+FRAME = 500_000  # approximate bytes per frame
 GZIP = 1
 
-Item = tuple[int | None, Any]  # offset, and a body or the bytes that are none
+Item = tuple[int | None, Any]  # offset, and the body or the invalid bytes
 
 
 def contents(run: Run) -> list[bytes]:
-    """Messages as they are stored: every other one, or about so, is valid and has its number."""
+    """Messages to store; about half of them are valid and contain their number."""
     rnd = run.random
     found = []
     for number in range(run['messages']):
@@ -44,7 +44,7 @@ def contents(run: Run) -> list[bytes]:
 
 
 def entries(run: Run, messages: list[bytes]) -> Iterator[bytes]:
-    """The messages one by one, and in sub-entries, some of them compressed."""
+    """Encode the messages as entries and as plain and compressed sub-entries."""
     at = 0
     while at < len(messages):
         size, compression = run.random.choice(((1, None), (3, 0), (5, GZIP)))
@@ -59,7 +59,7 @@ def entries(run: Run, messages: list[bytes]) -> Iterator[bytes]:
 
 
 def publish(uri: str, stream: str, parts: Iterator[bytes]) -> None:
-    """Publish entries as they are, in frames of which each is confirmed before the next."""
+    """Publish encoded entries in frames, each confirmed before the next."""
     connection = wire.Connection(uri, 'proof-publish')
     try:
         connection.declare_publisher(stream)
@@ -99,15 +99,15 @@ WAYS: dict[str, tuple[Callable[[rbs.Subscription], Any], Any]] = {
 
 
 async def consume_anything(run: Run, site: Site) -> None:
-    """Every valid message arrives, and every other one is told, each with its offset."""
+    """Every valid message arrives and every invalid one is reported, each with its offset."""
     stored = contents(run)
     valid = [
         (i, body(i)) for i, message in enumerate(stored) if message == wire.data_section(body(i))
     ]
     offsets = {i for i, _ in valid}
-    others = [(i, message) for i, message in enumerate(stored) if i not in offsets]
-    raw = sorted([*valid, *others], key=lambda item: item[0])
-    run.found |= {'valid': len(valid), 'others': len(others)}
+    invalid = [(i, message) for i, message in enumerate(stored) if i not in offsets]
+    raw = sorted([*valid, *invalid], key=lambda item: item[0])
+    run.found |= {'valid': len(valid), 'invalid': len(invalid)}
 
     async with (
         site.stream() as stream,
@@ -117,7 +117,7 @@ async def consume_anything(run: Run, site: Site) -> None:
         for how, (begin, take) in WAYS.items():
             for policy in ('raise', 'skip', 'raw'):
                 wanted = {'raise': valid, 'skip': valid, 'raw': raw}[policy]
-                told = others if policy == 'raise' else []
+                reported = invalid if policy == 'raise' else []
                 found: list[Item] = []
                 errors: list[Item] = []
                 async with client.subscribe(
@@ -126,15 +126,15 @@ async def consume_anything(run: Run, site: Site) -> None:
                     on_decode_error=policy,
                 ) as subscription:
                     messages = begin(subscription)
-                    while len(found) < len(wanted) or len(errors) < len(told):
+                    while len(found) < len(wanted) or len(errors) < len(reported):
                         try:
                             found += await take(messages)
                         except AMQPDecoderError as ex:
                             errors.append((ex.offset, ex.data))
                         run.done = len(found) + len(errors)
                 run.check(
-                    f'{how}, on_decode_error={policy!r}: every valid message, every other one as'
-                    ' it is to be',
-                    found == wanted and errors == told,
-                    f'{len(found):,} given, {len(errors):,} told as errors',
+                    f'{how}, on_decode_error={policy!r}: every valid message arrives, and every'
+                    ' invalid one is handled as documented',
+                    found == wanted and errors == reported,
+                    f'{len(found):,} delivered, {len(errors):,} raised as errors',
                 )

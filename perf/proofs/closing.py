@@ -1,4 +1,4 @@
-"""Publishers of a soak that are closed, or whose calls are cancelled, while they send."""
+"""Publishers of a soak that are closed or cancelled while they send."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +18,7 @@ CLOSE = 1.0  # seconds without progress after which a close gives up
 
 
 class Closing(Activity):
-    """Closes publishers that still send, or that have unflushed batches."""
+    """Closes publishers while they send or have unflushed batches."""
 
     async def begin(self) -> None:
         self.sent = await self.log('closing', True)
@@ -58,7 +58,7 @@ class Closing(Activity):
                 for task in late:
                     task.cancel()
                 if late:
-                    self.wrong('send that did not end with its publisher', len(late))
+                    self.wrong('send still pending after its publisher closed', len(late))
             for number, task in zip(numbers, sends, strict=True):
                 if not task.cancelled() and task.done():
                     error = task.exception()
@@ -75,11 +75,11 @@ class Closing(Activity):
             numbers = self.batched.take(200, SHARE)
             for number in numbers:
                 publisher.batch(body(number))
-        if not self.scene.refusing:  # no call reports a refused message here
+        if not self.scene.refusing:  # closing does not report refused messages
             self.batched.note(numbers, CONFIRMED)
 
     async def calm(self) -> None:
-        """A close that makes progress does not give up, even after another close has failed."""
+        """Check that a close does not give up while it makes progress, even after a failed one."""
         async with self.client() as client:
             await self.close_without_stream(client)
             async with client.publisher(
@@ -107,7 +107,7 @@ class Closing(Activity):
         return numbers
 
     async def close_without_stream(self, client: rbs.StreamsClient) -> None:
-        """Close a subscription that cannot store its offset because its stream is gone."""
+        """Close a subscription that cannot store its offset because its stream was deleted."""
         stream = await self.stream()
         await self.site.write(stream, [1, 2])
         subscription = client.subscribe(
@@ -124,7 +124,7 @@ class Closing(Activity):
 
 
 class Cancelling(Activity):
-    """Cancels `send_many` of asynchronous iterators, and lets it time out."""
+    """Cancels calls of `send_many` with asynchronous iterators, and lets some time out."""
 
     async def begin(self) -> None:
         self.sent = await self.log('cancelled send_many', True)
@@ -159,7 +159,7 @@ class Cancelling(Activity):
                 call.cancel()
             await asyncio.wait([call])
         if progress.taken != len(taken):
-            self.wrong('send_many took messages that it did not send', len(taken) - progress.taken)
+            self.wrong('send_many lost messages from its source', len(taken) - progress.taken)
         with suppress(TimeoutError):
             async with asyncio.timeout(CONFIRM):
                 await progress.wait()
@@ -171,7 +171,7 @@ class Cancelling(Activity):
         error = call.exception()
         if error is None:
             if missing or call.result() != len(taken):
-                self.wrong('send_many counted wrongly')
+                self.wrong('send_many returned a wrong count')
         elif isinstance(error, rbs.ConfirmTimeout):
             return timeout < CONFIRM
         elif not isinstance(error, RbFlyError):

@@ -1,4 +1,4 @@
-"""Proofs of consuming: each message once and in order, while they are being published."""
+"""Proofs of consuming: each message arrives once and in order while others are published."""
 
 import asyncio
 from array import array
@@ -26,12 +26,12 @@ from .site import ENTRY_DOWN, Site, body
 
 __all__ = ['consume_cuts', 'consume_leader', 'consume_nodes', 'consume_restart', 'read_all']
 
-LEAD = 50_000  # messages that the publisher may be ahead
-TICK = 0.001
+LEAD = 50_000  # maximum number of messages that the publisher is ahead
+TICK = 0.001  # seconds
 
 
 async def lead(run: Run, gate: Gate, limit: Any, ahead: int = LEAD) -> None:
-    """Keep the publisher ahead of the consumer, but not at its end."""
+    """Keep the publisher ahead of the consumer, but not too far."""
     while limit.value < gate.total:
         gate.next = run.done
         limit.value = min(gate.limit, run.done + ahead)
@@ -39,53 +39,50 @@ async def lead(run: Run, gate: Gate, limit: Any, ahead: int = LEAD) -> None:
 
 
 async def by_body(subscription: Any) -> AsyncGenerator[tuple[Any, int], None]:
-    """Bodies by `async for`, offsets by `get_message_ctx`."""
+    """Read bodies with `async for` and offsets with `get_message_ctx`."""
     async for message in subscription:
         yield message, rbs.get_message_ctx().stream_offset
 
 
 async def by_context(subscription: Any) -> AsyncGenerator[tuple[Any, int], None]:
-    """Contexts by `messages`."""
+    """Read contexts with `messages`."""
     async for context in subscription.messages():
         yield context.body, context.stream_offset
 
 
 async def by_batch(subscription: Any) -> AsyncGenerator[tuple[Any, int], None]:
-    """Whole chunks by `batches`."""
+    """Read whole chunks with `batches`."""
     async for batch in subscription.batches():
         for pair in zip(batch, batch.offsets, strict=True):
             yield pair
 
 
-WAYS: dict[str, tuple[str, Callable[[Any], AsyncGenerator[tuple[Any, int], None]]]] = {
-    'body': ('__anext__', by_body),
-    'context': ('messages', by_context),
-    'batch': ('batches', by_batch),
+WAYS: dict[str, Callable[[Any], AsyncGenerator[tuple[Any, int], None]]] = {
+    'body': by_body,
+    'context': by_context,
+    'batch': by_batch,
 }
 
 
 async def read_all(
     run: Run, client: rbs.StreamsClient, stream: str, offsets: 'array[int] | None' = None
 ) -> bool:
-    """Read all numbers from the first on, up to one that is not as it should be.
+    """Read all messages, or up to the first one that differs from what was sent.
 
-    :param offsets: where to put theirs.
+    :param offsets: receives the offsets of the messages.
     """
     if run['by'] not in WAYS:
-        raise ProofError(f'no way {run["by"]} of consuming; there are {", ".join(WAYS)}')
-    name, way = WAYS[run['by']]
-    if not hasattr(rbs.Subscription, name):
-        raise ProofError(f'this version of the client has no Subscription.{name}')
+        raise ProofError(f'unknown way of consuming --by {run["by"]}; use {", ".join(WAYS)}')
     total: int = run['messages']
     expected = 0
-    what = ''
+    wrong = ''
     async with (
         client.subscribe(stream, offset=rbs.Offset.FIRST) as subscription,
-        aclosing(way(subscription)) as messages,
+        aclosing(WAYS[run['by']](subscription)) as messages,
     ):
         async for message, offset in messages:
             if message != body(expected):
-                what = f'{message!r} came where {expected:,} was due'
+                wrong = f'received {message!r} instead of {expected:,}'
                 break
             if offsets is not None:
                 offsets.append(offset)
@@ -93,15 +90,15 @@ async def read_all(
             run.done = expected
             if expected == total:
                 break
-    came = f'{expected:,} of {total:,}'
-    run.check('each message came once and in order', expected == total, what or came)
+    received = f'{expected:,} of {total:,}'
+    run.check('each message arrived once and in order', expected == total, wrong or received)
     return expected == total
 
 
 async def consume(
     run: Run, site: Site, drive: Callable[[Gate, str], Awaitable[None]] | None = None
 ) -> None:
-    """Consume everything while something happens, and compare it with what is stored."""
+    """Consume all messages while faults happen, and compare them with what is stored."""
     total = run['messages']
     gate = Gate(total)
     async with site.stream() as stream, publishing(site, stream, total) as limit:
@@ -116,45 +113,43 @@ async def consume(
                 for task in filter(None, (feeder, driver)):
                     task.cancel()
         _, stored = await site.stored(stream)
-    run.check('with the offsets that they are stored at', offsets == stored[: len(offsets)])
-    through = sum(site.carried('down'))
-    run.check(
-        'the traffic went through the proxies', through >= total * ENTRY_DOWN, f'{through:,} bytes'
-    )
+    run.check('offsets equal those of the stored messages', offsets == stored[: len(offsets)])
+    down = sum(site.carried('down'))
+    run.check('the traffic went through the proxies', down >= total * ENTRY_DOWN, f'{down:,} bytes')
 
 
 async def consume_cuts(run: Run, site: Site) -> None:
-    """Messages are consumed while the connection is cut at random bytes."""
+    """Consume while connections are cut at random bytes."""
     plan_cuts(run, site.proxy, {'down': run['messages'] * ENTRY_DOWN})
     await consume(run, site)
     run.check(f'{run["cuts"]:,} cuts', site.proxy.cuts == run['cuts'], site.proxy.cuts)
 
 
 async def consume_restart(run: Run, site: Site) -> None:
-    """Messages are consumed while the broker is restarted."""
+    """Consume while the broker is restarted."""
     await consume(run, site, repeat(run, site, restart))
     check_faults(run, 'restarts')
 
 
 async def consume_nodes(run: Run, site: Site) -> None:
-    """Messages are consumed while nodes of the cluster fail in one way."""
+    """Consume while nodes of the cluster fail."""
     await consume(run, site, repeat(run, site, NODE_FAULTS[run['how']]))
     check_faults(run, 'faults')
 
 
 async def consume_leader(run: Run, site: Site) -> None:
-    """Messages are consumed while leader and replicas of the stream go, the one in use, too."""
+    """Consume while the leader and replicas of the stream fail, including the one in use."""
 
     def drive(gate: Gate, stream: str) -> Awaitable[None]:
         since = site.carried('down')
 
         async def fault(number: int) -> None:
             nonlocal since
-            if number % 2 == 0:  # the node that is consumed from, whatever it is
+            if number % 2 == 0:  # kill the node that delivers
                 node = site.busiest('down', since)
                 await lose_node(site, node, 'kill')
                 leader = await site.leader(stream, replicated=True)
-                note(run, 'leaders', f'kill in use: {node + 1}; leader {leader + 1}')
+                note(run, 'leaders', f'kill of the delivering node {node + 1}; leader {leader + 1}')
             else:
                 how = LEADER_FAULTS[number // 2 % len(LEADER_FAULTS)]
                 await change_leader(run, site, stream, how)

@@ -1,4 +1,4 @@
-"""Faults at set moments: cuts at byte positions, restarts and leader changes between messages."""
+"""Faults at planned moments: cuts at byte positions, restarts and leader changes at messages."""
 
 import asyncio
 import contextlib
@@ -24,19 +24,19 @@ __all__ = [
     'restart',
 ]
 
-ELECTED = 15.0  # seconds for another leader while the node of the last one is away
-MOVES = 5
-PAUSE = 2.0, 15.0  # seconds
-MOVED = 10.0  # seconds: the node that is preferred may not be the one that is chosen
+ELECTED = 15.0  # seconds to elect a new leader while the old leader's node is down
+MOVES = 5  # attempts to move a leader
+PAUSE = 2.0, 15.0  # minimum and maximum seconds
+MOVED = 10.0  # seconds until an attempt to move a leader has failed
 SYNC = 'lists:foreach(fun dets:sync/1, dets:all()).'
 Fault = Callable[[Run, Site, str, int], Awaitable[None]]
-TRICKLE = 0.001  # seconds for a message while a fault takes longer than there are messages for
+TRICKLE = 0.001  # seconds per message while a fault lasts longer than the messages planned for it
 
 
 def plan_cuts(run: Run, proxy: Proxy, totals: dict[Direction, int]) -> None:
-    """Plan cuts at random byte positions; one in five hits the reconnection behind another.
+    """Plan cuts at random byte positions, of which one in five hits the reconnect after another.
 
-    :param totals: bytes that will be forwarded at least, by direction.
+    :param totals: minimum number of bytes that will be forwarded, by direction.
     """
     rnd = run.random
     second = run['cuts'] // 5
@@ -55,14 +55,13 @@ def plan_cuts(run: Run, proxy: Proxy, totals: dict[Direction, int]) -> None:
 
 
 class Gate:
-    """Says how many messages may go by now, so that faults fall into traffic, not behind it.
+    """Limits how many messages may be sent so far, so that messages flow during each fault.
 
-    Messages flow freely up to the moment of a fault and while it is being made; if that takes
-    longer than there are messages for, they trickle.
+    Messages flow freely until a fault and for a part of it; if it lasts longer, they trickle.
 
-    :ivar limit: messages that may go by now.
-    :ivar faults: faults so far.
-    :ivar epoch: goes up when a fault begins and when it has ended; odd during a fault.
+    :ivar limit: number of messages that may be sent so far.
+    :ivar faults: number of faults so far.
+    :ivar epoch: increases when a fault starts and when it ends, so it is odd during a fault.
     """
 
     def __init__(self, total: int) -> None:
@@ -74,9 +73,9 @@ class Gate:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> int | None:
-        """Number of the next message to be sent; None if there is none.
+        """The number of the next message to send, or None after the last.
 
-        Nothing is awaited behind its being taken: messages go in the order of numbers.
+        Messages are sent in order if the caller does not await anything before sending.
         """
         while self.next >= self.limit:
             if self.next >= self.total:
@@ -89,7 +88,7 @@ class Gate:
         return number
 
     def more(self, most: int) -> int:
-        """Take the numbers behind the last one, too, as many as may go by now; how many."""
+        """Take up to `most` further numbers, as far as the limit allows; return how many."""
         count = max(min(most, self.limit - self.next), 0)
         self.next += count
         return count
@@ -104,7 +103,7 @@ class Gate:
                 free -= 1
 
     async def drive(self, run: Run, make: Callable[[int], Awaitable[None]]) -> None:
-        """Make faults at random moments, by number of messages that came through."""
+        """Cause faults at random numbers of completed messages."""
         count = run['cuts']
         part = self.total // (count + 1)
         moments = [part * (i + 1) - run.random.randrange(part // 4) for i in range(count)]
@@ -113,7 +112,7 @@ class Gate:
         for i in range(count):
             end = moments[i + 1]
             self._raise((moments[i] + end) // 2)
-            while run.done < moments[i]:  # noqa: ASYNC110 - an event would cost every message
+            while run.done < moments[i]:  # noqa: ASYNC110 - an event would slow down every message
                 await asyncio.sleep(TRICKLE)
             self.epoch += 1
             fault = asyncio.ensure_future(make(i))
@@ -132,19 +131,19 @@ class Gate:
 
 
 def repeat(run: Run, site: Site, fault: Fault) -> Callable[[Gate, str], Awaitable[None]]:
-    """Make a fault on the stream of a proof, again and again."""
+    """Cause the same kind of fault repeatedly."""
     return lambda gate, stream: gate.drive(run, lambda number: fault(run, site, stream, number))
 
 
 async def restart(run: Run, site: Site, stream: str, number: int) -> None:
-    """Stop the broker, or kill it, and start it again."""
+    """Stop or kill the broker, and restart it."""
     how = run.random.choice(('stop', 'kill'))
     note(run, 'restarts', how)
     await lose_node(site, 0, how)
 
 
 async def pause(run: Run, site: Site, stream: str, number: int) -> None:
-    """Pause the leader's node."""
+    """Pause the leader's node for some seconds."""
     node = await site.leader(stream)
     seconds = run.random.uniform(*PAUSE)
     await pause_node(site, node, seconds)
@@ -153,7 +152,7 @@ async def pause(run: Run, site: Site, stream: str, number: int) -> None:
 
 
 async def partition(run: Run, site: Site, stream: str, number: int) -> None:
-    """Part the leader's node from the others, and join them again."""
+    """Partition the leader's node from the others, and rejoin it."""
     node = await site.leader(stream, replicated=True)
     seconds = run.random.uniform(*PAUSE)
     try:
@@ -161,20 +160,20 @@ async def partition(run: Run, site: Site, stream: str, number: int) -> None:
         await asyncio.sleep(seconds)
     finally:
         await asyncio.to_thread(site.broker.join_node, node)
-    # Mnesia, which 4.0 has, does not join what was parted before one of the two starts again.
-    how = 'alone'
+    # RabbitMQ 4.0 uses Mnesia, which does not heal a partition before one side restarts.
+    how = ''
     if site.broker.release.startswith('4.0'):
         await asyncio.to_thread(site.broker.restart_node, node)
-        how = 'alone, then started again'
-    note(run, 'faults', f'{node + 1} for {seconds:.0f} s {how}')
+        how = ', then restarted'
+    note(run, 'faults', f'{node + 1} partitioned for {seconds:.0f} s{how}')
     await site.leader(stream, replicated=True)
 
 
 async def roll(run: Run, site: Site, stream: str, number: int) -> None:
-    """Stop one node after the other and start it again, as for an upgrade."""
+    """Restart the next node, as in a rolling upgrade."""
     node = number % len(site.proxies)
     await lose_node(site, node, 'stop')
-    note(run, 'faults', f'{node + 1} stopped and started')
+    note(run, 'faults', f'{node + 1} restarted')
     await site.leader(stream, replicated=True)
 
 
@@ -183,16 +182,15 @@ LEADER_FAULTS = ('kill', 'move', 'stop')
 
 
 async def change_leader(run: Run, site: Site, stream: str, how: str) -> int:
-    """Take the leader of a stream away, until all replicas are back; number of the next leader.
+    """Change the leader of a stream and wait for all replicas; return the new leader's node.
 
-    :param how: `kill` its node or `stop` it and start it again, or `move` it by a restart of the
-        stream.
+    :param how: `kill` or `stop` its node and restart it, or `move` it by restarting the stream.
     """
     before = after = await site.leader(stream, replicated=True)
     done = how
     if how != 'move':
         await stop_node(site, before, how)
-        # The broker may elect none while the node is away, and the same one when it is back.
+        # The broker may elect no leader while the node is down, and the same one afterwards.
         with contextlib.suppress(ProofError):
             await site.leader(stream, not_node=before, within=ELECTED)
         await asyncio.to_thread(site.broker.start_node, before)
@@ -208,7 +206,7 @@ async def change_leader(run: Run, site: Site, stream: str, how: str) -> int:
 
 
 async def move_leader(site: Site, stream: str, before: int, after: int) -> None:
-    """Restart a stream until another node leads it."""
+    """Restart a stream, repeatedly if necessary, until another node leads it."""
     args = 'restart_stream', stream, '--preferred-leader-node', site.broker.nodes[after].name
     for left in reversed(range(MOVES)):
         await asyncio.to_thread(site.broker.tool, 'rabbitmq-streams', *args)
@@ -222,11 +220,11 @@ async def move_leader(site: Site, stream: str, before: int, after: int) -> None:
 
 
 async def stop_node(site: Site, node: int, how: str) -> None:
-    """Kill a node, or stop it."""
+    """Kill or stop a node."""
     broker = site.broker
     if how == 'kill':
-        # Of a node younger than three minutes not everything is on disk: it would come back
-        # without its vote on who leads a stream.
+        # A node writes its votes for stream leaders to disk after up to three minutes, and would
+        # forget them.
         await asyncio.to_thread(lambda: broker.ctl('eval', SYNC, node=node))
         await asyncio.to_thread(broker.kill_node, node)
     else:
@@ -234,7 +232,7 @@ async def stop_node(site: Site, node: int, how: str) -> None:
 
 
 async def pause_node(site: Site, node: int, seconds: float) -> None:
-    """Stop the process of a node in its tracks, and let it go on."""
+    """Suspend the process of a node, and resume it."""
     try:
         await asyncio.to_thread(site.broker.pause_node, node)
         await asyncio.sleep(seconds)
@@ -243,7 +241,7 @@ async def pause_node(site: Site, node: int, seconds: float) -> None:
 
 
 async def lose_node(site: Site, node: int, how: str) -> None:
-    """Kill a node, or stop it, and start it again."""
+    """Kill or stop a node, and restart it."""
     await stop_node(site, node, how)
     await asyncio.to_thread(site.broker.start_node, node)
 

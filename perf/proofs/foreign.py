@@ -1,4 +1,4 @@
-"""Proof of consuming: what other clients have written is read back as they wrote it."""
+"""Proof of consuming: messages of other clients arrive as they were published."""
 
 import asyncio
 import socket
@@ -17,15 +17,15 @@ from .site import Site
 
 __all__ = ['consume_foreign', 'write_mqtt']
 
-TIMEOUT = 30.0  # seconds for an answer
-MQTT_WINDOW = 100  # messages that are not acknowledged yet
+TIMEOUT = 30.0  # seconds
+MQTT_WINDOW = 100  # maximum number of unacknowledged messages
 TOPIC = 'proof/messages'
-LONGEST = 2_000  # bytes of a body
+LONGEST = 2_000  # maximum bytes of a body
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A message that another client writes, and what is to be read of it."""
+    """A message that another client publishes."""
 
     body: bytes
     number: int
@@ -34,7 +34,7 @@ class Foreign:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """All of AMQP 0.9.1 but the cluster id, which is no use of anybody."""
+        """All properties of AMQP 0.9.1 except the deprecated cluster id."""
         return {
             'content_type': 'application/json',
             'content_encoding': 'identity',
@@ -64,7 +64,7 @@ def messages(run: Run, count: int) -> list[Foreign]:
             'bytes': rnd.randbytes(rnd.randrange(40)) + b'\xff',
             'time': datetime.fromtimestamp(rnd.randrange(2**32), UTC),
         }
-        # rstream writes an empty body as no message of AMQP 1.0 at all
+        # not empty: rstream encodes an empty body as an invalid AMQP 1.0 message
         found.append(Foreign(rnd.randbytes(rnd.randrange(1, LONGEST)), number, text, headers))
     return found
 
@@ -117,7 +117,7 @@ async def write_rstream(site: Site, stream: str, found: Sequence[Foreign]) -> No
 
     address = urlsplit(site.direct[0])
     half = len(found) // 2
-    # one after the other: what is sent by `send` leaves later than what is in sub-entries
+    # separate producers keep the order: `send` buffers messages, `send_sub_entry` does not
     for part, by_send in ((found[:half], True), (found[half:], False)):
         batch = [
             rstream.AMQPMessage(body=item.body, application_properties={'text': item.text})
@@ -154,13 +154,13 @@ def mqtt_packet(kind: int, body: bytes) -> bytes:
 
 
 def write_mqtt(port: int, topic: str, payloads: Sequence[bytes]) -> None:
-    """Publish by MQTT 3.1.1; returns when all is acknowledged."""
+    """Publish with MQTT 3.1.1; return when all messages are acknowledged."""
     with socket.create_connection(('127.0.0.1', port), timeout=TIMEOUT) as peer:
         answers = peer.makefile('rb')
 
         def expect(packet: bytes) -> None:
             if (found := answers.read(len(packet))) != packet:
-                raise ProofError(f'MQTT: {found.hex()} came where {packet.hex()} was due')
+                raise ProofError(f'MQTT: received {found.hex()} instead of {packet.hex()}')
 
         head = mqtt_string('MQTT') + bytes([4, 0xC2]) + struct.pack('>H', 60)
         login = mqtt_string('proof') + mqtt_string('guest') + mqtt_string('guest')
@@ -200,7 +200,7 @@ WAYS: dict[str, tuple[Write, Read, Callable[[Foreign], Any]]] = {
 
 
 async def consume_foreign(run: Run, site: Site) -> None:
-    """Every message of each client comes with its body, and what else that client writes."""
+    """Every message of each client arrives with its body and properties."""
     each = run['messages'] // len(WAYS)
     for how, (write, read, expected) in WAYS.items():
         written = messages(run, each)
@@ -223,4 +223,4 @@ async def consume_foreign(run: Run, site: Site) -> None:
                     run.done += 1
                     if count == each:
                         break
-        run.check(f'{how}: every message as it was written', not wrong, wrong or f'{count:,}')
+        run.check(f'{how}: every message as it was published', not wrong, wrong or f'{count:,}')

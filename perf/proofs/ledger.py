@@ -1,4 +1,4 @@
-"""What a publisher of a soak was told of each message, to be compared with what is stored."""
+"""The outcome of each message that a soak sends, to compare with the stored messages."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,16 +6,17 @@ from itertools import pairwise
 
 __all__ = ['CONFIRM', 'CONFIRMED', 'MESSAGES', 'REFUSED', 'UNKNOWN', 'Log']
 
-MESSAGES = 30_000  # of a publisher in a round, at most
-CONFIRM = 20.0  # seconds within which a call ends, one way or the other
+MESSAGES = 30_000  # maximum number per publisher and round
+CONFIRM = 20.0  # timeout of calls in seconds
 UNSENT, UNKNOWN, CONFIRMED, REFUSED = range(4)
 
 
 class Log:
-    """What became of the messages of one publisher.
+    """The outcomes of the messages of one publisher.
 
-    :ivar stream: its stream, where it is alone.
-    :ivar states: of each message.
+    :ivar stream: stream used by this publisher only.
+    :ivar named: whether the publisher has a name, so that the broker discards duplicates.
+    :ivar states: outcome by number of message.
     """
 
     def __init__(self, how: str, stream: str, named: bool) -> None:
@@ -26,7 +27,7 @@ class Log:
         self.next = 0
 
     def take(self, count: int, limit: int = MESSAGES) -> range:
-        """The numbers of the next messages; nothing is known of them until they are noted."""
+        """Reserve the numbers of the next messages; their outcome is unknown until noted."""
         found = range(self.next, max(self.next, min(self.next + count, limit)))
         self.next = found.stop
         for number in found:
@@ -38,7 +39,7 @@ class Log:
             self.states[number] = state
 
     def wrong(self, stored: Sequence[int]) -> Counter[str]:
-        """What does not agree with what is stored, and how often."""
+        """Count the contradictions between outcomes and stored messages, by kind."""
         found: Counter[str] = Counter()
         counts = Counter(stored)
         found['confirmed and lost'] = sum(
@@ -51,6 +52,6 @@ class Log:
             number >= MESSAGES or self.states[number] == UNSENT for number in counts
         )
         if self.named:
-            found['doubled'] = len(stored) - len(counts)
+            found['duplicated'] = len(stored) - len(counts)
             found['out of order'] = sum(a > b for a, b in pairwise(stored))
         return +found

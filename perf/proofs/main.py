@@ -1,4 +1,4 @@
-"""Runs one proof on a broker of its own and writes the result."""
+"""Run a proof on a broker of its own and write the result file."""
 
 import asyncio
 import importlib
@@ -21,27 +21,27 @@ async def prove(run: Run, site: Site) -> None:
 
 
 async def run_privately(run: Run, path: Path) -> None:
-    place = Site.private
+    broker = Site.private
     if run.settings.get('on') == 'memory':
-        place = importlib.import_module('.trouble', __package__).in_memory
-    async with place(run.proof.nodes, run.seed) as site:
+        broker = importlib.import_module('.trouble', __package__).in_memory
+    async with broker(run.proof.nodes, run.seed) as site:
         about = await asyncio.to_thread(site.about)
         await prove(run, site)
     run.write(path, about)
 
 
 def run(run: Run, path: Path) -> None:
-    """Run a proof; its result is in the file when this returns."""
-    logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are what is expected
+    """Run a proof and write its result file."""
+    logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are expected
     with asyncio.Runner(loop_factory=loop_factory(run.proof)) as runner:
         runner.run(run_privately(run, path))
 
 
 def loop_factory(proof: Proof) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Event loop that a proof runs on."""
+    """The factory of a proof's event loop."""
     if proof.loop == 'uvloop':
         factory: Callable[[], asyncio.AbstractEventLoop]
         factory = importlib.import_module('uvloop').new_event_loop
         return factory
-    # select() waits for less than a millisecond, which delays need; epoll and libuv do not
+    # delays need timeouts below a millisecond: select() supports them, epoll and libuv do not
     return lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())

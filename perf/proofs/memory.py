@@ -18,26 +18,26 @@ from .site import Site, body
 
 __all__ = ['consume_memory', 'memory']
 
-GROWTH = 5 * 2**20  # bytes that a run may grow by behind its warm-up
-WARM_UP = 10  # the part of the messages before it: one in ten
+GROWTH = 5 * 2**20  # bytes that a run may grow by after its warm-up
+WARM_UP = 10  # the first tenth of the messages is the warm-up
 SAMPLES = 100
-# What was read, or need not be read, goes: a run may be larger than the disk.
+# A run may be larger than the disk, so the broker discards old messages.
 RETENTION = {
     'max-length-bytes': '1000000000',
     'stream-max-segment-size-bytes': '50000000',
 }
-LEAD = 2_000_000  # messages ahead of the consumer: far less than are kept
+LEAD = 2_000_000  # messages ahead of the consumer, far fewer than the broker keeps
 
 
 def resident() -> int:
-    """Resident memory of this process, bytes."""
+    """Resident memory of this process in bytes."""
     with open('/proc/self/statm') as f:
         return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
 @asynccontextmanager
 async def sampled(run: Run) -> AsyncIterator[None]:
-    """Look at memory as messages come through, and check what it did."""
+    """Sample the memory while messages flow, and check that it does not grow."""
     total = run['messages']
     samples: list[tuple[int, int]] = []
 
@@ -57,11 +57,11 @@ async def sampled(run: Run) -> AsyncIterator[None]:
             await task
     warm = [size for done, size in samples if done >= total // WARM_UP]
     run.found['memory at the start'] = samples[0][1]
-    run.found['memory behind the warm-up'] = warm[0]
+    run.found['memory after the warm-up'] = warm[0]
     run.found['memory at the end'] = warm[-1]
     run.found['samples'] = len(samples)
     growth = max(warm) - warm[0]
-    run.check('memory grows by less than 5 MB', growth < GROWTH, f'{growth:,} bytes at most')
+    run.check('memory grows by less than 5 MB', growth < GROWTH, f'at most {growth:,} bytes')
 
 
 async def memory(run: Run, site: Site) -> None:
@@ -81,7 +81,7 @@ async def memory(run: Run, site: Site) -> None:
 
 
 class Unnoted(Sent):
-    """Keeps nothing for a message: what grows is the client's."""
+    """Counts messages without recording them, so that only the client's memory can grow."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run, 0, lambda: 0)
@@ -94,7 +94,7 @@ class Unnoted(Sent):
 
 
 async def consume_memory(run: Run, site: Site) -> None:
-    """Consume many messages by one subscription, while they are being published."""
+    """Consume many messages with one subscription while they are published."""
     total = run['messages']
     gate = Gate(total)
     async with (

@@ -1,4 +1,4 @@
-"""What works beside the client that is proven, and knows nothing of it."""
+"""Helpers of proofs that are independent of the client: a tap, and other processes."""
 
 import asyncio
 import multiprocessing
@@ -22,11 +22,11 @@ T = TypeVar('T')
 
 
 class Tap:
-    """Reads along what goes through a proxy: messages published, messages confirmed.
+    """Reads the published and confirmed messages that pass a proxy.
 
-    :ivar confirmed: by number of message, whether the broker has confirmed it.
-    :ivar published: how many messages went up.
-    :ivar reused: publishing ids that were not above the one before, with their messages.
+    :ivar confirmed: whether the broker has confirmed a message, by its number.
+    :ivar published: number of published messages.
+    :ivar reused: publishing ids not above the previous one, with the numbers of their messages.
     """
 
     def __init__(self, proxy: Proxy, total: int) -> None:
@@ -83,9 +83,9 @@ class Tap:
 def publish_numbers(
     uris: Sequence[str], stream: str, total: int, limit: Any, size: int, window: int
 ) -> None:
-    """Publish all numbers, each once and in order, whatever happens; not with this client.
+    """Publish all numbers once and in order despite faults, without the client.
 
-    :param limit: its `value` says how many may go by now.
+    :param limit: its `value` is the number of messages that may be published so far.
     """
     done = 0
     while done < total:
@@ -110,7 +110,7 @@ def publish_numbers(
 
 
 def portions(done: int, total: int, limit: Any, size: int, window: int) -> Iterator[int]:
-    """How many messages to publish next: whole frames, or one smaller one."""
+    """Yield how many messages to publish next: complete frames, or a single smaller frame."""
     while done < total:
         free = min(limit.value, total) - done
         count = min(free - free % size, window) or free
@@ -129,9 +129,9 @@ def call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 async def in_child(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in a process of its own.
+    """Call a function in a separate process.
 
-    :raises ProofError: it raised, or its process ended.
+    :raises ProofError: the function raised an error, or its process ended.
     """
     context = multiprocessing.get_context('spawn')
     answer, sender = context.Pipe(duplex=False)
@@ -141,7 +141,7 @@ async def in_child(function: Callable[..., T], *args: Any) -> T:
     try:
         fine, result = await asyncio.to_thread(answer.recv)
     except EOFError:
-        raise ProofError('the process of a lane has ended') from None
+        raise ProofError('the process of a lane ended without a result') from None
     finally:
         process.terminate()
         await asyncio.to_thread(process.join)
@@ -157,7 +157,7 @@ async def in_child(function: Callable[..., T], *args: Any) -> T:
 async def publishing(
     site: Site, stream: str, total: int, size: int = 100, window: int = 2_000
 ) -> AsyncIterator[Any]:
-    """A process that publishes numbers; what it yields has a `value`: how many may go by now."""
+    """Publish numbers in a separate process, up to the `value` of the yielded limit."""
     context = multiprocessing.get_context('spawn')
     limit = context.Value('q', 0, lock=False)
     process = context.Process(

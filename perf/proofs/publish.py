@@ -25,13 +25,16 @@ __all__ = [
 
 BATCH = 1_000
 NAME = 'proof'
-CANCEL_WINDOW = 100  # small: some wait for room when they are cancelled
+CANCEL_WINDOW = 100  # small, so that some sends wait for the window when they are cancelled
 CANCEL_TASKS = 300
-CANCEL_LAST = 0.005  # seconds until the latest cancels
+CANCEL_LAST = 0.005  # maximum seconds until a send is cancelled
 
 
 class Sent:
-    """When each message was sent and when its send returned, by number of faults so far."""
+    """The epoch in which each message was sent, and the one in which its send returned.
+
+    An epoch is twice the number of faults so far, plus one during a fault.
+    """
 
     def __init__(self, run: Run, total: int, epoch: Callable[[], int]) -> None:
         self.run = run
@@ -40,7 +43,7 @@ class Sent:
         self.returned = array('L', [0]) * total
 
     def call(self, number: int) -> bytes:
-        """Note that a message is sent now; its body."""
+        """Record that a message is being sent; return its body."""
         self.called[number] = self.epoch()
         return body(number)
 
@@ -49,13 +52,13 @@ class Sent:
         self.run.done += 1
 
     def all_done(self) -> None:
-        """Note that everything has returned, by one call."""
+        """Record that a single call has sent all messages."""
         self.returned = array('L', [self.epoch()]) * len(self.returned)
         self.run.done = self.run['messages']
 
 
 async def by_send(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: int) -> None:
-    """Every message by a `send` of its own, from many tasks."""
+    """Send each message with `send`, from many tasks."""
     send, take = publisher.send, gate.take
 
     async def work() -> None:
@@ -69,7 +72,7 @@ async def by_send(publisher: rbs.Publisher, gate: Gate, sent: Sent, tasks: int) 
 
 
 async def by_flush(publisher: rbs.PublisherBatchFast, gate: Gate, sent: Sent, tasks: int) -> None:
-    """Batches of 1,000, each confirmed before the next."""
+    """Send batches of 1,000 messages, each confirmed before the next."""
     while (first := await gate.take()) is not None:
         numbers = range(first, first + 1 + gate.more(BATCH - 1))
         for number in numbers:
@@ -80,7 +83,7 @@ async def by_flush(publisher: rbs.PublisherBatchFast, gate: Gate, sent: Sent, ta
 
 
 async def by_send_many(publisher: Any, gate: Gate, sent: Sent, tasks: int) -> None:
-    """All messages by one call; none is known to be confirmed before it returns."""
+    """Send all messages with one call, which returns when they are confirmed."""
 
     async def source() -> AsyncIterator[bytes]:
         while (number := await gate.take()) is not None:
@@ -89,7 +92,7 @@ async def by_send_many(publisher: Any, gate: Gate, sent: Sent, tasks: int) -> No
 
     count = await publisher.send_many(source())
     if count != gate.total:
-        raise ProofError(f'send_many returned {count:,}, not {gate.total:,}')
+        raise ProofError(f'send_many returned {count:,} instead of {gate.total:,}')
     sent.all_done()
 
 
@@ -103,7 +106,7 @@ WAYS: dict[str, tuple[type[Any], Callable[..., Awaitable[None]]]] = {
 async def send_all(
     run: Run, publisher: Any, gate: Gate, sent: Sent, fault: Awaitable[None] | None = None
 ) -> None:
-    """Send everything, in the way that was asked for, while faults are made."""
+    """Send all messages in the selected way while faults happen."""
     _, send = WAYS[run['by']]
     async with asyncio.TaskGroup() as group:
         if fault is not None:
@@ -112,16 +115,13 @@ async def send_all(
 
 
 def way(run: Run) -> type[Any]:
-    """Class of publisher for the way that was asked for.
+    """The publisher class for the selected way of publishing.
 
-    :raises ProofError: there is no such way.
+    :raises ProofError: the way is unknown.
     """
     if run['by'] not in WAYS:
-        raise ProofError(f'no way {run["by"]} of publishing; there are {", ".join(WAYS)}')
-    cls, _ = WAYS[run['by']]
-    if run['by'] == 'send-many' and not hasattr(cls, 'send_many'):
-        raise ProofError('this version of the client has no send_many')
-    return cls
+        raise ProofError(f'unknown way of publishing --by {run["by"]}; use {", ".join(WAYS)}')
+    return WAYS[run['by']][0]
 
 
 async def publish(
@@ -130,9 +130,10 @@ async def publish(
     epoch: Callable[[Gate], int],
     drive: Callable[[Gate, str], Awaitable[None]] | None = None,
 ) -> None:
-    """Publish everything while something happens, and compare what is stored with it.
+    """Publish all messages while faults happen, and check what is stored.
 
-    :param epoch: number of faults so far, twice; odd during a fault.
+    :param epoch: returns the epoch, see :class:`Sent`.
+    :param drive: causes the faults; None if the proxy cuts connections on its own.
     """
     total = run['messages']
     cls = way(run)
@@ -148,11 +149,11 @@ async def publish(
         run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
         numbers, _ = await site.stored(stream)
     run.found['stored'] = len(numbers)
-    through = sum(site.carried('up')), sum(site.carried('down'))
+    up, down = sum(site.carried('up')), sum(site.carried('down'))
     run.check(
         'the traffic went through the proxies',
-        through[0] >= total * ENTRY_UP and through[1] >= total * CONFIRM,
-        f'{through[0]:,} bytes up, {through[1]:,} down',
+        up >= total * ENTRY_UP and down >= total * CONFIRM,
+        f'{up:,} bytes up, {down:,} down',
     )
     if run['unnamed']:
         cuts = drive is None
@@ -165,9 +166,11 @@ async def publish(
 
         wrong = at_least_once(numbers, total, allowed)
         run.check(
-            'stored at least once, and once if no fault came before the confirm', not wrong, wrong
+            'stored at least once, and exactly once without a fault before the confirm',
+            not wrong,
+            wrong,
         )
-        run.found['doubled'] = len(numbers) - len(set(numbers))
+        run.found['duplicates'] = len(numbers) - len(set(numbers))
     else:
         wrong = exactly_once(numbers, total)
         run.check('stored exactly once', not wrong, wrong)
@@ -176,7 +179,7 @@ async def publish(
 
 
 async def publish_cuts(run: Run, site: Site) -> None:
-    """Messages arrive while the connection is cut at random bytes."""
+    """Publish while connections are cut at random bytes."""
     total = run['messages']
     proxy = site.proxy
     plan_cuts(run, proxy, {'up': total * ENTRY_UP, 'down': total * CONFIRM})
@@ -185,20 +188,20 @@ async def publish_cuts(run: Run, site: Site) -> None:
 
 
 async def publish_restart(run: Run, site: Site) -> None:
-    """Messages arrive while the broker is restarted."""
+    """Publish while the broker is restarted."""
     await publish(run, site, lambda gate: gate.epoch, repeat(run, site, restart))
     check_faults(run, 'restarts')
 
 
 async def publish_leader(run: Run, site: Site) -> None:
-    """Messages arrive while the leader of the stream changes, and go to each new leader."""
+    """Publish while the leader of the stream changes; messages go to each new leader."""
     leader = 0
     since = site.carried('up')
     followed: list[str] = []
 
     def look() -> None:
         node = site.busiest('up', since)
-        followed.append('yes' if node == leader else f'to {node + 1}, not {leader + 1}')
+        followed.append('yes' if node == leader else f'{node + 1} instead of {leader + 1}')
 
     def drive(gate: Gate, stream: str) -> Awaitable[None]:
         async def fault(number: int) -> None:
@@ -215,26 +218,26 @@ async def publish_leader(run: Run, site: Site) -> None:
     await publish(run, site, lambda gate: gate.epoch, drive)
     look()
     check_faults(run, 'leaders')
-    run.check('publishing followed the leader', set(followed) == {'yes'}, ', '.join(followed))
+    run.check('the publisher followed the leader', set(followed) == {'yes'}, ', '.join(followed))
 
 
 async def publish_nodes(run: Run, site: Site) -> None:
-    """Messages arrive while nodes of the cluster fail in one way."""
+    """Publish while nodes of the cluster fail."""
     await publish(run, site, lambda gate: gate.epoch, repeat(run, site, NODE_FAULTS[run['how']]))
     check_faults(run, 'faults')
 
 
 def check_faults(run: Run, name: str) -> None:
-    """All faults that were asked for were made."""
-    made = run.found.get(name, [])
-    run.check(f'{run["cuts"]:,} {name}', len(made) == run['cuts'], ', '.join(made))
+    """Check that all requested faults happened."""
+    done = run.found.get(name, [])
+    run.check(f'{run["cuts"]:,} {name}', len(done) == run['cuts'], ', '.join(done))
 
 
 # -- one publisher, many tasks
 
 
 async def tasks(run: Run, site: Site) -> None:
-    """Each of many tasks has its own messages confirmed, and all are stored."""
+    """Each of many tasks returns after its own confirms, and all messages are stored."""
     each = run['messages'] // run['tasks']
     total = each * run['tasks']
     tap = Tap(site.proxy, total)
@@ -259,21 +262,21 @@ async def tasks(run: Run, site: Site) -> None:
         run.check('every send returned', run.done == total, f'{run.done:,} of {total:,}')
         numbers, _ = await site.stored(stream)
     run.check(
-        'every send returned behind the confirm of its own message',
+        'every send returned after the confirm of its own message',
         tap.published == total and not early,
-        f'{tap.published:,} seen, {len(early):,} too early',
+        f'{tap.published:,} published, {len(early):,} returned too early',
     )
     wrong = exactly_once(numbers, total)
     run.check('stored exactly once', not wrong, wrong)
     wrong = tasks_in_order(numbers, each)
-    run.check('the messages of each task are stored in order', not wrong, wrong)
+    run.check("each task's messages are stored in order", not wrong, wrong)
 
 
 # -- cancelled sends
 
 
 async def cancels(run: Run, site: Site) -> None:
-    """Sends that are cancelled touch no other message, and their ids are not used again."""
+    """Cancelled sends do not affect other messages, and their publishing ids are not reused."""
     rnd = run.random
     wanted, least = run['cuts'], run['messages']
     tap = Tap(site.proxy, 10 * (wanted + least))
@@ -330,14 +333,14 @@ async def cancels(run: Run, site: Site) -> None:
     stored = set(numbers)
     lost = confirmed - stored
     run.check('no other message is lost', not lost, f'{len(lost):,} lost' if lost else '')
-    run.check('none is stored twice', len(stored) == len(numbers), f'{len(numbers):,} stored')
+    run.check('no message is stored twice', len(stored) == len(numbers), f'{len(numbers):,} stored')
     run.check(
-        'every other send returned behind the confirm of its own message',
+        'every other send returned after the confirm of its own message',
         not early,
-        f'{len(early):,} too early' if early else '',
+        f'{len(early):,} returned too early' if early else '',
     )
     run.check(
-        'no publishing id was used twice',
+        'no publishing id was reused',
         tap.published >= len(numbers) and not tap.reused,
-        f'{tap.published:,} seen, {len(tap.reused):,} reused',
+        f'{tap.published:,} published, {len(tap.reused):,} reused',
     )

@@ -1,4 +1,4 @@
-"""One run of a proof: what was asked for, what it found, and its result file."""
+"""One run of a proof: its settings, claims, measurements and result file."""
 
 import asyncio
 import json
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ['ProofError', 'Run', 'default_path']
 
-PATIENCE = 120.0  # seconds without a message before a proof is taken for stuck
+STUCK = 120.0  # seconds without progress after which a proof is stuck
 
 
 class ProofError(Exception):
-    """A proof that could not come to its end."""
+    """A proof could not be completed."""
 
 
 class Run:
-    """One run of a proof: what it was asked for, how far it is, and what it found.
+    """One run of a proof.
 
-    :ivar done: messages that came through so far; a run whose number stands still is stuck.
-    :ivar found: what was measured.
-    :ivar checks: what is claimed, whether it holds, and the figures it rests on.
+    :ivar done: number of messages or steps completed, which must keep growing.
+    :ivar found: measurements.
+    :ivar checks: claims, whether they hold, and the observed values.
     """
 
     def __init__(self, proof: Proof, seed: int, **settings: Value) -> None:
@@ -48,23 +48,23 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What repeats it, as far as chance goes: faults are the same, their moments are not."""
+        """The command that repeats the run with the same faults, though not at the same times."""
         return command(self.proof.name, self.seed, self.settings)
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
 
     def check(self, what: str, holds: bool, detail: object = '') -> None:
-        """Note whether a claim holds."""
+        """Record whether a claim holds."""
         self.checks.append({'what': what, 'holds': bool(holds), 'detail': str(detail)})
 
     @property
     def holds(self) -> bool:
-        """Whether everything that was claimed holds."""
+        """Whether there are claims and all of them hold."""
         return bool(self.checks) and not self.error and all(item['holds'] for item in self.checks)
 
     async def execute(self, site: 'Site', prove: Callable[..., Awaitable[None]]) -> None:
-        """Run the code of the proof; what goes wrong is part of the result."""
+        """Run the code of the proof; an error becomes part of the result."""
         start = time.monotonic()
         try:
             async with self.watched():
@@ -76,7 +76,7 @@ class Run:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Show progress; give up when there is none."""
+        """Show progress, and raise an error if there is none for too long."""
         total = self.settings.get('messages')
         with Progress(total, self.proof.name, 'messages' if total else 'steps') as progress:
 
@@ -87,11 +87,11 @@ class Run:
                     if self.done != last:
                         progress.step(self.done - last)
                         last = self.done
-                        limit.reschedule(loop.time() + PATIENCE)
+                        limit.reschedule(loop.time() + STUCK)
                     await asyncio.sleep(1)
 
             try:
-                async with asyncio.timeout(PATIENCE) as limit, asyncio.TaskGroup() as group:
+                async with asyncio.timeout(STUCK) as limit, asyncio.TaskGroup() as group:
                     task = group.create_task(look(limit))
                     try:
                         yield
@@ -100,12 +100,13 @@ class Run:
             except TimeoutError:
                 if limit.expired():
                     raise ProofError(
-                        f'stuck: no message for {PATIENCE:.0f} s behind number {self.done:,}'
+                        f'stuck: no progress for {STUCK:.0f} s after {self.done:,}'
+                        f' {"messages" if total else "steps"}'
                     ) from None
                 raise
 
     def report(self, broker: dict[str, str]) -> dict[str, Any]:
-        """What is written to the result file."""
+        """The contents of the result file."""
         names = [lanes.LIBRARIES['rbfly']]
         return {
             'type': 'proof',
@@ -127,7 +128,7 @@ class Run:
         path.write_text(json.dumps(self.report(broker), indent=1) + '\n')
 
     def summary(self) -> list[str]:
-        """What a person is told."""
+        """The result as lines of text."""
         lines = [f'{self.proof.name}, seed {self.seed}: {"holds" if self.holds else "FAILS"}']
         for item in self.checks:
             detail = f' ({item["detail"]})' if item['detail'] else ''
@@ -141,12 +142,12 @@ class Run:
 
 
 def default_path(folder: Path, name: str) -> Path:
-    """A result file of its own for each run."""
+    """The path of a new result file."""
     return folder / f'proof-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json'
 
 
 def reason(ex: BaseException) -> str:
-    """Say what went wrong first, in one line."""
+    """The first error of a group, in one line."""
     while isinstance(ex, BaseExceptionGroup):
         ex = ex.exceptions[0]
     return f'{type(ex).__name__}: {ex}'

@@ -1,4 +1,4 @@
-"""Where a proof happens: a broker, proxies before its nodes, a reader that is not this client."""
+"""The site of a proof: a broker, a proxy for each node, and a reader independent of the client."""
 
 import asyncio
 import contextlib
@@ -19,23 +19,23 @@ from .run import ProofError
 
 __all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Place', 'Site', 'body']
 
-SETTLED = 60.0  # seconds for a leader to be elected, and for replicas to be back
-WIDTH = 10
+SETTLED = 60.0  # seconds to elect a leader and to restore replicas
+WIDTH = 10  # digits in a body
 ENTRY_UP = 8 + 4 + 5 + WIDTH  # bytes of a message in a Publish frame: id, size, AMQP header, body
-ENTRY_DOWN = 4 + 5 + WIDTH  # and in a chunk
-CONFIRM = 8  # and of its confirm
+ENTRY_DOWN = 4 + 5 + WIDTH  # bytes of a message in a chunk
+CONFIRM = 8  # bytes of a confirm
 
 
 def body(number: int) -> bytes:
-    """Body of the message with that number."""
+    """The body of the message with this number."""
     return b'%010d' % number
 
 
 @dataclass(frozen=True)
 class Place:
-    """A broker, not started yet, whose nodes advertise ports that are free for proxies.
+    """A broker that is not yet started, and the ports for proxies that its nodes advertise.
 
-    :ivar mqtt: port of MQTT; 0 for none, in a cluster.
+    :ivar mqtt: MQTT port; 0 in a cluster, which has none.
     """
 
     broker: RabbitMQ
@@ -58,9 +58,9 @@ class Place:
 
 
 class Site:
-    """A broker, and a proxy before each of its nodes.
+    """A broker with a proxy for each of its nodes.
 
-    Whatever is proven goes through the proxies; what it is checked with does not.
+    The client connects through the proxies; the checks connect directly.
     """
 
     def __init__(self, broker: RabbitMQ, proxies: Sequence[Proxy], mqtt: int = 0) -> None:
@@ -75,12 +75,12 @@ class Site:
 
     @property
     def uris(self) -> list[str]:
-        """Addresses through the proxies."""
+        """URIs through the proxies."""
         return [proxy.uri for proxy in self.proxies]
 
     @property
     def direct(self) -> list[str]:
-        """Addresses of the nodes themselves."""
+        """URIs of the nodes themselves."""
         return self.broker.uris
 
     def about(self) -> dict[str, str]:
@@ -95,7 +95,7 @@ class Site:
 
     @asynccontextmanager
     async def stream(self, **arguments: str) -> AsyncIterator[str]:
-        """A new stream, deleted behind it."""
+        """Create a stream, and delete it at the end."""
         name = f'proof-{secrets.token_hex(4)}'
 
         def create() -> None:
@@ -120,11 +120,11 @@ class Site:
     async def leader(
         self, stream: str, *, replicated: bool = False, not_node: int = -1, within: float = SETTLED
     ) -> int:
-        """Number of the node that leads a stream, once there is one.
+        """Wait for a stream to have a leader; return the number of the leader's node.
 
-        :param replicated: and once all other nodes have a replica that runs.
-        :param not_node: and once it is another node than this one.
-        :raises ProofError: not within the time.
+        :param replicated: also wait for a running replica on every other node.
+        :param not_node: wait for a leader on a node other than this one.
+        :raises ProofError: this takes longer than `within` seconds.
         """
         return await asyncio.to_thread(self._leader, stream, replicated, not_node, within)
 
@@ -146,21 +146,24 @@ class Site:
                         if node != not_node:
                             return node
             time.sleep(0.2)
-        raise ProofError(f'leader and number of replicas of the stream are {found}')
+        raise ProofError(
+            f'no suitable leader of the stream after {within:.0f} s; the last answer was'
+            f' (leader, replicas) = {found}'
+        )
 
     def carried(self, direction: Direction) -> list[int]:
-        """Bytes that went through each proxy."""
+        """The number of bytes that each proxy has forwarded."""
         return [proxy.bytes[direction] for proxy in self.proxies]
 
     def busiest(self, direction: Direction, since: Sequence[int]) -> int:
-        """Number of the node that most bytes went to, or came from, since some were counted."""
+        """The number of the node with most traffic since an earlier result of `carried`."""
         more = [now - then for now, then in zip(self.carried(direction), since, strict=True)]
         return more.index(max(more))
 
     async def stored(self, stream: str) -> tuple['array[int]', 'array[int]']:
-        """Numbers and offsets of the messages in a stream, as its leader has them.
+        """Read the numbers and offsets of the messages that a stream's leader has stored.
 
-        They are read without this client, and not through a proxy.
+        This uses neither the client nor a proxy.
         """
         limit = time.monotonic() + SETTLED
         while True:
@@ -168,14 +171,14 @@ class Site:
                 leader = await self.leader(stream)
                 return await asyncio.to_thread(read_stored, self.direct[leader], stream)
             except (wire.WireError, OSError):
-                if time.monotonic() > limit:  # right behind a fault it may be on its way
+                if time.monotonic() > limit:  # the leader may change shortly after a fault
                     raise
             await asyncio.sleep(0.5)
 
     @classmethod
     @asynccontextmanager
     async def private(cls, nodes: int, seed: int) -> AsyncIterator['Site']:
-        """A broker of its own, whose nodes advertise the ports of the proxies."""
+        """Start a separate broker whose nodes advertise the ports of the proxies."""
         place = Place.private(nodes, Progress())
         await asyncio.to_thread(place.broker.start)
         try:
@@ -187,7 +190,7 @@ class Site:
     @classmethod
     @asynccontextmanager
     async def before(cls, place: Place, seed: int) -> AsyncIterator['Site']:
-        """Proxies before a broker that runs."""
+        """Start proxies for a running broker."""
         async with AsyncExitStack() as stack:
             proxies = []
             for i, (node, port) in enumerate(zip(place.broker.nodes, place.ports, strict=True)):
@@ -199,16 +202,16 @@ class Site:
 
 
 def read_stored(uri: str, stream: str) -> tuple['array[int]', 'array[int]']:
-    """Numbers and offsets of the messages in a stream."""
+    """Read the numbers and offsets of the messages in a stream."""
     numbers, offsets = array('q'), array('q')
     connection = wire.Connection(uri, 'proof')
     try:
         stats = connection.stats(stream)
-        if stats['committed_chunk_id'] != stats['last_chunk_id']:  # of a leader that is new
-            raise wire.WireError('not all of the stream is committed yet')
+        if stats['committed_chunk_id'] != stats['last_chunk_id']:  # after a change of leader
+            raise wire.WireError('the stream has chunks that are not yet committed')
         for offset, message in connection.stored(stream):
             if message[:5] != b'\x00\x53\x75\xa0' + bytes((WIDTH,)):
-                raise ProofError(f'no number at offset {offset}: {message!r}')
+                raise ProofError(f'unexpected message at offset {offset}: {message!r}')
             numbers.append(int(message[5:]))
             offsets.append(offset)
     finally:

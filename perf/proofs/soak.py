@@ -1,7 +1,7 @@
-"""Proof of staying well: every way of publishing and of consuming at once, through random faults.
+"""Soak: all ways of publishing and consuming at the same time, with random faults.
 
-It goes in rounds, each with new streams: publishers and subscriptions work while faults are made;
-then all of it comes to its end and is compared with what the broker has stored.
+A soak runs in rounds with new streams.  In each round, publishers and subscriptions work while
+faults happen; then they finish, and the results are compared with what the broker has stored.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from .trouble import InMemory, OnCluster, Trouble
 
 __all__ = ['soak']
 
-ROUNDS = {'memory': 10.0, 'rabbitmq': 60.0}  # seconds of a round
-END = 180.0  # and everything, when the faults are over
-AGAIN = 0.05  # seconds until what has failed is begun anew
-POLL = 0.5
-AT_ONCE = 5_000  # messages, then a subscription that tracks its offset is made anew
-WARM_UP = 10  # the part of the time before memory is looked at: one in ten
-WARM_ROUNDS = 5  # and at least this many rounds: a short soak is all warm-up
-SHIFT = 100.0  # seconds that a clock is moved by, at most
+ROUNDS = {'memory': 10.0, 'rabbitmq': 60.0}  # seconds per round
+END = 180.0  # seconds to finish a round after the faults
+AGAIN = 0.05  # seconds before a failed call is repeated
+POLL = 0.5  # timeout of subscriptions in seconds
+TRACKED = 5_000  # messages after which a subscription that tracks its offset is replaced
+WARM_UP = 10  # the first tenth of the time is the warm-up, in which memory may grow
+WARM_ROUNDS = 5  # minimum number of warm-up rounds, so a short soak does not check memory
+SHIFT = 100.0  # maximum seconds by which a clock is moved
 ACTIVITIES: dict[str, type[Activity]] = {
     'closing': Closing,
     'cancelling': Cancelling,
@@ -47,18 +47,19 @@ ACTIVITIES: dict[str, type[Activity]] = {
     'threads': Threads,
 }
 NAMES = ['everyday', *ACTIVITIES, 'clocks']
+SLOW = f'call of more than {2 * CONFIRM:.0f} s'
 
 
-# -- what is published
+# -- publishing
 
 Send = Callable[[Any, Log], Awaitable[bool]]
 
 
 async def by_send(publisher: rbs.Publisher, log: Log) -> bool:
-    """By many tasks; true if the publisher can be used further."""
+    """Send from many tasks; return whether the publisher is still usable."""
     numbers = log.take(30)
     sends = (publisher.send(body(i), timeout=CONFIRM) for i in numbers)
-    well = True
+    usable = True
     for number, error in zip(
         numbers, await asyncio.gather(*sends, return_exceptions=True), strict=True
     ):
@@ -67,10 +68,10 @@ async def by_send(publisher: rbs.Publisher, log: Log) -> bool:
         elif isinstance(error, rbs.PublishError):
             log.note([number], REFUSED)
         elif isinstance(error, RbFlyError):
-            well = False
+            usable = False
         else:
             raise error
-    return well
+    return usable
 
 
 async def by_flush(publisher: rbs.PublisherBatchFast, log: Log) -> bool:
@@ -90,7 +91,7 @@ async def by_send_many(publisher: rbs.Publisher, log: Log) -> bool:
 
 
 def kind(ctx: rbs.MessageCtx) -> str:
-    """Filter value of a message: whether its number is even or odd."""
+    """The filter value of a message: whether its number is even or odd."""
     assert isinstance(ctx.body, bytes)
     return 'odd' if int(ctx.body) % 2 else 'even'
 
@@ -104,14 +105,14 @@ WAYS: dict[str, tuple[Send, dict[str, Any]]] = {
 }
 
 
-# -- what is consumed
+# -- consuming
 
 
 class Reader:
-    """A subscription that reads all of a stream, begun anew whenever it fails.
+    """Reads a whole stream, with a new subscription after each failure.
 
-    :ivar numbers: of the messages that came.
-    :ivar wrong: what came and should not have.
+    :ivar numbers: numbers of the messages received.
+    :ivar wrong: violations and their counts.
     """
 
     def __init__(self, how: str, log: Log) -> None:
@@ -120,7 +121,7 @@ class Reader:
         self.numbers = array('q')
         self.wrong: Counter[str] = Counter()
         self.next = 0  # offset
-        self.again = False  # it may read again what it has read
+        self.rereading = False  # messages after the last stored offset may arrive again
 
     def options(self) -> dict[str, Any]:
         if self.how == 'filter':
@@ -129,37 +130,37 @@ class Reader:
                 'filter': rbs.MessageFilter(kind, {'even'}),
             }
         if self.how == 'tracking':
-            self.again = True
+            self.rereading = True
             tracking = rbs.OffsetTracking('soak', every=500)
             return {'offset': rbs.Offset.reference('soak'), 'auto_offset': tracking}
         return {'offset': rbs.Offset.offset(self.next)}
 
-    def come(self, offset: int, data: Any) -> None:
-        """A message has come."""
-        if self.again and offset < self.next:
-            return  # behind the offset that was stored last
-        self.again = False
+    def receive(self, offset: int, data: Any) -> None:
+        """Record a message."""
+        if self.rereading and offset < self.next:
+            return
+        self.rereading = False
         if offset < self.next:
             self.wrong['offset out of turn'] += 1
         self.next = offset + 1
         self.numbers.append(int(data))
 
     async def read(self, subscription: Any, run: Run, more: Callable[[], bool]) -> None:
-        left = AT_ONCE
+        left = TRACKED
         while more():
             try:
                 if self.how == 'batches':
                     async for batch in subscription.batches():
                         for offset, data in zip(batch.offsets, batch, strict=True):
-                            self.come(offset, data)
+                            self.receive(offset, data)
                         run.done += len(batch)
                 elif self.how == 'contexts':
                     async for ctx in subscription.messages():
-                        self.come(ctx.stream_offset, ctx.body)
+                        self.receive(ctx.stream_offset, ctx.body)
                         run.done += 1
                 else:
                     async for data in subscription:
-                        self.come(rbs.get_message_ctx().stream_offset, data)
+                        self.receive(rbs.get_message_ctx().stream_offset, data)
                         run.done += 1
                         left -= 1
                         if self.how == 'tracking' and left <= 0:
@@ -172,7 +173,7 @@ class Reader:
 
 
 class Round:
-    """Publishers and subscriptions of one round, and what was wrong with them."""
+    """The publishers and subscriptions of one round, and their violations."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class Round:
         self.client = client
         self.random = run.random
         self.refusing = run.random.random() < 0.5
-        # A chunk that differs from the one before, with a valid CRC, means another stream.
+        # A corrupt chunk with a valid CRC looks like a chunk of another stream.
         self.corrupting = bool(streams) and run.random.random() < 0.25
         self.wrong: Counter[str] = Counter()
         self.begin = asyncio.get_running_loop().time()
@@ -198,11 +199,11 @@ class Round:
         ]
         self.readers: list[Reader] = []
         if self.logs:
-            self.read_along()
-        self.stored: dict[str, array[int]] = {}  # numbers in each stream, in the end
+            self.add_readers()
+        self.stored: dict[str, array[int]] = {}  # numbers in each stream at the end
         self.failures: Counter[str] = Counter()
         self.calls = 0
-        self.longest = 0.0  # seconds of a call
+        self.longest = 0.0  # seconds of the longest call
 
     def over(self) -> bool:
         return asyncio.get_running_loop().time() > self.begin + self.seconds
@@ -210,8 +211,8 @@ class Round:
     def progress(self, count: int = 1) -> None:
         self.run.done += count
 
-    def read_along(self) -> None:
-        """A subscription of each kind."""
+    def add_readers(self) -> None:
+        """Add a reader for each way of consuming."""
         by_way = {log.how: log for log in self.logs}
         readers = ('bodies', 'contexts', 'batches', 'bodies', 'bodies')
         self.readers = [Reader(how, log) for how, log in zip(readers, self.logs, strict=True)]
@@ -222,29 +223,29 @@ class Round:
         ]
 
     def wanted(self, reader: Reader) -> 'array[int] | None':
-        """What it is to read; None if that is not known yet."""
+        """The numbers that a reader must receive, or None while they are unknown."""
         stored = self.stored.get(reader.stream)
         if stored is None or reader.how != 'filter':
             return stored
         return array('q', (number for number in stored if number % 2 == 0))
 
     async def publish(self, client: rbs.StreamsClient, log: Log) -> None:
-        """Publish until the round is over, as fast as it goes by, and not faster."""
+        """Publish until the round is over, at a steady pace."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         send, options = WAYS[log.how]
         while (past := loop.time() - begin) < self.seconds:
             try:
                 async with client.publisher(log.stream, **options) as publisher:
-                    well = True
-                    while well and (past := loop.time() - begin) < self.seconds:
+                    usable = True
+                    while usable and (past := loop.time() - begin) < self.seconds:
                         if log.next >= MESSAGES * past / self.seconds:
                             await asyncio.sleep(0.005)
                             continue
                         self.calls += 1
                         began = loop.time()
                         try:
-                            well = await send(publisher, log)
+                            usable = await send(publisher, log)
                         finally:
                             self.longest = max(self.longest, loop.time() - began)
             except RbFlyError as ex:
@@ -252,7 +253,7 @@ class Round:
                 await asyncio.sleep(AGAIN)
 
     async def consume(self, client: rbs.StreamsClient, reader: Reader) -> None:
-        """Read until everything was read."""
+        """Read until all stored messages have arrived."""
 
         def more() -> bool:
             wanted = self.wanted(reader)
@@ -266,18 +267,18 @@ class Round:
                     await reader.read(subscription, self.run, more)
             except RbFlyError as ex:
                 if isinstance(ex, rbs.StreamDoesNotExist) and not self.corrupting:
-                    self.wrong['existing stream reported as gone'] += 1
+                    self.wrong['existing stream reported as missing'] += 1
                 self.failures[type(ex).__name__] += 1
                 await asyncio.sleep(AGAIN)
 
 
 async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
-    """One round; what was wrong."""
+    """Run one round; return the violations."""
     names = set(NAMES if run['doing'] == 'all' else run['doing'].split(','))
     if unknown := names - {*NAMES}:
-        raise ProofError(f'no activity {min(unknown)}; there are {", ".join(NAMES)}')
+        raise ProofError(f'unknown activity {min(unknown)}; known are {", ".join(NAMES)}')
     if not isinstance(site, InMemory):
-        names.discard('starting')  # which asks the broker what it has
+        names.discard('starting')  # it needs to see the broker's subscriptions
     async with AsyncExitStack() as stack:
         ways = WAYS if 'everyday' in names else ()
         streams = [await stack.enter_async_context(site.stream()) for _ in ways]
@@ -322,7 +323,9 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
                 for reader, task in zip(this.readers, consumers, strict=True)
                 if not task.done()
             ]
-            raise ProofError(f'not at its end after {END:.0f} s: {", ".join(late)}') from None
+            raise ProofError(
+                f'still running {END:.0f} s after the last fault: {", ".join(late)}'
+            ) from None
         finally:
             for task in (faults, *working, *consumers):
                 task.cancel()
@@ -330,10 +333,10 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
     for log in this.logs:
         wrong += log.wrong(this.stored[log.stream])
         wrong[f'{log.how} confirmed nothing'] += CONFIRMED not in log.states
-    wrong[f'call of more than {2 * CONFIRM:.0f} s'] += this.longest > 2 * CONFIRM
+    wrong[SLOW] += this.longest > 2 * CONFIRM
     for reader in this.readers:
         wrong += reader.wrong
-        wrong[f'read by {reader.how} and not as stored'] += reader.numbers != this.wanted(reader)
+        wrong[f'{reader.how} differ from stored messages'] += reader.numbers != this.wanted(reader)
     found = run.found
     found['calls'] = found.get('calls', 0) + this.calls
     found['longest call, seconds'] = max(
@@ -341,9 +344,7 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
     )
     found['stored'] = found.get('stored', 0) + sum(map(len, this.stored.values()))
     found['read'] = found.get('read', 0) + sum(len(item.numbers) for item in this.readers)
-    found['failures that were told'] = dict(
-        Counter(found.get('failures that were told', {})) + this.failures
-    )
+    found['errors raised'] = dict(Counter(found.get('errors raised', {})) + this.failures)
     return +wrong
 
 
@@ -351,17 +352,17 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
 
 
 async def disturb(this: Round, streams: Sequence[str], clocks: bool) -> None:
-    """Faults of every kind, at random, until the round is over; then all is well."""
+    """Cause random faults until the round is over, then end those that still last."""
     run, site, rnd = this.run, this.site, this.random
-    made = Counter(run.found.get('faults asked for', {}))
+    made = Counter(run.found.get('faults injected', {}))
     faults = site.faults(rnd, streams)
-    if not streams:  # of plain publishing
-        for name in ('publishers and subscriptions gone', 'leader moved'):
+    if not streams:  # these faults need a stream of the everyday activity
+        for name in ('stream unavailable', 'leader moved'):
             faults.pop(name, None)
     if not this.refusing:
         faults.pop('messages refused', None)
     if not this.corrupting:
-        faults.pop('chunk that is damaged', None)
+        faults.pop('chunk corrupted', None)
     clock = time.time
     if clocks:
         faults["client's clock"] = lambda: shift(clock, rnd.uniform(-SHIFT, SHIFT))
@@ -376,19 +377,19 @@ async def disturb(this: Round, streams: Sequence[str], clocks: bool) -> None:
     finally:
         time.time = clock
         site.heal()
-        run.found['faults asked for'] = dict(sorted(made.items()))
+        run.found['faults injected'] = dict(sorted(made.items()))
 
 
 async def shift(clock: Callable[[], float], seconds: float) -> None:
-    """Move the clock of this process; that of its event loop goes on."""
+    """Move the wall clock of this process, but not the clock of its event loop."""
     time.time = lambda: clock() + seconds
 
 
-# -- all of it
+# -- the whole soak
 
 
 def left() -> dict[str, int]:
-    """What there is in this process that a client may leave behind."""
+    """Count the objects in this process that a client may leave behind."""
     gc.collect()
     kinds = {
         'subscriptions': rbs.Subscription,
@@ -407,14 +408,14 @@ def left() -> dict[str, int]:
 
 
 async def soak(run: Run, place: Site) -> None:
-    """Rounds until the time is over, two at least."""
+    """Run rounds, at least two, until the time is over."""
     site = place if isinstance(place, InMemory) else OnCluster(place.broker, place.proxies)
     wrong: Counter[str] = Counter()
     grown: list[int] = []
     more: Counter[str] = Counter()
     seconds = run['seconds']
     begin = time.monotonic()
-    await asyncio.to_thread(site.about)  # what the soak itself opens
+    await asyncio.to_thread(site.about)  # opens what the soak itself keeps open
     rounds, before = 0, left()
     while ((past := time.monotonic() - begin) < seconds or rounds < 2) and not wrong:
         length = min(ROUNDS[run['on']], seconds / 2, max(1.0, seconds - past))
@@ -426,14 +427,13 @@ async def soak(run: Run, place: Site) -> None:
             grown.clear()
         grown.append(resident())
     growth = max(grown) - grown[0]
-    run.found |= {'rounds': rounds, 'memory behind the warm-up': grown[0]}
+    run.found |= {'rounds': rounds, 'memory after the warm-up': grown[0]}
     run.found['memory at the end'] = grown[-1]
-    slow = f'call of more than {2 * CONFIRM:.0f} s'
-    run.check('every call ended in time', not wrong[slow], f'{run.found["calls"]:,}')
-    del wrong[slow]
-    for what in ('confirmed and lost', 'doubled', 'out of order', 'refused and stored'):
-        run.check(f'nothing {what}', not wrong[what], f'{wrong[what]:,}' if wrong[what] else '')
+    run.check('every call ended in time', not wrong[SLOW], f'{run.found["calls"]:,} calls')
+    del wrong[SLOW]
+    for what in ('confirmed and lost', 'duplicated', 'out of order', 'refused and stored'):
+        run.check(f'no message {what}', not wrong[what], f'{wrong[what]:,}' if wrong[what] else '')
         del wrong[what]
-    run.check('published, read, closed and refused as it should be', not wrong, dict(wrong) or '')
-    run.check('memory grows by less than 5 MB', growth < GROWTH, f'{growth:,} bytes at most')
+    run.check('no other violation', not wrong, dict(wrong) or '')
+    run.check('memory grows by less than 5 MB', growth < GROWTH, f'at most {growth:,} bytes')
     run.check('no task, socket, subscription or future is left', not more, dict(more) or '')

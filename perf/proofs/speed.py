@@ -1,4 +1,4 @@
-"""Measurements that stand beside the proofs: latency at a fixed rate, rates over a distance."""
+"""Measurements among the proofs: latency at a fixed rate, and rates over slow connections."""
 
 import asyncio
 import functools
@@ -23,8 +23,8 @@ from .verify import exactly_once
 
 __all__ = ['latency', 'rtt']
 
-RATE = 1_000  # messages a second
-BLOCK = 1_000  # messages of one lane, then of the other
+RATE = 1_000  # messages per second
+BLOCK = 1_000  # messages that each lane sends in turn
 QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
 
 
@@ -32,7 +32,7 @@ QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
 
 
 class Floor(asyncio.Protocol):
-    """Publishes frames of one message from a bare protocol, one future for each."""
+    """A bare protocol that publishes one message per frame, with a future for each."""
 
     def __init__(self) -> None:
         self.rest = b''
@@ -64,7 +64,7 @@ class Floor(asyncio.Protocol):
 
 
 async def paced(send: Callable[[bytes], Awaitable[None]], numbers: Sequence[int]) -> list[float]:
-    """Send at the rate, whatever is unconfirmed; seconds that each message took."""
+    """Send at a fixed rate, however many messages are unconfirmed; return their latencies."""
     times = []
 
     async def one(message: bytes) -> None:
@@ -77,20 +77,20 @@ async def paced(send: Callable[[bytes], Awaitable[None]], numbers: Sequence[int]
         for i, number in enumerate(numbers):
             left = start + i / RATE - perf_counter()
             if left > 0:
-                await asyncio.sleep(max(left, 0.001))  # a loop may count in milliseconds
+                await asyncio.sleep(max(left, 0.001))  # some event loops count in milliseconds
             group.create_task(one(body(number)))
     return times
 
 
 def quantiles(times: list[float]) -> dict[str, float]:
-    """Of the times, in microseconds."""
+    """Quantiles of the latencies in microseconds."""
     times = sorted(times)
     found = {name: times[math.ceil(q * len(times)) - 1] for name, q in QUANTILES.items()}
     return {name: round(value * 1e6, 1) for name, value in found.items()}
 
 
 async def latency(run: Run, site: Site) -> None:
-    """Time of `send` at 1,000 messages a second, and of a bare protocol in turns with it."""
+    """Measure the latency of `send` at 1,000 messages per second, alternating with the floor."""
     total = run['messages']
     uri = site.direct[0]
     ours: list[float] = []
@@ -126,19 +126,19 @@ async def latency(run: Run, site: Site) -> None:
 
 # -- round trips
 
-DELAYS = (0, 1, 5, 50)  # milliseconds, there and back
-TARGET = 0.8  # of the floor, for send_many
-ROUNDS = 5  # from as many on, the target is checked
+DELAYS = (0, 1, 5, 50)  # injected round-trip times in milliseconds
+TARGET = 0.8  # fraction of the floor's rate that send_many must reach
+ROUNDS = 5  # minimum number of rounds to check the target
 FAR_WINDOW = 40_000
-PER_MESSAGE = 2e-6  # seconds, of a lane that waits for nothing
-ROUND_TRIP = 4e-4  # and of the broker alone
+PER_MESSAGE = 2e-6  # estimated seconds per message in a lane that never waits
+ROUND_TRIP = 4e-4  # estimated seconds of a round trip without delay
 
 
 Make = Callable[[Target], Work]
 
 
 def measure(make: Make, address: str, stream: str, warm_up: int, count: int) -> float:
-    """Run a lane in this process, a little before the clock starts; seconds that it took."""
+    """Warm up and run a lane in this process; return the seconds that it took."""
 
     async def work() -> float:
         lane = make(Target(address, stream))
@@ -151,7 +151,7 @@ def measure(make: Make, address: str, stream: str, warm_up: int, count: int) -> 
                 seconds = perf_counter() - start
                 await lane.finish()
                 if done != number:
-                    raise ValueError(f'{done:,} of {number:,} messages confirmed')
+                    raise ValueError(f'only {done:,} of {number:,} messages are confirmed')
             return seconds
         finally:
             await lane.close()
@@ -163,7 +163,7 @@ def measure(make: Make, address: str, stream: str, warm_up: int, count: int) -> 
 
 
 def pairs(delay: int) -> dict[str, tuple[Make, Make, int]]:
-    """Lanes at a round trip: ours, the floor, and messages per round trip."""
+    """RbFly's lane, the floor's lane and their window, by kind of work."""
     kinds = {'send': KINDS['single'], 'batch of 100': KINDS['batch']}
     for window in (10_000, FAR_WINDOW) if delay == max(DELAYS) else (10_000,):
         kinds[f'send_many, window {window:,}'] = replace(KINDS['window'], window=window)
@@ -175,7 +175,7 @@ def pairs(delay: int) -> dict[str, tuple[Make, Make, int]]:
 
 
 async def rtt(run: Run, site: Site) -> None:
-    """Rates over a proxy that delays, each as a ratio to the floor over the same proxy."""
+    """Measure rates through a proxy that delays, as ratios to the floor through the same proxy."""
     store = await asyncio.to_thread(RabbitStore, site.direct[0])
     try:
         rates, wrong = await rates_over(run, site.proxy, store)
@@ -191,23 +191,23 @@ async def rtt(run: Run, site: Site) -> None:
         if name == 'send':
             trip = 1000 / statistics.median(under)
             run.check(
-                f'a round trip of the floor takes {delay} ms at least',
+                f'a round trip of the floor takes at least {delay} ms',
                 trip >= delay,
                 f'{trip:.3f} ms',
             )
         if name.startswith('send_many') and run['rounds'] >= ROUNDS:
             run.check(
-                f'{name}, at {delay} ms: {TARGET} of the floor',
+                f'{name}, at {delay} ms: at least {TARGET} of the rate of the floor',
                 ratio.high >= TARGET,
                 f'{ratio.value:.3f}, {ratio.low:.3f} to {ratio.high:.3f}',
             )
-    run.check('everything is stored', not wrong, '; '.join(wrong))
+    run.check('all messages are stored', not wrong, '; '.join(wrong))
 
 
 async def rates_over(
     run: Run, proxy: Proxy, store: RabbitStore
 ) -> tuple[dict[tuple[int, str], tuple[list[float], list[float]]], list[str]]:
-    """Rates of ours and of the floor, by delay and name; and what was not stored."""
+    """Rates of RbFly and the floor, by delay and kind of work, and messages that are missing."""
     rates: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
     wrong = []
     for _ in range(run['rounds']):
@@ -231,7 +231,7 @@ async def rates_over(
 async def over(
     proxy: Proxy, store: RabbitStore, make: Make, warm_up: int, count: int
 ) -> tuple[float, int]:
-    """Run a lane through the proxy, on a stream of its own: seconds, messages stored."""
+    """Run a lane through the proxy on a new stream; return the seconds and messages stored."""
     stream = f'proof-rtt-{proxy.connections}'
     await asyncio.to_thread(store.create, stream)
     try:

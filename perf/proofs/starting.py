@@ -1,4 +1,4 @@
-"""Subscriptions of a soak: where they start, and what they deliver of recreated streams."""
+"""Subscriptions of a soak: where they start, and what they deliver after a stream is recreated."""
 
 import asyncio
 import time
@@ -16,14 +16,14 @@ from .trouble import InMemory
 __all__ = ['Follower', 'Recreating', 'Starting']
 
 AT_ONCE = 5  # subscriptions that start at the same time
-UNSEEN = 0.1  # share of them that lose their connection before the first chunk
+UNSEEN = 0.1  # fraction that loses the connection before the first chunk
 DAY = 86_400.0
-EACH = 10**6  # most messages of one incarnation of a stream
+EACH = 10**6  # maximum number of messages in one incarnation of a stream
 GONE, DAMAGED = (-1, 0), (-2, 0)
 
 
 class Starting(Activity):
-    """Subscribes at LAST, at NEXT and at a timestamp, while messages are written."""
+    """Subscribes at LAST, NEXT and a timestamp while messages are written."""
 
     async def run(self) -> None:
         await asyncio.gather(*(super(Starting, self).run() for _ in range(AT_ONCE)))
@@ -48,8 +48,8 @@ class Starting(Activity):
             reading = asyncio.create_task(self.read(subscription, found))
             try:
                 async with site.unseen() if rnd.random() < UNSEEN else nullcontext():
-                    # The start is settled once the broker has the subscription; nothing is written
-                    # until then.
+                    # The broker determines the start of a subscription when it creates it, so
+                    # write nothing until then.
                     async with asyncio.timeout(CONFIRM):
                         while not reading.done():
                             if await site.readers(stream):
@@ -61,7 +61,7 @@ class Starting(Activity):
                         end += 1
                 await self.until(lambda: found[-1:] == [end - 1] or reading.done())
             except TimeoutError:
-                self.wrong(f'start at {kind}: no message arrives')
+                self.wrong(f'start at {kind}: no message arrived')
                 return
             finally:
                 reading.cancel()
@@ -71,7 +71,7 @@ class Starting(Activity):
         if not reading.cancelled():
             error = reading.exception()
             if isinstance(error, rbs.StreamDoesNotExist):
-                self.wrong(f'start at {kind}: an existing stream was reported as gone')
+                self.wrong(f'start at {kind}: existing stream reported as missing')
             elif error is not None:
                 self.scene.failures[type(error).__name__] += 1
             if found[-1:] != [end - 1]:
@@ -90,10 +90,10 @@ class Starting(Activity):
 
 
 class Follower:
-    """A subscription that is used through all incarnations of a stream.
+    """A subscription that reads all incarnations of a stream.
 
-    :ivar found: incarnation and number of each message; GONE for each
-        StreamDoesNotExist, DAMAGED for each ChunkError, whose chunk is left out.
+    :ivar found: incarnation and number of each message, GONE for each StreamDoesNotExist, and
+        DAMAGED for each ChunkError.
     """
 
     def __init__(self, how: str, offset: rbs.Offset) -> None:
@@ -103,13 +103,13 @@ class Follower:
 
 
 class Recreating(Activity):
-    """Deletes and recreates a stream that others read and publish to."""
+    """Deletes and recreates a stream while other tasks consume from it and publish to it."""
 
     async def begin(self) -> None:
         self.name = await self.stream()
         self.incarnation = 0
         self.number = 0  # of the next message
-        self.deleted = 0  # deletions begun so far
+        self.deleted = 0  # deletions started so far
         self.followers = [
             Follower('bodies', rbs.Offset.FIRST),
             Follower('batches', rbs.Offset.FIRST),
@@ -146,7 +146,7 @@ class Recreating(Activity):
         await self.site.write(self.name, range(first, first + count))
 
     async def publish(self) -> None:
-        """Publish messages that followers ignore; every deletion ends a publisher."""
+        """Publish messages that followers ignore, with a new publisher after each deletion."""
         while True:
             try:
                 async with self.scene.client.publisher(self.name) as publisher:
@@ -163,13 +163,13 @@ class Recreating(Activity):
                 try:
                     if follower.how == 'batches':
                         async for batch in subscription.batches():
-                            self.come(follower, batch)
+                            self.receive(follower, batch)
                     else:
                         async for data in subscription:
-                            self.come(follower, [data])
+                            self.receive(follower, [data])
                 except rbs.StreamDoesNotExist:
                     if follower.found and follower.found[-1][0] == self.deleted:
-                        self.wrong('existing stream reported as gone')
+                        self.wrong('existing stream reported as missing')
                     follower.found.append(GONE)
                     await asyncio.sleep(AGAIN)
                 except rbs.ChunkError:
@@ -178,13 +178,13 @@ class Recreating(Activity):
                     self.scene.failures[type(ex).__name__] += 1
                     await asyncio.sleep(AGAIN)
 
-    def come(self, follower: Follower, messages: Any) -> None:
+    def receive(self, follower: Follower, messages: Any) -> None:
         for data in messages:
             if data:
                 follower.found.append(divmod(int(data), EACH))
 
     async def calm(self) -> None:
-        """Every follower reads the last incarnation to its end."""
+        """Check that every follower reads the last incarnation to its end."""
         await self.write()
         last = (self.incarnation, self.number - 1)
         with suppress(TimeoutError):
@@ -200,7 +200,7 @@ class Recreating(Activity):
     def check_order(self, follower: Follower) -> None:
         label = f'recreated stream, {follower.how}'
         last: tuple[int, int] | None = None
-        reported = True  # that the next message may belong to another incarnation
+        reported = True  # whether the next message may belong to another incarnation
         gap = False
         for item in follower.found:
             if item in (GONE, DAMAGED):
@@ -209,11 +209,11 @@ class Recreating(Activity):
                 continue
             if last is None or item[0] != last[0]:
                 if not reported:
-                    self.wrong(f'{label}: change not reported')
+                    self.wrong(f'{label}: recreation not reported')
                 if last is not None and item[0] < last[0]:
                     self.wrong(f'{label}: messages of an earlier incarnation')
                 if item[1] != 0 and not gap:
-                    self.wrong(f'{label}: does not begin at 0')
+                    self.wrong(f'{label}: does not start at 0')
             elif item[1] <= last[1] or (item[1] != last[1] + 1 and not gap):
                 self.wrong(f'{label}: lost, duplicated or out of order')
             last, reported, gap = item, False, False

@@ -1,4 +1,4 @@
-"""A soak that uses its publishers, subscriptions and client from a second thread as well."""
+"""An activity of a soak that also uses its client from a second thread."""
 
 import asyncio
 import threading
@@ -17,8 +17,8 @@ from .site import body
 __all__ = ['Threads']
 
 PAUSE = 0.002  # seconds between two rounds of wrong calls
-ANSWER = 1.0  # seconds that an accepted call may take in the second thread
-CHUNK = 200  # messages of a chunk, most of which wait in the subscription
+ANSWER = 1.0  # timeout of calls that the second thread makes
+CHUNK = 200  # messages per chunk, so that most of them are buffered in the subscription
 STRANGE = body(10**9)  # body of every message from the second thread
 
 
@@ -26,10 +26,10 @@ class Threads(Activity):
     """Every call from the second thread raises EventLoopError and disturbs nothing."""
 
     async def begin(self) -> None:
-        self.sent = await self.log('beside a thread', True)
-        self.batched = await self.log('batched beside a thread', False)
+        self.sent = await self.log('sent during wrong calls', True)
+        self.batched = await self.log('batched during wrong calls', False)
         self.chunks = await self.stream()
-        self.written = 0  # messages of it
+        self.written = 0  # messages in that stream
         self.read = 0
 
     async def once(self) -> None:
@@ -67,11 +67,11 @@ class Threads(Activity):
             async with asyncio.timeout(CONFIRM):
                 found = await anext(messages)
         except TimeoutError:
-            self.wrong('no message arrives beside a thread')
+            self.wrong('no message arrived during wrong calls')
             raise rbs.MessageTimeout from None
         assert isinstance(found, bytes)
         if int(found) != self.read:
-            self.wrong('message lost beside a thread', abs(int(found) - self.read))
+            self.wrong('messages lost during wrong calls', abs(int(found) - self.read))
         self.read = int(found) + 1
 
     async def publish(self, publisher: rbs.Publisher, batches: rbs.PublisherBatchFast) -> None:
@@ -87,7 +87,7 @@ class Threads(Activity):
             self.batched.note(numbers, CONFIRMED)
 
     def misuse(self, calls: dict[str, Callable[[], object]], stop: threading.Event) -> None:
-        """Make wrong calls until the event is set; runs in the second thread."""
+        """Make wrong calls in the second thread until the event is set."""
         while not stop.is_set():
             for name, call in calls.items():
                 try:
@@ -97,13 +97,13 @@ class Threads(Activity):
                     continue
                 except Exception as ex:
                     outcome = f'{type(ex).__name__}({ex})'
-                if not stop.is_set() and not self.is_gone(outcome):
-                    self.wrong(f'{name} in another thread: {outcome}')
+                if not stop.is_set() and not self.is_closed(outcome):
+                    self.wrong(f'{name} in a second thread: {outcome}')
             time.sleep(PAUSE)
 
     @staticmethod
-    def is_gone(outcome: str) -> bool:
-        """Whether the call was refused because the main thread has closed what it uses."""
+    def is_closed(outcome: str) -> bool:
+        """Whether the call failed because the main thread has closed its object."""
         return outcome.endswith('is closed)')
 
 
@@ -114,7 +114,7 @@ def wrong_calls(
     messages: rbs.Subscription,
     stream: str,
 ) -> dict[str, Callable[[], object]]:
-    """Calls that only the thread of the event loop may make, by name."""
+    """Calls that only the event loop's thread may make, by name."""
 
     async def first(iterator: Any) -> object:
         async for item in iterator:

@@ -1,4 +1,4 @@
-"""Brokers to be soaked on, and their faults of every kind, at random."""
+"""The brokers of a soak and the random faults that they can inject."""
 
 import asyncio
 import time
@@ -23,9 +23,9 @@ Faults = dict[str, Callable[[], Awaitable[None]]]
 
 
 class Trouble(Site):
-    """A site that makes trouble.
+    """A site that injects faults.
 
-    What is stored and asked here goes neither through this client nor through a fault.
+    Its other methods use neither the client nor a connection with faults.
     """
 
     async def create(self, stream: str) -> None:
@@ -35,24 +35,24 @@ class Trouble(Site):
         raise NotImplementedError
 
     async def write(self, stream: str, numbers: Sequence[int]) -> None:
-        """Store messages in one chunk, each once."""
+        """Store messages in one chunk, without duplicates."""
         raise NotImplementedError
 
     async def count(self, stream: str) -> int:
-        """How many messages are stored."""
+        """Count the stored messages."""
         raise NotImplementedError
 
     def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
-        """Each makes one fault, and returns when it is over."""
+        """Functions that inject one fault each and return when it is over, by name."""
         raise NotImplementedError
 
     def heal(self) -> None:
-        """End what is left of them."""
+        """End all faults that still last."""
         raise NotImplementedError
 
 
 class OnCluster(Trouble):
-    """RabbitMQ, and a proxy before each node."""
+    """A RabbitMQ cluster with a proxy for each node."""
 
     def __init__(self, broker: Any, proxies: Sequence[Any]) -> None:
         super().__init__(broker, proxies)
@@ -69,7 +69,7 @@ class OnCluster(Trouble):
         self._written += len(numbers)
 
         def publish(connection: wire.Connection) -> None:
-            connection.declare_publisher(stream, 'site')  # which stores each id once
+            connection.declare_publisher(stream, 'site')  # the broker discards duplicates
             frames = wire.publish_frames([*map(body, numbers)], len(numbers), first)
             connection.publish(frames, len(numbers), len(numbers))
 
@@ -79,7 +79,7 @@ class OnCluster(Trouble):
         return len((await self.stored(stream))[0])
 
     async def _ask(self, ask: Callable[[wire.Connection], None], stream: str = '') -> None:
-        """Ask the leader of a stream, or any node, until it answers."""
+        """Ask the leader of a stream, or the first node, until it answers."""
         limit = time.monotonic() + SETTLED
         while True:
             try:
@@ -164,7 +164,7 @@ class OnCluster(Trouble):
 
 
 class InMemory(Trouble):
-    """The broker in memory, in a process of its own: what it stores is not the client's memory."""
+    """The in-memory broker in a separate process, so that its memory is not the client's."""
 
     def __init__(self, broker: Any, uris: Sequence[str]) -> None:
         super().__init__(broker, ())
@@ -200,7 +200,7 @@ class InMemory(Trouble):
 
     @asynccontextmanager
     async def unseen(self) -> AsyncIterator[None]:
-        """Whoever subscribes meanwhile loses the connection before the first chunk."""
+        """Cut the connections of new subscriptions before they receive a chunk."""
         await self._call('silence')
         try:
             yield
@@ -225,7 +225,7 @@ class InMemory(Trouble):
         async def lose_confirms() -> None:
             await call('lose_confirms', rnd.randrange(1, 500))
             await asyncio.sleep(rnd.uniform(0, 1))
-            await call('cut')  # which is how a client finds out
+            await call('cut')  # otherwise a client would not notice
             await call('heal')
 
         async def stop_node() -> None:
@@ -251,8 +251,8 @@ class InMemory(Trouble):
             'confirms lost': lose_confirms,
             'confirms out of order': partial(awhile, 'shuffle_confirms'),
             'chunk with a wrong CRC': partial(call, 'damage_chunk'),
-            'chunk that is damaged': partial(call, 'corrupt_chunk'),
-            'publishers and subscriptions gone': lambda: call('metadata_update', stream()),
+            'chunk corrupted': partial(call, 'corrupt_chunk'),
+            'stream unavailable': lambda: call('metadata_update', stream()),
             'connections closed': partial(call, 'close_connections'),
             'leader moved': lambda: call('move_leader', stream(), rnd.randrange(len(self._uris))),
             "broker's clock": lambda: call('advance', rnd.uniform(0, 100)),
@@ -264,7 +264,7 @@ class InMemory(Trouble):
 
 
 class Memory(StreamBroker):
-    """The broker, as another process reaches it."""
+    """The in-memory broker, with methods for calls from another process."""
 
     def where(self) -> list[str]:
         return self.uris
@@ -285,7 +285,7 @@ Manager.register('Memory', Memory)
 
 @asynccontextmanager
 async def in_memory(nodes: int, seed: int) -> AsyncIterator[InMemory]:
-    """The broker in memory, in a process of its own."""
+    """Start the in-memory broker in a separate process."""
     manager = Manager(ctx=get_context('spawn'))
     await asyncio.to_thread(manager.start)
     try:

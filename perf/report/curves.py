@@ -31,10 +31,10 @@ ENTRY = 0.2  # height of a legend row in inches
 ROW = 0.34
 AROUND = 1.1
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
-WIDE = 10  # ratio of maximum to minimum from which a scale is logarithmic
-DECADES = 200  # ratio from which only powers of ten are marked
+WIDE = 10  # the scale is logarithmic above this ratio of maximum to minimum
+DECADES = 200  # and above this ratio only powers of ten have ticks
 STYLES = {'p50': 'o', 'p99': 's', 'p99.9': '^'}
-MORE = {'rbfly-batches': '#E69F00'}  # differs here from its colour in bar plots
+MORE = {'rbfly-batches': '#E69F00'}  # colours that differ from those of bar plots
 
 
 def colour_of(library: str) -> str:
@@ -152,7 +152,7 @@ def ratios(rows: Sequence[Compared], axes: Any, colour: str, page: str) -> None:
     axes.set_xscale('log')
     axes.xaxis.set_major_formatter(FuncFormatter(short))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel('rate ÷ that of the peer')
+    axes.set_xlabel("RbFly's rate ÷ peer's rate")
     drawing.rows(axes, [compared.title for compared in rows])
     styles = [
         Line2D(
@@ -179,7 +179,7 @@ def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
                 lanes = report.of_kind(kind.name)
                 panels += [
                     drawing.Panel(
-                        f'{kind.at:,} messages a second',
+                        f'{kind.at:,} messages per second',
                         f'until the {what}' if what == 'confirm' else what,
                         AROUND + 0.3 + ROW * len(lanes),
                         partial(percentiles, lanes, what),
@@ -211,7 +211,7 @@ def percentiles_in_words(report: Report) -> str:
                 for what in LATENCIES
                 for name, q in QUANTILES.items()
             ]
-            parts.append(f'{lane.title} at {kind.at:,} a second: {", ".join(values)}.')
+            parts.append(f'{lane.title} at {kind.at:,} per second: {", ".join(values)}.')
     return f'Percentiles in milliseconds. {" ".join(parts)}'
 
 
@@ -222,7 +222,7 @@ def overview_in_words(report: Report) -> str:
         intervals = [(peer.title, ours.ratio(peer)) for peer in peers]
         texts = [f'{name} {interval.value:.2f}' for name, interval in intervals if interval]
         parts.append(f'{title}: {"; ".join(texts)}.')
-    return f'Rate of RbFly as a multiple of that of its peers. {" ".join(parts)}'
+    return f"RbFly's rate divided by its peers' rates. {' '.join(parts)}"
 
 
 def draw_overview(report: Report, folder: Path) -> Iterator[Path]:
@@ -230,8 +230,8 @@ def draw_overview(report: Report, folder: Path) -> Iterator[Path]:
     rows = overview(report)
     peers = {peer.library for compared in rows for peer in compared.peers}
     panel = drawing.Panel(
-        'RbFly beside its peers',
-        'right of the line: RbFly is ahead',
+        'RbFly compared with its peers',
+        'right of the line: RbFly is faster',
         AROUND + ROW * len(rows) + ENTRY * len(peers) / 2,
         partial(ratios, rows),
     )

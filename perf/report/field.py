@@ -1,6 +1,6 @@
-"""Performance reports published by others, and what is known about how they were measured.
+"""Performance reports of other projects, and what they say about how they were measured.
 
-We measured none of this.  Empty fields were not published, or are not known to us.
+A field is empty if its report does not say.
 """
 
 from dataclasses import dataclass, field
@@ -34,8 +34,9 @@ PUBLISHED = (
         address='https://wrobell.dcmod.org/rbfly/performance.html',
         libraries={'aiokafka': '0.11.0', 'rstream': '0.20.6', 'python-qpid-proton': '0.39.0'},
         kafka='with ZooKeeper',
-        notes='peers are those of its `performance` extra; uvloop; one message, and batches of 100,'
-        ' each confirmed; encoding and decoding by several codecs; figures without floor lanes',
+        notes='peers are those of its `performance` extra; uvloop; single messages and batches of'
+        ' 100, each confirmed before the next; encoding and decoding by several codecs; no floor'
+        ' lanes',
     ),
     Published(
         title='rstream, Client Performances',

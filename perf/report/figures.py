@@ -16,7 +16,7 @@ __all__ = ['FIGURES', 'Figure', 'Panel', 'alt', 'draw']
 
 BAR = 0.34  # height per bar in inches
 AROUND = 1.1  # height around the bars of a panel in inches
-# if the longest bar exceeds another by this factor, the latter becomes unreadable
+# the scale is logarithmic above this ratio of longest to shortest bar
 WIDE = 20
 
 
@@ -33,7 +33,7 @@ class Panel:
 class Figure:
     """The figure of a scenario.
 
-    :ivar parts: for each panel, its name and its kinds of work, with the suffix that each adds to
+    :ivar parts: the name of each panel, and its kinds of work with the suffix that each adds to
         lane names; a panel without a name uses the name of its kind.
     """
 
@@ -141,7 +141,7 @@ def boxes(axes: Any, panel: Panel, colour: str, page: str) -> None:
     for line in drawn['medians']:
         line.set(color='#1b1b1b', linewidth=2)  # the box has the same fill in both themes
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel('messages per second, each round a value')
+    axes.set_xlabel('messages per second, one value per round')
 
 
 def alt(report: Report, figure: Figure) -> str:

@@ -1,4 +1,8 @@
-"""The contents of result files, as the report uses them."""
+"""The contents of result files.
+
+The wording of a scenario, kind of work or lane comes from :mod:`perf.lanes` if it is still there,
+otherwise from the file; every number comes from the file.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from .. import environment
+from .. import environment, lanes
 from ..histogram import Histogram
 from ..results import Results, read
 from ..stats import Interval, median_interval, ratio_interval
 
-__all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run']
+__all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run', 'rank']
 
 OURS = 'rbfly'
 
@@ -153,6 +157,15 @@ class Lane:
             return None
 
 
+def rank(library: str) -> int:
+    """Position of a library in the report; unknown libraries come last."""
+    return list(TITLES).index(library) if library in TITLES else len(TITLES)
+
+
+def wording(kind: str) -> dict[str, str]:
+    return {'title': lanes.KINDS[kind].title} if kind in lanes.KINDS else {}
+
+
 class Run:
     """A result file.
 
@@ -169,10 +182,12 @@ class Run:
         self.environment: dict[str, Any] = header['environment']
         self.seed = results.settings.seed
         self.rounds = results.settings.rounds
-        self.scenarios: dict[str, str] = header['scenarios']
+        self.scenarios: dict[str, str] = {
+            name: lanes.SCENARIOS.get(name, text) for name, text in header['scenarios'].items()
+        }
         counts = results.settings.counts
         self.kinds = {
-            name: Kind(name=name, count=counts[name], **about)
+            name: Kind(name=name, count=counts[name], **about | wording(name))
             for name, about in header['kinds'].items()
         }
         failed = results.failed()
@@ -180,19 +195,19 @@ class Run:
         self.absent: dict[str, str] = {
             item['lane']: f'left out: {item["reason"]}' for item in header['left_out']
         }
-        lanes = []
+        measured_lanes = []
         for about in header['lanes']:
             name = about['lane']
+            how = lanes.LANES[name].library.how if name in lanes.LANES else about['how']
             if name in failed:
                 self.absent[name] = f'failed: {failed[name]}'
             elif name in measured:
-                fields = ('kind', 'library', 'broker', 'loop', 'how')
-                lanes.append(Lane(self, name, **{field: about[field] for field in fields}))
+                fields = (about[field] for field in ('kind', 'library', 'broker', 'loop'))
+                measured_lanes.append(Lane(self, name, *fields, how))
             else:
-                self.absent[name] = 'the run was ended before its first round'
-        order = list(TITLES)
-        lanes.sort(key=lambda ln: order.index(ln.library) if ln.library in order else len(order))
-        self.lanes = {lane.name: lane for lane in lanes}
+                self.absent[name] = 'the run ended before its first round'
+        measured_lanes.sort(key=lambda lane: rank(lane.library))
+        self.lanes = {lane.name: lane for lane in measured_lanes}
 
     @property
     def label(self) -> str:

@@ -18,10 +18,10 @@ __all__ = ['compose']
 
 LEVEL = f'{stats.LEVEL * 100:.0f} %'
 
-# scenarios of the report; those without results are reported as missing
+# the page says of these scenarios if they have no results
 SCENARIOS = {
     'publish': 'Publishing to a broker',
-    'amqp': 'AMQP and raw bytes',
+    'amqp': 'AMQP 1.0 compared with raw bytes',
     'codec': 'Encoding and decoding AMQP 1.0',
 }
 MORE = {
@@ -29,20 +29,21 @@ MORE = {
     'tasks': 'Publishing from many tasks',
     'sub-entries': 'Sub-entries',
     'consume': 'Consuming',
-    'clients': 'Other languages',
+    'clients': 'Clients in other languages',
 }
 
-BARS = f'Bars: median; lines: {LEVEL} interval; longer is faster.'
+BARS = f'Bars: medians; lines: {LEVEL} intervals. Longer bars are faster.'
 BOXES = (
-    'Line: median; box: from the first quartile to the third; whiskers: up to 1.5 times the height'
-    ' of the box; circles: the rounds outside.'
+    'Line: median; box: first to third quartile; whiskers: up to 1.5 times the length of the box;'
+    ' circles: rounds outside the whiskers.'
 )
-CURVES = f'Points: median of the rounds, or of all messages; lines: {LEVEL} interval.'
+CURVES = f'Points: medians over the rounds; lines: {LEVEL} intervals.'
+PERCENTILES = 'Points: percentiles over all messages of all rounds.'
 
 ABOUT = {
-    'time': 'begun',
+    'time': 'started',
     'python': 'Python',
-    'compiler': 'compiled by',
+    'compiler': 'compiler',
     'kernel': 'kernel',
     'machine': 'machine',
     'cpu': 'CPU',
@@ -71,12 +72,13 @@ def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
             lines += results(report, scenario, figures.get(scenario), folder)
         elif scenario in SCENARIOS:
             lines += heading(title)
-            lines += paragraph(f'No result file has the scenario {code(scenario)}: not measured.')
+            lines += paragraph(f'Not measured: no result file contains {code(scenario)}.')
     for scenario, study in studies.STUDIES.items():
         if report.of_study(scenario):
             lines += heading(study.title)
             lines += paragraph(sentence(report.scenarios[scenario]))
-            lines += show(scenario, words_of(report, scenario), CURVES, folder)
+            caption = PERCENTILES if scenario == 'percentiles' else CURVES
+            lines += show(scenario, words_of(report, scenario), caption, folder)
             lines += studies.sections(report, scenario)
     lines += [*targets(report), *method(report), *surroundings(report), *field(report)]
     return '\n'.join(lines).rstrip('\n') + '\n'
@@ -90,25 +92,26 @@ def summary(report: Report, folder: str) -> Iterator[str]:
         about = run.environment
         scenarios = names(dict.fromkeys(code(kind.scenario) for kind in run.kinds.values()))
         yield from paragraph(
-            f'{code(run.label)}: {scenarios}, {run.rounds} rounds, begun {moment(about["time"])} on'
+            f'{code(run.label)}: {scenarios}; {run.rounds} rounds, started'
+            f' {moment(about["time"])} on'
             f' {plain(str(about.get("cpus")))} CPUs ({plain(str(about.get("cpu")))}),'
             f' {plain(about["python"])}{brokers(about)}.'
         )
     yield from paragraph(
-        'Everything on this page is computed from these files. Rates are medians of the rounds;'
-        f' what stands in brackets is the {LEVEL} interval. A bar plot shows median and'
-        ' interval. *Floor* lanes send the same frames as the clients with nothing around them:'
-        ' what they reach is what broker, network and event loop leave to a client.'
+        'All numbers on this page are computed from these files. Each rate is the median over the'
+        f' rounds, followed by its {LEVEL} interval in brackets. A *lane* is one library doing one'
+        ' kind of work. *Floor* lanes exchange the same frames with the broker without a client'
+        ' library: they show the rate that broker, network and event loop allow.'
     )
     if studies.overview(report):
         caption = (
-            f'Points: ratio of the medians; lines: {LEVEL} interval. Each kind of work, and how'
-            ' each library is used for it, is described below.'
+            f'Points: ratios of medians; lines: {LEVEL} intervals. The sections below describe each'
+            ' kind of work and how each library does it.'
         )
         yield from show('overview', overview_in_words(report), caption, folder)
     kinds = [kind for kind in report.kinds() if report.of_kind(kind.name)]
     drawn = {name for figure in FIGURES for _, names in figure.parts for name in names}
-    yield from heading('In short')
+    yield from heading('Summary')
     yield from bullets(
         [
             *(in_short(report, kind) for kind in kinds if kind.name in drawn),
@@ -117,7 +120,7 @@ def summary(report: Report, folder: str) -> Iterator[str]:
         ]
     )
     if warnings := list(cautions(report)):
-        yield '.. admonition:: To be read with care'
+        yield '.. admonition:: Limits of these results'
         yield ''
         for text in bullets(warnings):
             yield textwrap.indent(text, '   ')
@@ -137,7 +140,7 @@ def results(report: Report, scenario: str, figure: Figure | None, folder: str) -
         caption = BOXES if figure.boxes else BARS
         yield from show(figure.scenario, alt(report, figure), caption, folder)
     for kind in report.kinds(scenario):
-        yield from heading(f'{kind.name}: {kind.count:,} messages a round', '~')
+        yield from heading(f'{kind.name}: {kind.count:,} messages per round', '~')
         yield from paragraph(sentence(kind.title))
         yield from numbers(report, kind)
         yield from bullets(reading(report, kind))
@@ -174,12 +177,12 @@ def cell(values: Any, form: str) -> str:
 
 
 def numbers(report: Report, kind: Kind) -> Iterator[str]:
-    """The table of a kind of work: rate, CPU, memory, and ratios to floor or reference."""
+    """The table for a kind of work: rate, CPU, memory, and ratios to the floor or reference."""
     lanes = report.of_kind(kind.name)
     if not lanes:
         yield from paragraph('No lane has results.')
         return
-    # base of the ratios: floor, reference, or RbFly
+    # the denominator of the ratios: floor, reference or RbFly
     bases = [
         *(lane for lane in lanes if lane.library == kind.floor),
         *(lane for lane in lanes if lane.is_reference),
@@ -210,7 +213,7 @@ def targets(report: Report) -> Iterator[str]:
     for target in TARGETS:
         lane, other = report.lane(target.lane), report.lane(target.other)
         if not lane and not other and lanes.find(target.lane).kind.scenario not in SCENARIOS:
-            continue  # optional on this page
+            continue  # the page does not require this scenario
         if not lane or not other:
             missing = target.other if lane else target.lane
             rows.append([code(target.lane), code(target.other), '', f'{code(missing)} is missing'])
@@ -226,12 +229,12 @@ def targets(report: Report) -> Iterator[str]:
                 rows.append(
                     [code(lane.name), code(other.name), text, verdict(interval, goal, most)]
                 )
-    yield from heading('What it is to reach')
+    yield from heading('Goals')
     yield from paragraph(
-        'The goals that this client has set itself. One is reached if all of the interval is on'
-        ' the right side of it, and reached within the interval if a part of it is.'
+        'The goals that RbFly has set itself. A goal is *reached* if the whole interval meets it,'
+        ' and *reached within the interval* if only part of the interval does.'
     )
-    yield from table(['lane', 'beside', 'ratio and goal', 'reached?'], rows, 'perf')
+    yield from table(['lane', 'compared with', 'ratio and goal', 'reached?'], rows, 'perf')
 
 
 # -- how
@@ -254,7 +257,7 @@ def command(run: Run) -> str:
 
 
 def is_usual(kind: Kind, run: Run) -> bool:
-    """Whether this is the default number of messages of a run."""
+    """Whether the run used the default number of messages for this kind."""
     known = lanes.KINDS.get(kind.name)
     if known is None:
         return False
@@ -264,8 +267,10 @@ def is_usual(kind: Kind, run: Run) -> bool:
 
 
 def method(report: Report) -> Iterator[str]:
-    yield from heading('What was done')
-    yield from paragraph('After the set-up that the README tells, in the checkout:')
+    yield from heading('Method')
+    yield from paragraph(
+        'To repeat the measurements, set up the checkout as described in the README, and run in it:'
+    )
     yield '.. code-block:: sh'
     yield ''
     for run in report.runs:
@@ -275,25 +280,26 @@ def method(report: Report) -> Iterator[str]:
     yield ''
     yield from bullets(
         [
-            'One scenario is run after the other. Every lane has a process of its own for all of'
-            ' its rounds, or several where that is the question. It connects, and does its work'
-            ' once unrecorded, to warm up.',
-            'Each round runs every lane once, one after the other, in an order shuffled by seed and'
-            ' number of the round, so that what makes the machine slow for a while meets all lanes'
-            ' alike. Growth has a single round.',
-            'The clock (``perf_counter``) runs from before the first message to after the last'
-            ' confirm. Messages are made, and the garbage collector run, before it starts.',
-            'Every message published is confirmed by its broker, unless the lane says otherwise;'
-            ' then the messages in the broker'
-            ' are counted by other code than that which is measured. A lane whose count is not what'
-            ' it said has failed and is named.',
-            'What needs no broker is a statement that ``timeit`` repeats, which keeps the garbage'
-            ' collector off meanwhile; what comes of it is checked before and after.',
-            'CPU is user and system time of the process of the lane, per message; memory is the'
-            ' peak of its resident set while the clock ran.',
-            f'Intervals are {LEVEL} percentile bootstrap intervals of'
-            f' {stats.RESAMPLES:,} resamples. Ratios are of medians, of the same rounds, whole'
-            ' rounds being resampled.',
+            'Scenarios run one after the other. Each lane keeps its own process for all of its'
+            ' rounds; the scenario ``processes`` uses several per lane. The process connects and'
+            ' warms up with one round that is not recorded.',
+            'Each round runs every lane once, one at a time. The seed and the number of the round'
+            ' determine the order, which is shuffled so that a temporary slowdown of the machine'
+            ' affects all lanes alike. The scenario ``growth`` has a single round.',
+            'The clock (``perf_counter``) runs from before the first message until after the last'
+            ' confirm or the last message consumed. Before it starts, the lane creates its messages'
+            ' and runs the garbage collector.',
+            'The broker confirms every published message, unless the kind of work is described as'
+            ' unconfirmed. After each round, code that is independent of the measured libraries'
+            ' counts the messages in the broker. If the count differs from what the lane reports,'
+            ' the lane has failed, and this page says so.',
+            'Codec lanes repeat a statement with ``timeit``, which disables the garbage collector'
+            ' meanwhile; the result of the statement is checked before and after.',
+            'CPU is the user and system time of the process of a lane, per message. Memory is the'
+            ' peak of its resident set while the clock runs.',
+            f'Intervals are {LEVEL} percentile bootstrap intervals from {stats.RESAMPLES:,}'
+            ' resamples. A ratio divides two medians over the rounds that both lanes completed;'
+            ' its interval comes from resampling whole rounds.',
         ]
     )
     rows = [
@@ -308,11 +314,11 @@ def method(report: Report) -> Iterator[str]:
         for kind in report.kinds()
         if not kind.series
     ]
-    head = ['kind of work', 'messages a round', 'at `--full`', 'scale', 'at once', 'to warm up']
+    head = ['kind of work', 'messages per round', 'with `--full`', 'scale', 'batch', 'warm-up']
     yield from table([plain(title) for title in head], rows)
     yield from heading('How each library is used', '~')
     yield from table(
-        ['library', 'for', 'event loop', 'how'],
+        ['library', 'kinds of work', 'event loop', 'use'],
         (
             [plain(lanes[0].title), names(used_for(report, lanes)), loop, plain(how)]
             for (_, loop, how), lanes in grouped(report).items()
@@ -322,7 +328,7 @@ def method(report: Report) -> Iterator[str]:
 
 
 def used_for(report: Report, lanes: Iterable[Lane]) -> Iterable[str]:
-    """Kinds of work; for studies, only their names."""
+    """Names of kinds of work; for a study, only the name of the study."""
     kinds = [report.kind(lane.kind) for lane in lanes]
     return dict.fromkeys(code(kind.scenario if kind.series else kind.name) for kind in kinds)
 
@@ -337,7 +343,7 @@ def grouped(report: Report) -> dict[tuple[str, str, str], list[Lane]]:
 
 def format_fact(name: str, value: Any) -> str:
     if value is None:
-        return 'not known'
+        return 'unknown'
     if name == 'time':
         return moment(value)
     if name == 'memory':
@@ -374,10 +380,8 @@ def surroundings(report: Report) -> Iterator[str]:
     for run in runs:
         for later in run.environments[1:]:
             changes = environment.differences(run.environment, later)
-            what = f'it then differed in {"; ".join(changes)}' if changes else 'nothing differed'
-            resumed.append(
-                f'{code(run.label)} was gone on with {moment(later["time"])}; {plain(what)}.'
-            )
+            what = f'changes: {"; ".join(changes)}' if changes else 'nothing had changed'
+            resumed.append(f'{code(run.label)} was resumed {moment(later["time"])}; {plain(what)}.')
     if resumed:
         yield from bullets(resumed)
 
@@ -386,10 +390,11 @@ def surroundings(report: Report) -> Iterator[str]:
 
 
 def field(report: Report) -> Iterator[str]:
-    yield from heading('How this differs from what others have published')
+    yield from heading('Differences from published reports')
     yield from paragraph(
-        'Rates of different machines, versions and settings are not comparable; what follows is to'
-        ' tell how far apart they are. None of the figures of these reports is repeated here.'
+        'Rates measured on different machines, with different versions or settings, are not'
+        ' comparable. This table shows how the conditions differ; it repeats none of the published'
+        ' rates.'
     )
     head = ['', 'this page', *(f'`{plain(p.title)} <{p.address}>`__' for p in PUBLISHED)]
     rows = []
@@ -399,11 +404,11 @@ def field(report: Report) -> Iterator[str]:
         row = [plain(name), plain(', '.join(sorted(map(str, ours)))) or 'not measured']
         rows.append([*row, *(p.libraries.get(name, '') for p in PUBLISHED)])
     kafka = [run.environment['brokers'].get('kafka') for run in report.runs]
-    modes = {broker.get('mode', 'mode not told') for broker in kafka if broker}
+    modes = {broker.get('mode', 'mode unknown') for broker in kafka if broker}
     kafka_modes = plain(', '.join(sorted(modes))) or 'not measured'
     rows.append(['Kafka', kafka_modes, *(plain(p.kafka) for p in PUBLISHED)])
     counts = [
-        f'{kind.name} {kind.count:,} a round'
+        f'{kind.name} {kind.count:,} per round'
         for kind in report.kinds()
         if kind.scenario != 'codec' and not kind.series
     ]
@@ -413,8 +418,8 @@ def field(report: Report) -> Iterator[str]:
     }
     machine = plain('; '.join(sorted(machines)))
     rows.append(['hardware', machine, *(plain(p.hardware) for p in PUBLISHED)])
-    rows.append(['besides', f'{code(OURS)} is this client', *(plain(p.notes) for p in PUBLISHED)])
-    unknown = 'not known to us'
+    rows.append(['notes', f'{code(OURS)} is this client', *(plain(p.notes) for p in PUBLISHED)])
+    unknown = 'unknown'
     yield from table(
         head, ([row[0], *(text or unknown for text in row[1:])] for row in rows), 'perf perf-text'
     )

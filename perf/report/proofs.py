@@ -1,4 +1,4 @@
-"""The page of proofs, as reStructuredText, created from their result files only."""
+"""The page of proofs, as reStructuredText, created only from their result files."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ __all__ = ['compose', 'read']
 
 Proof = dict[str, Any]
 
-# entries of `found` that are shown elsewhere or mean nothing to readers
+# entries of `found` that the page shows elsewhere or that mean nothing to readers
 OMITTED = ('proxies', 'seconds')
 
 
@@ -43,18 +43,18 @@ def compose(proofs: Sequence[Proof]) -> str:
         '',
         *heading('Proofs', '='),
         *paragraph(
-            'A proof is a seeded command that publishes or consumes while something happens to the'
-            ' connection, to the broker or to the callers. Each message has a number of its own;'
-            ' what is stored or received is compared with what was sent, number by number, by code'
-            ' that is not the client. The nodes of its broker advertise the ports of proxies, and'
-            ' the bytes that went through these are counted.'
+            'A proof is a seeded command that publishes or consumes messages while connections,'
+            ' brokers or callers fail. Messages are numbered; code independent of the client'
+            ' compares every number stored or received with those sent. The nodes of the broker'
+            ' advertise the ports of proxies, which inject faults and count the bytes that they'
+            ' forward.'
         ),
         *paragraph(
-            'Everything on this page comes from the result files. Short versions of all proofs are'
-            ' tests.'
+            'Everything on this page comes from the result files. The test suite runs a short'
+            ' version of every proof.'
         ),
         *table(
-            ['proof', '', 'settings', 'broker', 'seed', 'seconds'],
+            ['proof', 'verdict', 'settings', 'broker', 'seed', 'seconds'],
             map(row, proofs),
             'perf perf-text',
         ),
@@ -104,16 +104,16 @@ def section(proof: Proof) -> Iterator[str]:
         for item in proof['checks']
     ]
     if claims:
-        yield from table(['claim', 'holds?', 'seen'], claims, 'perf perf-text')
+        yield from table(['claim', 'holds?', 'observed'], claims, 'perf perf-text')
     if proof['error']:
-        yield from paragraph(f'**It ended early**: {plain(proof["error"])}')
+        yield from paragraph(f'**Ended early**: {plain(proof["error"])}')
     rows = [
         [plain(name), format_value(value)]
         for name, value in proof['found'].items()
         if name not in OMITTED and value not in ([], {})
     ]
     if rows:
-        yield from table(['found', ''], rows, 'perf perf-text')
+        yield from table(['measured', ''], rows, 'perf perf-text')
 
 
 def format_value(value: Any) -> str:

@@ -22,9 +22,9 @@ __all__ = [
     'verdict',
 ]
 
-# from this fraction of the floor on, broker and network are the limit, not the client
+# a client above this fraction of the floor's rate is limited by broker and network
 NEAR = 0.9
-# with fewer rounds or a higher load per CPU, a run only gives an impression
+# the page warns about runs with fewer rounds or a higher load per CPU
 ROUNDS = 30
 LOAD = 0.5
 
@@ -60,7 +60,7 @@ def verdict(interval: Interval | None, target: float, most: bool = False) -> str
     :param most: the target is a maximum.
     """
     if interval is None:
-        return 'cannot be told'
+        return 'unknown'
     sure, reached = (
         (interval.high <= target, interval.low <= target)
         if most
@@ -94,23 +94,23 @@ def compare_with_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
     share = lane.ratio(floor) if floor else None
     if share is None:
         return (
-            f'The floor lane {code(f"{kind.floor}-{kind.name}")} has no result, so it cannot be'
-            ' told whether the client or the broker is the limit.'
+            f'The floor lane {code(f"{kind.floor}-{kind.name}")} has no result, so this page cannot'
+            ' say whether the client or the broker limits the rate.'
         )
     if share.low > 1:
         return (
-            f'{name} is faster than its floor by more than the interval, {scale(share)} its rate.'
-            ' That cannot be: something is counted wrongly, and the rest is to be read with care.'
+            f'{name} is significantly faster than its floor ({scale(share)} its rate), which should'
+            ' be impossible: suspect the measurement.'
         )
-    text = f'{name} reaches {scale(share)} the rate of the floor, the same frames without a client'
+    text = f'{name} reaches {scale(share)} the rate of the floor'
     if share.low >= NEAR:
         return (
-            f'{text}: the broker and the round trips to it are the limit, and no client could be'
-            ' much faster here.'
+            f'{text}: the broker and the network limit the rate, and no client could be much'
+            ' faster.'
         )
     if share.high < NEAR:
-        return f'{text}: the client costs the rest.'
-    return f'{text}; the interval is too wide to tell whether client or broker is the limit.'
+        return f'{text}: the rest is the cost of the client.'
+    return f'{text}; the interval is too wide to tell whether client or broker limits the rate.'
 
 
 def compare_with_peer(lane: Lane, peer: Lane) -> str:
@@ -120,22 +120,22 @@ def compare_with_peer(lane: Lane, peer: Lane) -> str:
     if rate is None:
         return ''
     if rate.low > 1:
-        text = f'{ours} is ahead of {theirs}: {scale(rate)} its rate'
+        text = f'{ours} is faster than {theirs}: {scale(rate)} its rate'
     elif rate.high < 1:
-        text = f'**{theirs} is ahead** of {ours}, which has {scale(rate)} its rate'
+        text = f'**{theirs} is faster** than {ours}, which reaches {scale(rate)} its rate'
     else:
-        text = f'{ours} and {theirs} cannot be told apart: the ratio of rates is {ratio(rate)}'
+        text = f'{ours} and {theirs} do not differ significantly in rate (ratio {ratio(rate)})'
     if cpu is not None:
         if cpu.high < 1:
-            text += f'; {ours} takes less CPU per message ({scale(cpu)})'
+            text += f'; {ours} uses less CPU per message ({scale(cpu)})'
         elif cpu.low > 1:
-            text += f'; **{ours} takes more CPU** per message ({scale(cpu)})'
+            text += f'; **{ours} uses more CPU** per message ({scale(cpu)})'
         else:
-            text += f'; their CPU per message cannot be told apart ({ratio(cpu)})'
+            text += f'; CPU per message does not differ significantly (ratio {ratio(cpu)})'
     if peer.is_reference:
-        text += '; the reference is of another format, and no peer'
+        text += '; the reference encodes a different format, so it is not a peer'
     if lane.broker != peer.broker:
-        text += '; the brokers are different ones, and this compares client and broker together'
+        text += '; they use different brokers, so this compares client and broker together'
     return text + '.'
 
 
@@ -153,29 +153,29 @@ def of_kind(report: Report, kind: Kind) -> Iterator[str]:
         if text := compare_with_peer(ours[0], lane):
             yield text
     if not ours:
-        yield 'This client has no result here.'
+        yield 'RbFly has no result.'
     elif kind.floor and not any(lane.is_peer for lane in lanes):
-        yield 'No peer has a result here.'
+        yield 'No peer has a result.'
 
 
 def in_short(report: Report, kind: Kind) -> str:
-    """RbFly's rate, and its ratios to everything it is compared with."""
+    """RbFly's rate, and its ratios to the rates of other lanes."""
     lanes = report.of_kind(kind.name)
     ours = next((lane for lane in lanes if lane.is_ours), None)
     if not ours:
-        return f'**{kind.scenario}, {kind.name}**: this client has no result.'
+        return f'**{kind.scenario}, {kind.name}**: RbFly has no result.'
     parts = [
         f'**{kind.scenario}, {kind.name}**: {plain(ours.title)} {ours.rate.value:,.0f} messages/s'
     ]
     for lane in lanes:
         interval = ours.ratio(lane)
         if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and interval:
-            parts.append(f'{scale(interval)} {plain(lane.title)}')
+            parts.append(f'{ratio(interval)} × {plain(lane.title)}')
     return f'{"; ".join(parts)}.'
 
 
 def ahead(report: Report, kinds: Iterable[Kind]) -> str:
-    """Where others are ahead of RbFly."""
+    """The kinds of work in which other libraries are faster than RbFly."""
     ahead_in: dict[str, list[str]] = {}
     for kind in kinds:
         lanes = report.of_kind(kind.name)
@@ -186,11 +186,11 @@ def ahead(report: Report, kinds: Iterable[Kind]) -> str:
                 if rate and rate.high < 1:
                     ahead_in.setdefault(lane.title, []).append(kind.name)
     if not ahead_in:
-        return 'No library is ahead of this client in rate in any kind of work measured here.'
+        return 'No other library is faster than RbFly in any kind of work measured here.'
     texts = (
         f'{plain(title)} in {", ".join(map(code, names))}' for title, names in ahead_in.items()
     )
-    return f'Ahead of this client in rate: {"; ".join(texts)}.'
+    return f'Faster than RbFly: {"; ".join(texts)}.'
 
 
 def reading(report: Report, kind: Kind) -> list[str]:
@@ -205,24 +205,24 @@ def cautions(report: Report) -> Iterator[str]:
         about = run.environment
         if run.rounds < ROUNDS:
             yield (
-                f'{name} has {run.rounds} rounds, fewer than {ROUNDS}: its intervals are an'
-                ' impression only.'
+                f'{name} has {run.rounds} rounds, fewer than {ROUNDS}: its intervals are rough'
+                ' estimates.'
             )
         fewer = [
             lane.name for lane in run.lanes.values() if lane.rounds < run.results.rounds(lane.name)
         ]
         if fewer:
             yield (
-                f'{name} was ended before its last round; these lanes have fewer rounds than the'
-                f' {run.rounds} that were asked for: {", ".join(map(code, fewer))}.'
+                f'{name} ended before its last round; these lanes have fewer than the requested'
+                f' {run.rounds} rounds: {", ".join(map(code, fewer))}.'
             )
         load, cpus = about.get('load'), about.get('cpus')
         if load and cpus and load[0] > LOAD * cpus:
             yield (
-                f'The machine was not idle when {name} was begun: its load was {load[0]:.2f} on'
-                f' {cpus} CPUs. Lanes are interleaved, so ratios suffer less than rates.'
+                f'The machine was not idle when {name} was started: its load was {load[0]:.2f} on'
+                f' {cpus} CPUs. Since the lanes alternate, this affects ratios less than rates.'
             )
         if str(about.get('revision') or '').endswith('+'):
-            yield f'Files of the checkout were changed since the commit that {name} names.'
+            yield f'The checkout had uncommitted changes when {name} was started.'
     if len(report.runs) > 1:
-        yield 'Ratios are of lanes in the same result file only.'
+        yield 'Only lanes of the same result file are compared.'

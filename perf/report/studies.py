@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .model import OURS, TITLES, Kind, Lane, Report
+from .model import OURS, TITLES, Kind, Lane, Report, rank
 from .reading import number, ratio
 from .rst import bullets, code, heading, names, paragraph, plain, table
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
-SOONER = 0.95  # latencies above this fraction of RbFly's count as the same
+SOONER = 0.95  # a latency counts as lower if it is below this fraction of RbFly's
 LATENCIES = ('confirm', 'end to end')
 
 
@@ -46,26 +46,26 @@ class Study:
 
 STUDIES = {
     'batch-size': Study(
-        'Sizes of batches', 'messages in a batch', {'batch': 'each batch confirmed before the next'}
+        'Batch size', 'messages per batch', {'batch': 'each batch confirmed before the next'}
     ),
     'concurrent': Study(
-        'Numbers of tasks', 'tasks', {'tasks': 'each task awaits the confirm of its message'}
+        'Concurrent tasks', 'tasks', {'tasks': 'each task awaits the confirm of its message'}
     ),
     'latency': Study(
-        'Distance to the broker',
-        'ms there and back',
+        'Network latency',
+        'round trip in ms',
         {
             'each': 'each message confirmed before the next',
             'batch': 'batches of 100, each confirmed before the next',
-            'flight': 'up to 10,000 unconfirmed',
+            'flight': 'up to 10,000 messages in flight',
             'unconfirmed': 'without confirms',
-            'connection': 'a connection for each message',
+            'connection': 'one connection per message',
         },
     ),
-    'percentiles': Study('Percentiles at a fixed rate', 'messages a second', {'rate': ''}),
+    'percentiles': Study('Latency at a fixed rate', 'messages per second', {'rate': ''}),
     'processes': Study(
         'Processes and publishers',
-        'publishers in each process',
+        'publishers per process',
         {'1': 'one process', '2': 'two processes'},
         (
             ('Go study, peak', 1_082_014),
@@ -74,39 +74,39 @@ STUDIES = {
         ),
     ),
     'sizes': Study(
-        'Sizes of bodies',
-        'bytes of a body',
+        'Message size',
+        'bytes per body',
         {
             'send': 'published, each confirmed before the next',
-            'many': 'published, up to 10,000 unconfirmed',
+            'many': 'published, up to 10,000 messages in flight',
             'read': 'consumed',
         },
     ),
-    'values': Study('Types of values', 'value', {'publish': 'published', 'read': 'consumed'}),
+    'values': Study('Value types', 'value', {'publish': 'published', 'read': 'consumed'}),
     'growth': Study(
         'Growth',
         'number',
         {
-            'messages': 'messages published, one after the other by the same publisher',
-            'streams': 'streams, with a publisher each',
-            'subscriptions': 'subscriptions, all of the same client',
+            'messages': 'messages published by one publisher',
+            'streams': 'streams with one publisher each',
+            'subscriptions': 'subscriptions of one client',
         },
     ),
 }
 
-# Kinds of work in the overview, and their names there.
+# The kinds of work in the overview, and their labels.
 OVERVIEW = {
     'single': 'each message confirmed',
     'batch': 'batches of 100',
     'concurrent-100': '100 tasks',
-    'sizes-many-10': 'many unconfirmed',
-    'clients-publish': 'many, other languages',
-    'latency-each-10': 'each, 10 ms away',
-    'latency-flight-10': 'many, 10 ms away',
+    'sizes-many-10': '10,000 in flight',
+    'clients-publish': '10,000 in flight, Go and Java',
+    'latency-each-10': 'each confirmed, 10 ms latency',
+    'latency-flight-10': '10,000 in flight, 10 ms latency',
     'processes-2-1': 'two processes',
     'sizes-read-10': 'consumed, 10 bytes',
     'sizes-read-10000': 'consumed, 10 KB',
-    'clients-consume': 'consumed, other languages',
+    'clients-consume': 'consumed, Go and Java',
     'encode-seed': 'encoded',
     'decode-seed': 'decoded',
 }
@@ -121,7 +121,7 @@ class Compared(NamedTuple):
 
 
 def overview(report: Report) -> list[Compared]:
-    """RbFly relative to each peer, per kind of work."""
+    """RbFly's rate relative to each peer's, per kind of work."""
     rows = []
     for name, title in OVERVIEW.items():
         lanes = report.of_kind(name)
@@ -135,8 +135,7 @@ def overview(report: Report) -> list[Compared]:
 def libraries(report: Report, kinds: Sequence[Kind]) -> list[str]:
     """Libraries with results, in report order."""
     used = {lane.library for kind in kinds for lane in report.of_kind(kind.name)}
-    order = list(TITLES)
-    return sorted(used, key=lambda name: order.index(name) if name in order else len(order))
+    return sorted(used, key=rank)
 
 
 def lane_of(report: Report, kind: Kind, library: str) -> Lane | None:
@@ -181,8 +180,9 @@ def sections(report: Report, scenario: str) -> Iterator[str]:
         yield from bullets(trips(report))
     if study.marks:
         yield from paragraph(
-            'Lines in the figure: rates as others have published them, of other machines, settings'
-            ' and versions; not checked by us, and not comparable.'
+            'The dotted lines in the figure are rates published elsewhere, measured on other'
+            ' machines with other settings and versions. They were not verified and are not'
+            ' comparable.'
         )
     absent = {
         name: why
@@ -206,7 +206,7 @@ def cell(lane: Lane | None) -> str:
 def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
     """Tables of rates, bytes if sizes differ, and ratios; CPU and memory for a single library."""
     names = libraries(report, kinds)
-    head = [study.axis, 'messages a round', *map(title, names)]
+    head = [study.axis, 'messages per round', *map(title, names)]
     rows = []
     for kind in kinds:
         row_lanes = [lane_of(report, kind, name) for name in names]
@@ -220,7 +220,7 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
     yield from paragraph('Messages per second:')
     yield from table(head, rows)
     if len({kind.body for kind in kinds}) > 1:
-        yield from paragraph('The same in megabytes of bodies per second:')
+        yield from paragraph('Megabytes per second, counting bodies only:')
         yield from each(
             report,
             study.axis,
@@ -235,7 +235,7 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
             ours = lane_of(report, kind, OURS)
             return ratio(ours.ratio(lane)) if ours else ''
 
-        yield from paragraph(f'Rate of {title(OURS)} ÷ that of:')
+        yield from paragraph(f'Rate of {title(OURS)} ÷ rate of:')
         yield from each(report, study.axis, kinds, others, ratio_to)
 
 
@@ -256,12 +256,12 @@ def each(
 
 def listed(labels: Sequence[str], of: int) -> str:
     if len(labels) == of:
-        return 'everywhere'
+        return 'throughout'
     return f'at {", ".join(labels)}'
 
 
 def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
-    """Where RbFly is ahead of each of the others, by the rules of the rest of the report."""
+    """Where RbFly is faster than each other library, by the rules of :mod:`.reading`."""
     for library in libraries(report, kinds):
         if library == OURS:
             continue
@@ -275,17 +275,22 @@ def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
         values = [interval.value for _, interval, _ in compared]
         span = f'{number(min(values))} to {number(max(values))} times'
         if compared[0][2].is_floor:
-            yield f'{title(OURS)} has {span} the rate of {title(library)}.'
+            yield f'{title(OURS)} reaches {span} the rate of {title(library)}.'
             continue
         parts = []
         for labels, text in (
-            ([name for name, x, _ in compared if x.low > 1], 'is ahead {}'),
-            ([name for name, x, _ in compared if x.low <= 1 <= x.high], 'cannot be told apart {}'),
-            ([name for name, x, _ in compared if x.high < 1], '**is behind** {}'),
+            ([name for name, x, _ in compared if x.low > 1], 'faster {}'),
+            (
+                [name for name, x, _ in compared if x.low <= 1 <= x.high],
+                'not significantly different {}',
+            ),
+            ([name for name, x, _ in compared if x.high < 1], '**slower** {}'),
         ):
             if labels:
                 parts.append(text.format(listed(labels, len(compared))))
-        yield f'Beside {title(library)}, {title(OURS)} {"; ".join(parts)}: {span} its rate.'
+        yield (
+            f'Compared with {title(library)}, {title(OURS)} is {"; ".join(parts)}: {span} its rate.'
+        )
 
 
 def trips(report: Report) -> Iterator[str]:
@@ -295,15 +300,15 @@ def trips(report: Report) -> Iterator[str]:
         for lane in report.of_kind(kind.name):
             for trip in lane.values('round_trip'):
                 least[kind.at] = min(trip * 1000, least.get(kind.at, trip * 1000))
-    texts = [f'{value:.2f} ms with {at} ms' for at, value in sorted(least.items())]
+    texts = [f'{at} ms: {value:.2f} ms' for at, value in sorted(least.items())]
     yield (
-        'Each lane measured a round trip in each round, by a request of its library that publishes'
-        f' nothing; the least of all lanes was {"; ".join(texts)} injected.'
+        'In each round, each lane timed one request that publishes nothing. The shortest round'
+        f' trips of all lanes, by injected latency, are {"; ".join(texts)}.'
     )
 
 
 def sooner(report: Report) -> str:
-    """Where messages of others arrive sooner than RbFly's."""
+    """Where other libraries have lower latencies than RbFly."""
     parts = []
     for kind in report.kinds('percentiles'):
         ours = lane_of(report, kind, OURS)
@@ -317,21 +322,21 @@ def sooner(report: Report) -> str:
                 ]
                 if sooner_at:
                     parts.append(
-                        f'{plain(lane.title)} at {label(kind)} a second, {names(sooner_at)}'
+                        f'{plain(lane.title)} at {label(kind)} per second, {names(sooner_at)}'
                     )
     if not parts:
-        return 'Messages of no other library are confirmed or consumed sooner at a fixed rate.'
-    return f'Sooner than this client at a fixed rate: {"; ".join(parts)}.'
+        return 'No other library has a lower latency than RbFly at a fixed rate.'
+    return f'Lower latency than RbFly at a fixed rate: {"; ".join(parts)}.'
 
 
 def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
     """A table of latencies pooled over the rounds."""
     yield from paragraph(
-        'Milliseconds from when a message was due, pooled over all rounds; in brackets how many'
-        ' times that of the floor. The wake-ups by which all lanes send add up to 0.9 ms at 10,000'
-        ' messages a second.'
+        'Milliseconds from the time when a message was due, over all rounds; the ratio to the'
+        ' floor is in brackets. The timer that paces all lanes accounts for up to 0.9 ms at 10,000'
+        ' messages per second.'
     )
-    head = ['messages a second', 'lane']
+    head = ['messages per second', 'lane']
     head += [f'{what} {name}' for what in LATENCIES for name in QUANTILES]
     rows = []
     for kind in kinds:
@@ -359,6 +364,6 @@ def percentiles(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
         if (rounds := lane.values('late'))
     ]
     if late:
-        yield from paragraph(f'Did not keep the rate: {"; ".join(late)}.')
+        yield from paragraph(f'These lanes fell behind the rate: {"; ".join(late)}.')
     else:
-        yield from paragraph('Every lane kept the rate in every round.')
+        yield from paragraph('Every lane kept up with the rate in every round.')

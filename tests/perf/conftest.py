@@ -1,4 +1,4 @@
-"""What tests of lanes share."""
+"""Fixtures for the tests of lanes."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from perf.store import RabbitStore
 
 @pytest.fixture
 def store(broker: RabbitMQ, stream_name: str) -> Iterator[RabbitStore]:
-    """Counts what is in the stream, which it has made."""
+    """A store that has created the stream and counts its messages."""
     store = RabbitStore(broker.uri)
     store.create(stream_name)
     yield store

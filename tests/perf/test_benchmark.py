@@ -1,4 +1,4 @@
-"""`python -m perf` on a real broker: results that are stored, resumed and reported."""
+"""`python -m perf` on a real broker stores, resumes and reports results."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def results_in(path: Path) -> list[dict[str, Any]]:
     return [item for item in found if item['type'] == 'result']
 
 
-async def test_lanes_that_consume(broker: RabbitMQ, tmp_path: Path) -> None:
+async def test_consuming_lanes(broker: RabbitMQ, tmp_path: Path) -> None:
     results = tmp_path / 'run.jsonl'
     names = [
         f'{library}-{kind}'
@@ -55,7 +55,7 @@ async def test_run_resume_and_report(broker: RabbitMQ, tmp_path: Path) -> None:
     assert {item['count'] for item in rounds} == {100, 1000}
 
     lines = results.read_text().splitlines(keepends=True)
-    results.write_text(''.join(lines[:-3]))  # as if it had been interrupted
+    results.write_text(''.join(lines[:-3]))  # like after an interruption
     await perf('--resume', '--out', str(results), uri=broker.uri)
     assert len(results_in(results)) == 10
 

@@ -1,4 +1,4 @@
-"""The lanes of AMQP 0.9.1, pika and aio-pika: what they have published is in the stream."""
+"""The AMQP 0.9.1 lanes, pika and aio-pika, store in the stream what they publish."""
 
 import asyncio
 import importlib
@@ -38,7 +38,7 @@ LOST = (
     ChannelInvalidStateError,
     OSError,
 )
-SETTLE_TIMEOUT = 10.0  # seconds for unconfirmed messages to be in the stream
+SETTLE_TIMEOUT = 10.0  # seconds for the broker to store unconfirmed messages
 
 every_way = pytest.mark.parametrize(('module', 'kind'), WAYS)
 
@@ -60,7 +60,7 @@ def address(broker: RabbitMQ) -> str:
 
 
 def settled(store: RabbitStore, stream: str, count: int) -> int:
-    """Messages of the stream, once there are that many."""
+    """Count the messages in the stream once there are `count`, or after the timeout."""
     limit = time.monotonic() + SETTLE_TIMEOUT
     while (found := store.count(stream)) < count and time.monotonic() < limit:
         time.sleep(0.05)
@@ -69,9 +69,9 @@ def settled(store: RabbitStore, stream: str, count: int) -> int:
 
 @contextmanager
 def proxied(address: str, delay: float = 0) -> Iterator[tuple[str, Any]]:
-    """The address of a proxy, and what calls one of its functions.
+    """Yield the address of a proxy, and a function that calls the proxy's methods.
 
-    It has a loop of its own, because lanes block theirs.
+    The proxy runs in its own event loop, because lanes block theirs.
     """
     parts = urlsplit(address)
     assert parts.hostname is not None
@@ -99,7 +99,7 @@ def proxied(address: str, delay: float = 0) -> Iterator[tuple[str, Any]]:
 
 
 @every_way
-async def test_messages_are_in_the_stream(
+async def test_published_messages_are_in_the_stream(
     module: str,
     kind: str,
     address: str,
@@ -124,7 +124,7 @@ async def test_messages_are_in_the_stream(
 
 
 @every_way
-async def test_round_trip_goes_there_and_back(
+async def test_round_trip_includes_the_delay_of_both_directions(
     module: str, kind: str, address: str, stream_name: str, store: RabbitStore
 ) -> None:
     with proxied(address, delay=0.03) as (uri, _):
@@ -136,7 +136,7 @@ async def test_round_trip_goes_there_and_back(
 
 
 @every_way
-async def test_closed_connection_is_an_error(
+async def test_closed_connection_raises(
     module: str, kind: str, address: str, stream_name: str, store: RabbitStore
 ) -> None:
     with proxied(address) as (uri, call):
@@ -153,7 +153,7 @@ async def test_closed_connection_is_an_error(
 
 
 @every_way
-async def test_connection_lost_in_a_run_is_an_error(
+async def test_connection_lost_during_a_run_raises(
     module: str, kind: str, address: str, stream_name: str, store: RabbitStore
 ) -> None:
     with proxied(address) as (uri, call):
@@ -167,7 +167,7 @@ async def test_connection_lost_in_a_run_is_an_error(
 
 
 @every_way
-async def test_no_such_stream_is_an_error(
+async def test_missing_stream_raises(
     module: str, kind: str, address: str, stream_name: str
 ) -> None:
     work = make(module, Target(address, f'{stream_name}-not'), kind)
@@ -181,7 +181,7 @@ async def test_no_such_stream_is_an_error(
     await work.close()
 
 
-async def test_broker_that_is_not_there_is_an_error(stream_name: str) -> None:
+async def test_unreachable_broker_raises(stream_name: str) -> None:
     with proxied('amqp://guest:guest@127.0.0.1:1/') as (uri, call):
         call('refuse')
         for module, kind in WAYS:
@@ -190,7 +190,7 @@ async def test_broker_that_is_not_there_is_an_error(stream_name: str) -> None:
 
 
 class Channel:
-    """In place of pika's: notes what is published."""
+    """Replaces pika's channel and counts the published messages."""
 
     def __init__(self) -> None:
         self.published = 0
@@ -203,7 +203,7 @@ def answer(kind: Any, tag: int, multiple: bool = False) -> Any:
     return pika.frame.Method(1, kind(delivery_tag=tag, multiple=multiple))
 
 
-async def test_in_flight_keeps_to_its_window_whatever_the_order_of_confirms() -> None:
+async def test_in_flight_respects_its_window_with_unordered_confirms() -> None:
     work = make('pika', Target('', ''), 'processes-1-5')
     assert {publisher.window for publisher in work.publishers} == {2_000}
     publisher = work.publishers[0]
@@ -233,7 +233,7 @@ async def test_in_flight_keeps_to_its_window_whatever_the_order_of_confirms() ->
     assert await run == 2_010
 
 
-async def test_in_flight_tells_of_a_message_refused() -> None:
+async def test_in_flight_raises_for_a_refused_message() -> None:
     work = make('pika', Target('', ''), 'latency-flight-0')
     publisher = work.publishers[0]
     publisher.channel = Channel()

@@ -1,4 +1,4 @@
-"""Lanes of an open loop: each message confirmed and consumed once, timed from when it was due."""
+"""Open-loop lanes confirm and consume each message once and time it from when it was due."""
 
 import importlib
 import sys
@@ -32,7 +32,7 @@ def lane_of(name: str, target: Target) -> OpenLoop:
 
 
 async def check_rounds(work: OpenLoop) -> None:
-    """Two rounds: all there, and every latency counts from when a message was due."""
+    """Run two rounds; check that each message has latencies, counted from when it was due."""
     await work.open()
     try:
         for _ in range(2):
@@ -42,7 +42,7 @@ async def check_rounds(work: OpenLoop) -> None:
             assert set(answer['histograms']) == {'confirm', 'end to end'}
             for name, found in work.histograms.items():
                 assert len(found) == sum(answer['histograms'][name].values()) == COUNT
-                assert found.quantile(0) > 2e-9  # the shortest there is: sent before it was due
+                assert found.quantile(0) > 2e-9  # smaller if a message was sent before it was due
     finally:
         await work.close()
 
@@ -59,7 +59,9 @@ async def test_lane_on_rabbitmq(name: str, stream: str, broker_uri: str) -> None
 
 
 @pytest.mark.parametrize('name', RABBITMQ)
-async def test_message_that_the_consumer_misses(name: str, stream: str, broker_uri: str) -> None:
+async def test_round_fails_if_the_consumer_misses_a_message(
+    name: str, stream: str, broker_uri: str
+) -> None:
     work = lane_of(name, Target(broker_uri, stream))
     consumed = work.consumed
     bodies: list[Any] = []
@@ -73,7 +75,7 @@ async def test_message_that_the_consumer_misses(name: str, stream: str, broker_u
     await work.open()
     try:
         await work.prepare(20)
-        with pytest.raises(ValueError, match=r"in place of message 9 .*'0000000010'"):
+        with pytest.raises(ValueError, match=r"expected message 9, .*'0000000010'"):
             await work.run()
     finally:
         await work.close()
@@ -83,7 +85,7 @@ async def test_message_that_the_consumer_misses(name: str, stream: str, broker_u
 
 
 class Echo(OpenLoop):
-    """What is sent is confirmed and consumed at once, or as a test wants it."""
+    """Confirms and consumes messages as soon as they are sent, unless a test overrides it."""
 
     patience = 0.05
 
@@ -126,7 +128,7 @@ if sys.platform == 'linux':
 @pytest.mark.both_loops
 @pytest.mark.parametrize('rate', studies.RATES)
 @pytest.mark.parametrize('pace', PACES)
-async def test_nothing_is_sent_before_it_is_due(
+async def test_no_message_is_sent_before_it_is_due(
     pace: Any, rate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_loop, 'PACE', pace)
@@ -139,7 +141,7 @@ async def test_nothing_is_sent_before_it_is_due(
         assert found.quantile(0) > 2e-9
 
 
-async def test_time_counts_from_when_a_message_was_due() -> None:
+async def test_latency_counts_from_when_a_message_was_due() -> None:
     work = Echo()
 
     def send(first: int, end: int) -> None:
@@ -157,17 +159,19 @@ async def test_time_counts_from_when_a_message_was_due() -> None:
 @pytest.mark.parametrize(
     ('name', 'indices', 'message'),
     [
-        ('consume', [0, 0], 'in place of message 1 came one with'),
-        ('consume', [0, 1, 3, 2], 'in place of message 2 came one with'),
-        ('consume', [0, 2], 'in place of message 1 came one with'),
+        ('consume', [0, 0], 'expected message 1, but received'),
+        ('consume', [0, 1, 3, 2], 'expected message 2, but received'),
+        ('consume', [0, 2], 'expected message 1, but received'),
         ('consume', [0], '0 of 50 messages were not confirmed, 49 not consumed'),
-        ('confirm', [0, 0], 'message 0 was confirmed, which is not unconfirmed'),
-        ('confirm', [0, -1], 'message -1 was confirmed, which is not unconfirmed'),
-        ('confirm', [0, 60], 'message 60 was confirmed, which is not unconfirmed'),
+        ('confirm', [0, 0], 'confirm for message 0, which is not unconfirmed'),
+        ('confirm', [0, -1], 'confirm for message -1, which is not unconfirmed'),
+        ('confirm', [0, 60], 'confirm for message 60, which is not unconfirmed'),
         ('confirm', [0, 1], '48 of 50 messages were not confirmed, 0 not consumed'),
     ],
 )
-async def test_what_a_lane_must_not_do(name: str, indices: list[int], message: str) -> None:
+async def test_round_fails_if_messages_are_lost_duplicated_or_reordered(
+    name: str, indices: list[int], message: str
+) -> None:
     work = Echo()
     real = getattr(work, name)
     left = list(indices)
@@ -181,22 +185,22 @@ async def test_what_a_lane_must_not_do(name: str, indices: list[int], message: s
         await run_of(work)
 
 
-async def test_other_body_is_refused() -> None:
+async def test_round_fails_if_a_body_differs() -> None:
     work = Echo()
     work.consume = lambda index: work.consumed(b'other')  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="message 0 came one with the body b'other'"):
+    with pytest.raises(ValueError, match="expected message 0, but received the body b'other'"):
         await run_of(work)
 
 
-async def test_message_doubled_behind_a_round_fails_the_next() -> None:
+async def test_duplicate_after_a_round_fails_the_next() -> None:
     work = Echo()
     await run_of(work)
     work.consumed(b'0000000049')
-    with pytest.raises(ValueError, match="came one with the body b'0000000049'"):
+    with pytest.raises(ValueError, match="received the body b'0000000049'"):
         await run_of(work)
 
 
-async def test_round_fails_with_what_a_task_raised() -> None:
+async def test_round_raises_the_error_of_a_task() -> None:
     work = Echo()
 
     async def one() -> None:
@@ -207,7 +211,7 @@ async def test_round_fails_with_what_a_task_raised() -> None:
         await run_of(work)
 
 
-async def test_lane_that_does_not_keep_the_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_round_reports_that_a_lane_fell_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (await measure(Echo(), 20))['late']
     monkeypatch.setattr(open_loop, 'LATE', 0.05)
     work = Echo()
@@ -223,7 +227,7 @@ async def test_lane_that_does_not_keep_the_rate_is_told(monkeypatch: pytest.Monk
     assert sum(answer['histograms']['confirm'].values()) == 20
 
 
-def test_every_rate_has_a_tick_of_whole_nanoseconds() -> None:
+def test_timer_interval_is_a_whole_number_of_nanoseconds() -> None:
     for rate in {kind.rate for kind in lanes.KINDS.values()} - {0}:
         assert open_loop.NANO % rate == 0
         assert rate % min(rate, open_loop.TICK) == 0

@@ -1,4 +1,4 @@
-"""The benchmark runner below its brokers: statistics, result files, order of rounds, options."""
+"""The parts of the benchmark that need no broker: statistics, result files, runner, options."""
 
 import asyncio
 import importlib
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # -- statistics
 
 
-def test_median_interval_holds_the_median() -> None:
+def test_median_interval_contains_the_median() -> None:
     source = random.Random(1)
     values = [source.gauss(100, 10) for _ in range(50)]
     found = median_interval(values, seed=1)
@@ -41,7 +41,7 @@ def test_interval_of_equal_values_is_a_point() -> None:
     assert (found.value, found.low, found.high) == (5, 5, 5)
 
 
-def test_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_interval_contains_the_true_median_at_its_level() -> None:
     source = random.Random(7)
     hits = 0
     for i in range(60):
@@ -62,15 +62,15 @@ def test_paired_ratio_is_narrow_when_rounds_are_slow_together() -> None:
     assert paired.high - paired.low < (apart.high - apart.low) / 2
 
 
-def test_paired_ratio_needs_the_same_rounds() -> None:
-    with pytest.raises(ValueError, match='different rounds'):
+def test_paired_samples_must_have_the_same_length() -> None:
+    with pytest.raises(ValueError, match='different lengths'):
         ratio_interval([1.0, 2.0], [1.0], paired=True)
 
 
 # -- order of the rounds
 
 
-def test_order_is_a_shuffle_that_the_seed_repeats() -> None:
+def test_order_is_shuffled_by_the_seed() -> None:
     names = [f'lane{i}' for i in range(6)]
     orders = [tuple(runner.order(5, i, names)) for i in range(1, 61)]
     assert orders == [tuple(runner.order(5, i, names)) for i in range(1, 61)]
@@ -79,7 +79,7 @@ def test_order_is_a_shuffle_that_the_seed_repeats() -> None:
     assert orders != [tuple(runner.order(6, i, names)) for i in range(1, 61)]
 
 
-def test_order_gives_every_lane_every_place() -> None:
+def test_every_lane_comes_first_in_some_rounds() -> None:
     names = list('abcd')
     first = Counter(runner.order(1, i, names)[0] for i in range(400))
     assert min(first.values()) > 60
@@ -96,7 +96,7 @@ def header(settings: Settings = SETTINGS) -> dict[str, Any]:
         'environment': {'time': '2026-01-01T00:00:00+00:00', 'python': 'CPython 3.11.7'},
         'settings': settings.dump(),
         'lanes': [],
-        'left_out': [{'lane': 'rstream-single', 'reason': 'rstream not installed; get it'}],
+        'left_out': [{'lane': 'rstream-single', 'reason': 'rstream not installed; install it'}],
     }
 
 
@@ -117,7 +117,7 @@ def filled(path: Path, rates: dict[str, float], settings: Settings = SETTINGS) -
     return read(path)
 
 
-def test_record_is_per_message() -> None:
+def test_record_contains_rate_and_cpu_per_message() -> None:
     found = row('raw-socket-single', 1)
     assert found['scenario'] == 'publish'
     assert found['rate'] == pytest.approx(1000)
@@ -131,7 +131,7 @@ def test_results_are_read_back(tmp_path: Path) -> None:
     assert results.column('raw-socket-single', 'stored') == {1: 500, 2: 500, 3: 500}
 
 
-def test_half_a_line_is_dropped_and_overwritten(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored_and_overwritten(tmp_path: Path) -> None:
     path = tmp_path / 'r.jsonl'
     filled(path, {'raw-socket-single': 1000})
     whole = path.read_bytes()
@@ -172,7 +172,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path / 'r.jsonl')
 
 
-def test_failed_lane_is_made_good_by_all_its_rounds(tmp_path: Path) -> None:
+def test_lane_with_all_its_rounds_has_not_failed(tmp_path: Path) -> None:
     results = filled(tmp_path / 'r.jsonl', {'raw-socket-single': 1000})
     results.add({'type': 'failure', 'lane': 'raw-socket-single', 'round': 2, 'error': 'once'})
     results.add({'type': 'failure', 'lane': 'bare-uvloop-single', 'round': 0, 'error': 'refused'})
@@ -182,7 +182,7 @@ def test_failed_lane_is_made_good_by_all_its_rounds(tmp_path: Path) -> None:
 # -- tables
 
 
-def test_summary_has_medians_ratios_and_what_is_missing(tmp_path: Path) -> None:
+def test_summary_contains_medians_ratios_and_missing_lanes(tmp_path: Path) -> None:
     results = filled(tmp_path / 'r.jsonl', {'raw-socket-single': 2000, 'bare-uvloop-single': 1000})
     results.add({'type': 'failure', 'lane': 'rbfly-single', 'round': 2, 'error': 'lost 3'})
     text = '\n'.join(table.summary(results))
@@ -190,10 +190,10 @@ def test_summary_has_medians_ratios_and_what_is_missing(tmp_path: Path) -> None:
     assert '2.00 [2.00, 2.00]' in text
     assert 'floor' in text
     assert 'FAILED rbfly-single: round 2: lost 3' in text
-    assert 'left out rstream-single: rstream not installed; get it' in text
+    assert 'left out rstream-single: rstream not installed; install it' in text
 
 
-def test_failed_lane_has_no_figures(tmp_path: Path) -> None:
+def test_summary_omits_numbers_of_failed_lanes(tmp_path: Path) -> None:
     results = filled(tmp_path / 'r.jsonl', {'bare-uvloop-single': 1000})
     writer = Writer.resume(results)
     writer.write(row('raw-socket-single', 1))
@@ -203,22 +203,22 @@ def test_failed_lane_has_no_figures(tmp_path: Path) -> None:
     assert lines == ['FAILED raw-socket-single: round 2: lost']
 
 
-def test_compare_tells_ratio_and_differences(tmp_path: Path) -> None:
+def test_compare_prints_ratios_and_differences(tmp_path: Path) -> None:
     a = filled(tmp_path / 'a.jsonl', {'raw-socket-single': 1000, 'bare-uvloop-single': 500})
     other = Settings(3, 1, {'single': 900}, ['raw-socket-single'])
     b = filled(tmp_path / 'b.jsonl', {'raw-socket-single': 1500}, other)
     b.header['environment']['python'] = 'CPython 3.13.0'
     text = '\n'.join(table.compare(a, b))
-    assert 'differs in python: CPython 3.11.7 and CPython 3.13.0' in text
+    assert 'different python: CPython 3.11.7 and CPython 3.13.0' in text
     assert '1.50 [1.50, 1.50]' in text
-    assert 'messages a round differ, 500 and 900' in text
+    assert 'different numbers of messages per round: 500 and 900' in text
     assert 'bare-uvloop' not in text
 
 
-def test_compare_of_files_with_nothing_in_common(tmp_path: Path) -> None:
+def test_compare_says_when_files_have_no_lane_in_common(tmp_path: Path) -> None:
     a = filled(tmp_path / 'a.jsonl', {'raw-socket-single': 1000})
     b = filled(tmp_path / 'b.jsonl', {'bare-uvloop-single': 1500})
-    assert list(table.compare(a, b))[-1] == 'no lane has results in both'
+    assert list(table.compare(a, b))[-1] == 'no lane has results in both files'
 
 
 # -- lanes
@@ -239,7 +239,7 @@ def test_every_lane_is_in_a_scenario_and_has_a_floor_or_references() -> None:
             assert (ROOT / 'perf' / 'lanes' / f'{lane.library.module}.py').exists()
 
 
-def test_counts_are_whole_batches() -> None:
+def test_message_counts_are_multiples_of_the_batch_size() -> None:
     batch = lanes.KINDS['batch']
     assert batch.count(1) == 1_000_000
     assert batch.count(0.20004) == 200_000
@@ -265,21 +265,21 @@ def test_select(given: list[str], scenarios: list[str], expected: list[str]) -> 
     assert [lane.name for lane in lanes.select(given, scenarios)] == expected
 
 
-def test_select_says_what_there_is() -> None:
+def test_select_lists_known_names() -> None:
     with pytest.raises(ValueError, match='rabbit; lanes are raw-socket-single'):
         lanes.select(['rabbit'], [])
     with pytest.raises(ValueError, match='no scenario sing; there are publish'):
         lanes.select([], ['sing'])
 
 
-def test_the_other_project_of_our_name_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_project_named_rbfly_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('importlib.metadata.version', lambda name: '0.11.0')
     assert lanes.version('rbfly') is None
     assert lanes.version('rstream') == '0.11.0'
     assert 'in the checkout' in lanes.missing(lanes.LIBRARIES['rbfly'])
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_distributions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, 'version', lambda name: None if name == 'msgpack' else '1.0')
     assert lanes.missing(lanes.LIBRARIES['aiokafka']).startswith('msgpack not installed; pip')
     assert lanes.missing(lanes.LIBRARIES['raw-socket']) == ''
@@ -326,7 +326,7 @@ def test_wrong_options_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
     assert 'Traceback' not in capsys.readouterr().err
 
 
-def test_run_is_the_command_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_the_default_command(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
     def do_run(args: Any) -> int:
@@ -340,7 +340,7 @@ def test_run_is_the_command_when_none_is_given(monkeypatch: pytest.MonkeyPatch) 
     assert given == [7, 8, None]
 
 
-def test_runs_without_a_broker_ask_for_none(
+def test_codec_lanes_start_no_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_broker(broker: str) -> str:
@@ -353,7 +353,7 @@ def test_runs_without_a_broker_ask_for_none(
     argv = ['--lanes', '*-seed', '--rounds', '3', '--seed', '1', '--out', str(out)]
     assert cli.main(argv) == 0
     text = capsys.readouterr().out
-    assert 'of msgspec' in text
+    assert '÷ msgspec' in text
     assert 'rbfly-encode-into-seed' in text
     assert 'floor' not in text
     results = read(out)
@@ -361,7 +361,7 @@ def test_runs_without_a_broker_ask_for_none(
     assert {row['stored'] for row in results.rows} == {None}
 
 
-def test_a_lane_of_a_codec_is_left_out_alone(
+def test_missing_broker_does_not_affect_codec_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_broker(broker: str) -> str:
@@ -377,7 +377,7 @@ def test_a_lane_of_a_codec_is_left_out_alone(
     assert 'perf: no broker' in capsys.readouterr().err
 
 
-def test_lanes_that_are_missing_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_without_their_library_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, 'version', lambda name: None)
     _, settings, left_out = cli.begin(parse('--scenario', 'publish', '--seed', '9'))
     assert settings.lanes == ['raw-socket-single', 'raw-socket-batch']
@@ -385,7 +385,7 @@ def test_lanes_that_are_missing_are_left_out_by_name(monkeypatch: pytest.MonkeyP
     assert {item['lane'] for item in left_out} >= {'rbfly-single', 'rstream-batch'}
 
 
-def test_resume_takes_the_settings_of_the_file(tmp_path: Path) -> None:
+def test_resume_uses_the_settings_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / 'r.jsonl'
     filled(path, {'raw-socket-single': 1000})
     out = ('--resume', '--out', str(path))
@@ -410,16 +410,16 @@ def test_resume_refuses_other_settings(tmp_path: Path, argv: list[str], message:
         cli.resumed(parse('--resume', '--out', str(path), *argv))
 
 
-def test_resume_goes_on_with_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_continues_the_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, 'results_folder', lambda: tmp_path)
-    with pytest.raises(cli.CommandError, match='no run to go on with'):
+    with pytest.raises(cli.CommandError, match='no run to resume'):
         cli.resumed(parse('--resume'))
     filled(tmp_path / '20260101-000000.jsonl', {})
     filled(tmp_path / '20260102-000000.jsonl', {})
     assert cli.resumed(parse('--resume')).path.name == '20260102-000000.jsonl'
 
 
-def test_help_needs_the_standard_library_only() -> None:
+def test_help_needs_only_the_standard_library() -> None:
     for argv in (['--help'], ['run', '--help'], ['list'], ['prove', '--help']):
         done = subprocess.run(
             [sys.executable, '-I', '-S', '-c',
@@ -442,11 +442,11 @@ def test_environment_is_json(tmp_path: Path) -> None:
     ]
 
 
-# -- the runner, with a worker that is not one
+# -- the runner, with a fake worker
 
 
 class FakeWorker:
-    """Answers as the table says, and stores as many messages as it says."""
+    """A worker that stores and reports as many messages as requested."""
 
     def __init__(self, lane: lanes.Lane) -> None:
         self.process = self
@@ -506,7 +506,9 @@ def run_fake(
     return read(path), store
 
 
-def test_runner_counts_after_every_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_counts_stored_messages_after_every_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results, store = run_fake(tmp_path / 'r.jsonl', [200, 700, 1200, 1700], monkeypatch)
     assert list(results.column('raw-socket-single', 'stored').values()) == [700, 1200, 1700]
     assert results.failed() == {}
@@ -517,14 +519,14 @@ def test_runner_fails_a_lane_that_lost_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, store = run_fake(tmp_path / 'r.jsonl', [200, 700, 1199], monkeypatch)
-    error = 'round 2: the broker holds 1,199 messages, not 1,200'
+    error = 'round 2: the broker holds 1,199 messages instead of 1,200'
     assert results.failed() == {'raw-socket-single': error}
     assert len(results.rows) == 1
     assert 'FAILED raw-socket-single' in capsys.readouterr().err
     assert not store.streams
 
 
-def test_runner_resumes_with_the_rounds_that_are_missing(
+def test_runner_resumes_with_the_missing_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / 'r.jsonl'
@@ -556,12 +558,12 @@ def ask(process: runner.Worker, command: dict[str, Any], timeout: float) -> dict
     return process.answer(timeout)
 
 
-def test_worker_says_why_it_ended() -> None:
+def test_worker_reports_why_it_ended() -> None:
     lane = lanes.find('raw-socket-single')
     found = runner.Worker(lane)
     try:
         command = {'do': 'open', 'address': 'http://localhost', 'stream': 's'}
-        with pytest.raises(runner.LaneError, match='WireError: not a plain stream URI'):
+        with pytest.raises(runner.LaneError, match='WireError: not a stream URI'):
             ask(found, command, 20)
         with pytest.raises(runner.LaneError, match='its process ended'):
             ask(found, command, 20)
@@ -569,7 +571,7 @@ def test_worker_says_why_it_ended() -> None:
         found.end()
 
 
-def test_worker_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+def test_worker_without_an_answer_times_out(tmp_path: Path) -> None:
     found = runner.Worker(lanes.find('raw-socket-single'))
     try:
         with pytest.raises(runner.LaneError, match='no answer'):
@@ -579,7 +581,7 @@ def test_worker_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
         found.end()
 
 
-def test_measure_has_the_clock_on_for_run_only() -> None:
+def test_measure_times_only_run() -> None:
     seen: list[str] = []
 
     class Recorder(Work):
@@ -646,7 +648,7 @@ def test_properties_are_read_by_the_codec() -> None:
     assert found == PROPERTIES
 
 
-def test_confirms_are_counted_over_any_cuts() -> None:
+def test_confirms_are_counted_however_the_data_is_split() -> None:
     heartbeat = struct.pack('>IHH', 4, 0x17, 1)
     data = confirm(3) + heartbeat + confirm(100) + confirm(1)
     for step in (1, 2, 7, 13, 50, len(data)):
@@ -667,7 +669,7 @@ def test_publish_error_is_not_a_confirm() -> None:
 
 
 class Pieces:
-    """A socket that gives its data in pieces."""
+    """A socket that returns its data in pieces."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self.data = data
@@ -698,7 +700,9 @@ def deliver(chunk_id: int, records: int, size: int, number: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize('step', [1, 3, 48, 1000, 10**7])
-def test_chunks_are_read_over_any_cuts(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_read_however_the_data_is_split(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wire, 'READ_SIZE', 200)
     connection = wire.Connection.__new__(wire.Connection)
     answer = struct.pack('>IHHIH', 10, 0x800C, 1, 1, 1)
@@ -718,7 +722,7 @@ def test_chunks_are_read_over_any_cuts(step: int, monkeypatch: pytest.MonkeyPatc
     assert connection.request(wire.UNSUBSCRIBE, b'\x00') == b''
 
 
-def test_credit_goes_to_the_subscription_that_had_the_chunk() -> None:
+def test_credit_goes_to_the_subscription_of_the_chunk() -> None:
     connection = wire.Connection.__new__(wire.Connection)
     answer = struct.pack('>IHHIH', 10, 0x8007, 1, 1, 1)
     data = answer + deliver(0, 1, 10) + answer + deliver(0, 2, 10, 3) + deliver(10, 3, 10)
@@ -730,7 +734,7 @@ def test_credit_goes_to_the_subscription_that_had_the_chunk() -> None:
     assert connection.socket.sent == b''.join(credit)  # type: ignore[attr-defined]
 
 
-def test_refused_subscription_is_told() -> None:
+def test_refused_subscription_raises() -> None:
     connection = wire.Connection.__new__(wire.Connection)
     answer = struct.pack('>IHHIH', 10, 0x8007, 1, 1, 2)
     connection.socket = Pieces(answer, 1000)  # type: ignore[assignment]
@@ -739,7 +743,7 @@ def test_refused_subscription_is_told() -> None:
         next(connection.chunks())
 
 
-def test_kafka_offsets_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_records_are_counted_by_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = kafka.Connection.__new__(kafka.Connection)
 
     def request(key: int, version: int, body: bytes) -> bytes:
@@ -760,7 +764,7 @@ CODEC_LANES = [lane for lane in lanes.LANES.values() if not lane.library.broker]
 
 
 @pytest.mark.parametrize('lane', CODEC_LANES, ids=lambda lane: lane.name)
-def test_codec_decodes_what_was_encoded(lane: lanes.Lane) -> None:
+def test_codec_decodes_what_it_encodes(lane: lanes.Lane) -> None:
     if reason := lanes.missing(lane.library):
         pytest.skip(reason)
     module = importlib.import_module(f'perf.lanes.{lane.library.module}')
@@ -773,7 +777,7 @@ def test_codec_decodes_what_was_encoded(lane: lanes.Lane) -> None:
     assert asyncio.run(turn())['count'] == 10
 
 
-def test_statements_of_the_seed_are_those_of_the_design() -> None:
+def test_seed_statements_are_fixed() -> None:
     pytest.importorskip('msgspec')
     statements = {}
     for name in ('rbfly-encode-into', 'rbfly-decode', 'msgspec-encode', 'msgspec-decode'):
@@ -801,7 +805,7 @@ def test_nested_document_has_100_values() -> None:
     assert len(MESSAGES['properties'].app_properties) == 10
 
 
-def test_case_that_gives_something_else_is_refused() -> None:
+def test_case_checks_its_result() -> None:
     Case('x = 2; x + y', {'y': 3}, 5).check()
     Case('y', {'y': 'a' * 1000}, 1000, len).check()
     with pytest.raises(ValueError, match=r"y gives 'aaaa.*\.\.\., not 5"):
@@ -821,13 +825,13 @@ def test_instructions_are_the_difference_of_two_runs(
     assert instructions.load(path) == found
     text = '\n'.join(instructions.report(found, {**found, names[0]: 34.0}))
     assert '0.500' in text
-    assert f'of the body alone: {23 / 17:.2f}' in text
+    assert f'decoding a body alone: {23 / 17:.2f}' in text
 
 
-def test_instructions_are_read_from_a_file_of_callgrind() -> None:
+def test_instructions_are_read_from_callgrind_files() -> None:
     assert instructions.total('events: Ir\nfn=(1) main\n0 12\nsummary: 123456\n') == 123456
     assert instructions.total('events: Ir\ntotals: 77\n') == 77
-    with pytest.raises(instructions.InstructionsError, match='counted nothing'):
+    with pytest.raises(instructions.InstructionsError, match='contains no total'):
         instructions.total('events: Ir\n')
 
 
@@ -838,5 +842,5 @@ def test_instructions_need_valgrind(
     assert cli.main(['instructions', '--out', str(tmp_path / 'i.json')]) == 2
     assert 'valgrind is not installed' in capsys.readouterr().err
     (tmp_path / 'i.json').write_text('[]')
-    with pytest.raises(instructions.InstructionsError, match='not a file of instructions'):
+    with pytest.raises(instructions.InstructionsError, match='not written by'):
         instructions.load(tmp_path / 'i.json')

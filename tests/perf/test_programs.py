@@ -1,4 +1,4 @@
-"""The workers in Go and in Java, and how they are built."""
+"""The Go and Java workers, and how they are built."""
 
 import json
 import subprocess
@@ -93,10 +93,10 @@ def test_program_consumes(
 
 
 @pytest.mark.parametrize('program', BOTH)
-def test_what_a_program_has_published_another_reads(
+def test_program_consumes_what_it_published(
     program: str, broker: RabbitMQ, store: RabbitStore, stream_name: str
 ) -> None:
-    """A program compares the last body with its number."""
+    """The program itself checks the last body."""
     for kind in ('window', 'consume'):
         with started(program, kind) as worker:
             worker.ask(do='open', address=broker.uri, stream=stream_name)
@@ -105,7 +105,7 @@ def test_what_a_program_has_published_another_reads(
 
 @pytest.mark.parametrize('kind', ['window', 'consume'])
 @pytest.mark.parametrize('program', BOTH)
-def test_program_without_its_stream(
+def test_program_reports_a_missing_stream(
     program: str, kind: str, broker: RabbitMQ, stream_name: str
 ) -> None:
     with started(program, kind) as worker:
@@ -116,7 +116,7 @@ def test_program_without_its_stream(
 
 
 @pytest.mark.parametrize('program', BOTH)
-def test_program_tells_what_it_does_not_know(program: str) -> None:
+def test_program_refuses_unknown_commands_and_kinds(program: str) -> None:
     with started(program, 'window') as worker:
         assert 'open' in worker.ask(do='run')['error']
         assert worker.process.wait(30) == 1
@@ -126,7 +126,7 @@ def test_program_tells_what_it_does_not_know(program: str) -> None:
 
 
 @pytest.mark.parametrize('program', BOTH)
-def test_program_ends_with_its_input(program: str) -> None:
+def test_program_exits_at_the_end_of_its_input(program: str) -> None:
     assert programs.missing(program) == ''
     with started(program, 'consume') as worker:
         assert worker.end() == 0
@@ -143,12 +143,12 @@ def test_version_of_client_and_language(program: str, client: str) -> None:
     assert programs.version(program).startswith(client)
 
 
-# -- how they are built
+# -- building
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a program that is built by Python."""
+    """The source folder of a program that Python builds."""
     source = tmp_path / 'source'
     source.mkdir()
     (source / 'client').write_text('client v1.2\n')
@@ -179,7 +179,7 @@ def calls(source: Path) -> int:
     return len((source.parent / 'calls').read_text())
 
 
-def test_built_once(fake: Path, tmp_path: Path) -> None:
+def test_program_is_built_once(fake: Path, tmp_path: Path) -> None:
     made = programs.build('fake')
     assert made == programs.build('fake')
     assert made.parent == tmp_path / 'build' / 'programs'
@@ -191,7 +191,7 @@ def test_built_once(fake: Path, tmp_path: Path) -> None:
     assert [*made.parent.iterdir()] == [made]
 
 
-def test_built_again_when_the_sources_change(fake: Path) -> None:
+def test_program_is_rebuilt_when_its_sources_change(fake: Path) -> None:
     first = programs.build('fake')
     (fake / 'more').write_text('')
     assert programs.build('fake') != first
@@ -200,7 +200,7 @@ def test_built_again_when_the_sources_change(fake: Path) -> None:
     assert calls(fake) == 2
 
 
-def test_built_at_once(fake: Path) -> None:
+def test_concurrent_builds_share_one_folder(fake: Path) -> None:
     script = fake / 'make.py'
     script.write_text(script.read_text() + 'import time\ntime.sleep(0.5)\n')
     with ThreadPoolExecutor(4) as pool:
@@ -210,21 +210,21 @@ def test_built_at_once(fake: Path) -> None:
     assert [*folder.parent.iterdir()] == [folder]
 
 
-def test_what_cannot_be_built_tells_why(fake: Path, tmp_path: Path) -> None:
-    (fake / 'make.py').write_text("import sys\nprint('begun')\nsys.exit('no room')\n")
-    assert programs.missing('fake') == 'building fake failed: no room'
-    with pytest.raises(ProgramError, match='no room'):
+def test_failed_build_gives_its_reason(fake: Path, tmp_path: Path) -> None:
+    (fake / 'make.py').write_text("import sys\nprint('started')\nsys.exit('disk full')\n")
+    assert programs.missing('fake') == 'building fake failed: disk full'
+    with pytest.raises(ProgramError, match='disk full'):
         programs.command('fake', 'window')
     assert [*(tmp_path / 'build' / 'programs').iterdir()] == []
 
 
-def test_reason_of_maven() -> None:
+def test_first_error_of_maven_is_the_reason() -> None:
     output = '\x1b[0m[ERROR] COMPILATION ERROR\n[ERROR] [Help 1] https://example.org\n'
     assert programs.reason(output) == 'COMPILATION ERROR'
     assert programs.reason('\n') == 'no message'
 
 
-def test_what_is_not_installed(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_named(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(monkeypatch, 'absent', fake, needs='no-such-program')
     assert programs.missing('absent') == 'Fake is not installed; package fake'
     assert programs.version('absent') == '1.2'

@@ -1,4 +1,4 @@
-"""Proofs without a broker: what they check with must see what is wrong."""
+"""The checks and tools of proofs work, without a broker."""
 
 import asyncio
 import gzip
@@ -23,7 +23,7 @@ from perf.proofs.site import Site, body
 from perf.proofs.verify import at_least_once, exactly_once, in_order, tasks_in_order
 from tests.brokers import until
 
-# -- what is stored, and what was sent
+# -- comparing stored with sent messages
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_exactly_once(numbers: list[int], wrong: str) -> None:
     assert exactly_once(numbers, 4) == wrong
 
 
-def test_at_least_once_allows_what_faults_explain() -> None:
+def test_at_least_once_allows_duplicates_after_faults() -> None:
     assert at_least_once([0, 1, 1, 2], 3, lambda number: 1 + (number == 1)) == ''
     assert at_least_once([0, 0, 1, 2], 3, lambda number: 1 + (number == 1)) != ''
     assert at_least_once([0, 1, 1, 1, 2], 3, lambda number: 2) != ''
@@ -54,7 +54,7 @@ def test_at_least_once_allows_what_faults_explain() -> None:
     [
         ([], True),
         ([0, 1, 2], True),
-        ([0, 1, 2, 1, 2, 3], True),  # sent again
+        ([0, 1, 2, 1, 2, 3], True),  # resent
         ([0, 2, 1], False),
         ([0, 1, 3, 1, 2], False),
     ],
@@ -65,8 +65,8 @@ def test_order_of_first_copies(numbers: list[int], holds: bool) -> None:
 
 def test_order_of_each_task() -> None:
     assert tasks_in_order([10, 0, 11, 1, 2, 12], 10) == ''
-    assert tasks_in_order([10, 0, 12, 1, 2, 11], 10) == 'task 1: 1 behind 2'
-    assert tasks_in_order([0, 0], 10) == 'task 0: 0 behind 0'
+    assert tasks_in_order([10, 0, 12, 1, 2, 11], 10) == 'task 1: 1 after 2'
+    assert tasks_in_order([0, 0], 10) == 'task 0: 0 after 0'
 
 
 # -- chunks and metadata, read without the client
@@ -96,11 +96,11 @@ def chunk(
 
 def test_chunk_is_read() -> None:
     assert wire.read_chunk(chunk([b'a', b'', b'xyz'])) == (7, [b'a', b'', b'xyz'])
-    with pytest.raises(wire.WireError, match='1 messages, not 2'):
+    with pytest.raises(wire.WireError, match='1 messages instead of 2'):
         wire.read_chunk(chunk([b'a'], records=2))
-    with pytest.raises(wire.WireError, match='damaged'):
+    with pytest.raises(wire.WireError, match='wrong size or CRC'):
         wire.read_chunk(chunk([b'a'])[:-1] + b'b')
-    with pytest.raises(wire.WireError, match='damaged'):
+    with pytest.raises(wire.WireError, match='wrong size or CRC'):
         wire.read_chunk(chunk([b'a'])[:-1])
 
 
@@ -142,7 +142,7 @@ def test_leader_is_read() -> None:
     assert connected(metadata(0xFFFF)).leader('test') == (None, 1)
 
 
-# -- a tap on the wire
+# -- the tap
 
 
 def publish(ids: list[int], numbers: list[int]) -> bytes:
@@ -159,7 +159,7 @@ def confirm(ids: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize('step', [1, 7, 10**6])
-def test_tap_knows_whose_message_was_confirmed(step: int) -> None:
+def test_tap_maps_confirms_to_messages(step: int) -> None:
     tap = Tap(Proxy(('', 0)), 10)
     up = publish([1, 2], [5, 6]) + wire.frame(wire.STREAM_STATS, b'xyz') + publish([9], [7])
     down = confirm([2]) + wire.frame(wire.METADATA_UPDATE, bytes(40)) + confirm([9])
@@ -173,7 +173,7 @@ def test_tap_knows_whose_message_was_confirmed(step: int) -> None:
     assert not tap.reused
 
 
-def test_tap_sees_ids_that_are_used_again() -> None:
+def test_tap_detects_reused_publishing_ids() -> None:
     tap = Tap(Proxy(('', 0)), 10)
     tap(1, 'up', publish([1, 2, 2], [0, 1, 2]))
     tap(2, 'up', publish([1], [3]))  # another connection
@@ -185,7 +185,7 @@ def test_tap_sees_ids_that_are_used_again() -> None:
 
 
 class Plan:
-    """Notes planned cuts in place of making them."""
+    """Records planned cuts instead of making them."""
 
     def __init__(self) -> None:
         self.cuts = 0
@@ -220,7 +220,7 @@ def test_cuts_are_planned_by_the_seed(cuts: int) -> None:
         assert max(size for way, size, _ in first if way == 'up') > 500_000
 
 
-async def test_gate_lets_messages_go_in_order_up_to_its_limit() -> None:
+async def test_gate_releases_messages_in_order_up_to_its_limit() -> None:
     gate = Gate(10)
     gate._raise(3)
     taken: list[int] = []
@@ -251,7 +251,7 @@ async def test_gate_lets_messages_go_in_order_up_to_its_limit() -> None:
     assert taken == list(range(10))
 
 
-async def test_gate_makes_each_fault_while_messages_go() -> None:
+async def test_messages_flow_during_each_fault() -> None:
     run = Run(PROOFS['publish-restart'], 1, messages=1000, cuts=3)
     gate = Gate(run['messages'])
     at: list[tuple[int, int]] = []
@@ -259,7 +259,7 @@ async def test_gate_makes_each_fault_while_messages_go() -> None:
     async def fault(number: int) -> None:
         begin = run.done
         assert gate.epoch % 2 == 1
-        # it lasts until messages have gone through that were not let go before it
+        # the fault lasts until messages pass that the gate had not released before it
         await until(lambda: run.done >= begin + 40, 'messages trickle')
         at.append((begin, run.done))
 
@@ -278,7 +278,7 @@ async def test_gate_makes_each_fault_while_messages_go() -> None:
     assert all(0 < begin < end < 1000 for begin, end in at)
 
 
-async def test_fault_that_fails_ends_the_run() -> None:
+async def test_error_in_a_fault_ends_the_run() -> None:
     run = Run(PROOFS['publish-restart'], 1, messages=1000, cuts=1)
     gate = Gate(1000)
 
@@ -297,7 +297,7 @@ async def test_fault_that_fails_ends_the_run() -> None:
     assert isinstance(caught.value.exceptions[0], ProofError)
 
 
-def test_portions_are_whole_frames_where_they_can_be() -> None:
+def test_portions_are_complete_frames_if_possible() -> None:
     limit = SimpleNamespace(value=1000)
     assert list(portions(0, 1000, limit, 100, 300)) == [300, 300, 300, 100]
     limit.value = 10**6
@@ -325,7 +325,7 @@ async def test_result_file(tmp_path: Path) -> None:
 
     async def prove(run: Run, site: Site) -> None:
         run.done = 10
-        run.check('all is well', True, 5)
+        run.check('a claim', True, 5)
         run.found['rate'] = 3
 
     await run.execute(site(), prove)
@@ -336,7 +336,7 @@ async def test_result_file(tmp_path: Path) -> None:
     assert found['proof'] == 'tasks'
     assert found['seed'] == 7
     assert found['settings'] == {'messages': 10, 'tasks': 1000}
-    assert found['checks'] == [{'what': 'all is well', 'holds': True, 'detail': '5'}]
+    assert found['checks'] == [{'what': 'a claim', 'holds': True, 'detail': '5'}]
     assert found['found']['proxies'][0]['bytes_up'] == 0
     assert found['environment']['brokers'] == {'rabbitmq': {'version': '4.0.5'}}
     assert run.summary()[0] == 'tasks, seed 7: holds'
@@ -344,7 +344,7 @@ async def test_result_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('how', ['check', 'error', 'group', 'nothing'])
-async def test_proof_that_fails(how: str) -> None:
+async def test_proof_fails_by_a_check_an_error_or_without_checks(how: str) -> None:
     run = example()
 
     async def prove(run: Run, site: Site) -> None:
@@ -368,8 +368,8 @@ async def test_proof_that_fails(how: str) -> None:
         assert run.error == "KeyError: 'x'"
 
 
-async def test_proof_that_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('perf.proofs.run.PATIENCE', 0.05)
+async def test_stuck_proof_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('perf.proofs.run.STUCK', 0.05)
     run = example()
 
     async def prove(run: Run, site: Site) -> None:
@@ -377,13 +377,13 @@ async def test_proof_that_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None
         await asyncio.get_running_loop().create_future()
 
     await run.execute(site(), prove)
-    assert run.error == 'ProofError: stuck: no message for 0 s behind number 1,234'
+    assert run.error == 'ProofError: stuck: no progress for 0 s after 1,234 messages'
 
 
-async def test_proof_without_a_number_of_messages_shows_its_steps(
+async def test_progress_of_a_proof_without_messages_counts_steps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr('perf.progress.SILENCE', 0)
+    monkeypatch.setattr('perf.progress.INTERVAL', 0)
     seen = ''
 
     def shown() -> bool:
@@ -393,14 +393,14 @@ async def test_proof_without_a_number_of_messages_shows_its_steps(
 
     async def prove(run: Run, site: Site) -> None:
         run.done = 2
-        await until(shown, 'the steps that were done')
+        await until(shown, 'the steps are shown')
 
     run = Run(PROOFS['rtt'], 1)
     await run.execute(site(), prove)
     assert not run.error
 
 
-async def test_timeout_of_the_client_is_not_taken_for_being_stuck() -> None:
+async def test_timeout_in_a_proof_does_not_count_as_stuck() -> None:
     run = example()
 
     async def prove(run: Run, site: Site) -> None:
@@ -418,7 +418,7 @@ def test_unknown_setting() -> None:
 # -- the table and the command
 
 
-def test_every_proof_can_be_set_by_the_command() -> None:
+def test_command_has_an_option_for_every_setting() -> None:
     for proof in PROOFS.values():
         assert set(proof.settings) <= set(SETTINGS)
 
@@ -433,9 +433,9 @@ def test_proofs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ('words', 'text'),
     [
-        (['all'], 'no proof all; there are publish-cuts'),
-        (['tasks', '--cuts', '5'], 'tasks has no --cuts'),
-        (['latency', '--unnamed'], 'latency has no --unnamed'),
+        (['all'], 'unknown proof all; known are publish-cuts'),
+        (['tasks', '--cuts', '5'], 'tasks has no setting --cuts'),
+        (['latency', '--unnamed'], 'latency has no setting --unnamed'),
     ],
 )
 def test_wrong_commands(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -463,7 +463,7 @@ def test_exit_status(
     assert ('holds' if holds else 'FAILS') in capsys.readouterr().out
 
 
-def test_seed_is_random_and_told(
+def test_seed_is_random_and_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seeds = []
@@ -474,7 +474,7 @@ def test_seed_is_random_and_told(
     assert f'tasks, seed {seeds[1]}: FAILS' in capsys.readouterr().out
 
 
-def test_random_moments_are_those_of_the_seed() -> None:
+def test_seed_determines_random_choices() -> None:
     run = Run(PROOFS['cancels'], 5)
     assert run.random.random() == random.Random(5).random()
     assert proofs.PROOFS['rtt'].loop == 'select'

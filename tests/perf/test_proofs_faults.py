@@ -1,4 +1,4 @@
-"""Short versions of the proofs, through cuts and restarts: each must hold."""
+"""Short versions of the proofs with cuts and restarts hold."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Short versions of the proofs with a cluster of three: each must hold."""
+"""Short versions of the proofs on a cluster of three nodes hold."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Short versions of the proofs, `python -m perf prove`: each must hold.  Faults: in other files."""
+"""Short versions of the proofs without faults hold; other files run those with faults."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""The report: every number on its page comes from the result files.
+"""Every number on the report's page comes from the result files.
 
-The result files here are synthetic: made for these tests, measured by nobody.
+The result files of these tests are synthetic.
 """
 
 import json
@@ -32,7 +32,7 @@ def load() -> list[Record]:
 
 
 def changed(folder: Path, change: Change = lambda _: None) -> Path:
-    """A copy of the synthetic results, changed."""
+    """Write a changed copy of the synthetic results."""
     records = load()
     change(records)
     path = folder / 'synthetic-results.jsonl'
@@ -52,7 +52,7 @@ def page(folder: Path, change: Change = lambda _: None) -> str:
 
 
 def row(text: str, first: str, number: int = 0) -> list[str]:
-    """The cells of a row of a table, by its first cell."""
+    """The other cells of the table row that starts with this cell."""
     found = re.findall(rf'^   \* - {re.escape(first)}\n((?:     -.*\n)*)', text, re.M)
     return [line.removeprefix('     -').strip() for line in found[number].splitlines()]
 
@@ -72,13 +72,13 @@ def faster(lane: str, times: float) -> Change:
 
 
 def without(lane: str) -> Change:
-    """The lane was left out."""
+    """Leave a lane out."""
 
     def change(records: list[Record]) -> None:
         header = records[0]
         header['settings']['lanes'].remove(lane)
         header['lanes'] = [item for item in header['lanes'] if item['lane'] != lane]
-        header['left_out'].append({'lane': lane, 'reason': 'its *library* is not here'})
+        header['left_out'].append({'lane': lane, 'reason': 'its *library* is missing'})
         records[1:] = [record for record in records[1:] if record.get('lane') != lane]
 
     return change
@@ -87,13 +87,13 @@ def without(lane: str) -> Change:
 # -- numbers
 
 
-def test_the_data_say_that_they_are_synthetic() -> None:
+def test_synthetic_data_is_marked_as_synthetic() -> None:
     header = load()[0]
     assert header['synthetic'] is True
     assert 'synthetic' in header['environment']['cpu']
 
 
-def test_medians_and_intervals_stand_in_the_table(tmp_path: Path) -> None:
+def test_table_contains_medians_and_intervals(tmp_path: Path) -> None:
     # five rounds of 900, 950, 1000, 1050 and 1100
     rate, cpu, memory, of_floor, cpu_of_floor = row(page(tmp_path), 'RbFly')
     assert rate == '1,000 [900, 1,100]'
@@ -112,7 +112,7 @@ def test_page_follows_the_file(tmp_path: Path) -> None:
 
 
 def test_every_number_changes_with_the_file(tmp_path: Path) -> None:
-    """What is left when all that the file says is another thing is text."""
+    """Two files that differ in every value have no number in common on their pages."""
 
     def other(records: list[Record]) -> None:
         header, *rows = records
@@ -140,18 +140,18 @@ def test_every_number_changes_with_the_file(tmp_path: Path) -> None:
     ours, theirs = page(tmp_path / 'a'), page(tmp_path / 'b', other)
 
     def measured(text: str) -> set[str]:
-        text = text[: text.index('How this differs from')]
-        # those of few digits may be the same by chance
+        text = text[: text.index('Differences from published reports')]
+        # short numbers may coincide
         return {
             n for n in re.findall(r'\d[\d,.]*\d', text) if len(re.sub(r'\D', '', n).lstrip('0')) > 3
         }
 
-    # Python, what a window is, and how it is used
+    # the Python version, and a number in the description of a lane
     assert measured(ours) & measured(theirs) <= {'3.11.7', '1,000'}
 
 
-def test_intervals_of_ratios_are_of_the_same_rounds() -> None:
-    # each is half the floor in its own round, though rounds differ
+def test_ratio_pairs_results_of_the_same_round() -> None:
+    # rounds differ, but the lane has half the floor's rate in each of them
     both = report.Report.read([SYNTHETIC])
     lane, floor = both.lane('rbfly-single'), both.lane('bare-uvloop-single')
     assert lane is not None
@@ -159,7 +159,7 @@ def test_intervals_of_ratios_are_of_the_same_rounds() -> None:
     assert lane.ratio(floor) == Interval(0.5, 0.5, 0.5)
 
 
-def test_ratio_needs_rounds_in_common(tmp_path: Path) -> None:
+def test_lanes_without_common_rounds_have_no_ratio(tmp_path: Path) -> None:
     def apart(records: list[Record]) -> None:
         for record in records[1:]:
             if record['lane'] == 'rstream-single':
@@ -173,15 +173,15 @@ def test_ratio_needs_rounds_in_common(tmp_path: Path) -> None:
     assert page(tmp_path, apart)
 
 
-# -- what is missing
+# -- missing results
 
 
-def test_lane_that_was_left_out_is_named(tmp_path: Path) -> None:
+def test_page_names_lanes_that_were_left_out(tmp_path: Path) -> None:
     text = page(tmp_path, without('rstream-single'))
-    assert r'``rstream-single`` left out: its \*library\* is not here' in prose(text)
+    assert r'``rstream-single`` left out: its \*library\* is missing' in prose(text)
 
 
-def test_lane_that_failed_is_named_and_not_shown(tmp_path: Path) -> None:
+def test_page_names_a_failed_lane_but_omits_its_results(tmp_path: Path) -> None:
     def fail(records: list[Record]) -> None:
         records[:] = [
             r for r in records if (r.get('lane'), r.get('round')) != ('rstream-single', 5)
@@ -195,7 +195,7 @@ def test_lane_that_failed_is_named_and_not_shown(tmp_path: Path) -> None:
     assert '- rstream\n' not in single
 
 
-def test_missing_scenario_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_page_names_missing_scenarios(tmp_path: Path) -> None:
     def publish_only(records: list[Record]) -> None:
         header = records[0]
         kept = {name for name, kind in header['kinds'].items() if kind['scenario'] == 'publish'}
@@ -205,13 +205,13 @@ def test_missing_scenario_is_said_to_be_missing(tmp_path: Path) -> None:
         records[1:] = [record for record in records[1:] if record['lane'] in names]
 
     text = page(tmp_path, publish_only)
-    assert 'No result file has the scenario ``codec``: not measured.' in text
-    assert 'No result file has the scenario ``amqp``: not measured.' in text
+    assert 'Not measured: no result file contains ``codec``.' in text
+    assert 'Not measured: no result file contains ``amqp``.' in text
     assert 'codec-light.svg' not in text
     assert '``rbfly-decode-seed`` is missing' in text
 
 
-def test_figures_of_an_earlier_report_go(tmp_path: Path) -> None:
+def test_report_deletes_figures_of_an_earlier_report(tmp_path: Path) -> None:
     stale = tmp_path / '_static' / 'perf' / 'consume-light.svg'
     stale.parent.mkdir(parents=True)
     stale.touch()
@@ -219,12 +219,12 @@ def test_figures_of_an_earlier_report_go(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_same_work_in_two_files_is_refused(tmp_path: Path) -> None:
+def test_report_refuses_two_files_with_the_same_kind_of_work(tmp_path: Path) -> None:
     with pytest.raises(report.ReportError, match='single is in'):
         report.write([SYNTHETIC, changed(tmp_path)], tmp_path)
 
 
-def test_run_without_results_is_refused(tmp_path: Path) -> None:
+def test_report_refuses_a_run_without_results(tmp_path: Path) -> None:
     def empty(records: list[Record]) -> None:
         del records[1:]
 
@@ -232,54 +232,56 @@ def test_run_without_results_is_refused(tmp_path: Path) -> None:
         report.Report.read([changed(tmp_path, empty)])
 
 
-def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_an_unreadable_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(['report', str(tmp_path / 'none.jsonl'), '--out', str(tmp_path)]) == 2
     assert 'cannot read' in capsys.readouterr().err
     assert cli.main(['report', str(SYNTHETIC), '--out', str(tmp_path)]) == 0
     assert str(tmp_path / 'performance.rst') in capsys.readouterr().out
 
 
-# -- the reading
+# -- conclusions
 
 
-def test_peer_that_is_ahead_is_named(tmp_path: Path) -> None:
+def test_page_names_a_faster_peer(tmp_path: Path) -> None:
     text = prose(page(tmp_path, faster('rstream-single', 9)))
-    assert '**rstream is ahead** of RbFly' in text
-    assert 'Ahead of this client in rate: rstream in ``single``' in text
+    assert '**rstream is faster** than RbFly' in text
+    assert 'Faster than RbFly: rstream in ``single``' in text
 
 
-def test_we_are_ahead_by_the_same_rule(tmp_path: Path) -> None:
+def test_page_names_a_slower_peer(tmp_path: Path) -> None:
     text = prose(page(tmp_path))
-    assert 'RbFly is ahead of rstream: 2.00 [2.00, 2.00] times its rate' in text
-    assert '**rstream is ahead**' not in text
+    assert 'RbFly is faster than rstream: 2.00 [2.00, 2.00] times its rate' in text
+    assert '**rstream is faster**' not in text
 
 
-def test_equal_rates_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_equal_rates_do_not_differ_significantly(tmp_path: Path) -> None:
     text = prose(page(tmp_path, faster('rstream-single', 2)))
-    assert 'RbFly and rstream cannot be told apart' in text
+    assert 'RbFly and rstream do not differ significantly in rate' in text
 
 
 @pytest.mark.parametrize(
     ('times', 'words'),
     [
-        (1.0, 'the client costs the rest'),
-        (1.9, 'the broker and the round trips to it are the limit'),
-        (2.0, 'the broker and the round trips to it are the limit'),
-        (2.5, 'something is counted wrongly'),
+        (1.0, 'the rest is the cost of the client'),
+        (1.9, 'the broker and the network limit the rate'),
+        (2.0, 'the broker and the network limit the rate'),
+        (2.5, 'suspect the measurement'),
     ],
 )
-def test_floor_tells_what_the_limit_is(tmp_path: Path, times: float, words: str) -> None:
+def test_floor_shows_what_limits_the_rate(tmp_path: Path, times: float, words: str) -> None:
     text = page(tmp_path, faster('rbfly-single', times))
     single = text[text.index('single: 500') : text.index('batch: 20,000')]
     assert words in prose(single)
 
 
-def test_without_floor_nothing_is_said_of_the_limit(tmp_path: Path) -> None:
+def test_page_says_when_the_floor_is_missing(tmp_path: Path) -> None:
     text = prose(page(tmp_path, without('bare-uvloop-single')))
     assert 'The floor lane ``bare-uvloop-single`` has no result' in text
 
 
-def test_few_rounds_are_cautioned(tmp_path: Path) -> None:
+def test_page_warns_about_few_rounds(tmp_path: Path) -> None:
     text = prose(page(tmp_path))
     assert 'has 5 rounds, fewer than 30' in text
 
@@ -299,16 +301,16 @@ def test_goals(low: float, high: float, most: bool, words: str) -> None:
     assert reading.verdict(Interval((low + high) / 2, low, high), 0.97, most) == words
 
 
-def test_goals_are_of_lanes_that_there_are() -> None:
+def test_goals_name_existing_lanes() -> None:
     for target in reading.TARGETS:
         assert target.lane in lanes.LANES
         assert target.other in lanes.LANES
 
 
-# -- the run, told so that it can be done again
+# -- repeating the run
 
 
-def test_command_to_repeat_makes_the_same_run(tmp_path: Path) -> None:
+def test_command_on_the_page_repeats_the_run(tmp_path: Path) -> None:
     text = page(tmp_path)
     found = re.search(r'^   python -m perf \\\n((?: {10}.*\n)+)', text, re.M)
     assert found is not None
@@ -323,22 +325,22 @@ def test_command_to_repeat_makes_the_same_run(tmp_path: Path) -> None:
     assert asked == set(header['settings']['lanes'])
 
 
-def test_run_describes_its_kinds() -> None:
+def test_header_describes_each_kind_of_work() -> None:
     header = load()[0]
     for name, about in header['kinds'].items():
         assert about.keys() <= cli.describe_kind(name).keys()
 
 
-def test_resumed_run_tells_what_differed(tmp_path: Path) -> None:
+def test_page_tells_what_changed_before_a_run_was_resumed(tmp_path: Path) -> None:
     def resume(records: list[Record]) -> None:
         about = {**records[0]['environment'], 'time': '2026-01-02T00:00:00+00:00', 'cpus': 16}
         records.append({'type': 'resumed', 'environment': about})
 
     text = prose(page(tmp_path, resume))
-    assert 'was gone on with 2026-01-02 00:00:00 UTC; it then differed in cpus: 8 and 16' in text
+    assert 'was resumed 2026-01-02 00:00:00 UTC; changes: cpus: 8 and 16' in text
 
 
-def test_no_absolute_path_is_told(tmp_path: Path) -> None:
+def test_page_contains_no_absolute_path(tmp_path: Path) -> None:
     assert str(tmp_path) not in page(tmp_path)
 
 
@@ -356,7 +358,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize('scenario', ['publish', 'amqp', 'codec'])
 @pytest.mark.parametrize('theme', ['light', 'dark'])
-def test_figures_are_pictures_with_a_name(drawn: Path, scenario: str, theme: str) -> None:
+def test_figures_have_a_name_for_screen_readers(drawn: Path, scenario: str, theme: str) -> None:
     tree = ET.parse(drawn / f'{scenario}-{theme}.svg').getroot()
     assert tree.tag == f'{SVG}svg'
     assert tree.get('role') == 'img'
@@ -369,13 +371,13 @@ def test_figures_are_pictures_with_a_name(drawn: Path, scenario: str, theme: str
     assert png.endswith(b'IEND\xaeB`\x82')
 
 
-def test_figures_are_as_wide_as_a_phone(drawn: Path) -> None:
+def test_figures_fit_a_phone_screen(drawn: Path) -> None:
     for path in drawn.glob('*.svg'):
         width = ET.parse(path).getroot().get('width') or ''
         assert float(width.removesuffix('pt')) <= 320
 
 
-def test_every_image_has_words_with_its_numbers(drawn: Path) -> None:
+def test_every_image_has_a_text_alternative_with_its_numbers(drawn: Path) -> None:
     text = (drawn.parent.parent / 'performance.rst').read_text()
     images = re.findall(r'^\.\. image:: (.*)\n((?:   .*\n)+)', text, re.M)
     assert len(images) == 8
@@ -387,14 +389,14 @@ def test_every_image_has_words_with_its_numbers(drawn: Path) -> None:
     assert 'RbFly 1,000; rstream 500' in images[2][1]
 
 
-def test_figures_are_the_same_for_the_same_file(tmp_path: Path, drawn: Path) -> None:
+def test_the_same_file_gives_identical_figures(tmp_path: Path, drawn: Path) -> None:
     again = report.Report.read([SYNTHETIC])
     list(figures.draw(again, figures.FIGURES[0], tmp_path))
     for path in tmp_path.glob('*.svg'):
         assert (drawn / path.name).read_text() == path.read_text()
 
 
-def test_colours_are_apart() -> None:
+def test_libraries_in_one_figure_have_different_colours() -> None:
     used = [drawing.COLOURS[name] for name in ('rbfly', 'rstream', 'aiokafka', 'proton', 'msgspec')]
     assert len(set(used)) == len(used)
 

@@ -1,7 +1,4 @@
-"""The page of the proofs: what their result files say, and nothing else.
-
-The result files here are made by these tests.
-"""
+"""The page of proofs contains what the result files say; these tests write the files."""
 
 import json
 import re
@@ -20,7 +17,7 @@ from tests.sphinx import build
 def result(
     folder: Path, name: str = 'publish-cuts', version: str = '4.0.5', **settings: Any
 ) -> Path:
-    """A result file as a run writes it."""
+    """Write a result file like a run does."""
     run = Run(PROOFS[name], 7, **settings)
     run.check('stored in order', True)
     run.check('every send returned', False, '9 of 10')
@@ -37,24 +34,24 @@ def page(folder: Path, *paths: Path) -> str:
     return ' '.join(written[0].read_text().split())
 
 
-def test_claims_and_figures_are_on_the_page(tmp_path: Path) -> None:
+def test_page_contains_claims_and_measurements(tmp_path: Path) -> None:
     text = page(tmp_path, result(tmp_path))
     assert '- stored in order - yes' in text
     assert '- every send returned - **no** - 9 of 10' in text
     assert '- stored - 1,234,567' in text
     assert '- 0 ms, send - rate 5,000; ratio 0.9 [0.85, 0.95]' in text
-    assert 'port' not in text.partition('found')[2]
+    assert 'port' not in text.partition('measured')[2]
     assert '- fails' in text
     assert 'RabbitMQ 4.0.5' in text
 
 
-def test_error_is_on_the_page(tmp_path: Path) -> None:
+def test_page_contains_the_error_of_a_proof(tmp_path: Path) -> None:
     path = result(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {'error': 'ProofError: stuck *'}))
-    assert r'**It ended early**: ProofError: stuck \*' in page(tmp_path, path)
+    assert r'**Ended early**: ProofError: stuck \*' in page(tmp_path, path)
 
 
-def test_command_on_the_page_makes_the_same_run(tmp_path: Path) -> None:
+def test_command_on_the_page_repeats_the_run(tmp_path: Path) -> None:
     text = page(tmp_path, result(tmp_path, messages=500, by='flush', unnamed=True))
     found = re.search(r'python -m perf (prove publish-cuts .*?--unnamed)', text)
     assert found is not None
@@ -62,7 +59,7 @@ def test_command_on_the_page_makes_the_same_run(tmp_path: Path) -> None:
     assert (args.seed, args.messages, args.cuts, args.by) == (7, 500, 50, 'flush')
 
 
-def test_broker_is_told_beside_each_proof_and_in_its_command(tmp_path: Path) -> None:
+def test_page_and_command_name_the_broker(tmp_path: Path) -> None:
     text = page(tmp_path, result(tmp_path, 'consume-nodes', '4.3.6', how='roll'))
     assert '- RabbitMQ 4.3.6 - 7 -' in text
     assert 'RBFLY_RABBITMQ=4.3 python -m perf prove consume-nodes' in text
@@ -71,7 +68,7 @@ def test_broker_is_told_beside_each_proof_and_in_its_command(tmp_path: Path) -> 
     assert 'RBFLY_RABBITMQ' not in text
 
 
-def test_file_that_is_no_proof_is_refused(tmp_path: Path) -> None:
+def test_report_refuses_other_json_files(tmp_path: Path) -> None:
     path = tmp_path / 'other.json'
     for text in ('{', '[]', '{"type": "proof", "format": 2}'):
         path.write_text(text)

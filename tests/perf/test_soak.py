@@ -1,4 +1,4 @@
-"""A short soak on the broker in memory; that it finds what is wrong."""
+"""A short soak on the in-memory broker holds, and a soak detects violations."""
 
 import logging
 from array import array
@@ -32,15 +32,15 @@ async def short(**settings: Any) -> Run:
 
 
 async def test_soak(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL, logger='rbfly'):  # errors that are kept hold frames
+    with caplog.at_level(logging.CRITICAL, logger='rbfly'):  # captured errors would keep frames
         run = await short()
     assert run.holds, '\n'.join(run.summary())
     assert run.found['rounds'] == 2
     assert run.found['stored'] > 0
-    assert sum(run.found['faults asked for'].values()) > 0
+    assert sum(run.found['faults injected'].values()) > 0
 
 
-async def test_what_a_round_finds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_soak_fails_if_a_round_has_violations(monkeypatch: pytest.MonkeyPatch) -> None:
     async def one_round(run: Run, *_: object) -> Counter[str]:
         run.found['calls'] = 1
         return Counter({'confirmed and lost': 7})
@@ -48,10 +48,10 @@ async def test_what_a_round_finds_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(soak, 'one_round', one_round)
     run = await short()
     assert not run.holds
-    assert any('NO  nothing confirmed and lost (7)' in line for line in run.summary())
+    assert any('NO  no message confirmed and lost (7)' in line for line in run.summary())
 
 
-def test_what_a_soak_calls_wrong() -> None:
+def test_log_counts_contradictions_with_stored_messages() -> None:
     log = Log('send', 'test', named=True)
     numbers = log.take(10)
     log.note(numbers[:4], CONFIRMED)
@@ -60,7 +60,7 @@ def test_what_a_soak_calls_wrong() -> None:
     assert not log.wrong(array('q', [0, 1, 2, 3, 5, 9]))
     assert log.wrong(array('q', [0, 1, 3])) == {'confirmed and lost': 1}
     assert log.wrong(array('q', [0, 1, 2, 3, 4])) == {'refused and stored': 1}
-    assert log.wrong(array('q', [0, 1, 2, 2, 3])) == {'doubled': 1}
+    assert log.wrong(array('q', [0, 1, 2, 2, 3])) == {'duplicated': 1}
     assert log.wrong(array('q', [0, 2, 1, 3])) == {'out of order': 1}
     assert log.wrong(array('q', [0, 1, 2, 3, 11])) == {'never sent': 1}
     assert log.wrong(array('q', [0, 1, 2, 3, MESSAGES])) == {'never sent': 1}
@@ -74,18 +74,16 @@ def test_what_a_soak_calls_wrong() -> None:
         ([(0, 0), GONE, GONE, (2, 0)], ''),
         ([(0, 0), DAMAGED, (0, 5)], ''),
         ([(0, 0), GONE, DAMAGED, (1, 2)], ''),
-        ([(0, 0), (1, 0)], 'change not reported'),
-        ([(0, 0), DAMAGED, (1, 0)], 'change not reported'),
-        ([(0, 0), GONE, (1, 1)], 'does not begin at 0'),
+        ([(0, 0), (1, 0)], 'recreation not reported'),
+        ([(0, 0), DAMAGED, (1, 0)], 'recreation not reported'),
+        ([(0, 0), GONE, (1, 1)], 'does not start at 0'),
         ([(0, 0), (0, 2)], 'lost, duplicated or out of order'),
         ([(0, 0), (0, 0)], 'lost, duplicated or out of order'),
         ([(0, 0), DAMAGED, (0, 0)], 'lost, duplicated or out of order'),
         ([(1, 0), GONE, (0, 0)], 'messages of an earlier incarnation'),
     ],
 )
-def test_what_a_follower_of_a_recreated_stream_may_read(
-    found: list[tuple[int, int]], wrong: str
-) -> None:
+def test_order_check_of_a_recreated_stream(found: list[tuple[int, int]], wrong: str) -> None:
     recreating, seen = activity(Recreating)
     follower = Follower('bodies', rbs.Offset.FIRST)
     follower.found = found
@@ -95,10 +93,10 @@ def test_what_a_follower_of_a_recreated_stream_may_read(
 
 async def test_unknown_activity_is_refused() -> None:
     run = await short(doing='closing,dancing')
-    assert 'no activity dancing' in run.error
+    assert 'unknown activity dancing' in run.error
 
 
-def test_command_repeats_the_seed() -> None:
+def test_command_contains_the_seed() -> None:
     run = Run(PROOFS['soak'], 7, doing='closing')
     expected = 'python -m perf prove soak --seed 7 --seconds 3600 --on rabbitmq --doing closing'
     assert run.command == expected

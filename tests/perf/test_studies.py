@@ -1,6 +1,6 @@
-"""Studies: their kinds of work, how they are run, and what the report makes of their results.
+"""Studies: their kinds of work, how they are run, and how the report presents their results.
 
-The result file here is synthetic: made for these tests, measured by nobody.
+The result file of these tests is synthetic.
 """
 
 import json
@@ -29,7 +29,7 @@ SCENARIOS = [*studies.SCENARIOS]
 # -- kinds of work
 
 
-def test_every_study_has_this_client_and_somebody_beside_it() -> None:
+def test_every_study_compares_rbfly_with_another_library() -> None:
     for scenario in studies.SCENARIOS:
         used = {ln.library.name for ln in lanes.LANES.values() if ln.kind.scenario == scenario}
         assert 'rbfly' in used
@@ -37,7 +37,7 @@ def test_every_study_has_this_client_and_somebody_beside_it() -> None:
         assert scenario in shown.STUDIES or scenario == 'clients'
 
 
-def test_counts_can_be_shared_out() -> None:
+def test_message_counts_divide_evenly() -> None:
     for lane in lanes.LANES.values():
         kind, part = lane.kind, lane.library.part
         for count in (kind.full, kind.quick):
@@ -52,7 +52,7 @@ def test_every_series_has_a_title() -> None:
             assert kind.series in shown.STUDIES[kind.scenario].series
 
 
-def test_the_overview_is_of_kinds_that_there_are() -> None:
+def test_overview_names_existing_kinds_of_work() -> None:
     assert shown.OVERVIEW.keys() <= lanes.KINDS.keys()
 
 
@@ -60,7 +60,7 @@ def test_the_overview_is_of_kinds_that_there_are() -> None:
 
 
 class Slow(FakeWorker):
-    """The second of two processes ends later."""
+    """A worker that ends later than those created before it."""
 
     made = 0
 
@@ -83,7 +83,7 @@ class Far1ms(FakeWorker):
 
 
 class CountedStore(FakeStore):
-    """Has what the workers said that they stored."""
+    """Holds as many messages as the workers report."""
 
     def __init__(self, workers: list[tuple[str, FakeWorker]]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def run(
     return read(path), store
 
 
-def test_processes_count_from_the_first_to_the_last(
+def test_several_processes_are_timed_from_first_start_to_last_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Slow.made = 0
@@ -131,23 +131,25 @@ def test_processes_count_from_the_first_to_the_last(
     assert results.failed() == {}
     (row, *_) = results.rows
     assert row['count'] == 24_000
-    assert row['seconds'] == pytest.approx(2.1)  # one begins at 1.0, the other ends at 3.1
+    assert row['seconds'] == pytest.approx(2.1)  # one starts at 1.0, the other ends at 3.1
     assert row['cpu_user'] == pytest.approx(0.2)
     assert len(results.rows) == ROUNDS
 
 
-def test_a_slow_library_is_given_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_library_handles_fewer_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results, _ = run(tmp_path / 'r.jsonl', ['rstream-concurrent-8'], monkeypatch)
     assert results.failed() == {}
     assert {row['count'] for row in results.rows} == {2_400}
 
 
-def test_what_grows_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_has_a_single_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results, _ = run(tmp_path / 'r.jsonl', ['rbfly-growth-messages-10000'], monkeypatch)
     assert [row['round'] for row in results.rows] == [1]
 
 
-def test_distance_is_there_in_the_rounds_only(
+def test_latency_is_injected_only_during_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, store = run(tmp_path / 'r.jsonl', ['rbfly-latency-each-1'], monkeypatch, Far1ms)
@@ -156,25 +158,23 @@ def test_distance_is_there_in_the_rounds_only(
     assert {row['round_trip'] for row in results.rows} == {0.0011}
 
 
-def test_a_lane_that_is_nearer_than_it_should_be_fails(
+def test_lane_fails_if_its_round_trip_is_below_the_injected_latency(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, _ = run(tmp_path / 'r.jsonl', ['rbfly-latency-each-5'], monkeypatch, Far1ms)
     assert results.failed() == {
-        'rbfly-latency-each-5': 'round 1: a round trip of 1.100 ms, below 5 ms'
+        'rbfly-latency-each-5': 'round 1: round trip of 1.100 ms despite 5 ms of injected latency'
     }
 
 
-def test_scenarios_are_run_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scenarios_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ['rbfly-processes-1-1', 'rbfly-latency-each-0', 'pika-processes-1-1']
     results, _ = run(tmp_path / 'r.jsonl', names, monkeypatch, Far1ms)
     assert [row['scenario'] for row in results.rows] == 6 * ['processes'] + 3 * ['latency']
 
 
 @pytest.mark.rabbitmq
-def test_a_broker_that_is_far_away() -> None:
+def test_far_broker_delays_connections_through_its_proxies() -> None:
     with Far() as far:
         store = RabbitStore(far.direct, far.uri)
         there = RabbitStore(far.uri)
@@ -217,7 +217,7 @@ def answer(lane: lanes.Lane, number: int, rate: float) -> dict[str, Any]:
 
 
 def rate_of(lane: lanes.Lane) -> float:
-    """RbFly 1,000, floors twice that; rstream half of it, but at a batch of 1."""
+    """RbFly has 1,000, floors twice that, peers half of it, except in batches of 1."""
     if lane.is_floor:
         return 2000
     if lane.library.name == 'rbfly':
@@ -279,49 +279,49 @@ def rows(doc: Path, first: str) -> list[list[str]]:
     return [[line.removeprefix('     -').strip() for line in x.splitlines()] for x in found]
 
 
-def test_rates_and_ratios_stand_in_tables(doc: Path) -> None:
+def test_tables_contain_rates_and_ratios(doc: Path) -> None:
     rates, ratios = (row for row in rows(doc, '500') if len(row) in (5, 3))
     assert rates[0] == f'{lanes.KINDS["batch-size-500"].full:,}'
     assert rates[1] == '1,020 [1,010, 1,030]'
     assert ratios == ['2.00 [2.00, 2.00]', '2.00 [2.00, 2.00]', '0.50 [0.50, 0.50]']
 
 
-def test_where_somebody_is_ahead_is_told(doc: Path) -> None:
+def test_page_tells_where_rbfly_is_faster_and_slower(doc: Path) -> None:
     text = prose(doc)
-    ahead = 'is ahead at 10, 50, 100, 200, 500, 1,000; **is behind** at 1: 0.25 to 2.00 times'
-    assert f'Beside rstream, RbFly {ahead} its rate.' in text
-    assert 'RbFly has 0.50 to 0.50 times the rate of bare uvloop (floor).' in text
-    assert 'Beside pika (AMQP 0.9.1), RbFly is ahead everywhere: 2.00 to 2.00 times' in text
-    assert '``batch-size-1``' in text.split('Ahead of this client in rate:')[1].split('.')[0]
+    faster = 'is faster at 10, 50, 100, 200, 500, 1,000; **slower** at 1: 0.25 to 2.00 times'
+    assert f'Compared with rstream, RbFly {faster} its rate.' in text
+    assert 'RbFly reaches 0.50 to 0.50 times the rate of bare uvloop (floor).' in text
+    assert 'with pika (AMQP 0.9.1), RbFly is faster throughout: 2.00 to 2.00 times' in text
+    assert '``batch-size-1``' in text.split('Faster than RbFly:')[1].split('.')[0]
 
 
-def test_percentiles_are_pooled(doc: Path) -> None:
+def test_percentiles_cover_all_rounds(doc: Path) -> None:
     found = [row for row in rows(doc, '1,000') if len(row) == 7 and row[0] == 'RbFly']
     ((_, *values),) = found
     p50, p99, last = values[:3]
     assert float(p50.split()[0]) == pytest.approx(500, rel=0.02)
     assert float(p99.split()[0]) == pytest.approx(990, rel=0.02)
     assert re.fullmatch(r'\d+\.\d\d \[(1\.9|2\.0)\d\]', last)
-    assert 'Messages of no other library are confirmed or consumed sooner' in prose(doc)
-    assert 'Did not keep the rate: rstream at 1,000 in 3 of 3 rounds' in prose(doc)
+    assert 'No other library has a lower latency than RbFly' in prose(doc)
+    assert 'These lanes fell behind the rate: rstream at 1,000 in 3 of 3 rounds' in prose(doc)
 
 
-def test_least_round_trips_are_told(doc: Path) -> None:
-    assert '0.50 ms with 0 ms; 1.50 ms with 1 ms; 5.50 ms with 5 ms' in prose(doc)
+def test_page_contains_the_shortest_round_trips(doc: Path) -> None:
+    assert '0 ms: 0.50 ms; 1 ms: 1.50 ms; 5 ms: 5.50 ms' in prose(doc)
 
 
-def test_one_round_of_growth_is_all_that_there_is(doc: Path) -> None:
-    assert 'was ended before its last round' not in prose(doc)
+def test_run_is_complete_with_one_round_of_growth(doc: Path) -> None:
+    assert 'ended before its last round' not in prose(doc)
     (row,) = rows(doc, '100,000,000')
     assert row == ['100,000,000', '1,010', '20.00', '30']
 
 
-def test_lines_of_others_are_said_to_be_theirs(doc: Path) -> None:
-    assert 'rates as others have published them, of other machines' in prose(doc)
+def test_page_attributes_published_rates(doc: Path) -> None:
+    assert 'rates published elsewhere, measured on other machines' in prose(doc)
 
 
 @pytest.mark.parametrize('name', ['overview', 'clients', *shown.STUDIES])
-def test_figures_are_as_wide_as_a_phone(doc: Path, name: str) -> None:
+def test_figures_fit_a_phone_screen(doc: Path, name: str) -> None:
     for theme in ('light', 'dark'):
         tree = ET.parse(doc / '_static' / 'perf' / f'{name}-{theme}.svg').getroot()
         title = tree.find(f'{SVG}title')
@@ -330,10 +330,10 @@ def test_figures_are_as_wide_as_a_phone(doc: Path, name: str) -> None:
         assert float((tree.get('width') or '').removesuffix('pt')) <= 320
 
 
-def test_page_of_a_few_scenarios_has_only_these(tmp_path: Path) -> None:
+def test_page_omits_scenarios_without_results(tmp_path: Path) -> None:
     path = written(tmp_path / 'r.jsonl', ['growth'])
     text = compose(report.Report.read([path]), {}, 'x')
-    assert 'Sizes of batches' not in text
+    assert 'Batch size' not in text
     assert 'overview' not in text
     assert 'Growth' in text
 

@@ -1,10 +1,9 @@
-// A worker of the benchmark with the official Go client, see perf/programs/__init__.py.
+// A benchmark worker that uses the official Go client; see perf/programs/__init__.py.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -23,10 +22,10 @@ import (
 const (
 	window = 10_000
 	batch  = 500
-	hang   = 60 * time.Second // a guard only: nothing has come or is confirmed for so long
+	hang   = 60 * time.Second // without any message or confirm, before the worker fails
 )
 
-// work is what a kind does; only run is on the clock.
+// work is a kind of work; only run is timed.
 type work interface {
 	open(env *stream.Environment, name string) error
 	prepare(count int)
@@ -35,14 +34,14 @@ type work interface {
 	close() error
 }
 
-// publish sends batches, at most `window` messages unconfirmed.
+// publish sends batches with at most `window` messages in flight.
 type publish struct {
 	producer  *stream.Producer
 	bodies    [][]byte
-	confirmed atomic.Int64  // since it was opened
-	failed    atomic.Int64  // as well
-	sent      int64         // as well
-	news      chan struct{} // there is something new in the counters
+	confirmed atomic.Int64  // messages since open
+	failed    atomic.Int64  // messages since open
+	sent      int64         // messages since open
+	news      chan struct{} // signals that a counter has changed
 }
 
 func (p *publish) open(env *stream.Environment, name string) error {
@@ -81,7 +80,7 @@ func (p *publish) prepare(count int) {
 	}
 }
 
-// wait returns when at most so many messages are unconfirmed.
+// wait returns when at most this many messages are unconfirmed.
 func (p *publish) wait(unconfirmed int64) error {
 	for p.sent-p.confirmed.Load() > unconfirmed {
 		if failed := p.failed.Load(); failed > 0 {
@@ -100,7 +99,7 @@ func (p *publish) run() (int, error) {
 	before := p.confirmed.Load()
 	for rest := p.bodies; len(rest) > 0; {
 		size := min(batch, len(rest))
-		// of its own for each: the client keeps messages until they are confirmed
+		// one message per body, because the client keeps it until it is confirmed
 		messages := make([]message.StreamMessage, size)
 		for i, body := range rest[:size] {
 			messages[i] = amqp.NewMessage(body)
@@ -130,7 +129,7 @@ func (p *publish) close() error {
 	return p.producer.Close()
 }
 
-// consume reads from the first message on, with a new consumer in each run.
+// consume reads from the first message, with a new consumer in each run.
 type consume struct {
 	env      *stream.Environment
 	name     string
@@ -154,7 +153,7 @@ func (c *consume) prepare(count int) {
 
 func (c *consume) run() (int, error) {
 	var received atomic.Int64
-	var number int // only the client's goroutine of this consumer has it
+	var number int // used only by the consumer's goroutine
 	ended := make(chan []byte, 1)
 	handle := func(_ stream.ConsumerContext, message *amqp.Message) {
 		data := message.GetData()
@@ -178,7 +177,7 @@ func (c *consume) run() (int, error) {
 			return int(received.Load()), nil
 		case <-time.After(hang):
 			if now := received.Load(); now == before {
-				return 0, fmt.Errorf("of %d messages, no more than about %d come", c.count, now)
+				return 0, fmt.Errorf("received only about %d of %d messages", now, c.count)
 			} else {
 				before = now
 			}
@@ -200,7 +199,7 @@ func (c *consume) close() error {
 	return nil
 }
 
-// now tells the time of CLOCK_MONOTONIC, seconds.
+// now returns the time of CLOCK_MONOTONIC in seconds.
 func now() float64 {
 	const clockMonotonic = 1
 	var found syscall.Timespec
@@ -208,7 +207,7 @@ func now() float64 {
 	return float64(found.Sec) + float64(found.Nsec)/1e9
 }
 
-// cpu tells how long the process was on a CPU, user and system, seconds.
+// cpu returns the user and system time of the process in seconds.
 func cpu() (float64, float64) {
 	var usage syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
@@ -216,7 +215,7 @@ func cpu() (float64, float64) {
 	return seconds(usage.Utime), seconds(usage.Stime)
 }
 
-// peak tells the peak of resident memory, bytes.
+// peak returns the peak resident memory in bytes.
 func peak() int {
 	status, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(status)) {
@@ -246,8 +245,8 @@ func measure(work work) (map[string]any, error) {
 	}, err
 }
 
-// connect leaves the buffers of sockets to the system, as the client's best practices have it: with
-// its own of 8 KiB, the connection stalls on the loopback interface, for its packets are larger.
+// connect leaves the sizes of socket buffers to the system, as the client's best practices advise:
+// with the client's 8 KiB, connections stall on the loopback interface, whose packets are larger.
 func connect(address string) (*stream.Environment, error) {
 	return stream.NewEnvironment(stream.NewEnvironmentOptions().
 		SetUri(address).SetReadBuffer(-1).SetWriteBuffer(-1))
@@ -262,7 +261,7 @@ func serve(kind string, reply func(any)) error {
 	kinds := map[string]work{"window": &publish{}, "consume": &consume{}}
 	work, known := kinds[kind]
 	if !known {
-		return fmt.Errorf("no kind %s", kind)
+		return fmt.Errorf("unknown kind of work %s", kind)
 	}
 	var env *stream.Environment
 	defer func() {
@@ -277,7 +276,7 @@ func serve(kind string, reply func(any)) error {
 			return err
 		}
 		if env == nil && order.Do != "open" {
-			return errors.New("it is not open")
+			return fmt.Errorf("the first command must be open, not %s", order.Do)
 		}
 		switch order.Do {
 		case "open":
@@ -301,7 +300,7 @@ func serve(kind string, reply func(any)) error {
 			}
 			reply(answer)
 		default:
-			return fmt.Errorf("no command %s", order.Do)
+			return fmt.Errorf("unknown command %s", order.Do)
 		}
 	}
 	return nil

@@ -24,14 +24,14 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicLong;
 
-/** A worker of the benchmark with the official Java client, see perf/programs/__init__.py. */
+/** A benchmark worker that uses the official Java client; see perf/programs/__init__.py. */
 public final class Worker {
   static final int WINDOW = 10_000;
-  static final int BATCH = 100; // the client's own; it grows and shrinks with what there is to send
-  static final int CREDITS = 10; // chunks, one given back for each that comes: the client's own
-  static final long HANG = 60; // seconds; a guard only: nothing has come or is confirmed for so long
+  static final int BATCH = 100; // the client's default; it adapts the size to the load
+  static final int CREDITS = 10; // chunks; the client's default, renewed one by one
+  static final long HANG = 60; // seconds without any message or confirm, before the worker fails
 
-  /** What a kind does; only run is on the clock. */
+  /** A kind of work; only run is timed. */
   interface Work extends AutoCloseable {
     void open(Environment environment, String stream);
 
@@ -49,7 +49,7 @@ public final class Worker {
     return String.format("%010d", number).getBytes(StandardCharsets.US_ASCII);
   }
 
-  /** Waits for the latch as long as the counter goes on. */
+  /** Waits for the latch while the counter advances. */
   static void await(CountDownLatch latch, AtomicLong counter, long count) throws Exception {
     long before = -1;
     while (!latch.await(HANG, TimeUnit.SECONDS)) {
@@ -60,7 +60,7 @@ public final class Worker {
     }
   }
 
-  /** Sends, at most WINDOW messages unconfirmed. */
+  /** Sends messages with at most WINDOW of them in flight. */
   static final class Publish implements Work {
     private Producer producer;
     private byte[][] bodies;
@@ -121,7 +121,7 @@ public final class Worker {
     }
   }
 
-  /** Reads from the first message on, with a new consumer in each run. */
+  /** Reads from the first message, with a new consumer in each run. */
   static final class Consume implements Work {
     private Environment environment;
     private String stream;
@@ -157,7 +157,7 @@ public final class Worker {
               .messageHandler(
                   (context, message) -> {
                     byte[] body = message.getBodyAsBinary();
-                    // one thread only calls this
+                    // called by a single thread
                     long number = received.getPlain() + 1;
                     received.lazySet(number);
                     if (number == count) {
@@ -183,14 +183,14 @@ public final class Worker {
     public void close() {}
   }
 
-  /** User and system time of the process, seconds; the kernel tells it in ticks of 10 ms. */
+  /** User and system time of the process in seconds, which the kernel counts in ticks of 10 ms. */
   static double[] cpu() throws IOException {
     String stat = Files.readString(Path.of("/proc/self/stat"));
     String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
     return new double[] {Long.parseLong(fields[11]) / 100.0, Long.parseLong(fields[12]) / 100.0};
   }
 
-  /** Peak of resident memory, bytes. */
+  /** Peak resident memory in bytes. */
   static long peak() throws IOException {
     for (String line : Files.readAllLines(Path.of("/proc/self/status"))) {
       if (line.startsWith("VmHWM:")) {
@@ -205,7 +205,7 @@ public final class Worker {
     try {
       Files.writeString(Path.of("/proc/self/clear_refs"), "5");
     } catch (IOException e) {
-      // then it is the peak since the process began
+      // the peak is then that of the whole process
     }
     double[] before = cpu();
     long begun = System.nanoTime(); // CLOCK_MONOTONIC on Linux
@@ -224,7 +224,7 @@ public final class Worker {
   }
 
   static Environment connect(String address) {
-    // to this client, a path of / is a virtual host without a name
+    // this client takes a path of / for a virtual host without a name
     String uri = URI.create(address).getPath().equals("/") ? address.replaceAll("/$", "") : address;
     return Environment.builder().uri(uri).build();
   }
@@ -235,7 +235,7 @@ public final class Worker {
         switch (kind) {
           case "window" -> new Publish();
           case "consume" -> new Consume();
-          default -> throw new IllegalArgumentException("no kind " + kind);
+          default -> throw new IllegalArgumentException("unknown kind of work " + kind);
         };
     BufferedReader lines =
         new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -246,7 +246,7 @@ public final class Worker {
         JsonObject command = gson.fromJson(line, JsonObject.class);
         String what = command.get("do").getAsString();
         if (!open && !what.equals("open")) {
-          throw new IllegalStateException("it is not open");
+          throw new IllegalStateException("the first command must be open, not " + what);
         }
         Map<String, Object> answer =
             switch (what) {
@@ -261,7 +261,7 @@ public final class Worker {
                 yield Map.of();
               }
               case "run" -> measure(work);
-              default -> throw new IllegalArgumentException("no command " + what);
+              default -> throw new IllegalArgumentException("unknown command " + what);
             };
         out.println(gson.toJson(answer));
       }
