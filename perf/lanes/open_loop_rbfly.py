@@ -28,7 +28,8 @@ class Client(OpenLoop):
         self.spawn(self.read(subscription))
         self.publisher: rbs.Publisher = await enter(publisher.publisher(self.target.stream))
         async with asyncio.timeout(self.patience):
-            while not subscription._session.registration.is_open:  # nothing public tells that it is
+            # there is no public way to wait for this
+            while not subscription._session.registration.is_open:
                 if self.error is not None:
                     raise self.error
                 await asyncio.sleep(0.01)

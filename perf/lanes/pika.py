@@ -217,16 +217,16 @@ class Publisher:
         todo = self.bodies
         count = 0
         while count < len(todo):
-            room = self.window - self.unconfirmed
-            if not room:
+            free = self.window - self.unconfirmed
+            if not free:
                 await self.confirms()
                 continue
-            piece = todo[count : count + min(room, PIECE)]
+            piece = todo[count : count + min(free, PIECE)]
             for body in piece:
                 publish('', stream, body)
             self.published += len(piece)
             count += len(piece)
-            if room > PIECE:
+            if free > PIECE:
                 await asyncio.sleep(0)  # let pika write
         while self.unconfirmed:
             await self.confirms()

@@ -25,7 +25,7 @@ def account(uri: str) -> dict[str, Any]:
 
 
 class Publish(Work):
-    """Send batches, the next one whenever there is room in the window."""
+    """Send batches, each as soon as the window has capacity for it."""
 
     def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
@@ -48,10 +48,10 @@ class Publish(Work):
     async def run(self) -> int:
         send_batch = self.producer.send_batch
         stream = self.target.stream
-        room = self.window - self.size
+        limit = self.window - self.size
         count = 0
         for batch in self.batches:
-            await self.settled(room)
+            await self.settled(limit)
             self.pending += len(batch)
             await send_batch(stream, batch, on_publish_confirm=self.on_confirm)
             count += len(batch)

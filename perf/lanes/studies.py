@@ -18,7 +18,7 @@ SCENARIOS = {
     'processes': 'messages of 10 bytes from one or two processes with 1 to 5 publishers each',
     'sizes': 'messages of 10 bytes to 900 KB, published and consumed',
     'values': 'the cost of AMQP 1.0 types, published and consumed',
-    'clients': 'other fast RabbitMQ Streams clients, as separate programs',
+    'clients': 'the official RabbitMQ Streams clients for Go and Java, as separate programs',
     'growth': 'the cost per message as messages, streams and subscriptions grow in number',
 }
 
