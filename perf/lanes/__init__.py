@@ -7,6 +7,7 @@ require any of the measured libraries.
 
 import importlib.metadata
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from .. import programs
@@ -127,110 +128,92 @@ def consume_kind(name: str, title: str, full: int, stored: Stored) -> Kind:
 
 CONSUME_KINDS = {name: consume_kind(name, *about) for name, about in CONSUMED.items()}
 
+SINGLE = Kind(
+    name='single',
+    scenario='publish',
+    title='each message confirmed before the next',
+    full=200_000,
+    scale=0.05,
+    quick=500,
+    size=1,
+    floor='bare-uvloop',
+    slowest=100,
+    warm_up=200,
+    work='single',
+)
+BATCH = Kind(
+    name='batch',
+    scenario='publish',
+    title='batches of 100, each confirmed before the next',
+    full=1_000_000,
+    scale=0.2,
+    quick=20_000,
+    size=100,
+    floor='bare-uvloop',
+    slowest=2_000,
+    warm_up=2_000,
+    work='batch',
+    frame=100,
+    window=100,
+)
+WINDOW = Kind(
+    name='window',
+    scenario='pipeline',
+    title='up to 10,000 messages unconfirmed',
+    full=1_000_000,
+    scale=0.5,
+    quick=200_000,
+    size=1_000,
+    floor='raw-socket',
+    slowest=5_000,
+    warm_up=20_000,
+    work='window',
+    frame=1_000,
+    window=10_000,
+)
+TASKS = replace(
+    BATCH,
+    name='tasks-100',
+    scenario='tasks',
+    title='100 tasks, each awaits the confirm of a message before sending another',
+    slowest=1_000,
+    work='tasks',
+    tasks=100,
+)
+
+
+def format_kind(kind: Kind) -> Kind:
+    """The same work, to compare AMQP 1.0 with raw bytes."""
+    name = f'{kind.name}-format'
+    return replace(
+        kind,
+        name=name,
+        scenario='amqp',
+        floor='',
+        like=kind.name,
+        references=(('raw bytes', f'rbfly-raw-{name}'),),
+    )
+
+
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
-            name='single',
-            scenario='publish',
-            title='each message confirmed before the next',
-            full=200_000,
-            scale=0.05,
-            quick=500,
-            size=1,
-            floor='bare-uvloop',
-            slowest=100,
-            warm_up=200,
-            work='single',
-        ),
-        Kind(
-            name='batch',
-            scenario='publish',
-            title='batches of 100, each confirmed before the next',
-            full=1_000_000,
-            scale=0.2,
-            quick=20_000,
-            size=100,
-            floor='bare-uvloop',
-            slowest=2_000,
-            warm_up=2_000,
-            work='batch',
-            frame=100,
-            window=100,
-        ),
-        Kind(
-            name='single-format',
-            scenario='amqp',
-            title='each message confirmed before the next',
-            full=200_000,
-            scale=0.05,
-            quick=500,
-            size=1,
-            floor='',
-            slowest=100,
-            warm_up=200,
-            work='single',
-            like='single',
-            references=(('raw bytes', 'rbfly-raw-single-format'),),
-        ),
-        Kind(
-            name='batch-format',
-            scenario='amqp',
-            title='batches of 100, each confirmed before the next',
-            full=1_000_000,
-            scale=0.2,
-            quick=20_000,
-            size=100,
-            floor='',
-            slowest=2_000,
-            warm_up=2_000,
-            work='batch',
-            like='batch',
-            references=(('raw bytes', 'rbfly-raw-batch-format'),),
-        ),
-        Kind(
-            name='window',
-            scenario='pipeline',
-            title='up to 10,000 messages unconfirmed',
-            full=1_000_000,
-            scale=0.5,
-            quick=200_000,
-            size=1_000,
-            floor='raw-socket',
-            slowest=5_000,
-            warm_up=20_000,
-            work='window',
-            frame=1_000,
-            window=10_000,
-        ),
-        Kind(
-            name='tasks-100',
-            scenario='tasks',
-            title='100 tasks, each awaits the confirm of a message before sending another',
-            full=1_000_000,
-            scale=0.2,
-            quick=20_000,
-            size=100,
-            floor='bare-uvloop',
-            slowest=1_000,
-            warm_up=2_000,
-            work='tasks',
-            tasks=100,
-            frame=100,
-            window=100,
-        ),
-        Kind(
+        SINGLE,
+        BATCH,
+        format_kind(SINGLE),
+        format_kind(BATCH),
+        WINDOW,
+        TASKS,
+        replace(
+            TASKS,
             name='tasks-1000',
-            scenario='tasks',
             title='1,000 tasks, each awaits the confirm of a message before sending another',
-            full=1_000_000,
             scale=0.5,
             quick=50_000,
             size=1_000,
             floor='raw-socket',
             slowest=2_000,
             warm_up=20_000,
-            work='tasks',
             tasks=1_000,
             frame=1_000,
             window=1_000,
@@ -256,119 +239,81 @@ KINDS = {
     )
 }
 
+CONSUMING = tuple(CONSUME_KINDS)
+ALL = ('single', 'batch', 'window', 'tasks-100', 'tasks-1000', 'sub-publish', *CONSUMING)
+FORMATS = ('single-format', 'batch-format')
+
 LIBRARIES = {
     library.name: library
     for library in (
-        Library(
-            name='raw-socket',
-            module='raw_socket',
-            kinds=(
-                'single',
-                'batch',
-                'window',
-                'tasks-100',
-                'tasks-1000',
-                'sub-publish',
-                *CONSUME_KINDS,
-            ),
-            needs=(),
-            loop='none',
-            broker='rabbitmq',
-            how='blocking socket; frames encoded before the clock starts, confirms counted;'
+        studies.library(
+            'raw-socket',
+            'raw_socket',
+            ALL,
+            'blocking socket; frames encoded before the clock starts, confirms counted;'
             ' single: 1 message per frame, batch: 100, window: 1,000; tasks: what all tasks send'
             ' at the same time in one frame; sub-publish: 100 sub-entries;'
             ' consuming: credit for 10 chunks, renewed after each; record counts read from'
             ' chunk headers',
         ),
-        Library(
-            name='bare-uvloop',
-            module='bare_uvloop',
-            kinds=('single', 'batch', 'tasks-100'),
-            needs=('uvloop',),
-            loop='uvloop',
-            broker='rabbitmq',
-            how='the frames of raw-socket, sent by an asyncio protocol; one future per round trip',
+        studies.library(
+            'bare-uvloop',
+            'bare_uvloop',
+            ('single', 'batch', 'tasks-100'),
+            'the frames of raw-socket, sent by an asyncio protocol; one future per round trip',
         ),
-        Library(
-            name='rbfly',
-            module='rbfly',
-            kinds=(
-                'single',
-                'batch',
-                'window',
-                'tasks-100',
-                'tasks-1000',
-                'sub-publish',
-                *CONSUME_KINDS,
-            ),
-            needs=('rbfly', 'uvloop'),
-            loop='uvloop',
-            broker='rabbitmq',
-            how='single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
+        studies.library(
+            'rbfly',
+            'rbfly',
+            ALL,
+            'single: `Publisher.send`; batch: `PublisherBatchFast.batch` for 100 messages, then'
             ' `flush`; window: `Publisher.send_many` with a list; tasks: `Publisher.send` in a'
             ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
             ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
         ),
-        Library(
-            name='rbfly-batches',
-            module='rbfly_batches',
-            kinds=tuple(CONSUME_KINDS),
-            needs=('rbfly', 'uvloop'),
-            loop='uvloop',
-            broker='rabbitmq',
-            how='`async for` over `subscription.batches()`, `for` over the bodies of each batch',
+        studies.library(
+            'rbfly-batches',
+            'rbfly_batches',
+            CONSUMING,
+            '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
         ),
-        Library(
-            name='rbfly-messages',
-            module='rbfly_messages',
-            kinds=tuple(CONSUME_KINDS),
-            needs=('rbfly', 'uvloop'),
-            loop='uvloop',
-            broker='rabbitmq',
-            how='`async for` over `subscription.messages()`, reading `stream_offset`,'
+        studies.library(
+            'rbfly-messages',
+            'rbfly_messages',
+            CONSUMING,
+            '`async for` over `subscription.messages()`, reading `stream_offset`,'
             ' `stream_timestamp`, `body` and, where present, `properties` and'
             ' `app_properties`',
         ),
-        Library(
-            name='rbfly-amqp',
-            module='rbfly',
-            kinds=('single-format', 'batch-format'),
-            needs=('rbfly', 'uvloop'),
-            loop='uvloop',
-            broker='rabbitmq',
-            how="body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
+        studies.library(
+            'rbfly-amqp',
+            'rbfly',
+            FORMATS,
+            "body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
             ' `PublisherBatchFast.batch` 100 times, then `flush`',
         ),
-        Library(
-            name='rbfly-raw',
-            module='rbfly_raw',
-            kinds=('single-format', 'batch-format'),
-            needs=('rbfly', 'uvloop'),
-            loop='uvloop',
-            broker='rabbitmq',
-            how='like `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
+        studies.library(
+            'rbfly-raw',
+            'rbfly_raw',
+            FORMATS,
+            'like `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
         ),
-        Library(
-            name='rstream',
-            module='rstream',
-            kinds=('single', 'batch'),
-            needs=('rstream', 'uvloop'),
-            loop='uvloop',
-            broker='rabbitmq',
-            how='`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock'
+        studies.library(
+            'rstream',
+            'rstream',
+            ('single', 'batch'),
+            '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock'
             ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
             ' the next one when all 100 are confirmed',
         ),
-        Library(
-            name='aiokafka',
-            module='aiokafka',
-            kinds=('single', 'batch'),
-            needs=('aiokafka', 'msgpack', 'uvloop'),
-            loop='uvloop',
-            broker='kafka',
-            how="`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`,"
+        studies.library(
+            'aiokafka',
+            'aiokafka',
+            ('single', 'batch'),
+            "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`,"
             ' one partition, one replica; single: `send_and_wait`; batch: `create_batch`, `append`'
             ' 100 times, `send_batch`, awaiting its future',
+            broker='kafka',
         ),
     )
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from .model import Kind, Library, Stored
 
-__all__ = ['KINDS', 'LIBRARIES', 'SCENARIOS']
+__all__ = ['KINDS', 'LIBRARIES', 'SCENARIOS', 'library']
 
 SCENARIOS = {
     'batch-size': 'messages of 10 bytes in batches of 1 to 1,000, each confirmed before the next',
@@ -363,7 +363,10 @@ def names(scenario: str, *series: str) -> tuple[str, ...]:
 NEEDS = {
     'bare-uvloop': ('uvloop',),
     'rbfly': ('rbfly', 'uvloop'),
+    'rbfly-amqp': ('rbfly', 'uvloop'),
     'rbfly-batches': ('rbfly', 'uvloop'),
+    'rbfly-messages': ('rbfly', 'uvloop'),
+    'rbfly-raw': ('rbfly', 'uvloop'),
     'rstream': ('rstream', 'uvloop'),
     'aiokafka': ('aiokafka', 'msgpack', 'uvloop'),
     'pika': ('pika', 'uvloop'),
@@ -374,6 +377,7 @@ NEEDS = {
 def library(
     name: str, module: str, kinds: tuple[str, ...], how: str, broker: str = 'rabbitmq', **about: Any
 ) -> Library:
+    """A library with its requirements and event loop."""
     loop = 'uvloop' if name in NEEDS else 'none'
     return Library(name, module, kinds, NEEDS.get(name, ()), loop, broker, how, **about)
 
