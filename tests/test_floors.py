@@ -65,17 +65,16 @@ FLOORS = {
         ['_client'],
     ],
     'rbfly.testing': [
-        ['clock', 'faults', 'arguments'],
-        ['outgoing'],
-        ['wire', 'stream'],
-        ['node', 'frames', 'publishing', 'consuming'],
+        ['faults', 'arguments'],
+        ['wire'],
+        ['stream'],
+        ['node', 'frames'],
         ['cluster'],
         ['running', 'session'],
-        ['handshake'],
         ['handlers'],
         ['broker'],
-        ['', 'plugin'],
-        ['rbfly.__main__'],
+        [''],
+        ['rbfly.__main__', 'rbfly.fixtures'],
     ],
 }
 # What stands beside another floor, though above it, knows nothing of it: the broker is no client.

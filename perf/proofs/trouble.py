@@ -10,6 +10,7 @@ from multiprocessing.managers import BaseManager
 from typing import Any
 
 from rbfly.testing import StreamBroker
+from rbfly.testing.stream import Subscription
 
 from .. import wire
 from .faults import lose_node, move_leader, pause_node
@@ -273,7 +274,8 @@ class Memory(StreamBroker):
         return self._call(lambda: self._stream(stream, None).published)
 
     def readers(self, stream: str) -> int:
-        return self._call(lambda: len(self._stream(stream, None).readers))
+        clients = self._call(lambda: [*self._stream(stream, None).clients])
+        return sum(isinstance(client, Subscription) for client in clients)
 
 
 class Manager(BaseManager):

@@ -1,20 +1,6 @@
-"""A broker for tests: RabbitMQ Streams in memory, in the process of the test.
+"""An in-memory RabbitMQ Streams broker for tests."""
 
-Nothing is imported until a name is used, since pytest loads the plugin beside it for every run.
-"""
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ..protocol.const import ResponseCode as ResponseCode
-    from .broker import StreamBroker as StreamBroker
+from ..protocol.const import ResponseCode
+from .broker import StreamBroker
 
 __all__ = ['ResponseCode', 'StreamBroker']
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    from . import broker
-
-    return getattr(broker, name)

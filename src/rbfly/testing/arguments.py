@@ -1,4 +1,4 @@
-"""The arguments of a stream, as Create gives them."""
+"""The arguments of a stream in a Create frame."""
 
 import re
 from collections.abc import Mapping
@@ -17,20 +17,21 @@ FILTER_SIZE = 16  # bytes
 
 
 class Refused(Exception):
-    """A request is answered with a code.
-
-    :ivar code: of the response.
-    """
+    """A request that is refused with a response code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
 
 
-def require(items: Mapping[K, V], key: K, code: int) -> V:
-    """An item of what there is.
+class Crash(Exception):
+    """A frame that crashes RabbitMQ's connection, which closes at once."""
 
-    :raises Refused: there is none, with this code.
+
+def require(items: Mapping[K, V], key: K, code: int) -> V:
+    """Return an item.
+
+    :raises Refused: there is no such item.
     """
     try:
         return items[key]
@@ -38,34 +39,22 @@ def require(items: Mapping[K, V], key: K, code: int) -> V:
         raise Refused(code) from None
 
 
-class Crash(Exception):
-    """What RabbitMQ's connection does not survive: it is closed without a word."""
-
-
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a stream; a stream can be created again only with equal ones.
+    """The arguments of a stream, which can be created again only with equal ones."""
 
-    :ivar max_bytes: size above which its oldest chunks are removed; no limit if not positive.
-    :ivar max_age: age in milliseconds at which they are removed; ignored if it is a str.
-    :ivar segment: size of a segment in bytes, which is of no meaning here.
-    :ivar replicas: number of nodes that have it; None for all of them.
-    :ivar locator: who chooses the leader.
-    :ivar filter_size: size of a chunk's Bloom filter in bytes.
-    """
-
-    max_bytes: int | None = None
-    max_age: int | str | None = None
-    segment: int | None = None
-    replicas: int | None = None
-    locator: str | None = None
-    filter_size: int | None = None
+    max_bytes: int | None  # size that removes the oldest chunks; no limit if not positive
+    max_age: int | str | None  # milliseconds that remove a chunk; RabbitMQ ignores a str
+    segment: int | None  # bytes of a segment; no effect here
+    replicas: int | None  # number of nodes that have the stream; None for all
+    locator: str | None  # how to choose the leader
+    filter_size: int | None  # bytes of a chunk's Bloom filter
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> 'Arguments':
         """
-        :raises Refused: a value that RabbitMQ refuses.
-        :raises Crash: one that it does not expect.
+        :raises Refused: RabbitMQ refuses a value.
+        :raises Crash: RabbitMQ crashes on a value.
         """
         found = cls(
             integer(given, 'max-length-bytes'),
@@ -95,7 +84,7 @@ def integer(given: Mapping[str, str], name: str) -> int | None:
 
 
 def age(given: Mapping[str, str]) -> int | str | None:
-    """Return `max-age` in milliseconds, or unchanged if RabbitMQ would ignore it."""
+    """Return `max-age` in milliseconds, or unchanged if RabbitMQ ignores it."""
     value = given.get('max-age')
     if value is None:
         return None

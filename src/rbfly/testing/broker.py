@@ -7,6 +7,7 @@ import ssl as tls
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
 from ..checks import check_folder, check_integer, check_timeout, check_type
@@ -16,8 +17,7 @@ from ..protocol.const import ResponseCode
 from ..types import AMQPBody
 from .arguments import Crash, Refused
 from .cluster import Cluster
-from .handlers import HANDLERS
-from .handshake import HANDSHAKE
+from .handlers import HANDLERS, HANDSHAKE
 from .node import Node
 from .running import Running
 from .session import Session
@@ -86,15 +86,16 @@ class StreamBroker(Running):
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
             raise ArgumentError('a broker needs a virtual host')
-        cluster = Cluster(users, self._vhosts, frame_max, heartbeat, seed)
-        for number in range(nodes):
-            node = Node(number, host, port and port + number, cluster.faults, ssl)
-            node.make = lambda node: Session(cluster, node, HANDSHAKE, HANDLERS)
-            cluster.nodes.append(node)
-        cluster.on_event = on_event
+        cluster = Cluster(users, self._vhosts, frame_max, heartbeat, seed, on_event)
         super().__init__(cluster)
 
-    # -- where it is
+        def connect(node: Node) -> Session:
+            return Session(cluster, node, HANDSHAKE, HANDLERS)
+
+        for number in range(nodes):
+            cluster.nodes.append(Node(number, host, port and port + number, ssl, connect))
+
+    # -- addresses
 
     @property
     def uri(self) -> str:
@@ -104,18 +105,15 @@ class StreamBroker(Running):
     @property
     def uris(self) -> list[str]:
         """URIs of all nodes."""
-        from urllib.parse import quote
-
-        user = ''.join(
-            f'{quote(name, safe="")}:{quote(password, safe="")}@'
-            for name, password in [*self._cluster.users.items()][:1]
-        )
+        user = ''
+        for name, password in [*self._cluster.users.items()][:1]:
+            user = f'{quote(name, safe="")}:{quote(password, safe="")}@'
         vhost = '' if self._vhosts[0] == '/' else quote(self._vhosts[0], safe='')
         found = []
         for node in self._cluster.nodes:
-            scheme = 'rabbitmq-stream+tls' if node.ssl else 'rabbitmq-stream'
+            tls = '+tls' if node.ssl else ''
             host = f'[{node.host}]' if ':' in node.host else node.host
-            found.append(f'{scheme}://{user}{host}:{node.port}/{vhost}')
+            found.append(f'rabbitmq-stream{tls}://{user}{host}:{node.port}/{vhost}')
         return found
 
     @property
@@ -128,7 +126,13 @@ class StreamBroker(Running):
         """Number of open connections."""
         return self._call(lambda: len(self._cluster.sessions))
 
-    # -- what it has stored
+    # -- what the broker has stored
+
+    def _vhost(self, vhost: str | None) -> str:
+        found = self._vhosts[0] if vhost is None else vhost
+        if found not in self._cluster.vhosts:
+            raise ArgumentError(f'there is no virtual host {found!r}')
+        return found
 
     def _stream(self, name: str, vhost: str | None) -> Stream:
         check_type('stream', name, str)
@@ -136,12 +140,6 @@ class StreamBroker(Running):
             return self._cluster.vhosts[self._vhost(vhost)][name]
         except KeyError:
             raise StreamDoesNotExist(name) from None
-
-    def _vhost(self, vhost: str | None) -> str:
-        found = self._vhosts[0] if vhost is None else vhost
-        if found not in self._cluster.vhosts:
-            raise ArgumentError(f'there is no virtual host {found!r}')
-        return found
 
     @property
     def streams(self) -> list[str]:
@@ -151,11 +149,9 @@ class StreamBroker(Running):
     @property
     def published(self) -> int:
         """Number of messages stored in all streams, including deleted ones."""
+        cluster = self._cluster
         return self._call(
-            lambda: (
-                self._cluster.published
-                + sum(stream.published for stream in self._cluster.streams())
-            )
+            lambda: cluster.published + sum(item.published for item in cluster.streams())
         )
 
     def messages(self, stream: str, *, raw: bool = False, vhost: str | None = None) -> list[Any]:
@@ -201,7 +197,7 @@ class StreamBroker(Running):
         def stored() -> int:
             found = streams[stream].published if stream in streams else 0
             if found >= count:
-                with suppress(RuntimeError):  # whose loop was closed waits no more
+                with suppress(RuntimeError):  # the loop of the caller was closed
                     loop.call_soon_threadsafe(reached.set)
             return found
 
@@ -224,7 +220,7 @@ class StreamBroker(Running):
         """
         return self._call(lambda: dict(self._stream(stream, vhost).offsets))
 
-    # -- what it is given
+    # -- what the test stores
 
     def create_stream(self, stream: str, *, vhost: str | None = None, **arguments: str) -> None:
         """Create a stream, unless one of that name exists.
@@ -243,18 +239,16 @@ class StreamBroker(Running):
         where = self._vhost(vhost)
         check_folder(stream, [where])
 
-        def create() -> None:
-            cluster = self._cluster
-            if stream in cluster.vhosts[where]:
-                return
-            try:
+        def create(cluster: Cluster) -> None:
+            if stream not in cluster.vhosts[where]:
                 cluster.create(where, stream, given, cluster.nodes[0])
-            except Refused as ex:
-                raise protocol_error(ex.code, stream=stream) from None
-            except Crash as ex:
-                raise ArgumentError(str(ex)) from None
 
-        self._call(create)
+        try:
+            self._call(create, self._cluster)
+        except Refused as ex:
+            raise protocol_error(ex.code, stream=stream) from None
+        except Crash as ex:
+            raise ArgumentError(str(ex)) from None
 
     def delete_stream(self, stream: str, *, vhost: str | None = None) -> None:
         """Delete a stream and notify its publishers and subscriptions.
@@ -293,8 +287,8 @@ class StreamBroker(Running):
         :param node: its number, from 0.
         :raises StreamDoesNotExist: there is no such stream.
         """
-        found = self._node(node)
-        self._call(lambda: self._cluster.move_leader(self._stream(stream, vhost), found))
+        to = self._node(node)
+        self._call(lambda: self._cluster.move_leader(self._stream(stream, vhost), to))
 
     def stop_node(self, node: int) -> None:
         """Stop a node; other nodes take over as leaders of its streams."""
@@ -320,7 +314,10 @@ class StreamBroker(Running):
 
         self._call(advance)
 
-    # -- what goes wrong
+    # -- faults
+
+    def _set(self, **faults: Any) -> None:
+        self._call(vars(self._cluster.faults).update, faults)
 
     def cut(self, after: int | None = None) -> None:
         """Cut all connections.
@@ -334,7 +331,7 @@ class StreamBroker(Running):
 
     def refuse(self) -> None:
         """Close new connections at once, until :meth:`heal`."""
-        self._call(setattr, self._cluster.faults, 'refusing', True)
+        self._set(refusing=True)
 
     def stall(self) -> None:
         """Neither read nor write, heartbeats included, until :meth:`heal`."""
@@ -349,7 +346,7 @@ class StreamBroker(Running):
         """
         check_type('seconds', seconds, int, float)
         check_timeout('seconds', seconds)
-        self._call(setattr, self._cluster.faults, 'delay', seconds)
+        self._set(delay=seconds)
 
     def split(self, most: int = 100) -> None:
         """Send everything in pieces, one per turn of the event loop, until :meth:`heal`.
@@ -357,16 +354,16 @@ class StreamBroker(Running):
         :param most: maximum size of a piece in bytes; the sizes are random.
         """
         check_integer('most', most, 1, 2**31)
-        self._call(setattr, self._cluster.faults, 'most', most)
+        self._set(most=most)
 
     def silence(self) -> None:
         """Deliver nothing to subscriptions, but answer everything else, until :meth:`heal`."""
-        self._call(setattr, self._cluster.faults, 'silent', True)
+        self._set(silent=True)
 
     def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
         """Refuse all authentication with a code, until :meth:`heal`."""
         check_integer('code', code, 2, 0xFFFF)
-        self._call(setattr, self._cluster.faults, 'authentication', code)
+        self._set(authentication=code)
 
     def publish_error(self, code: int = ResponseCode.PRECONDITION_FAILED, count: int = 1) -> None:
         """Refuse the next messages: they are not stored, and sending them raises `PublishError`.
@@ -386,7 +383,7 @@ class StreamBroker(Running):
 
     def withhold_confirms(self) -> None:
         """Store messages, but do not confirm them until :meth:`heal`."""
-        self._call(setattr, self._cluster.faults, 'withholding', True)
+        self._set(withholding=True)
 
     def lose_confirms(self, count: int = 1) -> None:
         """Store the next messages, but never confirm them on their connection.
@@ -394,11 +391,11 @@ class StreamBroker(Running):
         :param count: number of messages.
         """
         check_integer('count', count, 1, 2**31)
-        self._call(setattr, self._cluster.faults, 'lost', count)
+        self._set(lost=count)
 
     def shuffle_confirms(self) -> None:
         """Confirm messages that arrive together in random order, until :meth:`heal`."""
-        self._call(setattr, self._cluster.faults, 'shuffling', True)
+        self._set(shuffling=True)
 
     def damage_chunk(self, count: int = 1) -> None:
         """Deliver the next chunks with a wrong CRC.
@@ -406,7 +403,7 @@ class StreamBroker(Running):
         :param count: number of chunks, over all subscriptions.
         """
         check_integer('count', count, 1, 2**31)
-        self._call(setattr, self._cluster.faults, 'damaged', count)
+        self._set(damaged=count)
 
     def corrupt_chunk(self, count: int = 1) -> None:
         """Deliver the next chunks with a message that extends past their end, and a correct CRC.
@@ -414,7 +411,7 @@ class StreamBroker(Running):
         :param count: number of chunks, over all subscriptions.
         """
         check_integer('count', count, 1, 2**31)
-        self._call(setattr, self._cluster.faults, 'corrupted', count)
+        self._set(corrupted=count)
 
     def metadata_update(
         self,
@@ -427,9 +424,7 @@ class StreamBroker(Running):
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        self._call(
-            lambda: self._cluster.remove_from(self._stream(stream, vhost), True, True, code=code)
-        )
+        self._call(lambda: self._stream(stream, vhost).remove_clients(code=code))
 
     def close_connections(
         self, code: int = ResponseCode.OK, reason: str = 'closed by the broker'

@@ -1,55 +1,20 @@
-"""The broker behind its nodes: users, virtual hosts, and where each stream is led."""
+"""The broker behind its nodes: users, virtual hosts, and the leader of each stream."""
 
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from ..protocol.commands import StreamMetadata
 from ..protocol.const import ResponseCode
 from .arguments import Arguments, Crash, Refused
-from .clock import Clock
 from .faults import Faults
 from .node import Node
-from .stream import Stream
-
-Streams = dict[str, Stream]
-
-
-class User(Protocol):
-    """A connection that uses streams."""
-
-    @property
-    def node(self) -> Node: ...
-
-    def release(self, stream: Stream, publishers: bool, subscriptions: bool) -> bool:
-        """Forget what is declared on a stream.
-
-        :return: whether there was anything.
-        """
-        ...
-
-    def tell_gone(self, stream: Stream, code: int) -> None:
-        """Tell the client that what it has declared on a stream is gone."""
-
-    def send_close(self, code: int, reason: str) -> None:
-        """Ask the client to close the connection."""
-
-    def heal(self) -> None:
-        """A fault has ended."""
+from .stream import Clock, Stream
+from .wire import Wire
 
 
 class Cluster:
-    """Everything that connections share.
-
-    :ivar users: passwords by user.
-    :ivar vhosts: streams by name, by virtual host.
-    :ivar nodes: all nodes.
-    :ivar sessions: connections that are open.
-    :ivar loop: the loop in which it runs; None while it does not.
-    :ivar on_event: called with a line for each connection.
-    :ivar watchers: called when a stream has stored something.
-    """
+    """State that all connections share."""
 
     def __init__(
         self,
@@ -58,46 +23,49 @@ class Cluster:
         frame_max: int,
         heartbeat: int,
         seed: int,
+        on_event: Callable[[str], object] | None,
     ) -> None:
-        self.users = dict(users)
-        self.vhosts: dict[str, Streams] = {name: {} for name in vhosts}
+        self.users = dict(users)  # passwords by user
+        self.vhosts: dict[str, dict[str, Stream]] = {name: {} for name in vhosts}
         self.frame_max = frame_max
         self.heartbeat = heartbeat
         self.clock = Clock()
         self.faults = Faults(seed)
         self.nodes: list[Node] = []
-        self.sessions: dict[User, None] = {}
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.published = 0  # by streams that were deleted
-        self.on_event: Callable[[str], object] | None = None
-        self.watchers: list[Callable[[], object]] = []
+        self.sessions: dict[Wire, None] = {}  # connections with an open virtual host
+        self.loop: asyncio.AbstractEventLoop | None = None  # None while the broker does not run
+        self.published = 0  # number of messages stored in streams that were deleted
+        self.on_event = on_event  # called with a line of text about a connection
+        self.watchers: list[Callable[[], object]] = []  # called when a stream has stored something
         self._leaders = itertools.count()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call a function in the next turn of the loop, if the broker has one."""
+        """Call a function in the next turn of the loop, if the broker runs."""
         if self.loop is not None:
             self.loop.call_soon(callback)
 
     def tell(self, event: str) -> None:
-        """Call `on_event` in a turn of its own, so that the loop handles its errors."""
+        """Call `on_event` in its own turn, so that the loop handles its errors."""
         if self.on_event is not None and self.loop is not None:
             self.loop.call_soon(self.on_event, event)
 
     # -- faults
 
+    def wires(self) -> list[Wire]:
+        return [wire for node in self.nodes for wire in node.wires]
+
     def cut(self, after: int | None = None) -> None:
-        """Cut all connections, now or after so many bytes."""
+        """Cut all connections, now or after a number of bytes."""
         self.faults.left = after
         if not after:
             self.faults.left = None
-            for node in self.nodes:
-                node.cut()
+            for wire in self.wires():
+                wire.cut()
 
     def stall(self, stalled: bool) -> None:
         self.faults.stalled = stalled
-        for node in self.nodes:
-            for wire in [*node.wires]:
-                wire.stall()
+        for wire in self.wires():
+            wire.stall()
 
     def close_sessions(self, code: int, reason: str) -> None:
         for session in [*self.sessions]:
@@ -106,24 +74,23 @@ class Cluster:
     def heal(self) -> None:
         self.faults.heal()
         self.stall(False)
-        for session in [*self.sessions]:
-            session.heal()
+        for stream in self.streams():
+            stream.resume()
 
     # -- streams
 
     def streams(self) -> list[Stream]:
-        """Those of all virtual hosts."""
+        """The streams of all virtual hosts."""
         return [stream for streams in self.vhosts.values() for stream in streams.values()]
 
     def flush(self) -> None:
-        """Write what has come."""
         for stream in self.streams():
             stream.flush()
 
-    def create(self, vhost: str, name: str, given: Mapping[str, str], node: Node) -> Stream:
+    def create(self, vhost: str, name: str, given: Mapping[str, str], node: Node) -> None:
         """
-        :raises Refused: there is one, or it cannot be created.
-        :raises Crash: arguments that RabbitMQ does not expect.
+        :raises Refused: the stream exists, or RabbitMQ refuses its name or arguments.
+        :raises Crash: RabbitMQ's connection crashes on the name or the arguments.
         """
         streams = self.vhosts[vhost]
         name = name.replace('\r', '').replace('\n', '')
@@ -140,14 +107,9 @@ class Cluster:
         leader = node
         if arguments.locator not in (None, 'client-local'):
             leader = running[next(self._leaders) % len(running)]
-        size = arguments.replicas or len(self.nodes)
         others = [item.number for item in running if item is not leader]
-        members = (leader.number, *others)[:size]
-        stream = Stream(
-            name, arguments, members, leader.number, self.clock, self.soon, self._stored
-        )
-        streams[name] = stream
-        return stream
+        members = (leader.number, *others)[: arguments.replicas or len(self.nodes)]
+        streams[name] = Stream(name, arguments, members, self.clock, self.soon, self._stored)
 
     def _stored(self) -> None:
         for watcher in [*self.watchers]:
@@ -156,47 +118,26 @@ class Cluster:
     def delete(self, vhost: str, stream: Stream) -> None:
         del self.vhosts[vhost][stream.name]
         self.published += stream.published
-        self.remove_from(stream, True, True)
+        stream.remove_clients()
 
-    def metadata(self, vhost: str, names: Iterable[str]) -> dict[str, StreamMetadata]:
-        return {name: self._metadata(self.vhosts[vhost].get(name)) for name in names}
-
-    def _metadata(self, stream: Stream | None) -> StreamMetadata:
+    def metadata(self, stream: Stream | None) -> StreamMetadata:
         if stream is None:
             return StreamMetadata(ResponseCode.STREAM_DOES_NOT_EXIST, None, ())
         leader = self.nodes[stream.leader]
-        replicas = tuple(
-            self.nodes[number].address
-            for number in stream.members
-            if number != stream.leader and self.nodes[number].running
-        )
+        members = (self.nodes[number] for number in stream.members if number != stream.leader)
+        replicas = tuple(node.address for node in members if node.running)
         return StreamMetadata(ResponseCode.OK, leader.address if leader.running else None, replicas)
-
-    def remove_from(
-        self,
-        stream: Stream,
-        publishers: bool,
-        subscriptions: bool,
-        node: Node | None = None,
-        code: int = ResponseCode.STREAM_NOT_AVAILABLE,
-    ) -> None:
-        """Remove publishers, or subscriptions (those of a node), and tell whom they belong to."""
-        for session in [*self.sessions]:
-            here = subscriptions and node in (None, session.node)
-            if session.release(stream, publishers, here):
-                session.tell_gone(stream, code)
 
     # -- nodes
 
     def move_leader(self, stream: Stream, node: Node) -> None:
-        """Another node leads; publishers, and the old leader's subscriptions, are gone."""
+        """Make a node the leader; remove publishers, and subscriptions at the old leader."""
         stream.flush()
-        before = self.nodes[stream.leader]
-        stream.leader = node.number
+        before, stream.leader = stream.leader, node.number
         stream.epoch += 1
         if node.number not in stream.members:
             stream.members += (node.number,)
-        self.remove_from(stream, True, True, before)
+        stream.remove_clients(before)
 
     def stop_node(self, node: Node) -> None:
         node.close()
@@ -207,7 +148,7 @@ class Cluster:
             if left:
                 self.move_leader(stream, self.nodes[left[0]])
             else:
-                self.remove_from(stream, True, True, node)
+                stream.remove_clients(node.number)
 
     def start_node(self, node: Node) -> None:
         if not node.running and self.loop is not None:

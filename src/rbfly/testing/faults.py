@@ -1,4 +1,4 @@
-"""What is to go wrong; the rest of the broker asks here."""
+"""Faults that a test has requested; the rest of the broker asks here what to do wrong."""
 
 import zlib
 from collections import deque
@@ -6,55 +6,39 @@ from random import Random
 
 from ..protocol.const import ResponseCode
 
-CRC, ENTRIES = 32, 48  # where they are in a chunk
+CRC, ENTRIES = 32, 48  # positions in a chunk
 
 
 class Faults:
-    """Faults that were asked for.
-
-    :ivar random: what is left to chance.
-    :ivar refusing: new connections are closed at once.
-    :ivar stalled: nothing is read, and nothing written.
-    :ivar delay: seconds until what is written is sent.
-    :ivar most: bytes that are sent at once; 0 for no limit.
-    :ivar silent: nothing is delivered.
-    :ivar authentication: code for whoever authenticates; 0 for none.
-    :ivar withholding: confirms wait.
-    :ivar shuffling: confirms come in any order.
-    :ivar lost: so many messages more are stored and never confirmed.
-    :ivar errors: codes for the next messages, which are not stored.
-    :ivar damaged: so many chunks more are sent with a wrong CRC.
-    :ivar corrupted: so many are sent with an entry that does not end within them.
-    :ivar left: bytes until every connection is cut; None for no cut.
-    """
+    """The faults, all off by default."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.left: int | None = None
         self.heal()
 
     def heal(self) -> None:
-        self.refusing = False
-        self.stalled = False
-        self.delay = 0.0
-        self.most = 0
-        self.silent = False
-        self.authentication = 0
-        self.withholding = False
-        self.shuffling = False
-        self.lost = 0
-        self.errors: deque[int] = deque()
-        self.damaged = 0
-        self.corrupted = 0
-        self.left = None
+        """End all faults; the random choices continue."""
+        self.refusing = False  # close new connections at once
+        self.stalled = False  # neither read nor write
+        self.delay = 0.0  # seconds before data is sent
+        self.most = 0  # maximum number of bytes to send at once; 0 for no limit
+        self.silent = False  # deliver no chunks
+        self.authentication = 0  # response code that refuses authentication; 0 for none
+        self.withholding = False  # keep confirms back
+        self.shuffling = False  # confirm in random order
+        self.lost = 0  # number of messages to store and never confirm
+        self.errors: deque[int] = deque()  # response codes that refuse the next messages
+        self.damaged = 0  # number of chunks to deliver with a wrong CRC
+        self.corrupted = 0  # number of chunks to deliver with an entry that extends past the end
+        self.left: int | None = None  # bytes before all connections are cut; None for no cut
 
     @property
     def holding(self) -> bool:
-        """Whether what is written is not sent as it is and at once."""
+        """Whether data cannot be sent whole and at once."""
         return self.stalled or self.delay > 0 or self.most > 0
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """In what is sent at once each."""
+        """Split data into the pieces to send."""
         if not self.most:
             return [data]
         found, at = [], 0
@@ -65,7 +49,7 @@ class Faults:
         return found
 
     def passing(self, data: bytes) -> bytes:
-        """What of these bytes still gets through."""
+        """Return the part of some bytes that comes before the cut, and count it."""
         if self.left is None:
             return data
         data = data[: self.left]
@@ -77,7 +61,10 @@ class Faults:
         return self.left == 0
 
     def refusals(self, count: int) -> list[int]:
-        """Codes for the first of so many messages; without its publisher, the rest is refused."""
+        """Return codes that refuse the first of `count` messages.
+
+        The code for a missing publisher refuses all messages that follow, too.
+        """
         codes: list[int] = []
         while self.errors and len(codes) < count:
             codes.append(self.errors.popleft())
@@ -86,12 +73,12 @@ class Faults:
         return codes
 
     def confirmed(self, ids: list[int]) -> list[int]:
-        """Those of the publishing ids whose confirms are not lost."""
+        """Return the publishing ids without those whose confirms are lost."""
         lost, self.lost = self.lost, max(0, self.lost - len(ids))
         return ids[lost:] if lost else ids
 
     def ordered(self, ids: list[int]) -> list[list[int]]:
-        """Publishing ids, by the frames that confirm them."""
+        """Distribute publishing ids over the frames that confirm them."""
         if not self.shuffling or not ids:
             return [ids]
         ids = self.random.sample(ids, len(ids))
@@ -99,10 +86,10 @@ class Faults:
         return [ids[at:], ids[:at]]
 
     def chunk(self, data: bytes) -> bytes:
-        """A chunk as it is sent."""
+        """Damage a chunk before it is delivered."""
         if self.corrupted:
             self.corrupted -= 1
-            entries = b'\x7f\xff\xff\xff' + data[ENTRIES + 4 :]  # the size of the first one
+            entries = b'\x7f\xff\xff\xff' + data[ENTRIES + 4 :]  # the size of the first entry
             crc = zlib.crc32(entries).to_bytes(4)
             return b''.join((data[:CRC], crc, data[CRC + 4 : ENTRIES], entries))
         if self.damaged:

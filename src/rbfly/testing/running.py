@@ -1,4 +1,4 @@
-"""A broker that runs: in the loop at hand, or in a thread of its own."""
+"""Run the broker: in the current event loop, or in its own thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ P = ParamSpec('P')
 
 
 class Running:
-    """Start and end of a cluster, and how it is reached from other threads."""
+    """Starts, stops and calls a cluster from any thread."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._thread: threading.Thread | None = None  # that start() has started
+        self._thread: threading.Thread | None = None  # started by start()
         self._end = asyncio.Event()  # ends the thread
         self._pid = 0
-        self._scheduling = threading.Lock()  # what is scheduled before the end is done
+        # Whatever is scheduled while it is held runs before the broker has stopped.
+        self._scheduling = threading.Lock()
 
     async def __aenter__(self) -> Self:
         self._claim(asyncio.get_running_loop())
@@ -48,9 +49,9 @@ class Running:
         self.stop()
 
     def start(self) -> None:
-        """Run in a thread with an event loop of its own; returns when clients can connect.
+        """Run the broker in its own thread and event loop; return when clients can connect.
 
-        :raises EventLoopError: it runs already.
+        :raises EventLoopError: the broker is already running.
         :raises OSError: the port is in use.
         """
         # Independent of the event loop policy of the program.
@@ -72,19 +73,20 @@ class Running:
             raise
 
     def stop(self) -> None:
-        """Stop the thread that :meth:`start` started, and wait for its end; no effect if none runs.
+        """Stop the thread of :meth:`start`, and wait for its end.
 
-        If `on_event` calls it, it does not wait. In a forked child it has no effect.
+        It has no effect if no thread runs, or in a forked child. If `on_event` calls it, it does
+        not wait.
         """
         thread = self._thread
         if thread is None or self._pid != os.getpid():
             return
         with self._scheduling:
             if self._cluster.loop is not None:
-                with suppress(RuntimeError):  # it has ended
+                with suppress(RuntimeError):  # the loop has ended
                     self._cluster.loop.call_soon_threadsafe(self._end.set)
         if thread is not threading.current_thread():
-            if thread.ident is not None:  # it has begun
+            if thread.ident is not None:  # the thread has started
                 thread.join()
             with self._scheduling:
                 if self._thread is thread:
@@ -109,9 +111,9 @@ class Running:
     def _claim(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None = None
     ) -> None:
-        """Claim the broker for an event loop.
+        """Reserve the broker for an event loop.
 
-        :raises EventLoopError: it runs in another one.
+        :raises EventLoopError: the broker runs in another event loop.
         """
         self._check_process()
         with self._scheduling:
@@ -134,7 +136,7 @@ class Running:
         self._cluster.flush()
         with self._scheduling:
             self._cluster.loop = None
-        await asyncio.sleep(0)  # what other threads have asked for is answered
+        await asyncio.sleep(0)  # run the calls that other threads have scheduled
 
     @property
     def running(self) -> bool:
@@ -149,7 +151,7 @@ class Running:
             )
 
     def _loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop in which the broker runs; cleans up after a loop that was closed first."""
+        """Return the broker's event loop; clean up if it was closed before the broker stopped."""
         cluster = self._cluster
         if cluster.loop is not None and cluster.loop.is_closed():
             cluster.loop = None
@@ -178,7 +180,7 @@ class Running:
 
         with self._scheduling:
             loop = self._loop()
-            # The loop of a thread that starts will run; any other that stands still may not.
+            # A thread that is starting will run its loop; another loop that is not running may not.
             if loop is current or not (self._thread or (loop and loop.is_running())):
                 loop = None
             if loop is not None:

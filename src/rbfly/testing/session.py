@@ -1,10 +1,11 @@
-"""One client's connection: which command may come when, and what the client has declared.
+"""The connection of one client: which command may come when, and what the client has declared.
 
-What a command does is in a table of handlers, by the class of the command: a handler is given the
-session and the command, and returns what the response holds.  The handshake has a table, and so has
-the open connection; a command that is not in it is an unknown frame.
+A table of handlers, by the class of the command, says what each command does: a handler takes the
+session and the command, and returns the value of the response.  The handshake has its own table.
+A command that is not in the table is an unknown frame.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,11 +15,9 @@ from ..protocol.commands import Request, Response, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .arguments import Crash, Refused, require
 from .cluster import Cluster
-from .consuming import Subscription
 from .frames import read_frame, read_publish
 from .node import Node
-from .publishing import Publisher, refuse_all
-from .stream import Entries, Stream
+from .stream import Entries, Publisher, Stream, Subscription
 from .wire import Wire
 
 FRAME_MAX_BEFORE_OPEN = 8192
@@ -26,7 +25,7 @@ CLOSE_ID = 1  # correlation id of the broker's Close
 
 Handler = Callable[['Session', Any], Any]
 Handlers = Mapping[type, Handler]
-# States of the handshake, each with the states that a read may lead to; all others close the
+# Each state of the handshake, with the states in which a read may end; any other state closes the
 # connection.
 STATES = {
     'connected': ('connected', 'properties'),
@@ -38,12 +37,7 @@ STATES = {
 
 
 class Session(Wire):
-    """A client.
-
-    :ivar state: step of the handshake, then 'open', then perhaps 'closing'.
-    :ivar user: who authenticated.
-    :ivar streams: those of the virtual host, by name.
-    """
+    """The connection of a client."""
 
     def __init__(
         self, cluster: Cluster, node: Node, handshake: Handlers, handlers: Handlers
@@ -51,21 +45,39 @@ class Session(Wire):
         super().__init__(cluster.faults, cluster.cut)
         self.cluster = cluster
         self.node = node
-        self.state = 'connected'
+        self.number = next(node.numbers)
+        self.state = 'connected'  # a step of the handshake, then 'open', then perhaps 'closing'
         self.limit = FRAME_MAX_BEFORE_OPEN
         self.user = ''
         self.mechanism = ''
-        self.name = ''  # as the client calls the connection
+        self.name = ''  # that the client gave the connection
         self.vhost = ''
         self.streams: dict[str, Stream] = {}
         self.tune = Tune(cluster.frame_max, cluster.heartbeat)
         self.publishers: dict[int, Publisher] = {}
         self.subscriptions: dict[int, Subscription] = {}
-        self.deliver_version = 1
         self._handshake = handshake
         self._handlers = handlers
         self._then: Callable[[], object] | None = None
-        self._before = self.state  # the last read
+        self._before = self.state  # after the last read
+
+    # -- called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.node.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._drop()
+        if self.state != 'connected':
+            self.cluster.tell(f'{self} closed')
+        self.node.remove(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        for subscription in [*self.subscriptions.values()]:
+            subscription.resume()
 
     # -- frames
 
@@ -78,28 +90,28 @@ class Session(Wire):
                 return
             found = read_frame(key, version, body)
             if isinstance(found, Response):
-                self._answered(found)
+                self._on_response(found)
                 return
-            command = found.command if isinstance(found, Request) else found
+            request = found if isinstance(found, Request) else None
+            command = request.command if request else found
             handlers = self._handlers if self.state in ('open', 'closing') else self._handshake
-            if type(command) not in handlers:
-                self._unknown()
-                return
-            correlation_id = found.correlation_id if isinstance(found, Request) else None
-            self._handle(handlers[type(command)], command, correlation_id)
+            if type(command) in handlers:
+                self._handle(handlers[type(command)], command, request)
+            else:
+                self._on_unknown()
         except FrameError:
-            self._unknown()
+            self._on_unknown()
         except Crash:
             self.abort()
 
-    def _handle(self, handler: Handler, command: Any, correlation_id: int | None) -> None:
+    def _handle(self, handler: Handler, command: Any, request: Request | None) -> None:
         self._then = None
         try:
             value, code = handler(self, command), int(ResponseCode.OK)
         except Refused as ex:
             value, code = None, ex.code
-        if correlation_id is not None:
-            self.write(command.respond(correlation_id, value, code))
+        if request is not None:
+            self.write(command.respond(request.correlation_id, value, code))
         if self._then is not None:
             self._then()
 
@@ -114,13 +126,13 @@ class Session(Wire):
             self.enter('tuning')
         self._before = self.state
 
-    def _answered(self, response: Response) -> None:
+    def _on_response(self, response: Response) -> None:
         if self.state == 'closing' and response.command is commands.Close:
             self.close()
         elif self.state != 'open' or response.command is not commands.ConsumerUpdate:
-            self._unknown()
+            self._on_unknown()
 
-    def _unknown(self) -> None:
+    def _on_unknown(self) -> None:
         if self.state == 'open':
             self.send_close(ResponseCode.UNKNOWN_FRAME, 'unknown frame')
         elif self.state != 'closing':
@@ -129,99 +141,52 @@ class Session(Wire):
     def on_too_large(self) -> None:
         if self.state == 'open':
             self.send_close(ResponseCode.FRAME_TOO_LARGE, 'frame too large')
-            self.ended = True  # what follows is no frame
+            self.ended = True  # the rest cannot be split into frames
         else:
             self.abort()
 
     def then(self, callback: Callable[[], object] | None) -> None:
-        """Call behind the response."""
+        """Call a function after the response."""
         self._then = callback
 
     def enter(self, state: str) -> None:
-        """The next step of the handshake is expected."""
+        """Enter a state of the handshake, and expect the next step in time."""
         self.state = state
         self.expect_step()
 
     def send_close(self, code: int, reason: str) -> None:
-        """Ask the client to close the connection."""
         self.state = 'closing'
         self.write(commands.Close(code, reason).encode(CLOSE_ID))
         self._drop()
         self.expect_step()
 
-    # -- what is declared
-
-    def stream(self, name: str) -> Stream:
-        """
-        :raises Refused: there is none.
-        """
-        return require(self.streams, name, ResponseCode.STREAM_DOES_NOT_EXIST)
-
-    def available(self, stream: Stream) -> None:
-        """
-        :raises Refused: nobody leads the stream.
-        """
-        if not self.cluster.nodes[stream.leader].running:
-            raise Refused(ResponseCode.STREAM_NOT_AVAILABLE)
-
-    def release(self, stream: Stream, publishers: bool, subscriptions: bool) -> bool:
-        gone: list[Publisher | Subscription] = []
-        if publishers:
-            gone += [item for item in self.publishers.values() if item.stream is stream]
-        if subscriptions:
-            gone += [item for item in self.subscriptions.values() if item.stream is stream]
-        for item in gone:
-            if isinstance(item, Publisher):
-                self.forget_publisher(item)
-            else:
-                self.forget_subscription(item)
-        return bool(gone)
-
-    def forget_publisher(self, publisher: Publisher) -> None:
-        del self.publishers[publisher.id]
-        publisher.live = False
-
-    def forget_subscription(self, subscription: Subscription) -> None:
-        del self.subscriptions[subscription.id]
-        subscription.stream.readers.pop(subscription, None)
-
-    def tell_gone(self, stream: Stream, code: int) -> None:
-        self.write(commands.MetadataUpdate(code, stream.name).encode())
-
-    def heal(self) -> None:
-        for publisher in self.publishers.values():
-            publisher.confirm([])
-        self.on_resume()
-
-    def on_resume(self) -> None:
-        for subscription in [*self.subscriptions.values()]:
-            subscription.send()
-
     def close(self) -> None:
         self._drop()
         super().close()
 
-    def on_lost(self) -> None:
-        self._drop()
-        if self.state != 'connected':
-            self.cluster.tell(f'{self} closed')
+    # -- streams, publishers, subscriptions
 
-    def _drop(self) -> None:
-        self.cluster.sessions.pop(self, None)
-        for publisher in [*self.publishers.values()]:
-            self.forget_publisher(publisher)
-        for subscription in [*self.subscriptions.values()]:
-            self.forget_subscription(subscription)
-
-    def __str__(self) -> str:
-        name = f' {self.name!r}' if self.name else ''
-        return f'connection {self.node.number}.{self.number}{name}'
-
-    # -- publishing
+    def stream(self, name: str) -> Stream:
+        """
+        :raises Refused: there is no such stream.
+        """
+        return require(self.streams, name, ResponseCode.STREAM_DOES_NOT_EXIST)
 
     def publish(self, publisher_id: int, entries: Entries) -> None:
         publisher = self.publishers.get(publisher_id)
         if publisher is not None:
             publisher.publish(entries)
-        else:
-            self.write(refuse_all(publisher_id, entries))
+            return
+        code = ResponseCode.PUBLISHER_DOES_NOT_EXIST
+        errors = tuple((number, code) for number in entries.ids)
+        self.write(commands.PublishError(publisher_id, errors).encode())
+
+    def _drop(self) -> None:
+        """Remove everything that the client has declared."""
+        self.cluster.sessions.pop(self, None)
+        for client in (*self.publishers.values(), *self.subscriptions.values()):
+            client.remove()
+
+    def __str__(self) -> str:
+        name = f' {self.name!r}' if self.name else ''
+        return f'connection {self.node.number}.{self.number}{name}'

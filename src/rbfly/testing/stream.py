@@ -1,114 +1,110 @@
-"""One stream: its chunks, and what is kept about publishers and readers."""
+"""One stream: its chunks, its publishers and its subscriptions."""
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+from ..error import ArgumentError
 from ..protocol._chunk import Chunk
 from ..protocol.chunks import message, records, write_chunk
-from ..protocol.fields import NAME_MAX
+from ..protocol.commands import (
+    DeclarePublisher,
+    Deliver,
+    DeliverV2,
+    MetadataUpdate,
+    PublishError,
+    Subscribe,
+)
+from ..protocol.const import Key, ResponseCode
+from ..protocol.fields import NAME_MAX, TIME_MAX
 from ..protocol.offset import Offset, OffsetType
 from .arguments import FILTER_SIZE, Arguments
-from .clock import Clock
+from .wire import Wire
 
-CHUNK_ENTRIES = 4096  # most entries of a chunk
-SEQUENCE, OFFSET = range(2)  # kinds of what is tracked
+CHUNK_ENTRIES = 4096  # maximum number of entries in a chunk
+CONFIRMS_MAX = 8192  # maximum number of publishing ids in a frame
+SEQUENCE, OFFSET = range(2)  # kinds of values in the trailer of a chunk
+
+
+class Clock:
+    """The time of chunks; `ahead` is how many seconds it was set forward."""
+
+    ahead = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """
+        :raises ArgumentError: the time does not fit the milliseconds of a chunk.
+        """
+        if time.time() + self.ahead + seconds > TIME_MAX / 1000:
+            raise ArgumentError(f'the clock cannot be set forward by {seconds} seconds')
+        self.ahead += seconds
+
+    def now(self) -> int:
+        """Milliseconds since the epoch."""
+        return int((time.time() + self.ahead) * 1000)
 
 
 class StoredChunk(NamedTuple):
-    """A chunk.
+    """A chunk in memory."""
 
-    :ivar type: 0 for messages, 1 for stored offsets, which are not delivered.
-    :ivar data: as it is delivered, behind the subscription id.
-    :ivar filters: filter values of its messages.
-    :ivar unfiltered: whether it has messages without one.
-    """
-
-    type: int
+    type: int  # 0 for messages, 1 for stored offsets, which are not delivered
     offset: int
     records: int
     timestamp: int
-    data: bytes
-    filters: frozenset[bytes]
-    unfiltered: bool
-
-
-class Writer(Protocol):
-    """A publisher, as its stream knows it.
-
-    :ivar reference: its name, empty for none.
-    """
-
-    reference: str
-
-    def confirm(self, publishing_ids: list[int]) -> None: ...
-
-
-class Reader(Protocol):
-    """A subscription, as its stream knows it."""
-
-    def send(self) -> None: ...
+    data: bytes  # as in a Deliver frame
+    filters: frozenset[bytes]  # filter values of its messages
+    unfiltered: bool  # whether it has messages without a filter value
 
 
 class Entries(NamedTuple):
-    """The entries of a Publish frame.
-
-    :ivar filters: filter value of each entry; None for none of them has one.
-    """
+    """The entries of a Publish frame, by column; a filter value is None for no value."""
 
     ids: list[int]
+    filters: list[bytes | None]
     data: list[bytes]
-    filters: list[bytes | None] | None = None
+
+    def select(self, rows: Sequence[int]) -> 'Entries':
+        columns: Any = ([column[i] for i in rows] for column in self)
+        return Entries(*columns)
 
 
 class Batch:
-    """What is written in the next turn of the loop."""
+    """What the stream writes in the next turn of the loop."""
 
     def __init__(self) -> None:
-        self.data: list[bytes] = []
         self.filters: list[bytes | None] = []
+        self.data: list[bytes] = []
         self.tracked: dict[tuple[int, str], int] = {}
-        self.stored: dict[Writer, list[int]] = {}
-        self.known: dict[Writer, list[int]] = {}  # stored before, and confirmed again
+        self.stored: dict[Publisher, list[int]] = {}
+        self.known: dict[Publisher, list[int]] = {}  # duplicates, which are confirmed again
 
 
 class Stream:
-    """A log in memory.
-
-    :ivar leader: number of the node that leads.
-    :ivar members: numbers of the nodes that it is on.
-    :ivar epoch: term of the leader.
-    :ivar chunks: what is stored.
-    :ivar dropped: how many chunks were removed before the first of `chunks`.
-    :ivar end: offset behind the last chunk.
-    :ivar size: bytes of all chunks.
-    :ivar published: how many messages were stored, removed ones as well.
-    :ivar sequences: last publishing id by publisher's name.
-    :ivar offsets: stored offsets by reference.
-    """
+    """A log in memory."""
 
     def __init__(
         self,
         name: str,
         arguments: Arguments,
         members: tuple[int, ...],
-        leader: int,
         clock: Clock,
         soon: Callable[[Callable[[], None]], object],
         stored: Callable[[], None],
     ) -> None:
         self.name = name
         self.arguments = arguments
-        self.members = members
-        self.leader = leader
-        self.epoch = 1
+        self.members = members  # numbers of the nodes that have the stream
+        self.leader = members[0]
+        self.epoch = 1  # term of the leader
         self.chunks: list[StoredChunk] = []
-        self.dropped = 0
-        self.end = 0
-        self.size = 0
-        self.published = 0
-        self.sequences: dict[str, int] = {}
-        self.offsets: dict[str, int] = {}
-        self.readers: dict[Reader, None] = {}
+        self.dropped = 0  # number of chunks removed from the start
+        self.end = 0  # offset after the last chunk
+        self.size = 0  # bytes of all chunks
+        self.published = 0  # number of messages stored, including removed ones
+        self.sequences: dict[str, int] = {}  # last publishing id by publisher name
+        self.offsets: dict[str, int] = {}  # stored offsets by reference
+        self.clients: dict[Client, None] = {}  # publishers and subscriptions
         self._clock = clock
         self._soon = soon
         self._stored = stored
@@ -123,40 +119,33 @@ class Stream:
             self._soon(self.flush)
         return self._batch
 
-    def publish(self, writer: Writer, entries: Entries) -> None:
-        """Store entries with the next chunk, but for those that a named publisher has stored."""
+    def publish(self, publisher: 'Publisher', entries: Entries) -> None:
+        """Store entries in the next chunk, except duplicates from a named publisher."""
         batch = self.batch
-        if writer.reference:
-            entries = self._new(batch, writer, entries)
-        batch.stored.setdefault(writer, []).extend(entries.ids)
+        if publisher.reference:
+            entries = self._deduplicate(batch, publisher, entries)
+        batch.stored.setdefault(publisher, []).extend(entries.ids)
         batch.data += entries.data
-        batch.filters += entries.filters or [None] * len(entries.data)
+        batch.filters += entries.filters
 
-    def _new(self, batch: Batch, writer: Writer, entries: Entries) -> Entries:
-        last = self.sequences.get(writer.reference, -1)
-        if all(map(int.__lt__, [last, *entries.ids], entries.ids)):
-            new = entries
-        else:
-            chosen = []
+    def _deduplicate(self, batch: Batch, publisher: 'Publisher', entries: Entries) -> Entries:
+        last = self.sequences.get(publisher.reference, -1)
+        if not all(map(int.__lt__, [last, *entries.ids], entries.ids)):
+            new = []
             for i, number in enumerate(entries.ids):
                 if number > last:
-                    chosen.append(i)
+                    new.append(i)
                     last = number
                 else:
-                    batch.known.setdefault(writer, []).append(number)
-            values = entries.filters
-            new = Entries(
-                [entries.ids[i] for i in chosen],
-                [entries.data[i] for i in chosen],
-                values and [values[i] for i in chosen],
-            )
-        if new.ids:
-            self.sequences[writer.reference] = new.ids[-1]
-            batch.tracked[SEQUENCE, writer.reference] = new.ids[-1]
-        return new
+                    batch.known.setdefault(publisher, []).append(number)
+            entries = entries.select(new)
+        if entries.ids:
+            self.sequences[publisher.reference] = entries.ids[-1]
+            batch.tracked[SEQUENCE, publisher.reference] = entries.ids[-1]
+        return entries
 
     def append(self, messages: Iterable[bytes]) -> None:
-        """Store messages that no publisher has sent, at once."""
+        """Store messages of no publisher, at once."""
         data = [*map(message, messages)]
         self.batch.data += data
         self.batch.filters += [None] * len(data)
@@ -168,7 +157,7 @@ class Stream:
             self.batch.tracked[OFFSET, reference] = offset
 
     def flush(self) -> None:
-        """Write what has come, confirm it, and send it to who reads."""
+        """Write the batch, confirm its messages, and deliver them to subscriptions."""
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -180,13 +169,12 @@ class Stream:
             stop = start + CHUNK_ENTRIES
             self._write(batch.data[start:stop], batch.filters[start:stop], trailer)
             trailer = b''
-        if trailer:  # without messages, it is a chunk of its own
+        if trailer:  # without messages, the trailer needs a chunk of its own
             self._write([message(trailer)], [], b'', type=1)
         for confirmed in (batch.known, batch.stored):
-            for writer, ids in confirmed.items():
-                writer.confirm(ids)
-        for reader in [*self.readers]:
-            reader.send()
+            for publisher, ids in confirmed.items():
+                publisher.confirm(ids)
+        self.resume()
         self.retain()
         self._stored()
 
@@ -214,7 +202,7 @@ class Stream:
             self.published += count
 
     def retain(self) -> None:
-        """Remove what is too old, or too much; by chunks, and never the last one."""
+        """Remove the oldest chunks that exceed the limits, but never the last chunk."""
         limit, age = max(0, self.arguments.max_bytes or 0), self.arguments.max_age
         oldest = self._clock.now() - age if isinstance(age, int) else 0
         if not limit and not oldest:
@@ -230,15 +218,35 @@ class Stream:
         self.dropped += n
         self.size = size
 
+    # -- publishers and subscriptions
+
+    def resume(self) -> None:
+        """Send all chunks and confirms that credit and faults permit."""
+        for client in [*self.clients]:
+            client.resume()
+
+    def remove_clients(
+        self, node: int | None = None, code: int = ResponseCode.STREAM_NOT_AVAILABLE
+    ) -> None:
+        """Remove all publishers and subscriptions, and notify their connections.
+
+        :param node: keep the subscriptions at other nodes; None to remove all.
+        """
+        gone = [item for item in self.clients if node is None or item.node in (None, node)]
+        for item in gone:
+            item.remove()
+        for wire in dict.fromkeys(item.wire for item in gone):
+            wire.write(MetadataUpdate(code, self.name).encode())
+
     # -- reading
 
     def at(self, number: int) -> StoredChunk | None:
-        """A chunk by its number in the log; the first one there is for one that was removed."""
+        """Return a chunk by its number in the log, or the first chunk if that one was removed."""
         index = max(number - self.dropped, 0)
         return self.chunks[index] if index < len(self.chunks) else None
 
     def find(self, spec: Offset) -> int:
-        """The number of the chunk at which a subscription starts."""
+        """Return the number of the chunk at which a subscription starts."""
         chunks, first = self.chunks, self.dropped
         stop = first + len(chunks)
         value = spec.value if isinstance(spec.value, int | float) else 0
@@ -270,12 +278,143 @@ class Stream:
         }
 
     def messages(self) -> list[bytes]:
-        """All messages, as they are stored.
+        """Return all messages, as stored.
 
-        :raises ChunkError: a sub-entry that is damaged.
+        :raises ChunkError: a sub-entry is damaged.
         """
-        found = []
-        for chunk in self.chunks:
-            if chunk.type == 0:
-                found += Chunk.parse(chunk.data).messages()
-        return found
+        chunks = (Chunk.parse(chunk.data) for chunk in self.chunks if chunk.type == 0)
+        return [data for chunk in chunks for data in chunk.messages()]
+
+
+class Client:
+    """A publisher or subscription of a connection.
+
+    :param declared: publishers or subscriptions of the connection, by id.
+    :ivar node: number of the node of a subscription; None for a publisher, which needs the leader.
+    """
+
+    node: int | None = None
+
+    def __init__(self, wire: Wire, declared: dict[int, Any], id: int, stream: Stream) -> None:
+        self.wire = wire
+        self.id = id
+        self.stream = stream
+        self._declared = declared
+        declared[id] = self
+        stream.clients[self] = None
+
+    def remove(self) -> None:
+        del self._declared[self.id]
+        del self.stream.clients[self]
+
+    def resume(self) -> None:
+        """Send whatever credit and faults permit."""
+
+
+class Publisher(Client):
+    """A publisher."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        declared: dict[int, 'Publisher'],
+        stream: Stream,
+        command: DeclarePublisher,
+    ) -> None:
+        super().__init__(wire, declared, command.publisher_id, stream)
+        self.reference = command.reference
+        self._withheld: list[int] = []
+
+    def publish(self, entries: Entries) -> None:
+        codes = self.wire.faults.refusals(len(entries.ids))
+        if codes:
+            errors = tuple(zip(entries.ids, codes, strict=False))
+            self.wire.write(PublishError(self.id, errors).encode())
+            if codes[-1] == ResponseCode.PUBLISHER_DOES_NOT_EXIST:
+                self.remove()
+            entries = entries.select(range(len(codes), len(entries.ids)))
+        self.stream.publish(self, entries)
+
+    def confirm(self, ids: list[int]) -> None:
+        if self not in self.stream.clients:
+            return
+        faults = self.wire.faults
+        ids, self._withheld = self._withheld + faults.confirmed(ids), []
+        if faults.withholding:
+            self._withheld = ids
+            return
+        for part in faults.ordered(ids):
+            for start in range(0, len(part), CONFIRMS_MAX):
+                self.wire.write(confirms(self.id, part[start : start + CONFIRMS_MAX]))
+
+    def resume(self) -> None:
+        if self._withheld:
+            self.confirm([])
+
+
+def confirms(publisher_id: int, ids: list[int]) -> bytes:
+    """Encode `PublishConfirm`, in less time."""
+    n = len(ids)
+    return struct.pack(f'>IHHBI{n}Q', 9 + 8 * n, Key.PUBLISH_CONFIRM, 1, publisher_id, n, *ids)
+
+
+class Subscription(Client):
+    """A subscription, which takes chunks for credit."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        declared: dict[int, 'Subscription'],
+        stream: Stream,
+        command: Subscribe,
+        node: int,
+    ) -> None:
+        super().__init__(wire, declared, command.subscription_id, stream)
+        self.node = node
+        self._next = stream.find(command.offset)  # number of the next chunk to send
+        self._credit = command.credit
+        self._burst = command.credit // 2  # credit above which a burst of chunks begins
+        self._interrupted = False  # a burst
+        self._filters = frozenset(
+            value.encode()
+            for name, value in command.properties.items()
+            if name.startswith('filter.')
+        )
+        unfiltered = command.properties.get('match-unfiltered') == 'true'
+        self._unfiltered = unfiltered or b'' in self._filters
+
+    def _wants(self, chunk: StoredChunk) -> bool:
+        """Whether to send a chunk, which may contain other messages, too."""
+        if chunk.type:
+            return False
+        if not self._filters:
+            return True
+        return bool(chunk.filters & self._filters) or (self._unfiltered and chunk.unfiltered)
+
+    def grant(self, chunks: int) -> None:
+        self._credit += chunks
+        self.resume()
+
+    def resume(self) -> None:
+        if self._credit <= self._burst and not self._interrupted:
+            return
+        self._interrupted = False
+        while self._credit > 0 and not self.wire.ended:
+            if self.wire.paused or self.wire.faults.silent:
+                self._interrupted = True
+                break
+            chunk = self.stream.at(self._next)
+            if chunk is None:
+                break
+            self._next = max(self._next, self.stream.dropped) + 1
+            if self._wants(chunk):
+                self._credit -= 1
+                self._deliver(chunk)
+
+    def _deliver(self, chunk: StoredChunk) -> None:
+        data = self.wire.faults.chunk(chunk.data)
+        if self.wire.deliver_version == 1:
+            frame = Deliver(self.id, data).encode()
+        else:
+            frame = DeliverV2(self.id, self.stream.chunks[-1].offset, data).encode()
+        self.wire.write(frame)

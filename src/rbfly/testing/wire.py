@@ -2,75 +2,68 @@
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 from ..protocol.commands import HEARTBEAT
 from .faults import Faults
-from .outgoing import Outgoing
 
-WRITE_HIGH = 2**22  # bytes the transport may hold before nothing more is delivered
+WRITE_HIGH = 2**22  # bytes that the transport may buffer before delivery pauses
 STEP_TIMEOUT = 10.0  # seconds for each step of the handshake, and for the answer to a Close
-SILENT_MAX = 5  # half heartbeats without a byte of the client
+SILENT_MAX = 5  # half heartbeat intervals in which the client may send nothing
 HEAD = struct.Struct('>HH')
 
 
 class Wire(asyncio.Protocol):
     """A connection.
 
-    :ivar number: which connection of the broker it is, from 1.
-    :ivar ended: nothing that comes is looked at any more.
-    :ivar limit: most bytes of a frame; 0 for no limit.
-    :ivar on_made: called when it is open.
-    :ivar on_end: called when it is closed.
+    :param cut: cuts all connections of the broker.
+    :ivar ended: whether the connection ignores further input.
+    :ivar paused: whether the client reads more slowly than the broker writes.
+    :ivar limit: maximum size of a frame in bytes; 0 for no limit.
+    :ivar deliver_version: version of the Deliver frames.
     """
 
     transport: asyncio.Transport
 
     def __init__(self, faults: Faults, cut: Callable[[], None]) -> None:
         self.faults = faults
-        self.number = 0
         self.ended = False
-        self.limit = 0
         self.paused = False
-        self.on_made: Callable[[Wire], None] = lambda wire: None
-        self.on_end: Callable[[Wire], None] = lambda wire: None
+        self.limit = 0
+        self.deliver_version = 1
         self._cut = cut
         self._loop = asyncio.get_running_loop()
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] = []  # of a frame that has not arrived completely
         self._have = 0
         self._need = 0
-        self._out = Outgoing(faults, self._send, self._close)
+        self._output: deque[tuple[float, bytes]] = deque()  # delayed data, with the time to send it
+        self._output_timer: asyncio.TimerHandle | None = None
+        self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._wrote = self._heard = False
         self._silent = 0
 
     @property
     def certificate(self) -> dict[str, Any] | None:
-        """That of the client, empty if it has none; None without TLS."""
+        """The client's certificate, empty if it sent none; None without TLS."""
         if self.transport.get_extra_info('sslcontext') is None:
             return None
         return self.transport.get_extra_info('peercert') or {}
 
-    # -- for the session above
+    # -- implemented by the session
 
     def on_frame(self, key: int, version: int, body: bytes) -> None:
-        """A frame has come."""
-
-    def on_read(self) -> None:
-        """Called after the frames of one read were handled."""
+        """Handle a frame."""
 
     def on_too_large(self) -> None:
-        """Called when a frame begins that is larger than the limit."""
-        self.abort()
+        """Handle the start of a frame that exceeds the limit."""
 
-    def on_resume(self) -> None:
-        """More can be delivered again."""
+    def send_close(self, code: int, reason: str) -> None:
+        """Ask the client to close the connection."""
 
-    def on_lost(self) -> None:
-        """The connection is closed."""
-
-    # -- of asyncio
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -78,21 +71,15 @@ class Wire(asyncio.Protocol):
         self.expect_step()
         if self.faults.stalled:
             self.transport.pause_reading()
-        self.on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.ended = True
-        self._stop_timer()
-        self._out.drop()
-        self.on_lost()
-        self.on_end(self)
+        self._end()
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.on_resume()
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
@@ -111,6 +98,9 @@ class Wire(asyncio.Protocol):
         self.on_read()
         if self.faults.cutting:
             self._cut()
+
+    def on_read(self) -> None:
+        """Called after the frames of one read were handled."""
 
     def _read(self, data: bytes) -> None:
         at, n, end = 0, len(data), 0
@@ -133,54 +123,87 @@ class Wire(asyncio.Protocol):
     # -- writing
 
     def write(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._closing or self.transport.is_closing():
             return
         self._wrote = True
-        self._out.write(data)
+        if not self._output and not self.faults.holding:
+            self._send(data)
+            return
+        when = self._loop.time() + self.faults.delay
+        self._output += ((when, piece) for piece in self.faults.pieces(data))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Send the next delayed piece when it is due, one in each turn of the loop."""
+        if self._output_timer is None and self._output and not self.faults.stalled:
+            self._output_timer = self._loop.call_at(self._output[0][0], self._send_next)
+
+    def _send_next(self) -> None:
+        self._output_timer = None
+        if self.faults.stalled:
+            return
+        self._send(self._output.popleft()[1])
+        if self._closing and not self._output:
+            self.transport.close()
+        self._schedule()
 
     def _send(self, data: bytes) -> None:
         self.transport.write(self.faults.passing(data))
         if self.faults.cutting:
-            self._out.drop()
-            self.close()
-            self._close()  # the client gets the part of the frame
+            self._drop_output()
+            self.close()  # orderly: the client receives the first part of the frame
             self._cut()
 
+    def _drop_output(self) -> None:
+        self._closing = True
+        self._output.clear()
+        self._stop_output()
+
+    def _stop_output(self) -> None:
+        if self._output_timer is not None:
+            self._output_timer.cancel()
+            self._output_timer = None
+
     def stall(self) -> None:
-        """Do as the broker's faults say."""
+        """Stop or resume reading and writing, as the faults require."""
         if self.transport.is_closing():
             return
         if self.faults.stalled:
             self.transport.pause_reading()
             return
         self.transport.resume_reading()
-        self._out.hurry()
+        self._stop_output()
+        self._output = deque((0.0, data) for _, data in self._output)
+        self._schedule()
+
+    # -- the end
 
     def close(self) -> None:
-        """Close it when what was written has left, or in a while if the client does not read it."""
-        self.ended = True
+        """Close after all data was sent, or after a timeout if the client does not read it."""
+        self.ended = self._closing = True
         self.expect_step()
-        self._out.close()
-
-    def _close(self) -> None:
-        self.transport.close()
+        if not self._output:
+            self.transport.close()
 
     def abort(self) -> None:
-        """Close it without a word."""
-        self.ended = True
-        self._stop_timer()
-        self._out.drop()
+        """Close at once, and send nothing more."""
+        self._end()
         self.transport.abort()
 
     def cut(self) -> None:
-        """The same, but for what is closed already: that may still leave."""
+        """Abort, unless the connection is closing: its last data may still leave."""
         if not self.transport.is_closing():
             self.abort()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._stop_timer()
+        self._drop_output()
 
     # -- time
 
     def expect_step(self) -> None:
-        """Wait for the next step of the handshake, or for the end, so long and no longer."""
+        """Abort unless the next step of the handshake, or the end, comes in time."""
         self._stop_timer()
         self._timer = self._loop.call_later(STEP_TIMEOUT, self.abort)
 

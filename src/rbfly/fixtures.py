@@ -1,4 +1,4 @@
-"""Fixtures of pytest; nothing is imported for them until a test wants one.
+"""Fixtures of pytest, outside `rbfly.testing`: only a test that uses them imports the broker.
 
 async def test_orders(rbfly_broker, rbfly_stream):
     async with streams_client(rbfly_broker.uri) as client:
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .broker import StreamBroker
+    from .testing import StreamBroker
 
 
 @pytest.fixture
 def rbfly_broker() -> Iterator[StreamBroker]:
-    """A broker of this test, in a thread of its own (rbfly.testing.StreamBroker)."""
-    from .broker import StreamBroker
+    """A rbfly.testing.StreamBroker for this test, in its own thread."""
+    from .testing import StreamBroker
 
     with StreamBroker() as broker:
         yield broker
