@@ -1,4 +1,4 @@
-"""`python -m rbfly broker`: a broker in memory, for development."""
+"""`python -m rbfly broker`: an in-memory broker for development."""
 
 import argparse
 import asyncio
@@ -12,32 +12,32 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog='python -m rbfly', description='RbFly')
     commands = found.add_subparsers(dest='command', required=True)
     broker = commands.add_parser(
-        'broker', help='a RabbitMQ Streams broker in memory, until Ctrl-C; nothing is kept'
+        'broker', help='run an in-memory RabbitMQ Streams broker until Ctrl-C; it keeps nothing'
     )
     broker.add_argument('--host', default='127.0.0.1', help='address (default: %(default)s)')
     broker.add_argument(
-        '--port', type=int, default=5552, help='0 for any that is free (default: %(default)s)'
+        '--port', type=int, default=5552, help='0 for any free port (default: %(default)s)'
     )
-    broker.add_argument('--nodes', type=int, default=1, help='how many (default: %(default)s)')
-    broker.add_argument('--quiet', action='store_true', help='print the addresses, and no more')
+    broker.add_argument('--nodes', type=int, default=1, help='number (default: %(default)s)')
+    broker.add_argument('--quiet', action='store_true', help='print the addresses only')
     return found
 
 
 async def serve(args: argparse.Namespace) -> None:
-    unread = asyncio.Event()
+    stop = asyncio.Event()
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         try:
             print(text, flush=True)
         except BrokenPipeError:
             discard_output()
-            unread.set()
+            stop.set()
 
-    told = None if args.quiet else tell
-    broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=told)
+    on_event = None if args.quiet else show
+    broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=on_event)
     async with broker:
-        tell(' '.join(broker.uris))
-        await unread.wait()
+        show(' '.join(broker.uris))
+        await stop.wait()
 
 
 def discard_output() -> None:

@@ -1,4 +1,4 @@
-"""What RabbitMQ and the in-memory broker answer to frames in an open connection."""
+"""RabbitMQ and the in-memory broker give the same answers to frames in an open connection."""
 
 import struct
 
@@ -23,8 +23,9 @@ from tests.answers import (
 )
 from tests.stream_wire import frame
 
-# Of an open connection: the frame as it is, with a byte more, with four zero bytes more, and with a
-# byte less. RabbitMQ matches fixed fields at once; what it parses later, the connection crashes on.
+# Answers in an open connection to a valid frame, and to the same frame with an extra byte, four
+# extra zero bytes, and a missing byte. RabbitMQ matches fixed fields at once; if it fails to
+# parse the rest, the connection crashes.
 FIXED = (UNKNOWN,) * 3
 OPENED: dict[str, tuple[str, str, str, str]] = {
     'DeclarePublisher': ('0x01', *FIXED),
@@ -66,35 +67,35 @@ OPENED: dict[str, tuple[str, str, str, str]] = {
 
 
 @pytest.mark.parametrize('name', OPENED)
-async def test_frame_and_what_is_like_it(broker: RabbitMQ, stream: str, name: str) -> None:
+async def test_valid_and_malformed_frames(broker: RabbitMQ, stream: str, name: str) -> None:
     data, expected = frames(stream)[name], OPENED[name]
     key, version = struct.unpack_from('>HH', data, 4)
     body = data[8:]
     altered = {
-        'as it is': (data, expected[0]),
-        'a byte more': (frame(key, body + b'\xff', version), expected[1]),
-        'zero bytes more': (frame(key, body + bytes(4), version), expected[2]),
+        'valid': (data, expected[0]),
+        'extra byte': (frame(key, body + b'\xff', version), expected[1]),
+        'extra zero bytes': (frame(key, body + bytes(4), version), expected[2]),
         'version 0': (frame(key, body, 0), UNKNOWN),
         'version 9': (frame(key, body, 9), UNKNOWN),
     }
     if body:
-        altered['a byte less'] = frame(key, body[:-1], version), expected[3]
+        altered['missing byte'] = frame(key, body[:-1], version), expected[3]
         altered['no body'] = frame(key, b'', version), UNKNOWN
-        altered['a byte of its body'] = frame(key, body[:1], version), UNKNOWN
+        altered['first byte of the body'] = frame(key, body[:1], version), UNKNOWN
     if len(body) > 4:
-        altered['four bytes of its body'] = frame(key, body[:4], version), UNKNOWN
+        altered['first four bytes of the body'] = frame(key, body[:4], version), UNKNOWN
     if name in ('Deliver', 'DeliverV2'):  # its chunk may have any length
-        altered.pop('a byte less', None)
+        altered.pop('missing byte', None)
     await check(broker.uri, [(key, 'open', *item) for key, item in altered.items()])
 
 
 def size(number: int) -> bytes:
-    """A frame of so many bytes, as far as its size."""
+    """The start of a frame that announces a size."""
     return struct.pack('>I', number) + b'junk' * 10
 
 
 def heartbeat(number: int) -> bytes:
-    """A Heartbeat of so many bytes, which is no frame unless they are 4."""
+    """A Heartbeat of a given size; only 4 bytes make a valid one."""
     return frame(Key.HEARTBEAT, bytes(number - 4))
 
 
@@ -103,7 +104,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
     declare = c.DeclarePublisher(0, '', stream).encode(1)
     subscribe = c.Subscribe(0, stream, Offset.NEXT, 0, {}).encode(1)
     sasl = c.SaslAuthenticate
-    end = struct.pack('>HH', 3, 0)  # of a Subscribe: NEXT, no credit
+    end = struct.pack('>HH', 3, 0)  # end of a Subscribe: NEXT, no credit
     return {
         # sizes and keys
         'size 0': (bytes(4), f'{UNKNOWN} | closed'),
@@ -121,35 +122,35 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         'response of key 0': (frame(0x8000), UNKNOWN),
         'response of key 0x20': (frame(0x8020), UNKNOWN),
         # responses
-        'response to nothing': (request(0x8001, b'\0\1'), UNKNOWN),
-        'response that is cut': (request(0x8001, b''), f'{UNKNOWN} | closed'),
-        'response to no Metadata': (request(0x800F, bytes(8)), UNKNOWN),
-        'response to no StreamStats': (request(0x801C, b'\0\1' + bytes(4)), UNKNOWN),
-        'response to no Heartbeat': (frame(0x8017), UNKNOWN),
-        'response to no Credit': (c.CreditError(4, 0).encode(), UNKNOWN),
-        'response to no Close': (c.close_response(1), UNKNOWN),
-        'response to no ConsumerUpdate': (request(0x801A, b'\0\1\0\0'), ''),
-        'ConsumerUpdate, no offset': (request(0x801A, b'\0\1'), UNKNOWN),
-        'ConsumerUpdate, no such offset': (request(0x801A, b'\0\1\0\x09'), CRASH),
+        'response to no request': (request(0x8001, b'\0\1'), UNKNOWN),
+        'truncated response': (request(0x8001, b''), f'{UNKNOWN} | closed'),
+        'unsolicited Metadata response': (request(0x800F, bytes(8)), UNKNOWN),
+        'unsolicited StreamStats response': (request(0x801C, b'\0\1' + bytes(4)), UNKNOWN),
+        'response to a Heartbeat': (frame(0x8017), UNKNOWN),
+        'response to a Credit': (c.CreditError(4, 0).encode(), UNKNOWN),
+        'unsolicited Close response': (c.close_response(1), UNKNOWN),
+        'unsolicited ConsumerUpdate response': (request(0x801A, b'\0\1\0\0'), ''),
+        'ConsumerUpdate without offset': (request(0x801A, b'\0\1'), UNKNOWN),
+        'ConsumerUpdate with an unknown offset type': (request(0x801A, b'\0\1\0\x09'), CRASH),
         'Tune as a response': (frame(0x8014, bytes(8)), UNKNOWN),
-        # the end
+        # closing
         'Close with a reason': (c.Close(5, 'reason').encode(7), '0x01, closed'),
         'Close not UTF-8': (request(Key.CLOSE, b'\0\1' + NOT_UTF8), '0x01, closed'),
         # authentication of an open connection
-        'the same user': (sasl('PLAIN', b'\0guest\0guest').encode(7) * 2, '0x01, 0x01'),
+        'same user again': (sasl('PLAIN', b'\0guest\0guest').encode(7) * 2, '0x01, 0x01'),
         'wrong password': (sasl('PLAIN', b'\0guest\0x').encode(7), '0x08, closed | 0x08'),
         'unknown user': (sasl('PLAIN', b'\0nobody\0x').encode(7), '0x08, closed | 0x08'),
         'no user': (sasl('PLAIN', b'guest').encode(7), '0x09, closed | 0x09'),
         'no SASL data': (request(Key.SASL_AUTHENTICATE, string('PLAIN')), CRASH),
         'empty SASL data': (sasl('PLAIN', b'').encode(7), '0x09, closed | 0x09'),
-        'other mechanism': (sasl('ANONYMOUS', b'').encode(7), '0x14, closed | 0x14'),
-        'no such mechanism': (sasl('NONE', b'').encode(7), '0x14, closed | 0x14'),
+        'different mechanism': (sasl('ANONYMOUS', b'').encode(7), '0x14, closed | 0x14'),
+        'unknown mechanism': (sasl('NONE', b'').encode(7), '0x14, closed | 0x14'),
         # versions of commands
         'no versions': (c.ExchangeCommandVersions({}).encode(7), '0x01'),
         'versions twice': (
             c.ExchangeCommandVersions({Key.DELIVER: (1, 2)}).encode(7) * 2, '0x01, 0x01',
         ),
-        'no such version': (c.ExchangeCommandVersions({Key.DELIVER: (9, 1)}).encode(7), '0x01'),
+        'unknown version': (c.ExchangeCommandVersions({Key.DELIVER: (9, 1)}).encode(7), '0x01'),
         'version of an unknown key': (
             c.ExchangeCommandVersions({0x7F: (1, 1)}).encode(7), CRASH,
         ),
@@ -159,7 +160,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
             c.ExchangeCommandVersions({Key.RESOLVE_OFFSET_SPEC: (1, 1)}).encode(7),
             '0x01 | closed',
         ),
-        # what is wrong first
+        # the first of several problems
         'publisher id in use': (declare * 2, '0x01, 0x11'),
         'publisher id in use, unknown stream': (
             declare + c.DeclarePublisher(0, '', 'nothing').encode(2), '0x01, 0x11',
@@ -211,11 +212,11 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         # messages
         'no messages': (declare + c.Publish(0, ()).encode(), '0x01'),
         'no messages, unknown publisher': (c.Publish(7, ()).encode(), 'PublishError'),
-        'a message that is cut': (
+        'truncated message': (
             declare + frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100)),
             '0x01, closed',
         ),
-        'a message that is cut, unknown publisher': (
+        'truncated message, unknown publisher': (
             frame(Key.PUBLISH, b'\0\0\0\0\1' + struct.pack('>QI', 1, 100)), CRASH,
         ),
         'a sub-entry with filter values': (
@@ -230,7 +231,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         'no filter value, unknown publisher': (
             c.PublishV2(7, ONE).encode(), 'PublishError 0x12 | closed',
         ),
-        # where to start
+        # offsets
         'offset of type 0': (
             request(Key.SUBSCRIBE, b'\0' + name + b'\0\0\0\1'), CRASH,
         ),

@@ -1,4 +1,4 @@
-"""What RabbitMQ and the in-memory broker answer to the arguments of a stream."""
+"""RabbitMQ and the in-memory broker give the same answers to the arguments of a stream."""
 
 from collections.abc import Awaitable, Iterable
 from uuid import uuid4
@@ -35,7 +35,7 @@ CREATED = {
     },
     'unknown': {'x': '0x01'},
 }  # fmt: skip
-# An argument of a stream, another value of it (None for none), and whether that is the same stream.
+# An argument, two of its values (None for absent), and whether both describe the same stream.
 SAME = '0x05'
 OTHER = '0x11'
 CREATED_AGAIN = [
@@ -73,16 +73,16 @@ def given(argument: str, value: str | None) -> dict[str, str]:
 
 
 @pytest.mark.parametrize('argument', CREATED)
-async def test_values_of_an_argument(broker: RabbitMQ, argument: str) -> None:
+async def test_argument_values(broker: RabbitMQ, argument: str) -> None:
     names = {value: f'test-{uuid4()}' for value in CREATED[argument]}
     conversations = [
         (value, 'open', c.Create(names[value], {argument: value}).encode(7), expected)
         for value, expected in CREATED[argument].items()
     ]
-    await delete_behind(broker.uri, check(broker.uri, conversations), names.values())
+    await check_and_delete(broker.uri, check(broker.uri, conversations), names.values())
 
 
-async def test_streams_that_are_created_again(broker: RabbitMQ) -> None:
+async def test_creating_a_stream_again(broker: RabbitMQ) -> None:
     conversations, names = [], []
     for argument, first, second, expected in CREATED_AGAIN:
         for one, other in ((first, second), (second, first)):
@@ -91,10 +91,10 @@ async def test_streams_that_are_created_again(broker: RabbitMQ) -> None:
             data += c.Create(names[-1], given(argument, other)).encode(2)
             codes = ' | '.join(f'0x01, {code}' for code in expected.split(' | '))
             conversations.append((f'{argument}: {one!r}, {other!r}', 'open', data, codes))
-    await delete_behind(broker.uri, check(broker.uri, conversations), names)
+    await check_and_delete(broker.uri, check(broker.uri, conversations), names)
 
 
-async def delete_behind(uri: str, checking: Awaitable[None], names: Iterable[str]) -> None:
+async def check_and_delete(uri: str, checking: Awaitable[None], names: Iterable[str]) -> None:
     try:
         await checking
     finally:

@@ -15,14 +15,14 @@ from rbfly.streams.error import StreamConnectionError
 COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
 
 
-def test_broker_until_it_is_interrupted() -> None:
+def test_broker_runs_until_interrupted() -> None:
     async def use(uri: str) -> None:
         async with rbs.streams_client(uri, connection_name='my-app') as client:
             await client.create_stream('orders')
             async with client.publisher('orders') as publisher:
                 await publisher.send(1)
 
-    # a program in the background may have been told to ignore interrupts, and hands that on
+    # A background process may ignore interrupts, and its children inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [*COMMAND, '0'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -41,7 +41,7 @@ def test_broker_until_it_is_interrupted() -> None:
 
 
 @pytest.mark.parametrize('port', ['taken', '70000'])
-def test_port_that_cannot_be_had(port: str) -> None:
+def test_unusable_port(port: str) -> None:
     with socket.create_server(('127.0.0.1', 0)) as taken:
         if port == 'taken':
             port = str(taken.getsockname()[1])
@@ -68,7 +68,7 @@ def test_quiet() -> None:
         assert process.stdout.read() == ''
 
 
-def test_ends_when_its_output_is_not_read_any_more() -> None:
+def test_ends_when_the_reader_of_its_output_has_gone() -> None:
     command = [*COMMAND, '0']
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -80,7 +80,7 @@ def test_ends_when_its_output_is_not_read_any_more() -> None:
         async def use() -> None:
             with contextlib.suppress(StreamConnectionError):
                 async with rbs.streams_client(uri, connect_timeout=5) as client:
-                    await client.get_protocol()  # which the broker tells
+                    await client.get_protocol()  # the broker prints a line
 
         asyncio.run(use())
         assert process.stderr is not None

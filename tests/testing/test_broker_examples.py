@@ -1,4 +1,4 @@
-"""The examples of doc/testing.rst are tests, and pass."""
+"""The tests in doc/testing.rst pass."""
 
 import re
 import subprocess

@@ -1,6 +1,6 @@
-"""The same conversations with the broker for tests and with RabbitMQ: the same frames come back.
+"""The in-memory broker and RabbitMQ send the same frames in the same conversations.
 
-RabbitMQ may divide the entries of a Publish frame among chunks, so a chunk is one entry here.
+RabbitMQ may distribute the entries of a Publish frame over chunks, so frames here have one entry.
 """
 
 import struct
@@ -43,14 +43,14 @@ Conversation = Callable[[RawClient, str], Awaitable[list[Any]]]
 
 
 def batch(number: int, *messages: bytes) -> tuple[PublishEntry, ...]:
-    """Messages in a sub-entry, which is not divided."""
+    """Messages in a sub-entry, which RabbitMQ keeps in one chunk."""
     data = b''.join(map(message, messages))
     head = struct.pack('>BHII', 0x80, len(messages), len(data), len(data))
     return (PublishEntry(number, None, head + data),)
 
 
 async def confirmed(client: RawClient, count: int) -> list[tuple[int, int]]:
-    """Publisher and publishing id of each confirm; RabbitMQ divides them as it likes."""
+    """Publisher and publishing id of each confirm; RabbitMQ may split them into several frames."""
     found: list[tuple[int, int]] = []
     while len(found) < count:
         item = await client.receive()
@@ -60,7 +60,7 @@ async def confirmed(client: RawClient, count: int) -> list[tuple[int, int]]:
 
 
 async def chunks(client: RawClient, stream: str, *values: bytes | None) -> None:
-    """Chunks of one message with a filter value each, or of three without."""
+    """Publish chunks: one message if it has a filter value, otherwise three."""
     await client.value(DeclarePublisher(0, '', stream))
     for i, value in enumerate(values):
         if value is None:
@@ -71,7 +71,7 @@ async def chunks(client: RawClient, stream: str, *values: bytes | None) -> None:
 
 
 async def aside(client: RawClient, stream: str) -> list[Any]:
-    """What has come; two answers of the stream's leader, so that it was told, and has told."""
+    """Return all frames received, after two round trips to the leader of the stream."""
     for _ in range(2):
         await client.ask(QueryPublisherSequence('nobody', stream))
         await client.ask(StreamStats(stream))
@@ -83,7 +83,7 @@ async def delivered(client: RawClient, count: int) -> list[Any]:
     return [await client.receive() for _ in range(count)]
 
 
-# -- conversations, by their names
+# -- conversations
 
 
 async def creating(client: RawClient, stream: str) -> list[Any]:
@@ -197,7 +197,7 @@ async def starting(client: RawClient, stream: str) -> list[Any]:
 
 
 async def settled(client: RawClient, stream: str) -> list[Any]:
-    """What is delivered to who is subscribed: what one reads of it who has subscribed later."""
+    """Return all frames delivered before a new subscription receives its first chunk."""
     await client.value(Subscribe(200, stream, Offset.LAST, 1, {}))
     found = []
     while True:
@@ -326,18 +326,18 @@ CONVERSATIONS: dict[str, Conversation] = {
 
 
 def comparable(item: Any) -> Any:
-    """Without what differs each time: when a chunk was written, and where a broker is."""
+    """Omit what differs between runs: the timestamp of a chunk, and statistics."""
     if isinstance(item, Deliver | DeliverV2):
         chunk = item.chunk[:8] + bytes(8) + item.chunk[16:]
         return type(item).__name__, item.subscription_id, chunk.hex(' ', 8)
     if isinstance(item, Response) and item.command is StreamStats:
         stats = {key: value for key, value in item.value.items() if key != 'committed_offset'}
-        return item.code, stats  # RabbitMQ 4.0 does not tell the last
+        return item.code, stats  # RabbitMQ 4.0 does not send committed_offset
     return item.__dict__ if isinstance(item, Response) else item
 
 
 async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
-    """What a broker answers."""
+    """Run a conversation, and return what the broker sent."""
     async with opened(uri) as client:
         made = conversation is not creating
         if made:

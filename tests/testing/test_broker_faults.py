@@ -1,4 +1,4 @@
-"""Each fault of the broker for tests, as the client meets it."""
+"""The client meets each fault of the in-memory broker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from tests.brokers import until
 from tests.leaks import Snapshot
 from tests.raw import entries, opened
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 ALL: Any = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
 
 
@@ -62,8 +62,8 @@ async def test_cut(
 
 @pytest.mark.both_loops
 @pytest.mark.parametrize('after', [1, 3, 100, 1000, 5000, 20_000, 60_000])
-async def test_cut_after_so_many_bytes(after: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Wherever it is cut, each message is stored once and read once."""
+async def test_cut_after_a_number_of_bytes(after: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever the cut is, each message is stored once and read once."""
     before = Snapshot(futures=True)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('orders')
@@ -98,7 +98,7 @@ async def test_fail_authentication(memory: StreamBroker) -> None:
             with pytest.raises(AuthenticationError) as caught:
                 await client.create_stream('other')
         assert caught.value.code == code
-    memory.fail_authentication(0x7FFF)  # which nobody knows
+    memory.fail_authentication(0x7FFF)  # an unknown code
     async with rbs.streams_client(memory.uri) as client:
         with pytest.raises(rbs.ProtocolError, match='0x7fff'):
             await client.create_stream('other')
@@ -127,7 +127,7 @@ async def test_publish_error_fails_a_send(memory: StreamBroker, publisher: rbs.P
     assert memory.messages('orders') == [0, 1]
 
 
-async def test_publisher_that_does_not_exist_is_refused_until_it_is_declared(
+async def test_publisher_does_not_exist_until_it_is_declared_again(
     memory: StreamBroker,
 ) -> None:
     missing = ResponseCode.PUBLISHER_DOES_NOT_EXIST
@@ -146,8 +146,8 @@ async def test_publisher_that_does_not_exist_is_refused_until_it_is_declared(
 
 @pytest.mark.both_loops
 @pytest.mark.parametrize('name', [None, 'shop'])
-async def test_messages_of_a_publisher_that_is_declared_again(name: str | None) -> None:
-    """The client declares it again and resends: nothing is lost, and a name avoids duplicates."""
+async def test_client_redeclares_a_publisher_and_resends(name: str | None) -> None:
+    """No message is lost, and a named publisher stores no duplicates."""
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('orders')
         async with client.publisher('orders', name=name) as publisher:
@@ -164,7 +164,7 @@ async def test_withheld_confirms(memory: StreamBroker, publisher: rbs.Publisher)
     with pytest.raises(rbs.ConfirmTimeout):
         await publisher.send('a', timeout=0.05)
     waiting = [await publisher.submit('b'), await publisher.submit('c')]
-    await until(lambda: memory.published == 4, 'both are stored')
+    await until(lambda: memory.published == 4, 'both messages are stored')
     assert not any(item.done() for item in waiting)
     memory.heal()
     await asyncio.wait_for(asyncio.gather(*waiting), HANG)
@@ -178,7 +178,7 @@ async def test_lost_confirms(memory: StreamBroker, publisher: rbs.Publisher) -> 
             await publisher.send(body, timeout=0.05)
     await publisher.send('c')
     assert memory.messages('orders') == [0, 'a', 'b', 'c']
-    memory.cut()  # what was not confirmed is sent again, and known
+    memory.cut()  # the client resends the unconfirmed messages, and the broker knows them
     await publisher.send('d')
     assert memory.messages('orders') == [0, 'a', 'b', 'c', 'd']
 
@@ -230,10 +230,10 @@ async def test_damaged_chunk(
         assert await anext(messages) == 0
 
 
-async def test_confirms_out_of_order(memory: StreamBroker) -> None:
+async def test_shuffle_confirms(memory: StreamBroker) -> None:
     ids = tuple(range(100))
     confirmed = []
-    for _ in range(2):  # the same, by the seed
+    for _ in range(2):  # the same seed confirms in the same order
         async with StreamBroker(seed=7) as other, opened(other.uri) as client:
             other.create_stream('orders')
             other.shuffle_confirms()
@@ -269,25 +269,25 @@ async def test_delay(memory: StreamBroker, publisher: rbs.Publisher) -> None:
     await publisher.send(1)
     assert loop.time() - began > 0.04
     many = asyncio.create_task(publisher.send_many(range(2, 5000)))
-    await until(lambda: memory.published == 5000, 'all are stored')
+    await until(lambda: memory.published == 5000, 'all messages are stored')
     assert not many.done()
     memory.heal()
     await asyncio.wait_for(many, HANG)
     assert memory.messages('orders') == [*range(5000)]
 
 
-async def test_what_was_delayed_for_long_is_sent_when_it_is_healed(
+async def test_heal_sends_delayed_data_at_once(
     memory: StreamBroker, publisher: rbs.Publisher
 ) -> None:
     memory.delay(3600)
     first = asyncio.create_task(publisher.send(1))
-    await until(lambda: memory.published == 2, 'it is stored')
+    await until(lambda: memory.published == 2, 'the message is stored')
     memory.heal()
     await asyncio.wait_for(first, HANG)
     await asyncio.wait_for(publisher.send(2), HANG)
 
 
-async def test_behind_a_cut_within_an_answer_nothing_is_obeyed(memory: StreamBroker) -> None:
+async def test_broker_ignores_frames_after_a_cut_within_a_response(memory: StreamBroker) -> None:
     memory.create_stream('others')
     async with opened(memory.uri) as client:
         names = ('orders', 'others')
@@ -298,7 +298,7 @@ async def test_behind_a_cut_within_an_answer_nothing_is_obeyed(memory: StreamBro
     assert memory.streams == ['others']
 
 
-async def test_delay_is_over_with_the_connection(memory: StreamBroker) -> None:
+async def test_delayed_data_is_dropped_with_the_connection(memory: StreamBroker) -> None:
     memory.delay(3600)
     async with rbs.streams_client(memory.uri, connect_timeout=0.1) as client:
         with pytest.raises(rbs.ConnectTimeout):
@@ -323,7 +323,7 @@ async def test_split(
         memory.heal()
 
 
-async def test_close_behind_what_is_under_way(memory: StreamBroker) -> None:
+async def test_close_after_data_in_flight(memory: StreamBroker) -> None:
     async with opened(memory.uri) as client:
         memory.split(3)
         client.write(commands.Close(1, 'done').encode(9))

@@ -1,4 +1,4 @@
-"""The Go client publishes and reads, on the broker for tests and on RabbitMQ alike."""
+"""The Go client publishes and consumes, on the in-memory broker as on RabbitMQ."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from rbfly.testing import StreamBroker
 SOURCE = Path(__file__).parent.parent / 'data' / 'go'
 BEFORE = [b'%d' % -i for i in range(100)]
 COUNT = 1000
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 
 
 async def run(*command: str, cwd: Path | None = None) -> bytes:
@@ -30,14 +30,14 @@ async def run(*command: str, cwd: Path | None = None) -> bytes:
 
 @pytest.fixture(scope='module')
 def program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Go program, built."""
+    """Path of the compiled Go program."""
     made = tmp_path_factory.mktemp('go') / 'roundtrip'
     asyncio.run(run('go', 'build', '-o', str(made), '.', cwd=SOURCE))
     return str(made)
 
 
 async def round_trip(program: str, uri: str, stream: str) -> list[Any]:
-    """What is in the stream, when both clients have published to it and read all of it."""
+    """Publish with both clients, consume with both, and return what the stream contains."""
     async with rbs.streams_client(uri) as client:
         await client.create_stream(stream)
         async with client.publisher(stream) as publisher:
@@ -59,7 +59,7 @@ async def round_trip(program: str, uri: str, stream: str) -> list[Any]:
 async def test_go(program: str) -> None:
     with StreamBroker() as memory:
         sequence, bodies = await round_trip(program, memory.uri, 'orders')
-    assert sequence == COUNT  # they begin with 1
+    assert sequence == COUNT  # publishing ids start at 1
     assert bodies == BEFORE + [b'%d' % i for i in range(2 * COUNT)]
 
 

@@ -1,4 +1,4 @@
-"""What RabbitMQ and the in-memory broker answer to frames in the handshake."""
+"""RabbitMQ and the in-memory broker give the same answers to frames in the handshake."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.answers import (
 )
 from tests.stream_wire import frame
 
-# In the handshake, each other frame closes the connection at once.
+# Any other frame in the handshake closes the connection at once.
 EARLY: dict[str, dict[str, str]] = {
     'connected': {
         'PeerProperties': '0x01',
@@ -80,7 +80,7 @@ async def test_each_frame_in_the_handshake(broker: RabbitMQ, state: str) -> None
 
 
 def properties(size: int) -> bytes:
-    """A PeerProperties frame of so many bytes."""
+    """A PeerProperties frame of a given size."""
     return c.PeerProperties({'a': 'x' * (size - 17)}).encode(7)
 
 
@@ -95,14 +95,14 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
     'a null property': (
         'connected', request(Key.PEER_PROPERTIES, b'\0\0\0\1' + NULL + string('a')), CRASH,
     ),
-    'properties, too few': ('connected', request(Key.PEER_PROPERTIES, b'\0\0\0\x09'), '0x01'),
+    'missing properties': ('connected', request(Key.PEER_PROPERTIES, b'\0\0\0\x09'), '0x01'),
     '8,192 bytes': ('connected', properties(8192), '0x01'),
-    'more bytes': ('connected', properties(8193), f'{CRASH} | 0x01'),
+    '8,193 bytes': ('connected', properties(8193), f'{CRASH} | 0x01'),
     'two steps at once': (
         'connected', c.PeerProperties({}).encode(1) + c.SaslHandshake().encode(2),
         '0x01, 0x01, closed',
     ),
-    'Close behind a step': (
+    'Close after a step': (
         'connected', c.PeerProperties({}).encode(1) + c.Close().encode(2), '0x01, closed',
     ),
     'ANONYMOUS': ('authenticating', c.SaslAuthenticate('ANONYMOUS', b'x').encode(7), '0x01, Tune'),
@@ -110,7 +110,7 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
         'authenticating', request(Key.SASL_AUTHENTICATE, string('ANONYMOUS') + NULL * 2),
         '0x01, Tune',
     ),
-    'no such mechanism': (
+    'unknown mechanism': (
         'authenticating', c.SaslAuthenticate('plain', b'').encode(7), '0x07, closed',
     ),
     'EXTERNAL without TLS': (
@@ -126,13 +126,13 @@ HANDSHAKE: dict[str, tuple[str, bytes, str]] = {
         'authenticating', request(Key.SASL_AUTHENTICATE, string('PLAIN') + NULL * 2),
         '0x09, closed',
     ),
-    'PLAIN, no user': (
+    'PLAIN without user': (
         'authenticating', c.SaslAuthenticate('PLAIN', b'guest').encode(7), '0x09, closed',
     ),
     'PLAIN for another user': (
         'authenticating', c.SaslAuthenticate('PLAIN', b'x\0guest\0guest').encode(7), '0x09, closed',
     ),
-    'PLAIN, more': (
+    'PLAIN with extra bytes': (
         'authenticating', c.SaslAuthenticate('PLAIN', b'\0guest\0guest\0').encode(7),
         '0x09, closed',
     ),

@@ -1,4 +1,4 @@
-"""Another client publishes to the broker for tests, and reads from it."""
+"""rstream publishes to the in-memory broker, and consumes from it."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 BODIES = [b'%d' % i for i in range(500)]
 
 
@@ -25,7 +25,7 @@ async def test_rstream_publishes() -> None:
                 await producer.send_wait('orders', rstream.AMQPMessage(body=body))
             rest = [rstream.AMQPMessage(body=body) for body in BODIES[10:]]
             await producer.send_batch('orders', rest)
-            await until(lambda: broker.published == len(BODIES), 'all are stored')
+            await until(lambda: broker.published == len(BODIES), 'all messages are stored')
         assert broker.messages('orders') == BODIES
         async with (
             rbs.streams_client(broker.uri) as client,

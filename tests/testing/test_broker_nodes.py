@@ -1,4 +1,4 @@
-"""A broker for tests of several nodes."""
+"""An in-memory broker with several nodes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from tests.brokers import until
 from tests.leaks import Snapshot
 from tests.raw import opened
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 
 
 @pytest_asyncio.fixture
@@ -63,7 +63,7 @@ async def test_publish_and_consume_while_the_leader_moves() -> None:
 
 
 @pytest.mark.both_loops
-async def test_nodes_that_stop_and_start() -> None:
+async def test_stopping_and_starting_nodes() -> None:
     async with StreamBroker(nodes=3) as memory, rbs.streams_client(memory.uris) as client:
         await client.create_stream('orders')
         async with client.publisher('orders', name='shop') as publisher:
@@ -78,7 +78,7 @@ async def test_nodes_that_stop_and_start() -> None:
 
 
 @pytest.mark.both_loops
-async def test_node_that_starts_in_the_turn_of_its_stop() -> None:
+async def test_node_restarts_within_one_turn_of_the_loop() -> None:
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         await client.create_stream('orders')
         async with client.publisher('orders') as publisher:
@@ -98,12 +98,12 @@ async def test_all_nodes_stopped(memory: StreamBroker, caplog: pytest.LogCapture
     caplog.clear()
     async with rbs.streams_client(memory.uris) as client:
         found = asyncio.create_task(client.stream_exists('orders'))
-        await until(lambda: 'trying again' in caplog.text, 'no node answers')
+        await until(lambda: 'trying again' in caplog.text, 'the client backs off')
         memory.start_node(1)
         assert await found
 
 
-async def test_who_is_told_of_a_new_leader(memory: StreamBroker) -> None:
+async def test_metadata_update_when_the_leader_moves(memory: StreamBroker) -> None:
     declare = commands.DeclarePublisher(0, '', 'orders')
     async with opened(memory.uri) as publisher, opened(memory.uri) as reader:
         await publisher.value(declare)
@@ -113,7 +113,7 @@ async def test_who_is_told_of_a_new_leader(memory: StreamBroker) -> None:
             assert await client.receive() == MetadataUpdate(0x06, 'orders')
         await reader.value(Subscribe(0, 'orders', Offset.FIRST, 10, {}))
         await publisher.value(declare)
-        memory.move_leader('orders', 2)  # the reader's node is a replica
+        memory.move_leader('orders', 2)  # the reader's node remains a replica
         assert await publisher.receive() == MetadataUpdate(0x06, 'orders')
         await reader.ask(commands.Metadata(()))
         assert reader.aside == []
@@ -122,7 +122,7 @@ async def test_who_is_told_of_a_new_leader(memory: StreamBroker) -> None:
         assert int.from_bytes(chunk[16:24]) == 3  # epoch
 
 
-async def test_node_that_does_not_have_the_stream(memory: StreamBroker) -> None:
+async def test_subscribing_at_a_node_without_the_stream(memory: StreamBroker) -> None:
     memory.create_stream('few', initial_cluster_size='1')
     memory.move_leader('few', 1)
     assert memory.leader('few') == 1

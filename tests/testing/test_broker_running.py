@@ -1,4 +1,4 @@
-"""How the in-memory broker starts and ends: in threads, loops and forked children."""
+"""The in-memory broker starts and stops: in threads, event loops and forked children."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ from rbfly.testing.node import Node
 from tests.leaks import Snapshot
 from tests.raw import opened
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def within_time(function: Callable[[], object]) -> None:
-    """Call a function that must not hang, in a thread."""
+    """Call a function in a thread; fail if it hangs."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -38,7 +38,7 @@ def within_time(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(HANG)
-    assert not thread.is_alive(), 'it hangs'
+    assert not thread.is_alive(), f'{function} hangs'
     if failed:
         raise failed[0]
 
@@ -48,18 +48,18 @@ async def connect(memory: StreamBroker) -> None:
         pass
 
 
-def usable(memory: StreamBroker) -> None:
-    """It starts, serves and stops."""
+def check_usable(memory: StreamBroker) -> None:
+    """Start the broker, connect to it, and stop it."""
     with memory:
         asyncio.run(connect(memory))
     assert not memory.running
 
 
 class Interrupted(BaseException):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
-def test_broker_that_does_not_run() -> None:
+def test_methods_before_the_broker_starts() -> None:
     memory = StreamBroker()
     memory.create_stream('orders')
     memory.publish('orders', 1, 2)
@@ -96,7 +96,7 @@ def test_error_of_on_event_is_logged_by_a_broker_in_a_thread(
         raise ValueError(text)
 
     with caplog.at_level(logging.ERROR, 'asyncio'):
-        within_time(lambda: usable(StreamBroker(on_event=on_event)))
+        within_time(lambda: check_usable(StreamBroker(on_event=on_event)))
     assert 'ValueError: connection 0.1 opened' in caplog.text
 
 
@@ -118,7 +118,7 @@ def test_stop_from_on_event() -> None:
 # -- starting
 
 
-def test_signal_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise Interrupted
 
@@ -130,7 +130,7 @@ def test_signal_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = StreamBroker()
     before = threading.active_count()
     handler = signal.signal(signal.SIGALRM, interrupt)
-    watchdog = threading.Timer(HANG, os._exit, [1])  # nothing else would end a start that hangs
+    watchdog = threading.Timer(HANG, os._exit, [1])  # nothing else ends a start that hangs
     watchdog.start()
     try:
         with monkeypatch.context() as patch:
@@ -142,7 +142,7 @@ def test_signal_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         watchdog.join()
         signal.signal(signal.SIGALRM, handler)
     assert not memory.running
-    usable(memory)
+    check_usable(memory)
     assert threading.active_count() == before
 
 
@@ -174,17 +174,17 @@ def test_stop_from_several_threads() -> None:
         assert not memory.running
 
 
-def test_ports_beyond_the_last_one() -> None:
+def test_ports_above_65535() -> None:
     with pytest.raises(ArgumentError, match='port'):
         StreamBroker(port=65535, nodes=2)
     assert StreamBroker(port=65534, nodes=2).port == 65534
 
 
-# -- one that was started, in a loop
+# -- stopping
 
 
 @pytest.mark.both_loops
-async def test_end_of_a_context_that_was_started() -> None:
+async def test_async_context_stops_the_thread() -> None:
     before = threading.active_count()
     memory = StreamBroker()
     memory.start()
@@ -195,15 +195,15 @@ async def test_end_of_a_context_that_was_started() -> None:
     assert threading.active_count() == before
 
 
-async def test_end_in_another_loop() -> None:
+async def test_stop_in_another_event_loop() -> None:
     async with StreamBroker() as memory:
         with pytest.raises(EventLoopError, match='another event loop'):
             await asyncio.to_thread(asyncio.run, memory.__aexit__(None, None, None))
         await connect(memory)
 
 
-def test_methods_while_the_loop_stands_still() -> None:
-    """An asynchronous fixture of a test that is not asynchronous."""
+def test_methods_while_the_event_loop_is_not_running() -> None:
+    """As with an asynchronous fixture of a blocking test."""
     loop = asyncio.new_event_loop()
     memory = StreamBroker()
     loop.run_until_complete(memory.__aenter__())
@@ -217,7 +217,7 @@ def test_methods_while_the_loop_stands_still() -> None:
 
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_loop_that_ended_before_the_broker() -> None:
+def test_event_loop_closed_before_the_broker() -> None:
     async def leave() -> None:
         await memory.__aenter__()
         client = rbs.streams_client(memory.uri)
@@ -238,7 +238,7 @@ def test_loop_that_ended_before_the_broker() -> None:
     memory.cut()
     memory.heal()
     port = memory.port
-    usable(memory)
+    check_usable(memory)
     assert memory.port == port
     asyncio.run(memory.__aexit__(None, None, None))
     assert memory.messages('orders') == [1, 2]

@@ -1,4 +1,4 @@
-"""What the broker for tests answers, frame by frame, as RabbitMQ does."""
+"""Frames that the in-memory broker sends, which are those of RabbitMQ."""
 
 import asyncio
 import random
@@ -62,7 +62,7 @@ def filtered(*items: tuple[int, bytes | None]) -> tuple[PublishEntry, ...]:
 
 
 async def publish(client: RawClient, *ids: int, publisher: int = 0) -> None:
-    """Publish and wait for the confirms: a chunk."""
+    """Publish a chunk, and wait for its confirms."""
     client.send(Publish(publisher, entries(*ids)))
     assert await client.receive() == PublishConfirm(publisher, ids)
 
@@ -77,7 +77,7 @@ async def chunk(client: RawClient) -> Chunk:
 
 
 async def nothing_more(client: RawClient) -> None:
-    """Nothing was sent before the answer to a request."""
+    """Check that the broker sends nothing before the response to a request."""
     before = len(client.aside)
     await client.ask(Metadata(()))
     assert len(client.aside) == before
@@ -87,7 +87,7 @@ async def subscribe(client: RawClient, offset: Offset, credit: int = 10, id: int
     assert await client.code(Subscribe(id, 's', offset, credit, {})) == 1
 
 
-# -- the handshake, and the end
+# -- handshake and closing
 
 
 async def test_handshake(memory: StreamBroker) -> None:
@@ -115,7 +115,7 @@ async def test_handshake(memory: StreamBroker) -> None:
         ('PLAIN', b'\0guest\0x', 0x08),
     ],
 )
-async def test_authentication_again(
+async def test_authenticating_again(
     client: RawClient, mechanism: str, data: bytes, code: int
 ) -> None:
     again = commands.SaslAuthenticate
@@ -125,7 +125,7 @@ async def test_authentication_again(
     assert await client.receive() is None
 
 
-async def test_frame_that_is_too_large(memory: StreamBroker) -> None:
+async def test_frame_too_large(memory: StreamBroker) -> None:
     async with opened(memory.uri) as client:
         client.write(struct.pack('>IHH', 2**20 + 1, Key.PUBLISH, 1), b'junk' * 1000)
         assert await client.receive() == commands.Close(0x0E, 'frame too large')
@@ -135,7 +135,7 @@ async def test_frame_that_is_too_large(memory: StreamBroker) -> None:
 
 
 @pytest.mark.both_loops
-async def test_end_while_a_client_does_not_read() -> None:
+async def test_stop_while_a_client_does_not_read() -> None:
     async with StreamBroker() as memory:
         memory.create_stream('s')
         for _ in range(8):
@@ -144,7 +144,7 @@ async def test_end_while_a_client_does_not_read() -> None:
             client.write(
                 Subscribe(0, 's', Offset.FIRST, 8, {}).encode(1), commands.Close().encode(2)
             )
-            await until(lambda: not memory.connections, 'the end is answered')
+            await until(lambda: not memory.connections, 'the Close is answered')
             await asyncio.wait_for(memory.__aexit__(), TIMEOUT)
 
 
@@ -188,7 +188,7 @@ async def test_heartbeats_of_the_client(client: RawClient) -> None:
     await nothing_more(client)
 
 
-async def test_whatever_comes_the_broker_goes_on(memory: StreamBroker, rng: random.Random) -> None:
+async def test_broker_survives_random_frames(memory: StreamBroker, rng: random.Random) -> None:
     keys = [*Key, *(0x8000 | key for key in Key), 0x7000]
     for _ in range(100):
         if 's' not in memory.streams:  # a random frame has deleted it
@@ -197,7 +197,7 @@ async def test_whatever_comes_the_broker_goes_on(memory: StreamBroker, rng: rand
             await client.value(DeclarePublisher(0, 'p', 's'))
             for _ in range(rng.randrange(1, 20)):
                 body = rng.randbytes(rng.randrange(40))
-                if rng.random() < 0.5:  # what may be a correlation id, and a name
+                if rng.random() < 0.5:  # starts like a correlation id and a stream name
                     body = bytes(4) + commands.string('s') + body
                 client.write(commands.frame(rng.choice(keys), body))
             client.write(rng.randbytes(rng.randrange(20)))
@@ -275,7 +275,7 @@ async def test_declare_publisher(client: RawClient) -> None:
     assert await client.code(DeclarePublisher(1, '', 's')) == 0x01
     assert await client.code(DeclarePublisher(2, 'name', 's')) == 0x01
     assert await client.code(DeclarePublisher(255, 'name', 's')) == 0x11
-    # the client's own encoder refuses a name that is too long
+    # written by hand: the encoder refuses a name of this length
     long = struct.pack('>IBH', 99, 3, 256) + b'x' * 256 + commands.string('s')
     client.write(commands.frame(Key.DECLARE_PUBLISHER, long))
     assert (await client.receive()).code == 0x11
@@ -293,7 +293,7 @@ async def test_unknown_publisher(memory: StreamBroker, client: RawClient) -> Non
     assert memory.published == 0
 
 
-async def test_frames_of_a_turn_are_one_chunk(memory: StreamBroker, client: RawClient) -> None:
+async def test_frames_of_one_turn_form_one_chunk(memory: StreamBroker, client: RawClient) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     await client.value(DeclarePublisher(1, '', 's'))
     client.send(
@@ -342,7 +342,7 @@ async def test_deduplication(memory: StreamBroker, client: RawClient) -> None:
     assert memory.messages('s', raw=True)[3:] == [b'11']
 
 
-async def test_nothing_is_confirmed_to_a_publisher_that_is_deleted(
+async def test_deleted_publisher_receives_no_confirms(
     memory: StreamBroker, client: RawClient
 ) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
@@ -359,10 +359,10 @@ async def test_nothing_is_confirmed_to_a_publisher_that_is_deleted(
 # -- chunks
 
 
-async def test_chunk_as_it_is_written(memory: StreamBroker, client: RawClient) -> None:
+async def test_chunk_layout(memory: StreamBroker, client: RawClient) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     before = time.time() * 1000
-    batch = struct.pack('>BHII', 0xF0, 5, 99, 4) + b'junk'  # of a compression that nobody knows
+    batch = struct.pack('>BHII', 0xF0, 5, 99, 4) + b'junk'  # unknown compression
     client.send(Publish(0, (*entries(1), PublishEntry(2, None, batch))))
     await client.receive()
     await publish(client, 3)
@@ -383,7 +383,7 @@ async def test_chunk_as_it_is_written(memory: StreamBroker, client: RawClient) -
 
 @asynccontextmanager
 async def five_chunks(memory: StreamBroker) -> AsyncIterator[RawClient]:
-    """Chunks of ten, from an hour to the next, each with a filter value but the last two."""
+    """Publish five chunks of ten messages, an hour apart, the first three with filter values."""
     async with opened(memory.uri) as client:
         await client.value(DeclarePublisher(0, '', 's'))
         for i, value in enumerate((b'a', b'b', b'c', b'', None)):
@@ -413,7 +413,7 @@ HOUR = 3600.0
         (Offset.timestamp(TIME_MAX / 1000), None),
     ],
 )
-async def test_where_to_start(memory: StreamBroker, offset: Offset, first: int | None) -> None:
+async def test_starting_offset(memory: StreamBroker, offset: Offset, first: int | None) -> None:
     async with five_chunks(memory) as client:
         await subscribe(client, offset)
         if first is not None:
@@ -425,7 +425,7 @@ async def test_where_to_start(memory: StreamBroker, offset: Offset, first: int |
         assert (await chunk(client)).offset == 50
 
 
-async def test_start_at_a_time(memory: StreamBroker) -> None:
+async def test_starting_timestamp(memory: StreamBroker) -> None:
     async with five_chunks(memory) as client:
         await subscribe(client, Offset.FIRST)
         times = [(await chunk(client)).timestamp for _ in range(5)]
@@ -471,7 +471,9 @@ async def test_filters(
         await nothing_more(client)
 
 
-async def test_chunk_of_both_kinds(memory: StreamBroker, client: RawClient) -> None:
+async def test_chunk_with_filtered_and_unfiltered_messages(
+    memory: StreamBroker, client: RawClient
+) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     client.send(PublishV2(0, filtered((1, b'a'), (2, None))))
     await client.receive()
@@ -482,11 +484,11 @@ async def test_chunk_of_both_kinds(memory: StreamBroker, client: RawClient) -> N
     assert [item.subscription_id for item in found] == [0, 1]
     await nothing_more(client)
     chunk = found[0].chunk
-    assert chunk[44] == 16  # size of the filter, which is not sent
+    assert chunk[44] == 16  # size of the Bloom filter, which is not sent
     assert len(chunk) == 48 + 5 + 5
 
 
-# -- credit, and who is subscribed
+# -- credit and subscriptions
 
 
 @pytest.mark.parametrize(
@@ -534,7 +536,7 @@ async def test_stored_offsets(memory: StreamBroker, client: RawClient) -> None:
     assert memory.offsets('s') == {'r': 2**64 - 1, '': 1}
 
 
-async def test_a_stored_offset_takes_an_offset(client: RawClient) -> None:
+async def test_stored_offset_uses_up_an_offset(client: RawClient) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     client.send(StoreOffset('r', 's', 5))
     await client.value(QueryOffset('r', 's'))
@@ -554,11 +556,13 @@ async def test_resolve_offset_spec(memory: StreamBroker) -> None:
             assert found == Offset.offset(offset)
 
 
-# -- deleted
+# -- deletion
 
 
 @pytest.mark.parametrize('who', ['client', 'other', 'broker'])
-async def test_deleted_while_in_use(memory: StreamBroker, client: RawClient, who: str) -> None:
+async def test_stream_deleted_while_in_use(
+    memory: StreamBroker, client: RawClient, who: str
+) -> None:
     await client.value(DeclarePublisher(0, '', 's'))
     await subscribe(client, Offset.FIRST)
     if who == 'client':

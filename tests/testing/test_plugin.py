@@ -1,4 +1,4 @@
-"""The fixtures for pytest, in a test run of their own; one without them imports nothing."""
+"""pytest runs the fixtures; without them it imports nothing of RbFly."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_fixtures(tmp_path: Path) -> None:
     assert '4 passed' in result.stdout
 
 
-def test_fixtures_are_described(tmp_path: Path) -> None:
+def test_fixtures_are_listed(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, '-m', 'pytest', '--fixtures', '-q'],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,

@@ -1,4 +1,4 @@
-"""The broker for tests as programs use it: with the client, in a loop and in a thread."""
+"""The public interface of the in-memory broker, in an event loop and in a thread."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ from rbfly.protocol.fields import TIME_MAX
 from rbfly.testing import StreamBroker
 from tests.leaks import Snapshot
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 CLOCK_MAX = TIME_MAX / 1000
 
 
@@ -50,7 +50,7 @@ async def take(client: rbs.StreamsClient, stream: str, n: int, **options: Any) -
 
 
 @pytest.mark.both_loops
-async def test_what_is_published_is_read_and_looked_at() -> None:
+async def test_publish_consume_and_inspect() -> None:
     before = Snapshot(futures=True)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         await client.create_stream('orders')
@@ -69,7 +69,7 @@ async def test_what_is_published_is_read_and_looked_at() -> None:
 
 
 @pytest.mark.both_loops
-async def test_end_with_clients_that_are_connected() -> None:
+async def test_stop_with_connected_clients() -> None:
     before = Snapshot(futures=True)
     memory = StreamBroker()
     await memory.__aenter__()
@@ -84,7 +84,7 @@ async def test_end_with_clients_that_are_connected() -> None:
     await before.check()
 
 
-async def test_started_again_it_has_its_port_and_its_streams() -> None:
+async def test_restart_keeps_port_and_streams() -> None:
     memory = StreamBroker()
     uris = []
     for number in range(2):
@@ -97,7 +97,7 @@ async def test_started_again_it_has_its_port_and_its_streams() -> None:
     assert uris[0] == uris[1]
 
 
-async def test_many_at_once() -> None:
+async def test_many_brokers_at_once() -> None:
     brokers = [StreamBroker() for _ in range(20)]
     for memory in brokers:
         await memory.__aenter__()
@@ -110,14 +110,14 @@ async def test_many_at_once() -> None:
         await memory.__aexit__()
 
 
-async def test_runs_once(memory: StreamBroker) -> None:
+async def test_broker_cannot_run_twice(memory: StreamBroker) -> None:
     with pytest.raises(EventLoopError, match='is already running'):
         await memory.__aenter__()
     with pytest.raises(EventLoopError, match='is already running'):
         memory.start()
 
 
-async def test_port_that_is_in_use() -> None:
+async def test_port_in_use() -> None:
     with socket.create_server(('127.0.0.1', 0)) as taken:
         memory = StreamBroker(port=taken.getsockname()[1])
         with pytest.raises(OSError, match='in use'):
@@ -160,7 +160,7 @@ def test_arguments_of_faults_are_checked() -> None:
         ('x', {'max_length_bytes': '1GB'}, rbs.ArgumentError),
     ],
 )
-def test_streams_that_cannot_be_made(
+def test_streams_that_rabbitmq_refuses(
     stream: str, arguments: dict[str, str], error: type[Exception]
 ) -> None:
     memory = StreamBroker()
@@ -193,7 +193,7 @@ def test_streams_that_the_client_refuses(
 
 
 @pytest.mark.parametrize('seconds', [1e18, 1.2e12])
-def test_clock_has_an_end(seconds: float) -> None:
+def test_clock_cannot_pass_its_maximum(seconds: float) -> None:
     memory = StreamBroker()
     memory.create_stream('orders')
     memory.advance(1e9)
@@ -213,7 +213,7 @@ async def test_latest_time_of_the_clock(memory: StreamBroker, client: rbs.Stream
     assert CLOCK_MAX - 120 < found < CLOCK_MAX
 
 
-async def test_many_messages_are_published_in_several_chunks(
+async def test_publish_splits_messages_into_chunks(
     memory: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     memory.create_stream('orders')
@@ -230,7 +230,7 @@ async def test_many_messages_are_published_in_several_chunks(
 # -- threads
 
 
-def test_in_a_thread_of_its_own() -> None:
+def test_broker_in_its_own_thread() -> None:
     async def publish(uri: str) -> None:
         async with rbs.streams_client(uri) as client, client.publisher('orders') as publisher:
             await publisher.send_many(range(100))
@@ -260,7 +260,7 @@ async def test_methods_from_other_threads(memory: StreamBroker, client: rbs.Stre
     assert memory.messages('orders') == ['a', 'b']
 
 
-async def test_thread_beside_the_loop_of_the_test() -> None:
+async def test_thread_beside_the_event_loop_of_the_test() -> None:
     with StreamBroker() as memory:
         async with rbs.streams_client(memory.uri) as client:
             await client.create_stream('orders')
@@ -268,7 +268,7 @@ async def test_thread_beside_the_loop_of_the_test() -> None:
             assert await take(client, 'orders', 10) == [*range(10)]
 
 
-# -- waiting for what is stored
+# -- wait_for
 
 
 async def publish_slowly(uri: str, count: int) -> None:
@@ -280,7 +280,7 @@ async def publish_slowly(uri: str, count: int) -> None:
 
 
 @pytest.mark.both_loops
-async def test_wait_for_messages_of_a_stream_that_is_not_there_yet() -> None:
+async def test_wait_for_messages_of_a_stream_that_does_not_exist_yet() -> None:
     before = Snapshot(futures=True)
     async with StreamBroker() as memory:
         program = asyncio.create_task(publish_slowly(memory.uri, 20))
@@ -288,9 +288,9 @@ async def test_wait_for_messages_of_a_stream_that_is_not_there_yet() -> None:
         assert found == [*range(len(found))]
         assert len(found) >= 7
         assert await memory.wait_for('orders', 20, timeout=None) == [*range(20)]
-        assert await memory.wait_for('orders', 1) == [*range(20)]  # there already
+        assert await memory.wait_for('orders', 1) == [*range(20)]  # already stored
         await program
-    assert await memory.wait_for('orders', 20) == [*range(20)]  # it has stopped
+    assert await memory.wait_for('orders', 20) == [*range(20)]  # the broker has stopped
     await before.check()
 
 
@@ -319,7 +319,7 @@ async def test_wait_for_in_another_loop(memory: StreamBroker) -> None:
     assert await waiting == memory.messages('orders', raw=True)
 
 
-async def test_wait_for_messages_that_do_not_come(memory: StreamBroker) -> None:
+async def test_wait_for_times_out(memory: StreamBroker) -> None:
     with pytest.raises(TimeoutError, match=r"0 of 1 messages in 'orders' after 0\.01 s"):
         await memory.wait_for('orders', 1, timeout=0.01)
     memory.create_stream('orders')
@@ -333,7 +333,7 @@ async def test_wait_for_messages_that_do_not_come(memory: StreamBroker) -> None:
         await memory.wait_for('orders', 1, vhost='other')
 
 
-def test_a_loop_that_was_closed_waits_no_more() -> None:
+def test_wait_for_in_a_loop_that_was_closed() -> None:
     with StreamBroker() as memory:
         memory.create_stream('orders')
         loop = asyncio.new_event_loop()
@@ -349,7 +349,9 @@ def test_a_loop_that_was_closed_waits_no_more() -> None:
 # -- streams
 
 
-async def test_streams_that_the_test_makes(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+async def test_create_publish_and_delete_a_stream(
+    memory: StreamBroker, client: rbs.StreamsClient
+) -> None:
     memory.create_stream('orders', max_age='1h')
     memory.create_stream('orders')
     await client.create_stream('orders', max_age=timedelta(hours=1))
@@ -367,7 +369,7 @@ async def test_streams_that_the_test_makes(memory: StreamBroker, client: rbs.Str
     assert not await client.stream_exists('orders')
 
 
-async def test_what_is_read_waits_for_what_is_published(
+async def test_subscription_waits_for_messages(
     memory: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     memory.create_stream('orders')
@@ -396,7 +398,7 @@ async def test_raw_messages(memory: StreamBroker, client: rbs.StreamsClient) -> 
 
 
 @pytest.mark.parametrize('compression', Compression)
-async def test_sub_entries_are_stored_as_they_are(
+async def test_sub_entries_are_stored_unchanged(
     memory: StreamBroker, client: rbs.StreamsClient, compression: Compression
 ) -> None:
     memory.create_stream('orders')
@@ -426,10 +428,12 @@ async def test_users_and_virtual_hosts() -> None:
             await rbs.streams_client(uri).get_protocol()
 
 
-# -- exactly once, filters, where to start
+# -- exactly once, filters, offsets
 
 
-async def test_named_publishers_go_on(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+async def test_named_publisher_continues_its_sequence(
+    memory: StreamBroker, client: rbs.StreamsClient
+) -> None:
     memory.create_stream('orders')
     for start in (0, 5):
         async with client.publisher('orders', name='shop') as publisher:
@@ -468,7 +472,7 @@ async def test_offsets(memory: StreamBroker, client: rbs.StreamsClient) -> None:
     assert await take(client, 'orders', 3, offset=rbs.Offset.timestamp(times[2])) == [2, 3, 4]
 
 
-async def test_age_and_size(memory: StreamBroker, client: rbs.StreamsClient) -> None:
+async def test_retention_by_age_and_size(memory: StreamBroker, client: rbs.StreamsClient) -> None:
     await client.create_stream('old', max_age=timedelta(hours=1))
     await client.create_stream('large', max_length_bytes=100_000)
     for stream in ('old', 'large'):
@@ -509,7 +513,7 @@ def client_side(authority: trustme.CA, user: str = '') -> ssl.SSLContext:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     if user:
-        # a name beside it, without which Python 3.13 and newer do not take a certificate
+        # Python 3.13 and newer reject a certificate with a common name only
         authority.issue_cert('client.test', common_name=user).configure_cert(context)
     return context
 
@@ -535,21 +539,21 @@ async def test_tls(authority: trustme.CA) -> None:
     await before.check()
 
 
-async def test_tls_is_all_there_is(authority: trustme.CA) -> None:
+async def test_tls_broker_refuses_plain_tcp(authority: trustme.CA) -> None:
     async with StreamBroker(ssl=server_side(authority)) as memory:
         uri = memory.uri.replace('+tls', '')
         async with rbs.streams_client(uri, connect_timeout=0.5) as client:
             with pytest.raises(rbs.StreamConnectionError):
                 await client.create_stream('orders')
         async with rbs.streams_client(memory.uri) as client:
-            with pytest.raises(TLSError):  # nobody knows the authority
+            with pytest.raises(TLSError):  # the authority is unknown
                 await client.create_stream('orders')
         async with rbs.streams_client(memory.uri, ssl=client_side(authority)) as client:
             await client.create_stream('orders')
 
 
 @pytest.mark.both_loops
-async def test_end_while_a_client_says_nothing(authority: trustme.CA) -> None:
+async def test_stop_while_a_client_is_silent(authority: trustme.CA) -> None:
     async with StreamBroker(ssl=server_side(authority)) as memory:
         with socket.create_connection(('127.0.0.1', memory.port)):
             async with rbs.streams_client(memory.uri, ssl=client_side(authority)) as client:
@@ -575,13 +579,13 @@ async def test_external(authority: trustme.CA) -> None:
     assert memory.streams == ['orders']
 
 
-async def test_context_for_clients(authority: trustme.CA) -> None:
+async def test_tls_context_for_clients(authority: trustme.CA) -> None:
     with pytest.raises(ArgumentError, match='for clients'):
         StreamBroker(ssl=client_side(authority))
 
 
-def test_methods_beside_the_end() -> None:
-    """A call that comes while the broker stops is answered all the same."""
+def test_methods_while_the_broker_stops() -> None:
+    """A method called while the broker stops returns."""
     for _ in range(50):
         memory = StreamBroker()
         memory.start()

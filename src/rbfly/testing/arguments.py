@@ -52,7 +52,8 @@ class Arguments:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> 'Arguments':
-        """
+        """Read the arguments.
+
         :raises Refused: RabbitMQ refuses a value.
         :raises Crash: RabbitMQ crashes on a value.
         """

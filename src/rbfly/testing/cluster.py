@@ -88,7 +88,8 @@ class Cluster:
             stream.flush()
 
     def create(self, vhost: str, name: str, given: Mapping[str, str], node: Node) -> None:
-        """
+        """Create a stream.
+
         :raises Refused: the stream exists, or RabbitMQ refuses its name or arguments.
         :raises Crash: RabbitMQ's connection crashes on the name or the arguments.
         """

@@ -54,11 +54,11 @@ class BrokerReader(Reader):
         return found
 
     def string(self) -> str:
-        return self.take(self.u16()).decode(errors='replace')  # RabbitMQ takes any bytes
+        return self.take(self.u16()).decode(errors='replace')  # RabbitMQ accepts any bytes
 
     def items(self, decode: Callable[[Reader], T], size: int) -> tuple[T, ...]:
         """Read an array up to the end of the frame, as RabbitMQ does; it ignores the count."""
-        if self.in_tail and self.left < 4:  # an optional one
+        if self.in_tail and self.left < 4:  # the array is optional
             self.take(self.left)
             return ()
         self.u32()
@@ -69,7 +69,8 @@ class BrokerReader(Reader):
 
 
 def read_frame(key: int, version: int, body: bytes) -> Request | Response | OneWay:
-    """
+    """Read a frame of a client.
+
     :raises FrameError: RabbitMQ does not know the frame.
     :raises Crash: RabbitMQ fails to parse the frame.
     """
@@ -80,7 +81,7 @@ def read_frame(key: int, version: int, body: bytes) -> Request | Response | OneW
     try:
         found = read(reader)
         if not reader.at_end:
-            raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes behind its fields')
+            raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes after its fields')
     except FrameError as ex:
         if reader.in_tail:
             raise Crash(str(ex)) from None

@@ -167,7 +167,8 @@ class Session(Wire):
     # -- streams, publishers, subscriptions
 
     def stream(self, name: str) -> Stream:
-        """
+        """Return a stream of the virtual host.
+
         :raises Refused: there is no such stream.
         """
         return require(self.streams, name, ResponseCode.STREAM_DOES_NOT_EXIST)

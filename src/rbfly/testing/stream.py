@@ -33,7 +33,8 @@ class Clock:
     ahead = 0.0
 
     def advance(self, seconds: float) -> None:
-        """
+        """Set the clock forward.
+
         :raises ArgumentError: the time does not fit the milliseconds of a chunk.
         """
         if time.time() + self.ahead + seconds > TIME_MAX / 1000:
