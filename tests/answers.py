@@ -1,9 +1,9 @@
-"""Conversations in raw frames with a broker, and what it should answer.
+"""Conversations in raw frames with a broker, and the expected answers.
 
-An expected answer lists what comes back: the code of a response, the name of any other frame, and
-'closed' where the connection then ends. Without 'closed', the connection works on: in the handshake
-it can be completed, and an open one answers another request. Where RabbitMQ 4.0 differs, its answer
-stands behind ' | '; '-' is not tried there, since 4.0 waits for more bytes.
+An expected answer lists the code of a response, the name of any other frame, and 'closed' if the
+connection ends. Otherwise the connection still works: the client can complete the handshake, or an
+open connection answers another request. If RabbitMQ 4.0 differs, its answer follows ' | '; a '-'
+skips the conversation there, because 4.0 would wait for more bytes.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.raw import RawClient, connected
 from tests.stream_wire import frame, split_frames
 
 UNKNOWN = 'Close 0x0d, closed'
-TOO_LARGE = 'Close 0x0e'  # the connection is closed 10 seconds later, whatever follows
+TOO_LARGE = 'Close 0x0e'  # the broker closes the connection 10 seconds later
 CRASH = 'closed'
 STEPS: dict[str, c.Command[Any]] = {
     'connected': c.PeerProperties({}),
@@ -31,7 +31,7 @@ STEPS: dict[str, c.Command[Any]] = {
     'open': c.Metadata(()),
 }
 STATES = [*STEPS]
-# Where the handshake goes on behind a frame of it.
+# State of the handshake after each of its frames.
 LEADS_TO: dict[int, str] = {
     Key.PEER_PROPERTIES: 'properties',
     Key.SASL_HANDSHAKE: 'authenticating',
@@ -61,7 +61,7 @@ def shown(item: Any) -> str:
 
 
 async def proceed(client: RawClient, state: str, end: str) -> str:
-    """Take the handshake from one state to another; the state reached."""
+    """Continue the handshake from one state to another; return the state reached."""
     while state != end:
         if state == 'tuning':
             client.write(TUNE)
@@ -77,7 +77,7 @@ async def proceed(client: RawClient, state: str, end: str) -> str:
 
 
 async def answers(uri: str, state: str, data: bytes, expected: str) -> str:
-    """What is answered to some bytes in a state of the connection."""
+    """Send bytes in a state of the connection, and return the answers."""
     found: list[str] = []
     ends = expected.endswith('closed')
     items = expected.split(', ') if expected else []
@@ -103,9 +103,9 @@ async def answers(uri: str, state: str, data: bytes, expected: str) -> str:
 
 
 async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) -> None:
-    """Compare answers to frames, each on a connection of its own.
+    """Compare actual and expected answers, each conversation on its own connection.
 
-    :param conversations: name, state, bytes and expected answer of each.
+    :param conversations: name, state, bytes and expected answer of each conversation.
     """
     async with connected(uri) as client:
         properties = await client.value(c.PeerProperties({}))
@@ -115,10 +115,10 @@ async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) 
         new, _, old = expected.partition(' | ')
         wanted[name] = state, data, (old or new) if version < (4, 3) else new
     wanted = {name: item for name, item in wanted.items() if item[2] != '-'}
-    room = asyncio.Semaphore(10)
+    limit = asyncio.Semaphore(10)
 
     async def one(*conversation: Any) -> str:
-        async with room:
+        async with limit:
             try:
                 return await answers(uri, *conversation)
             except TimeoutError:
@@ -129,7 +129,7 @@ async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) 
 
 
 def frames(stream: str) -> dict[str, bytes]:
-    """A well-formed frame of each command."""
+    """A valid frame of each command."""
     requests: list[c.Command[Any]] = [
         c.DeclarePublisher(0, 'reference', stream),
         c.QueryPublisherSequence('reference', stream),

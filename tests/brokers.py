@@ -1,11 +1,11 @@
-"""The real broker of the integration tests.
+"""The RabbitMQ of the integration tests.
 
-The one that RBFLY_URI names is used; otherwise the shared one of `python -m brokers up`, if
-it runs; otherwise one is started for this run.  Those that are found or started here are of the
-version that RBFLY_RABBITMQ names (4.0 by default).  Where none can be had, see `without.py`.
+RBFLY_URI names a broker. Otherwise tests use the shared broker of `python -m brokers up`, if it is
+running, or start a broker for this run. RBFLY_RABBITMQ names the version of both (4.0 by default).
+Without RabbitMQ, see `without.py`.
 
-Tests run beside each other, so they touch nothing of it but what they have made themselves; those
-that stop a node or set an alarm do it to `private_broker`.
+Tests run in parallel, so they change only what they have created. A test that stops a node or sets
+an alarm uses `private_broker`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from brokers import BrokerError, RabbitMQ
 from tests.without import in_memory
 
 CONNECT_TIMEOUT = 20.0
-# Commands of rabbitmqctl that concern more than a user, a virtual host or a stream.
+# Commands of rabbitmqctl that affect more than a user, a virtual host or a stream.
 OF_THE_NODE = (
     'close_all_connections',
     'reset',
@@ -40,7 +40,7 @@ OF_THE_NODE = (
 
 @pytest.fixture(scope='session')
 def joined_broker() -> Iterator[Callable[[], RabbitMQ]]:
-    """Starts the broker of this run, once; workers of pytest-xdist have it together."""
+    """Starts the broker of this run once; the workers of pytest-xdist share it."""
     worker = 'PYTEST_XDIST_WORKER' in os.environ
     name = f'private-{os.getppid() if worker else os.getpid()}-tests'
     with ExitStack() as stack:
@@ -49,14 +49,14 @@ def joined_broker() -> Iterator[Callable[[], RabbitMQ]]:
 
 @pytest.fixture(scope='session')
 def private_broker() -> Iterator[Callable[[], RabbitMQ]]:
-    """Starts a broker that tests of this process may stop and change, once."""
+    """Starts a broker once, which tests of this process may stop and change."""
     with ExitStack() as stack:
         yield functools.cache(lambda: stack.enter_context(RabbitMQ.private()))
 
 
 @pytest.fixture(scope='session')
 def memory_uri() -> Iterator[str]:
-    """The broker in memory, as a process."""
+    """The in-memory broker in its own process."""
     command = [sys.executable, '-m', 'rbfly', 'broker', '--port', '0', '--quiet']
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -66,7 +66,7 @@ def memory_uri() -> Iterator[str]:
 
 @pytest.fixture(scope='session')
 def broker(request: pytest.FixtureRequest, joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
-    """A running RabbitMQ, whoever started it; the broker in memory in its place, if it has to."""
+    """A running RabbitMQ, or the in-memory broker without one."""
     if in_memory(request.config):
         found = RabbitMQ.named({RabbitMQ.variable: request.getfixturevalue('memory_uri')})
         assert found is not None
@@ -82,7 +82,7 @@ def broker(request: pytest.FixtureRequest, joined_broker: Callable[[], RabbitMQ]
 
 @pytest.fixture(scope='session')
 def own_broker(broker: RabbitMQ, joined_broker: Callable[[], RabbitMQ]) -> RabbitMQ:
-    """A RabbitMQ that was started here: with rabbitmqctl, TLS and AMQP 0.9.1."""
+    """A RabbitMQ that this machine runs: with rabbitmqctl, TLS and AMQP 0.9.1."""
     if not broker.external:
         return broker
     try:
@@ -92,11 +92,11 @@ def own_broker(broker: RabbitMQ, joined_broker: Callable[[], RabbitMQ]) -> Rabbi
 
 
 def guarded(broker: RabbitMQ) -> RabbitMQ:
-    """Tests beside each other use it: what would disturb the others fails at once."""
+    """Fail calls that would disturb other tests on a shared broker."""
     ctl = broker.ctl
 
     def refuse(*args: object, **options: object) -> None:
-        pytest.fail('other tests use this broker, too; one to be disturbed is `private_broker`')
+        pytest.fail('other tests use this broker, too: use `private_broker` to disturb one')
 
     def ctl_of_others(*args: str, **options: Any) -> str:
         if args[0] in OF_THE_NODE:
@@ -116,7 +116,7 @@ def broker_uri(broker: RabbitMQ) -> str:
 
 @pytest_asyncio.fixture
 async def client(broker: RabbitMQ) -> AsyncIterator[rbs.StreamsClient]:
-    """A client of the broker, closed behind the test."""
+    """A client of the broker; the fixture closes it."""
     client = rbs.streams_client(broker.uri, connect_timeout=CONNECT_TIMEOUT)
     yield client
     await client.disconnect()
@@ -124,7 +124,7 @@ async def client(broker: RabbitMQ) -> AsyncIterator[rbs.StreamsClient]:
 
 @pytest_asyncio.fixture
 async def own_client(own_broker: RabbitMQ) -> AsyncIterator[rbs.StreamsClient]:
-    """The same for the broker that was started here."""
+    """A client of `own_broker`."""
     client = rbs.streams_client(own_broker.uri, connect_timeout=CONNECT_TIMEOUT)
     yield client
     await client.disconnect()
@@ -141,7 +141,7 @@ async def delete(uri: str, name: str) -> None:
 
 
 def new_stream(uri: str) -> Iterator[str]:
-    # in a loop of its own: tests without one use it, too
+    # in its own event loop, for blocking tests
     name = f'test-{uuid4()}'
     asyncio.run(create(uri, name))
     yield name
@@ -150,7 +150,7 @@ def new_stream(uri: str) -> Iterator[str]:
 
 @pytest.fixture
 def stream_name(broker: RabbitMQ) -> Iterator[str]:
-    """A name for a stream that the test creates; it is deleted behind it."""
+    """A name for a stream that the test creates; the fixture deletes it."""
     name = f'test-{uuid4()}'
     yield name
     asyncio.run(delete(broker.uri, name))
@@ -164,18 +164,18 @@ def stream(broker: RabbitMQ) -> Iterator[str]:
 
 @pytest.fixture
 def own_stream(own_broker: RabbitMQ) -> Iterator[str]:
-    """The same on the broker that was started here."""
+    """A new, empty stream at `own_broker`."""
     yield from new_stream(own_broker.uri)
 
 
 @pytest.fixture
 def private_stream(private_broker: Callable[[], RabbitMQ]) -> Iterator[str]:
-    """The same on the broker that tests may stop."""
+    """A new, empty stream at `private_broker`."""
     yield from new_stream(private_broker().uri)
 
 
 async def until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
-    """Wait for a condition that nothing announces."""
+    """Poll a condition that no event announces."""
     limit = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < limit, f'not within {timeout} s: {what}'

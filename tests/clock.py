@@ -1,7 +1,7 @@
-"""An event loop whose time passes at once: where everything waits, it is the next timer's turn.
+"""An event loop with a virtual clock: when nothing is ready, time jumps to the next timer.
 
-For tests with a scripted broker in the same loop: what was written to a socket of loopback can be
-read at once, so that nothing is under way when no socket is ready.
+It suits tests with a scripted broker in the same loop: data written to a loopback socket can be
+read at once, so nothing is in flight when no socket is ready.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from typing import Any
 
 
 class Selector(selectors.DefaultSelector):
-    """Passes the time that it is to wait for, instead of waiting.
+    """Advances the clock instead of waiting.
 
-    :ivar passed: seconds that have passed so.
+    :ivar passed: virtual time in seconds.
     """
 
     passed = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
         found = super().select(0)
-        if not found and timeout is None:  # only another thread can end this
+        if not found and timeout is None:  # only another thread can wake the loop
             return super().select()
         if not found and timeout:
             self.passed += timeout
@@ -35,4 +35,4 @@ class ClockLoop(asyncio.SelectorEventLoop):
         return self._clock.passed
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        await super().shutdown_default_executor()  # its threads have another clock
+        await super().shutdown_default_executor()  # its threads use the real clock

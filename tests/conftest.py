@@ -1,4 +1,4 @@
-"""The event loop of each test, and what no test may leave behind."""
+"""Chooses the event loop of each test, and fails tests that leak."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 pytest_plugins = ['tests.seed', 'tests.without', 'tests.brokers']
 
-# Files of a minute; they begin first, so that no worker is at one alone in the end.
+# Files that take a minute start first, so that no worker runs one alone at the end.
 LONGEST = ('test_package', 'test_prove', 'test_proofs_faults', 'test_proofs_leader', 'test_exact')
 
 
@@ -37,13 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,
     )
     hypothesis.settings.load_profile('tests')
-    config.addinivalue_line('markers', 'both_loops: run on asyncio and uvloop in any case')
+    config.addinivalue_line('markers', 'both_loops: always run on asyncio and uvloop')
     config.addinivalue_line('markers', 'broker: needs a RabbitMQ; set by its fixtures')
     config.addinivalue_line(
         'markers', 'long: takes minutes with sanitizers, or without optimization'
     )
     config.addinivalue_line('markers', 'examples: the examples of the documentation')
-    config.addinivalue_line('markers', 'own_clock: time passes at once, see tests/clock.py')
+    config.addinivalue_line('markers', 'own_clock: run on a virtual clock, see tests/clock.py')
 
 
 def pytest_asyncio_loop_factories(
@@ -81,22 +81,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @hypothesis.settings(max_examples=1, database=None)
 @hypothesis.given(hypothesis.strategies.none())
 def first_example(nothing: None) -> None:
-    """Makes Hypothesis's random generator; it warns of one whose owner is frozen (Python 3.14)."""
+    """Creates Hypothesis's random generator before `gc.freeze`; later it warns (Python 3.14)."""
 
 
 def pytest_collection_finish() -> None:
     first_example()
     gc.collect()
-    gc.freeze()  # what was imported is no test's, and looking through it takes 0.1 s each time
+    gc.freeze()  # each collection would take 0.1 s for the imported modules
 
 
 @pytest_asyncio.fixture
 async def tidy() -> AsyncIterator[None]:
-    """Fails an asyncio test that leaves a task or a socket, or an exception nobody looked at."""
+    """Fails an asyncio test that leaves a task, a socket or an exception never retrieved."""
     strays: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
     before = Snapshot()
     yield
     await before.check()
-    gc.collect()  # futures with an exception that was never retrieved tell so when they go
+    gc.collect()  # futures report exceptions never retrieved when they are deleted
     assert not strays

@@ -12,7 +12,7 @@ from rbfly.streams.types import MessageFilter
 
 
 class Cursor(MessageCursor):
-    """A cursor driven by hand; notes the chunks that were consumed, and progress."""
+    """A cursor driven by hand, which records consumed chunks and progress."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Cursor(MessageCursor):
         self.progress: list[int | None] = []
 
     def check_loop(self) -> None:
-        """Every event loop may use it."""
+        """Accept every event loop."""
 
     def on_progress(self) -> None:
         self.progress.append(self.finished)
@@ -55,7 +55,7 @@ class Cursor(MessageCursor):
 
 
 def contexts(cursor: Cursor) -> list[MessageCtx]:
-    """The same as contexts."""
+    """Contexts of all messages that have arrived."""
     found = []
     while cursor.advance(KINDS['context']):
         found.append(cursor.take(KINDS['context']))
@@ -63,7 +63,7 @@ def contexts(cursor: Cursor) -> list[MessageCtx]:
 
 
 def batches(cursor: Cursor, limit: int = 1000) -> list[MessageBatch]:
-    """The same in batches."""
+    """All messages that have arrived, in batches."""
     found = []
     while cursor.advance(KINDS['batch'], limit):
         found.append(cursor.take(KINDS['batch']))
@@ -71,7 +71,7 @@ def batches(cursor: Cursor, limit: int = 1000) -> list[MessageBatch]:
 
 
 def drain(cursor: Cursor) -> list[tuple[int, Any]]:
-    """Offset and message of everything that has arrived."""
+    """Offset and body of all messages that have arrived."""
     found = []
     while cursor.advance():
         value = cursor.take()

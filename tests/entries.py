@@ -1,4 +1,4 @@
-"""Entries of Publish frames and of chunks, read with `struct`: messages alone and sub-entries."""
+"""Reads entries of Publish frames and chunks with `struct`: single messages and sub-entries."""
 
 import gzip
 import struct
@@ -7,7 +7,7 @@ import cramjam
 
 
 def read_entries(data: bytes) -> list[tuple[int, int | None, list[bytes]]]:
-    """Entries of a Publish v1 frame: id, compression (None for a simple entry) and messages."""
+    """Read a Publish frame of version 1: id, compression (None for one message) and messages."""
     size, key, version, _, count = struct.unpack_from('>IHHBI', data)
     assert (size, key, version) == (len(data) - 4, 0x0002, 1)
     entries: list[tuple[int, int | None, list[bytes]]] = []
@@ -21,7 +21,7 @@ def read_entries(data: bytes) -> list[tuple[int, int | None, list[bytes]]]:
 
 
 def read_entry(data: bytes, at: int) -> tuple[int | None, list[bytes], int]:
-    """An entry behind its id: compression, messages, and where the next one begins."""
+    """Read an entry after its id: compression, messages, and start of the next entry."""
     if not data[at] & 0x80:
         (size,) = struct.unpack_from('>I', data, at)
         end = at + 4 + size
@@ -38,7 +38,7 @@ def read_entry(data: bytes, at: int) -> tuple[int | None, list[bytes], int]:
 
 
 def split_messages(data: bytes) -> list[bytes]:
-    """Messages, each behind its length."""
+    """Split messages, each of which follows its length."""
     messages = []
     at = 0
     while at < len(data):
@@ -50,7 +50,7 @@ def split_messages(data: bytes) -> list[bytes]:
 
 
 def decompress(code: int, data: bytes) -> bytes:
-    """What a sub-entry of that compression holds."""
+    """Decompress the data of a sub-entry."""
     if code == 0:
         return data
     if code == 1:

@@ -1,15 +1,14 @@
-"""A stream broker that does what a test tells it, with the broker's half of `rbfly.protocol`.
+"""A scripted broker: each test says how it answers a command.
 
     async with FakeBroker(at={Step.OPEN: SILENT}) as fake:
         client = streams_client(fake.uri)
 
-It answers the handshake and the requests of the client as RabbitMQ does.  `at` changes what it
-does at a step of the handshake, `on` what it does with any command.  Everything runs in callbacks
-of the loop, so that it adds no task to those of the client.  It fails a test that has left a
-connection open.
+By default it answers every request with success, and keeps no state. `at` replaces the answer at a
+step of the handshake, `on` the answer to any command. It has no timers and no tasks, so tests see
+only those of the client, on any clock. It fails a test that leaves a connection open.
 
-Keys of commands are names of this module.  What is written by hand here is damaged on purpose; that
-the protocol is right is for `tests/protocol` to say.
+The keys of commands are attributes of this module. Frames written by hand here are malformed on
+purpose; `tests/protocol` checks the protocol itself.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from rbfly.protocol.commands import string_map as string_map
 from rbfly.protocol.const import Key
 
 OK = 0x0001
-CLOSE_TIMEOUT = 10.0  # seconds for the client to close its connections before the broker does
+CLOSE_TIMEOUT = 10.0  # seconds in which the client must close its connections
 
 
 def __getattr__(name: str) -> int:
@@ -37,7 +36,7 @@ def __getattr__(name: str) -> int:
 
 
 class Step(IntEnum):
-    """Steps of the handshake in their order; the value is the key of the client's frame."""
+    """The steps of the handshake, in order; the value is the key of the client's frame."""
 
     PEER_PROPERTIES = Key.PEER_PROPERTIES
     SASL_HANDSHAKE = Key.SASL_HANDSHAKE
@@ -58,7 +57,7 @@ def deliver(subscription_id: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame that the client sent; `body` is what follows key and version."""
+    """A frame of the client; `body` follows the version."""
 
     key: int
     version: int
@@ -69,21 +68,21 @@ class Frame:
         return int(struct.unpack_from('>I', self.body)[0])
 
     def decode(self) -> Any:
-        """The request, or the one-way command."""
+        """Return the command of a request, or the one-way command."""
         found = commands.decode(self.key, self.version, self.body)
         return found.command if isinstance(found, Request) else found
 
     @property
     def publishing_ids(self) -> list[int]:
-        """Ids of a Publish frame of either version."""
+        """Publishing ids of a Publish frame of either version."""
         return [entry.publishing_id for entry in self.decode().entries]
 
 
 class FakeConnection(asyncio.Protocol):
-    """One client at the broker.
+    """The connection of a client.
 
-    :ivar frames: what it has sent, in order.
-    :ivar reads: the same as it came.
+    :ivar frames: frames received.
+    :ivar reads: data received, one item for each read.
     :ivar lost: done when the connection is closed.
     """
 
@@ -128,7 +127,7 @@ class FakeConnection(asyncio.Protocol):
         self.send(frame(0x8000 | request.key, head + body))
 
     def respond(self, request: Frame, value: Any = None, code: int = OK) -> None:
-        """Answer with what the response of that command holds."""
+        """Send the response to a request."""
         self.send(request.decode().respond(request.correlation_id, value, code))
 
 
@@ -150,18 +149,18 @@ def RESETTING(connection: FakeConnection, request: Frame) -> None:  # noqa: N802
 
 
 def GARBAGE(connection: FakeConnection, request: Frame) -> None:  # noqa: N802
-    """Answer with bytes that are no frame."""
+    """Answer with bytes that do not form a frame."""
     connection.send(b'HTTP/1.1 400 Bad Request\r\n\r\n')
 
 
 def TRUNCATED(connection: FakeConnection, request: Frame) -> None:  # noqa: N802
-    """Answer with a frame that ends within its fields."""
+    """Answer with a frame that ends within a field."""
     head = struct.pack('>IHI', request.correlation_id, OK, 3)
     connection.send(frame(0x8000 | request.key, head + b'\xff\xfe\x00'))
 
 
 def refuse(code: int = 0x11) -> Handler:
-    """Answer a request with a code, and a Publish with a PublishError of it."""
+    """Answer a request with a code, and a Publish with a PublishError of that code."""
 
     def handler(connection: FakeConnection, request: Frame) -> None:
         if request.key != Key.PUBLISH:
@@ -174,15 +173,15 @@ def refuse(code: int = 0x11) -> Handler:
 
 
 class FakeBroker:
-    """Listens on loopback.
+    """A broker on loopback.
 
-    :param at: handler of a step of the handshake.
-    :param on: handler of another command, by key.
-    :param version: what it says its version is.
+    :param at: handlers of steps of the handshake.
+    :param on: handlers of commands, by key.
+    :param version: version in its properties.
     :param mechanisms: SASL mechanisms that it offers.
     :param tune: `frame_max` and `heartbeat` that it proposes.
-    :param write: how it writes to the client's transport; all at once by default.
-    :ivar connections: all there have been.
+    :param write: writes to the client's transport; by default everything at once.
+    :ivar connections: all connections, including closed ones.
     """
 
     def __init__(
@@ -233,7 +232,7 @@ class FakeBroker:
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     await asyncio.gather(*(connection.lost for connection in self.connections))
         except TimeoutError:
-            raise AssertionError('the client has left a connection open') from None
+            raise AssertionError('the client left a connection open') from None
         finally:
             for connection in self.connections:
                 connection.transport.abort()
@@ -252,7 +251,7 @@ class FakeBroker:
             self.default(connection, request)
 
     def default(self, connection: FakeConnection, request: Frame) -> None:
-        """What RabbitMQ does."""
+        """Answer as RabbitMQ does after success."""
         command = request.decode()
         if isinstance(command, Publish | PublishV2):
             confirm = commands.PublishConfirm(command.publisher_id, tuple(request.publishing_ids))
@@ -263,10 +262,10 @@ class FakeBroker:
                 self.send_tune(connection)
             elif isinstance(command, commands.Close):
                 connection.transport.close()
-        # Tune, Credit, StoreOffset, Heartbeat and the answer to a Close get none.
+        # Tune, Credit, StoreOffset, Heartbeat and the response to a Close have no answer.
 
     def answer(self, command: commands.Command[Any]) -> Any:
-        """What a response holds; None for nothing, and for 0."""
+        """Return the value of a response; None for no value, and for 0."""
         host, port = '127.0.0.1', self.port
         match command:
             case commands.PeerProperties():

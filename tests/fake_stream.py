@@ -1,4 +1,4 @@
-"""A stream at the fake broker: chunks that subscriptions read with the credit they have.
+"""A stream at the scripted broker, which delivers chunks to subscriptions for credit.
 
 stream = FakeStream()
 async with FakeBroker(on=stream.handlers()) as fake:
@@ -21,10 +21,13 @@ FIRST, LAST, NEXT, OFFSET, TIMESTAMP = range(1, 6)
 
 @dataclass
 class Reader:
-    """A subscription, as the broker knows it.
+    """A subscription.
 
-    :ivar spec: type of the offset, and the offset.
-    :ivar sent: chunks that were sent.
+    :ivar spec: type and value of the starting offset.
+    :ivar limit: credit above which a burst of chunks begins.
+    :ivar at: index of the next chunk to send.
+    :ivar sent: number of chunks sent.
+    :ivar granted: credit granted after Subscribe.
     """
 
     peer: Peer
@@ -40,21 +43,22 @@ class Reader:
 
 
 def end(chunk: tuple[int, bytes]) -> int:
-    """Offset behind the last message of a chunk; chunks that are not delivered may follow."""
+    """Offset after the last message of a chunk; chunks that are not delivered may follow."""
     return chunk[0] + Chunk.parse(chunk[1]).records
 
 
 @dataclass
 class FakeStream:
-    """Chunks, and who reads them.
+    """The chunks of a stream, and its subscriptions.
 
     :ivar chunks: offset and bytes of each chunk.
-    :ivar timestamp: of the chunks to come, milliseconds.
-    :ivar readers: every subscription there has been.
-    :ivar on_subscribe: called before a Subscribe is answered; what it returns is the code.
-    :ivar wants: whether a chunk passes the filter of a reader.
-    :ivar ahead: by how many offsets StreamStats is ahead of what is delivered.
-    :ivar tells_skipped: StreamStats counts chunks that are not delivered, each of one offset.
+    :ivar end: offset after the last chunk.
+    :ivar timestamp: timestamp of new chunks in milliseconds.
+    :ivar readers: all subscriptions, including closed ones.
+    :ivar on_subscribe: returns the response code of a Subscribe; 0 for no response.
+    :ivar wants: whether a chunk passes the filter of a subscription.
+    :ivar ahead: number of offsets by which StreamStats is ahead of delivery.
+    :ivar tells_skipped: whether StreamStats counts offsets that are not delivered.
     """
 
     chunks: list[tuple[int, bytes]] = field(default_factory=list)
@@ -76,11 +80,11 @@ class FakeStream:
 
     @property
     def reader(self) -> Reader:
-        """The last one."""
+        """The last subscription."""
         return self.readers[-1]
 
     def append(self, *messages: bytes) -> None:
-        """Write a chunk."""
+        """Store a chunk."""
         self.append_chunk(wire.chunk(self.end, messages, self.timestamp), len(messages))
 
     def append_chunk(self, data: bytes, records: int) -> None:
@@ -90,17 +94,17 @@ class FakeStream:
             self.send(reader)
 
     def create_anew(self) -> None:
-        """Delete it, and create one of the same name, some years later."""
+        """Delete the stream, and create it again years later."""
         self.chunks.clear()
         self.end = 0
         self.timestamp *= 2
 
     def skip(self, offsets: int = 1) -> None:
-        """Use up offsets, as chunks do that are not delivered."""
+        """Use up offsets, like chunks that are not delivered."""
         self.end += offsets
 
     def send(self, reader: Reader) -> None:
-        """What the credit allows: a burst starts with more than half of the first one."""
+        """Send what the credit permits; a burst needs more than half of the initial credit."""
         reader.live = reader.live and not reader.peer.transport.is_closing()
         if not reader.live or reader.credit <= reader.limit:
             return
@@ -155,7 +159,7 @@ class FakeStream:
             self.send(reader)
 
     def live(self, peer: Peer, request: Frame) -> Iterator[Reader]:
-        """The subscription that a request is about."""
+        """The open subscription that a request names."""
         number = request.decode().subscription_id
         for reader in self.readers:
             if reader.peer is peer and reader.id == number and reader.live:

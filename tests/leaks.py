@@ -1,4 +1,4 @@
-"""What a test left behind: tasks, sockets, futures that nobody will ever finish."""
+"""Finds what a test left behind: tasks, sockets, pending futures."""
 
 import asyncio
 import gc
@@ -7,11 +7,11 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-SETTLE_TIMEOUT = 5.0  # seconds for what is being closed to be gone
+SETTLE_TIMEOUT = 5.0  # seconds until closed objects must be gone
 
 
 def sockets() -> set[str]:
-    """Open network sockets of this process, by inode; not those that event loops keep."""
+    """Open network sockets of this process, by inode, without those of event loops."""
     found = set()
     for name in os.listdir('/proc/self/fd'):
         try:
@@ -21,7 +21,7 @@ def sockets() -> set[str]:
                     if item.family in (socket.AF_INET, socket.AF_INET6):
                         found.add(target)
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
     return found
 
 
@@ -30,7 +30,7 @@ def tasks() -> set['asyncio.Task[object]']:
 
 
 def pending_futures() -> dict[int, 'asyncio.Future[object]']:
-    """Futures of this loop that are not done and that something still refers to."""
+    """Futures of this loop that are not done, and still referenced."""
     gc.collect()
     loop = asyncio.get_running_loop()
     return {
@@ -45,7 +45,7 @@ def pending_futures() -> dict[int, 'asyncio.Future[object]']:
 
 @dataclass
 class Snapshot:
-    """What there is now, to be compared with later."""
+    """The current tasks, sockets and futures, for a later comparison."""
 
     futures: bool = False
     sockets: set[str] = field(default_factory=sockets)
@@ -57,7 +57,7 @@ class Snapshot:
             self.known = pending_futures()
 
     def new(self) -> list[str]:
-        """What came since and is still there."""
+        """Return what was created since, and still exists."""
         found = [f'task {item!r}' for item in tasks() - self.tasks]
         found += [f'socket {item}' for item in sockets() - self.sockets]
         if self.futures and not found:
@@ -69,9 +69,9 @@ class Snapshot:
         return found
 
     async def check(self) -> None:
-        """Wait until nothing new is left; fail if something stays.
+        """Wait until nothing new is left; fail after a timeout.
 
-        A transport needs a few turns of the loop to close its socket.
+        A transport takes a few turns of the loop to close its socket.
         """
         limit = time.monotonic() + SETTLE_TIMEOUT
         while found := self.new():

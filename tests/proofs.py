@@ -1,4 +1,4 @@
-"""Sites for the proofs, and that a proof holds."""
+"""Run proofs in tests."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,7 +16,7 @@ Sites = Callable[[], AbstractAsyncContextManager[Site]]
 
 
 def sites(nodes: int) -> Iterator[Sites]:
-    """A broker whose nodes advertise the ports of proxies, and proxies for each test."""
+    """Start a broker whose nodes advertise the ports of proxies, with new proxies for each test."""
     place = Place.private(nodes)
     try:
         place.broker.start()

@@ -1,4 +1,4 @@
-"""A client that sends what a test says, frame by frame, and says what came back."""
+"""A raw client, which sends and receives single frames."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.commands import Command, OneWay, Request, Response
 from rbfly.protocol.const import Key
 
-TIMEOUT = 10.0  # a guard only
+TIMEOUT = 10.0  # seconds; only a bug makes a test wait that long
 
 
 def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
@@ -20,9 +20,9 @@ def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
 
 
 class RawClient:
-    """One connection.
+    """A connection.
 
-    :ivar aside: frames that came while an answer was waited for.
+    :ivar aside: other frames received while :meth:`ask` waited for a response.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +38,7 @@ class RawClient:
         self.write(*(item.encode() for item in items))
 
     async def receive(self) -> Any:
-        """The next frame; None at the end of the connection."""
+        """Return the next frame, or None when the connection ends."""
         if self.aside:
             return self.aside.pop(0)
         return await self._next()
@@ -55,7 +55,7 @@ class RawClient:
         return found.command if isinstance(found, Request) else found
 
     async def ask(self, command: Command[Any]) -> Response:
-        """The response to a request."""
+        """Send a request, and return its response."""
         self.sent += 1
         self.write(command.encode(self.sent))
         while True:
@@ -89,7 +89,7 @@ class RawClient:
 
 @contextlib.asynccontextmanager
 async def connected(uri: str) -> AsyncIterator[RawClient]:
-    """A connection, nothing of the handshake done."""
+    """Connect without a handshake."""
     address = urlsplit(uri)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
@@ -102,7 +102,7 @@ async def connected(uri: str) -> AsyncIterator[RawClient]:
 
 @contextlib.asynccontextmanager
 async def opened(uri: str) -> AsyncIterator[RawClient]:
-    """A connection with the virtual host open."""
+    """Connect, and open the virtual host."""
     async with connected(uri) as client:
         await client.handshake()
         yield client

@@ -8,11 +8,11 @@ import rbfly.streams as rbs
 from tests.fake import FakeBroker
 from tests.fake_stream import FakeStream
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a bug makes a test wait that long
 
 
 def filled(*sizes: int) -> FakeStream:
-    """Chunks of so many messages, which are numbers from 0 on."""
+    """Return a stream with chunks of these sizes; its messages are the numbers from 0."""
     stream = FakeStream()
     for size in sizes:
         stream.append(*(b'%d' % (stream.end + i) for i in range(size)))
@@ -23,7 +23,7 @@ def filled(*sizes: int) -> FakeStream:
 async def reading(
     stream: FakeStream, version: str = '4.0.5', **arguments: Any
 ) -> AsyncIterator[rbs.Subscription]:
-    """Subscribed from the first message, to raw bodies, if nothing else is said."""
+    """Subscribe to the raw bodies of a stream, by default from its first message."""
     options: dict[str, Any] = {
         'offset': rbs.Offset.FIRST,
         'amqp': False,

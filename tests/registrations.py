@@ -1,4 +1,4 @@
-"""What a connection, or a cluster, tells of."""
+"""A stand-in for a registration or an observer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ def nothing(*args: object) -> None:
 
 
 class Told:
-    """In place of a registration."""
+    """Calls the functions of a test in place of a registration."""
 
     def __init__(
         self,

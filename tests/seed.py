@@ -1,8 +1,8 @@
-"""Draws the seed of a run: everything that tests leave to chance follows from it.
+"""Draws the seed of a run, from which all random choices of the tests follow.
 
-Each run has a new seed unless `--seed` or RBFLY_SEED names one.  The first lines of a run show it,
-and each failure shows the command that repeats it.  A test gets its own random numbers from the
-seed and its name, so that it repeats alone.  Hypothesis starts from the same seed in every test.
+Each run has a new seed unless `--seed` or RBFLY_SEED names one. A run prints it first, and prints
+for each failure the command that repeats that test. A test derives its random numbers from the seed
+and its own name, so it can be repeated alone. Hypothesis starts from the same seed in every test.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis.internal.conjecture import providers
 
-OPTIONS = ('--loop', '--broker')  # that change what a test does
+OPTIONS = ('--loop', '--broker')  # that affect a test
 
 
 def of_run() -> int:
@@ -37,7 +37,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         os.environ['RBFLY_SEED'] = str(random.SystemRandom().randrange(10**9))
     if config.getoption('--hypothesis-seed') is None:
         config.option.hypothesis_seed = str(of_run())
-    # Hypothesis also draws constants of all imported modules, which differ where a test runs alone.
+    # Hypothesis also draws constants of imported modules, which differ when a test runs alone.
     providers._get_local_constants = lambda: providers._local_constants
 
 

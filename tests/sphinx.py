@@ -1,4 +1,4 @@
-"""Pages of the report, built as the documentation is."""
+"""Builds pages of the report like the documentation."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ __all__ = ['build']
 
 
 def build(source: Path, page: str, out: Path) -> str:
-    """Build a folder that has one page, warnings being errors; the page as HTML."""
+    """Build a folder with one page, with warnings as errors; return its HTML."""
     (source / 'conf.py').write_text("html_theme = 'furo'\ndefault_role = 'code'\n")
     (source / 'index.rst').write_text(f'Test\n====\n\n.. toctree::\n\n   {page}\n')
     words = ['-qW', '--keep-going', '-b', 'html', str(source), str(out)]

@@ -1,6 +1,6 @@
-"""Frames and chunks written by hand with `struct`, to compare the package with.
+"""Frames and chunks written with `struct`, as a reference for the package.
 
-This and `tests.entries` know the protocol by themselves, and use nothing of the package.
+This module and `tests.entries` implement the protocol on their own, without the package.
 """
 
 import gzip
@@ -15,7 +15,7 @@ SESSIONS = Path(__file__).resolve().parent / 'data' / 'sessions'
 
 
 def session(name: str) -> bytes:
-    """The bytes of a recorded session."""
+    """Return the bytes of a recorded session."""
     data = (SESSIONS / name).read_bytes()
     return gzip.decompress(data) if name.endswith('.gz') else data
 
@@ -55,7 +55,7 @@ def deliver(subscription_id: int, chunk: bytes, committed_chunk_id: int | None =
 def publish(
     publisher_id: int, entries: Iterable[tuple[int, bytes]], filters: Iterable[bytes] | None = None
 ) -> bytes:
-    """A Publish frame; `filters` are the filter fields of a v2 frame, with their length."""
+    """A Publish frame; `filters` are the encoded filter fields of version 2."""
     entries = list(entries)
     middle = [b''] * len(entries) if filters is None else list(filters)
     body = struct.pack('>BI', publisher_id, len(entries)) + b''.join(
@@ -66,12 +66,12 @@ def publish(
 
 
 def read_publish(data: bytes) -> tuple[int, list[tuple[int, bytes]]]:
-    """Publisher id and entries of a Publish v1 frame without sub-entries."""
+    """Read publisher id and entries of a Publish frame of version 1 without sub-entries."""
     return data[8], [(publish_id, message) for publish_id, _, (message,) in read_entries(data)]
 
 
 def message(data: bytes) -> bytes:
-    """A chunk's entry of one message."""
+    """An entry of a chunk with one message."""
     return struct.pack('>I', len(data)) + data
 
 
@@ -83,7 +83,7 @@ def sub_batch(
     stored: int | None = None,
     compression: int = 0,
 ) -> bytes:
-    """A chunk's entry of several messages; the keywords lie."""
+    """A sub-entry; the keywords replace correct values by wrong ones."""
     data = b''.join(map(message, messages))
     return data_batch(
         data,
@@ -112,7 +112,7 @@ def chunk(
     kind: int = 0,
     bloom: int = 0,
 ) -> bytes:
-    """A chunk, header and entries; the keywords lie."""
+    """A chunk; the keywords replace correct values by wrong ones."""
     data = b''.join(entries)
     header = struct.pack(
         '>BBHIqQQIIIB3x',

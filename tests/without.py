@@ -1,7 +1,7 @@
-"""What is not run where something is missing, RabbitMQ, Go or Java: the last lines name it, loudly.
+"""Skips tests whose requirements are missing (RabbitMQ, Go or Java), and lists them at the end.
 
-Without RabbitMQ, tests with a broker run on the one in memory; only those that need a RabbitMQ that
-was started here, or are marked `rabbitmq`, are left out.  With RBFLY_TESTS=all, nothing is.
+Without RabbitMQ, tests use the in-memory broker, except those that need a RabbitMQ of their own or
+have the marker `rabbitmq`. RBFLY_TESTS=all runs all tests.
 """
 
 import os
@@ -16,12 +16,12 @@ from brokers import RabbitMQ
 OWN = {'own_broker', 'joined_broker', 'private_broker'}
 BROKERS = {'broker', 'joined_broker', 'private_broker'}
 HOW = {
-    'RabbitMQ': 'run as root on Debian, or with docker or podman, or name one: '
+    'RabbitMQ': 'run as root on Debian, or with docker or podman, or name a broker: '
     'RBFLY_URI=rabbitmq-stream://...',
     'Go': 'install it (package golang, https://go.dev)',
     'Java': 'install a JDK and Maven (packages default-jdk-headless, maven)',
 }
-MISSING = pytest.StashKey[dict[str, str]]()  # and why
+MISSING = pytest.StashKey[dict[str, str]]()  # requirement: reason
 NOT_RUN = pytest.StashKey[Counter[tuple[str, str]]]()
 
 
@@ -30,12 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         '--broker',
         choices=('rabbitmq', 'memory'),
         default='rabbitmq',
-        help='what tests with a broker run on (default: rabbitmq; memory, where there is none)',
+        help='broker of the tests (default: rabbitmq, or memory if there is none)',
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line('markers', 'rabbitmq: the broker in memory is no substitute here')
+    config.addinivalue_line(
+        'markers', 'rabbitmq: needs RabbitMQ; the in-memory broker is no substitute'
+    )
     config.addinivalue_line('markers', 'go: needs Go')
     config.addinivalue_line('markers', 'java: needs a JDK and Maven')
     missing: dict[str, str | None] = {}
@@ -54,20 +56,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def in_memory(config: pytest.Config) -> bool:
-    """Whether tests with a broker run on the one in memory."""
+    """Whether tests use the in-memory broker."""
     return 'RabbitMQ' in config.stash[MISSING]
 
 
 def fixtures(item: pytest.Item) -> set[str]:
-    """Names of the fixtures of a test; those of its own parameters are none."""
+    """Names of the fixtures of a test, without its parameters."""
     parameters = item.callspec.params if hasattr(item, 'callspec') else ()
     return {*getattr(item, 'fixturenames', ())}.difference(parameters)
 
 
 def needs(item: pytest.Item) -> set[str]:
-    """What a test does not run without."""
+    """Return the requirements of a test."""
     names = fixtures(item)
-    if 'broker' in names:  # which can be any, if the test asks for no other
+    if 'broker' in names:  # any broker will do, unless the test names another one
         names.discard('joined_broker')
         own = bool(names & OWN)
     else:
@@ -95,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[NOT_RUN] = Counter(
         (min(needs(item) & missing), item.nodeid.partition('::')[0]) for item in left
     )
-    if hasattr(config, 'workeroutput'):  # of pytest-xdist: only the first process prints
+    if hasattr(config, 'workeroutput'):  # pytest-xdist: only the controller prints
         config.workeroutput['not_run'] = [*config.stash[NOT_RUN].items()]
 
 
@@ -120,4 +122,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         terminal.write_line(f'why: {config.stash[MISSING][what]}')
         terminal.write_line(f'how: {HOW[what]}')
     if in_memory(config):
-        terminal.write_line('All other tests with a broker ran on that of rbfly.testing.')
+        terminal.write_line('All other tests that need a broker ran on the in-memory broker.')

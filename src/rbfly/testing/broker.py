@@ -354,7 +354,7 @@ class StreamBroker(Running):
         :param most: maximum size of a piece in bytes; the sizes are random.
         """
         check_integer('most', most, 1, 2**31)
-        self._set(most=most)
+        self._set(piece_max=most)
 
     def silence(self) -> None:
         """Deliver nothing to subscriptions, but answer everything else, until :meth:`heal`."""

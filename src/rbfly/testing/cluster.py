@@ -39,12 +39,12 @@ class Cluster:
         self.watchers: list[Callable[[], object]] = []  # called when a stream has stored something
         self._leaders = itertools.count()
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """Call a function in the next turn of the loop, if the broker runs."""
         if self.loop is not None:
             self.loop.call_soon(callback)
 
-    def tell(self, event: str) -> None:
+    def emit(self, event: str) -> None:
         """Call `on_event` in its own turn, so that the loop handles its errors."""
         if self.on_event is not None and self.loop is not None:
             self.loop.call_soon(self.on_event, event)
@@ -56,16 +56,16 @@ class Cluster:
 
     def cut(self, after: int | None = None) -> None:
         """Cut all connections, now or after a number of bytes."""
-        self.faults.left = after
+        self.faults.bytes_left = after
         if not after:
-            self.faults.left = None
+            self.faults.bytes_left = None
             for wire in self.wires():
                 wire.cut()
 
     def stall(self, stalled: bool) -> None:
         self.faults.stalled = stalled
         for wire in self.wires():
-            wire.stall()
+            wire.apply_stall()
 
     def close_sessions(self, code: int, reason: str) -> None:
         for session in [*self.sessions]:
@@ -110,7 +110,7 @@ class Cluster:
             leader = running[next(self._leaders) % len(running)]
         others = [item.number for item in running if item is not leader]
         members = (leader.number, *others)[: arguments.replicas or len(self.nodes)]
-        streams[name] = Stream(name, arguments, members, self.clock, self.soon, self._stored)
+        streams[name] = Stream(name, arguments, members, self.clock, self.call_soon, self._stored)
 
     def _stored(self) -> None:
         for watcher in [*self.watchers]:

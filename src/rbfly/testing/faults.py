@@ -21,7 +21,7 @@ class Faults:
         self.refusing = False  # close new connections at once
         self.stalled = False  # neither read nor write
         self.delay = 0.0  # seconds before data is sent
-        self.most = 0  # maximum number of bytes to send at once; 0 for no limit
+        self.piece_max = 0  # maximum number of bytes to send at once; 0 for no limit
         self.silent = False  # deliver no chunks
         self.authentication = 0  # response code that refuses authentication; 0 for none
         self.withholding = False  # keep confirms back
@@ -30,35 +30,35 @@ class Faults:
         self.errors: deque[int] = deque()  # response codes that refuse the next messages
         self.damaged = 0  # number of chunks to deliver with a wrong CRC
         self.corrupted = 0  # number of chunks to deliver with an entry that extends past the end
-        self.left: int | None = None  # bytes before all connections are cut; None for no cut
+        self.bytes_left: int | None = None  # bytes before all connections are cut; None for no cut
 
     @property
-    def holding(self) -> bool:
+    def buffering(self) -> bool:
         """Whether data cannot be sent whole and at once."""
-        return self.stalled or self.delay > 0 or self.most > 0
+        return self.stalled or self.delay > 0 or self.piece_max > 0
 
     def pieces(self, data: bytes) -> list[bytes]:
         """Split data into the pieces to send."""
-        if not self.most:
+        if not self.piece_max:
             return [data]
         found, at = [], 0
         while at < len(data):
-            size = self.random.randint(1, self.most)
+            size = self.random.randint(1, self.piece_max)
             found.append(data[at : at + size])
             at += size
         return found
 
-    def passing(self, data: bytes) -> bytes:
+    def before_cut(self, data: bytes) -> bytes:
         """Return the part of some bytes that comes before the cut, and count it."""
-        if self.left is None:
+        if self.bytes_left is None:
             return data
-        data = data[: self.left]
-        self.left -= len(data)
+        data = data[: self.bytes_left]
+        self.bytes_left -= len(data)
         return data
 
     @property
-    def cutting(self) -> bool:
-        return self.left == 0
+    def cut_due(self) -> bool:
+        return self.bytes_left == 0
 
     def refusals(self, count: int) -> list[int]:
         """Return codes that refuse the first of `count` messages.

@@ -39,7 +39,7 @@ def sasl_handshake(session: Session, command: commands.SaslHandshake) -> tuple[s
 
 def sasl_authenticate(session: Session, command: commands.SaslAuthenticate) -> None:
     again = session.state == 'open'
-    session.then(session.close)
+    session.after_response(session.close)
     if again and command.mechanism != session.mechanism:
         raise Refused(ResponseCode.SASL_CANNOT_CHANGE_MECHANISM)
     code = session.faults.authentication
@@ -49,7 +49,7 @@ def sasl_authenticate(session: Session, command: commands.SaslAuthenticate) -> N
     if again and user != session.user:
         raise Refused(ResponseCode.SASL_CANNOT_CHANGE_USERNAME)
     session.user, session.mechanism = user, command.mechanism
-    session.then(None)
+    session.after_response(None)
     if not again:
         session.enter('authenticated')
 
@@ -90,7 +90,7 @@ def open_vhost(session: Session, command: commands.Open) -> Mapping[str, str]:
     if session.state not in ('authenticated', 'tuning', 'tuned'):
         raise Crash('Open before the client has authenticated')
     if command.vhost not in cluster.vhosts:
-        session.then(session.close)
+        session.after_response(session.close)
         raise Refused(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
     session.vhost = command.vhost
     session.streams = cluster.vhosts[command.vhost]
@@ -98,7 +98,7 @@ def open_vhost(session: Session, command: commands.Open) -> Mapping[str, str]:
     session.limit = session.tune.frame_max
     session.start_heartbeats(session.tune.heartbeat)
     cluster.sessions[session] = None
-    cluster.tell(f'{session} opened {command.vhost!r} as {session.user!r}')
+    cluster.emit(f'{session} opened {command.vhost!r} as {session.user!r}')
     return {'advertised_host': session.node.host, 'advertised_port': str(session.node.port)}
 
 
@@ -114,7 +114,7 @@ def exchange_command_versions(
 
 
 def close(session: Session, command: commands.Close) -> None:
-    session.then(session.close)
+    session.after_response(session.close)
 
 
 def heartbeat(session: Session, command: commands.Heartbeat) -> None:
@@ -130,7 +130,7 @@ def create(session: Session, command: commands.Create) -> None:
 
 def delete(session: Session, command: commands.Delete) -> None:
     stream = session.stream(command.stream)
-    session.then(lambda: session.cluster.delete(session.vhost, stream))
+    session.after_response(lambda: session.cluster.delete(session.vhost, stream))
 
 
 def metadata(session: Session, command: commands.Metadata) -> dict[str, StreamMetadata]:
@@ -190,8 +190,9 @@ def subscribe(session: Session, command: commands.Subscribe) -> None:
         raise Refused(ResponseCode.STREAM_NOT_AVAILABLE)
     if command.properties.get('single-active-consumer') == 'true':  # not implemented
         raise Refused(ResponseCode.PRECONDITION_FAILED)
-    node = session.node.number
-    session.then(Subscription(session, session.subscriptions, stream, command, node).resume)
+    declared, node = session.subscriptions, session.node.number
+    subscription = Subscription(session, declared, stream, command, node)
+    session.after_response(subscription.resume)
 
 
 def unsubscribe(session: Session, command: commands.Unsubscribe) -> None:

@@ -58,8 +58,8 @@ class Session(Wire):
         self.subscriptions: dict[int, Subscription] = {}
         self._handshake = handshake
         self._handlers = handlers
-        self._then: Callable[[], object] | None = None
-        self._before = self.state  # after the last read
+        self._after_response: Callable[[], object] | None = None
+        self._last_state = self.state  # after the last read
 
     # -- called by asyncio
 
@@ -71,7 +71,7 @@ class Session(Wire):
         super().connection_lost(exc)
         self._drop()
         if self.state != 'connected':
-            self.cluster.tell(f'{self} closed')
+            self.cluster.emit(f'{self} closed')
         self.node.remove(self)
 
     def resume_writing(self) -> None:
@@ -105,26 +105,26 @@ class Session(Wire):
             self.abort()
 
     def _handle(self, handler: Handler, command: Any, request: Request | None) -> None:
-        self._then = None
+        self._after_response = None
         try:
             value, code = handler(self, command), int(ResponseCode.OK)
         except Refused as ex:
             value, code = None, ex.code
         if request is not None:
             self.write(command.respond(request.correlation_id, value, code))
-        if self._then is not None:
-            self._then()
+        if self._after_response is not None:
+            self._after_response()
 
     def on_read(self) -> None:
         """Check the step of the handshake after each read, as RabbitMQ does."""
         if self.ended or self.state == 'closing':
             return
-        if self.state not in STATES.get(self._before, ('open',)):
+        if self.state not in STATES.get(self._last_state, ('open',)):
             self.close()
         elif self.state == 'authenticated':
             self.write(self.tune.encode())
             self.enter('tuning')
-        self._before = self.state
+        self._last_state = self.state
 
     def _on_response(self, response: Response) -> None:
         if self.state == 'closing' and response.command is commands.Close:
@@ -145,9 +145,9 @@ class Session(Wire):
         else:
             self.abort()
 
-    def then(self, callback: Callable[[], object] | None) -> None:
+    def after_response(self, callback: Callable[[], object] | None) -> None:
         """Call a function after the response."""
-        self._then = callback
+        self._after_response = callback
 
     def enter(self, state: str) -> None:
         """Enter a state of the handshake, and expect the next step in time."""

@@ -90,7 +90,7 @@ class Stream:
         arguments: Arguments,
         members: tuple[int, ...],
         clock: Clock,
-        soon: Callable[[Callable[[], None]], object],
+        call_soon: Callable[[Callable[[], None]], object],
         stored: Callable[[], None],
     ) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class Stream:
         self.offsets: dict[str, int] = {}  # stored offsets by reference
         self.clients: dict[Client, None] = {}  # publishers and subscriptions
         self._clock = clock
-        self._soon = soon
+        self._call_soon = call_soon
         self._stored = stored
         self._batch: Batch | None = None
 
@@ -117,7 +117,7 @@ class Stream:
     def batch(self) -> Batch:
         if self._batch is None:
             self._batch = Batch()
-            self._soon(self.flush)
+            self._call_soon(self.flush)
         return self._batch
 
     def publish(self, publisher: 'Publisher', entries: Entries) -> None:

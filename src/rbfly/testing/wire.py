@@ -85,7 +85,7 @@ class Wire(asyncio.Protocol):
         self._heard = True
         if self.ended:
             return
-        data = self.faults.passing(data)
+        data = self.faults.before_cut(data)
         if self._parts:
             self._parts.append(data)
             self._have += len(data)
@@ -96,7 +96,7 @@ class Wire(asyncio.Protocol):
         else:
             self._read(data)
         self.on_read()
-        if self.faults.cutting:
+        if self.faults.cut_due:
             self._cut()
 
     def on_read(self) -> None:
@@ -126,7 +126,7 @@ class Wire(asyncio.Protocol):
         if self._closing or self.transport.is_closing():
             return
         self._wrote = True
-        if not self._output and not self.faults.holding:
+        if not self._output and not self.faults.buffering:
             self._send(data)
             return
         when = self._loop.time() + self.faults.delay
@@ -148,8 +148,8 @@ class Wire(asyncio.Protocol):
         self._schedule()
 
     def _send(self, data: bytes) -> None:
-        self.transport.write(self.faults.passing(data))
-        if self.faults.cutting:
+        self.transport.write(self.faults.before_cut(data))
+        if self.faults.cut_due:
             self._drop_output()
             self.close()  # orderly: the client receives the first part of the frame
             self._cut()
@@ -164,7 +164,7 @@ class Wire(asyncio.Protocol):
             self._output_timer.cancel()
             self._output_timer = None
 
-    def stall(self) -> None:
+    def apply_stall(self) -> None:
         """Stop or resume reading and writing, as the faults require."""
         if self.transport.is_closing():
             return
