@@ -260,7 +260,7 @@ cdef int check_frames(const uint8_t *p, Py_ssize_t n, uint8_t cuts) except -1:
         cuts = <uint8_t> (cuts * 5 + 3)
     if whole.outcome() != pieces.outcome():
         finding(f'all at once gives {whole.outcome()}, in pieces {pieces.outcome()}')
-    if whole.received != n or pieces.received != n:
+    if whole.counters.bytes_received != n or pieces.counters.bytes_received != n:
         finding('wrong count of received bytes')
     return 0
 

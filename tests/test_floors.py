@@ -45,8 +45,10 @@ FLOORS = {
         ['_iteration', '_engine'],
     ],
     'rbfly.net': [
-        ['', 'uri', 'observer', 'waiting'],
+        ['', 'uri', 'waiting'],
+        ['credentials', 'observer', 'requests'],
         ['connection', 'retry'],
+        ['handshake'],
         ['closing', 'sharing'],
         ['cluster'],
         ['registration'],

@@ -147,7 +147,8 @@ async def test_error_is_told_to_all_who_wait(attempts: Counter[Role]) -> None:
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.stream_exists('test')
-        client._cluster.observer = told = Told()
+        told = Told()
+        client._cluster.observers.add(told)
         fake.handlers[Step.OPEN] = refuse(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
         found = await asyncio.gather(
             *(publish(client, name, leave) for name in NAMES), return_exceptions=True

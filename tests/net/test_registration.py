@@ -79,10 +79,9 @@ class Peer(asyncio.Transport):
         self.leaving: set[int] = set()
         self.moved: set[int] = set()
         self.unconfirmed: list[commands.Publish] = []
-        self.connection = Connection(parse_uri(URI), 10.0)
-        self.connection.server_properties = {'version': '4.0.5'}
+        self.connection = Connection(parse_uri(URI).address, 10.0)
         self.connection.connection_made(self)
-        self.connection._step = 'open'
+        self.connection.start(commands.Tune(0, 0), {}, None, True)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -307,7 +306,7 @@ class Walk(RuleBasedStateMachine):
             self.client = rbs.streams_client(URI, connect_timeout=LIMIT, reconnect_timeout=LIMIT)
         self.cluster: Cluster = self.client._cluster
         self.cluster.member = self.member  # type: ignore[method-assign]
-        self.cluster.observer = Told(self)
+        self.cluster.observers.add(Told(self))
 
     # -- the event loop, and how a node is found
 

@@ -45,7 +45,7 @@ SESSIONS = [
 class Recorder(Engine):
     """Notes everything that comes out."""
 
-    def __init__(self, *args: int) -> None:
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.frames: list[tuple[int, int, bytes]] = []
         self.failures: list[Exception] = []
@@ -114,7 +114,7 @@ def test_frames_of_a_session(name: str, cut: Callable[[bytes], Iterator[bytes]])
     for part in cut(data):
         engine.feed(part)
     assert engine.failures == []
-    assert engine.received == len(data)
+    assert engine.counters.bytes_received == len(data)
     nobody = {0x0003, 0x0004, 0x0008}
     assert engine.frames == [item for item in split_frames(data) if item[0] not in nobody]
 
@@ -126,15 +126,15 @@ def test_what_a_session_held_is_counted(cut: Callable[[bytes], Iterator[bytes]])
     for part in cut(data):
         engine.feed(part)
     frames = split_frames(data)
-    assert engine.frames_received == len(frames)
+    assert engine.counters.frames_received == len(frames)
     ids = {key: [body for k, _, body in frames if k == key] for key in (0x0003, 0x0004)}
     confirmed, refused = (
         sum(int.from_bytes(body[1:5], 'big') for body in bodies) for bodies in ids.values()
     )
-    assert (engine.ids_confirmed, engine.ids_refused) == (confirmed, refused)
+    assert (engine.counters.ids_confirmed, engine.counters.ids_refused) == (confirmed, refused)
     assert confirmed > refused > 0
-    assert engine.chunks_received == len(queue.chunks) > 0
-    assert engine.records_received == sum(chunk.records for chunk in queue.chunks)
+    assert engine.counters.chunks_received == len(queue.chunks) > 0
+    assert engine.counters.records_received == sum(chunk.records for chunk in queue.chunks)
 
 
 def test_messages_of_the_whole_life(cut: Callable[[bytes], Iterator[bytes]]) -> None:
@@ -507,7 +507,7 @@ def test_frames_after_stop_are_ignored(size: int) -> None:
     engine.feed(data[len(data) // 2 :] + data * 3)
     assert len(engine.frames) == 1
     assert engine.failures == []
-    assert engine.received == len(data) * 5
+    assert engine.counters.bytes_received == len(data) * 5
 
 
 class Stopping(Recorder):

@@ -13,7 +13,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.closing import CloseTimeout
-from rbfly.net.observer import Observer, State
+from rbfly.net.observer import Observers, State
 from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
 from rbfly.streams.publishing import PublisherSession
@@ -62,7 +62,7 @@ class Cluster:
         self.connection = connection
         self.generation = 0
         self.registrations: dict[object, None] = {}
-        self.observer = Observer()
+        self.observers = Observers()
         self.closing = CloseTimeout(0.001)
 
     def check_loop(self) -> None:

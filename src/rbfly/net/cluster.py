@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from random import choice
 from typing import Protocol
@@ -29,14 +29,17 @@ from ..error import (
     without_frames,
     wrong_loop,
 )
+from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
 from .closing import CloseTimeout
-from .connection import Connection, Role, call_each, disconnected
-from .observer import Observer
+from .connection import Connection, Role, disconnected
+from .credentials import Credentials
+from .handshake import connect
+from .observer import Observers, call_each
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
-from .uri import AuthMechanism, ConnectionInfo
+from .uri import Address, AuthMechanism, ConnectionInfo
 
 __all__ = ['Cluster', 'Role', 'Settings', 'existing']
 
@@ -85,7 +88,8 @@ class Cluster:
 
     :ivar generation: how often it was closed.
     :ivar registrations: those that are not idle.
-    :ivar observer: told of what happens to them.
+    :ivar observers: notified of the events of the client.
+    :ivar counters: totals of all connections, including those that have ended.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -94,9 +98,14 @@ class Cluster:
         self._connects: dict[tuple[Role, Broker | None], SharedConnect] = {}
         self._metadata: dict[Connection, MetadataBatch] = {}
         self._probes: dict[Connection, asyncio.Task[None]] = {}
-        self._reached: dict[Broker, ConnectionInfo] = {}
+        self._credentials: dict[Address, Credentials] = {}
+        for info in settings.infos:
+            credentials = Credentials.of(info, settings.auth_mechanism)
+            self._credentials.setdefault(info.address, credentials)
+        self._addresses = list(self._credentials)  # of the URIs
+        self._reached: dict[Broker, Address] = {}
         self._unreachable: dict[Broker, float] = {}  # until when
-        self._failed: dict[ConnectionInfo, float] = {}  # when
+        self._failed: dict[Address, float] = {}  # when
         self._established = False
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # with what they had been asked so far
@@ -105,7 +114,8 @@ class Cluster:
         self.closing = CloseTimeout(settings.close_timeout)
         self._ended: asyncio.Event | None = None  # of the task that closes it
         self.registrations: dict[Opened, None] = {}
-        self.observer = Observer()
+        self.observers = Observers()
+        self.counters = Counters()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0  # of the process that the loop runs in
 
@@ -114,7 +124,7 @@ class Cluster:
         if left:
             for connection in left:
                 connection.abort_soon()
-            text = 'unclosed client of ' + ', '.join(str(info) for info in self.settings.infos)
+            text = 'unclosed client of ' + ', '.join(map(str, self._addresses))
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     @property
@@ -153,7 +163,7 @@ class Cluster:
 
         check()
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        return Deadline(limit or None, ', '.join(map(str, settings.infos)), check)
+        return Deadline(limit or None, ', '.join(map(str, self._addresses)), check)
 
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
@@ -211,10 +221,7 @@ class Cluster:
         connections = [item for group in self._connections.values() for item in group]
         try:
             self.generation += 1
-            call_each(
-                asyncio.get_running_loop(),
-                [registration.on_disconnect for registration in list(self.registrations)],
-            )
+            call_each([registration.on_disconnect for registration in list(self.registrations)])
             for attempt in list(self._connects.values()):
                 attempt.task.cancel()
             for probe in self._probes.values():
@@ -237,7 +244,7 @@ class Cluster:
             self._ended = None
             ended.set()
             for item in connections:
-                item.abort(disconnected())  # if this was cancelled before they closed
+                item.abort()  # if this was cancelled before they closed
             for role in Role:
                 self._open(role)  # forgets them
 
@@ -325,8 +332,8 @@ class Cluster:
         limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
         progress = waiting[0].progress
         progress.on_where(', '.join(map(str, own + others)))
-        for info in own:
-            connection = await self._dial(info, limit, progress)
+        for address in own:
+            connection = await self._dial(address, limit, progress)
             if connection is None:
                 continue
             if node is None or connection.leads_to(node):
@@ -344,50 +351,51 @@ class Cluster:
             self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
             if found := self._find(role, None):
                 return found
-        for info in others:
-            if connection := await self._dial(info, limit, progress):
+        for address in others:
+            if connection := await self._dial(address, limit, progress):
                 return self._keep(role, connection)
         error = progress.error
         assert isinstance(error, StreamConnectionError)
         return error
 
-    def _routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
+    def _routes(self, node: Broker | None) -> tuple[list[Address], list[Address]]:
         """Addresses to dial: those that are to lead to a node, and those of any other one.
 
         First the one that reached the node before, which may be a URI, and its advertised one.
         These may not be reachable, through NAT or a proxy: then the URIs, which reach some node.
         """
         # One that did not answer comes last, so that it delays nothing more.
-        infos = sorted(self.settings.infos, key=lambda info: self._failed.get(info, 0.0))
+        addresses = sorted(self._addresses, key=lambda address: self._failed.get(address, 0.0))
         if node is None or self.settings.load_balancer:
-            return infos, []
-        advertised = replace(infos[0], host=node.host, port=node.port)
+            return addresses, []
+        advertised = Address(node.host, node.port, addresses[0].ssl)
+        self._credentials.setdefault(advertised, self._credentials[addresses[0]])
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
-        return own, [info for info in infos if info not in own]
+        return own, [address for address in addresses if address not in own]
 
     def _keep(self, role: Role, connection: Connection) -> Connection:
         self._open(role).append(connection)
+        connection.use(role, self.observers)
         if self._timer is None:
             self._sweep_later()
         return connection
 
-    async def _dial(
-        self, info: ConnectionInfo, limit: float, progress: Progress
-    ) -> Connection | None:
+    async def _dial(self, address: Address, limit: float, progress: Progress) -> Connection | None:
         """Connect to an address; None if that fails and another try may mend it."""
         settings = self.settings
         try:
             async with asyncio.timeout(limit):
-                connection = await Connection.open(
-                    info,
-                    settings.auth_mechanism,
+                connection = await connect(
+                    address,
+                    self._credentials[address],
                     settings.connection_name,
                     settings.tune,
                     progress.on_step,
                     settings.request_timeout,
+                    self.counters,
                 )
         except TimeoutError:
-            text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
+            text = f'{address}: no answer within {limit:.3g} s, while {progress.step}'
             progress.on_error(ConnectTimeout(text))
         except (ProtocolError, FrameError):
             raise  # no retry can mend these
@@ -402,12 +410,12 @@ class Cluster:
             progress.on_error(None)
             self._established = True
             self.closing.left = None
-            self._failed.pop(info, None)
+            self._failed.pop(address, None)
             if connection.advertised is not None:
-                self._reached[connection.advertised] = info
+                self._reached[connection.advertised] = address
                 self._unreachable.pop(connection.advertised, None)
             return connection
-        self._failed[info] = asyncio.get_running_loop().time()
+        self._failed[address] = asyncio.get_running_loop().time()
         return None
 
     def probe(self, connection: Connection) -> None:
@@ -418,9 +426,9 @@ class Cluster:
             probe.add_done_callback(lambda _: self._probes.pop(connection, None))
 
     async def _probe(self, connection: Connection) -> None:
-        progress = Progress(str(connection.info))
+        progress = Progress(str(connection.address))
         try:
-            found = await self._dial(connection.info, ADDRESS_TIMEOUT, progress)
+            found = await self._dial(connection.address, ADDRESS_TIMEOUT, progress)
         except RbFlyError:
             return  # it answers
         if found is not None:

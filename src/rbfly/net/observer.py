@@ -1,12 +1,24 @@
-"""Where metrics and events hang."""
+"""Events of a client, and who is notified of them."""
 
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import Any, Concatenate, ParamSpec
 
-__all__ = ['Observer', 'State']
+from .uri import Address
+
+__all__ = ['Observer', 'Observers', 'Role', 'State', 'call_each']
+
+P = ParamSpec('P')
+
+logger = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """Of a registration, see :mod:`rbfly.net.registration`."""
+    """State of a registration, see :mod:`rbfly.net.registration`."""
 
     IDLE = 'idle'
     OPENING = 'opening'
@@ -15,14 +27,72 @@ class State(Enum):
     CLOSED = 'closed'
 
 
-class Observer:
-    """Told of what happens; does nothing.
+class Role(Enum):
+    """What a connection is for."""
 
-    What comes is counted by each connection, per frame and per chunk: see
-    :class:`rbfly.protocol._engine.Engine`.
+    PUBLISH = 'publish'
+    CONSUME = 'consume'
+    MANAGE = 'manage'  # create and delete streams: slow, so nothing may queue behind them
+
+
+class Observer:
+    """Receives the events of a client; ignores all of them unless overridden.
+
+    Connections count frames and chunks, see :class:`rbfly.protocol._engine.Counters`.
     """
 
     def on_transition(
         self, registration: object, before: State, after: State, error: Exception | None
     ) -> None:
-        """A registration has another state; the error is why it was lost, or is idle again."""
+        """A registration changed its state; the error is why it was lost or failed to open."""
+
+    def on_connection_opened(self, address: Address, role: Role) -> None:
+        """The client opened a connection."""
+
+    def on_connection_lost(self, address: Address, role: Role, error: Exception) -> None:
+        """A connection ended, and not because the client closed it."""
+
+    def on_connection_closed(self, address: Address, role: Role) -> None:
+        """The client closed a connection."""
+
+
+class Observers:
+    """The observers of one client; each can be added and removed at any time."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[Observer, ...] = ()
+
+    def add(self, observer: Observer) -> None:
+        """Notify an observer of every event from now on."""
+        self._observers += (observer,)
+
+    def remove(self, observer: Observer) -> None:
+        """Notify an observer of no further event."""
+        self._observers = tuple(item for item in self._observers if item is not observer)
+
+    def notify(
+        self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Call a method, named by that of :class:`Observer`, of every observer."""
+        if observers := self._observers:
+            name = event.__name__
+            call_each(
+                # removing an observer takes effect at once, even here
+                (getattr(item, name) for item in observers if item in self._observers),
+                *args,
+                **kwargs,
+            )
+
+
+def call_each(callbacks: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call all callbacks; the event loop's exception handler gets the exceptions they raise."""
+    for callback in callbacks:
+        try:
+            callback(*args, **kwargs)
+        except Exception as ex:
+            message = f'{callback!r} failed'
+            loop = asyncio._get_running_loop()
+            if loop is None:  # the last reference was dropped elsewhere
+                logger.error(message, exc_info=ex)
+            else:
+                loop.call_exception_handler({'message': message, 'exception': ex})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error, without_frames
 from .connection import disconnected
-from .observer import State
+from .observer import Observer, State
 from .retry import Backoff, Deadline, can_retry
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ class Registration:
         self.declared = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self._owner: Owner = owner
-        self._observer = cluster.observer
         self._state = State.IDLE
         self._task: asyncio.Task[None] | None = None
         self._deadline: Deadline | None = None  # of the outage
@@ -142,7 +141,7 @@ class Registration:
     def _enter(self, state: State, error: Exception | None = None) -> None:
         before, self._state = self.state, state
         logger.debug('%r: %s -> %s', self._owner, before.value, state.value)
-        self._observer.on_transition(self, before, state, error)
+        self.cluster.observers.notify(Observer.on_transition, self, before, state, error)
         if state is not State.OPENING and self._outcome is not None and not self._outcome.done():
             if state is State.OPEN:
                 self._outcome.set_result(None)

@@ -12,7 +12,7 @@ from ..checks import check_type
 from ..error import URIError
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 
-__all__ = ['AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
+__all__ = ['Address', 'AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
 
 
 class AuthMechanism(Enum):
@@ -33,6 +33,20 @@ DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
 
 
 @dataclass(frozen=True)
+class Address:
+    """Where a broker listens; `ssl` is the context for TLS, None for no TLS."""
+
+    host: str
+    port: int
+    ssl: ssl_module.SSLContext | None = None
+
+    def __str__(self) -> str:
+        scheme = Scheme.PLAIN if self.ssl is None else Scheme.TLS
+        host = f'[{self.host}]' if ':' in self.host else self.host
+        return f'{scheme.value}://{host}:{self.port}'
+
+
+@dataclass(frozen=True)
 class ConnectionInfo:
     """One broker address with the credentials for it; the password is never shown."""
 
@@ -45,8 +59,11 @@ class ConnectionInfo:
     ssl: ssl_module.SSLContext | None = None
 
     def __str__(self) -> str:
-        host = f'[{self.host}]' if ':' in self.host else self.host
-        return f'{self.scheme.value}://{host}:{self.port}'
+        return str(self.address)
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port, self.ssl)
 
 
 def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionInfo:

@@ -1,9 +1,9 @@
-"""Waiting for a future that other tasks own."""
+"""Futures that several tasks share."""
 
 import asyncio
 from typing import Any
 
-__all__ = ['settled']
+__all__ = ['fail', 'settled']
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
@@ -23,3 +23,10 @@ async def settled(future: asyncio.Future[Any]) -> None:
         await done
     finally:
         future.remove_done_callback(wake)
+
+
+def fail(future: asyncio.Future[Any], error: Exception) -> None:
+    """End a future with an error, unless it is done; nobody has to retrieve the error."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # retrieved: the caller may have stopped waiting

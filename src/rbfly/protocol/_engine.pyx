@@ -6,6 +6,7 @@ PublishConfirm and PublishError go to the publisher's window, Deliver to the sub
 in C; every other frame goes to `on_frame`.  The engine creates no future, task or timer.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITE
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -37,27 +38,39 @@ cdef extern from *:
     int _PyBytes_Resize(PyObject **bytes, Py_ssize_t size) except -1
 
 
-cdef class Engine:
-    """Cuts frames from received bytes and dispatches them.
+@cython.final
+cdef class Counters:
+    """Totals, counted per read, frame and chunk; the engines of one client share one object.
 
-    :param frame_cap: longest frame accepted, in bytes.
-    :ivar received: how many bytes have come so far (int).
-    :ivar frames_received: how many frames (int).
-    :ivar ids_confirmed: how many publishing ids were confirmed (int).
-    :ivar ids_refused: how many publishing ids were refused (int).
-    :ivar chunks_received: how many chunks were delivered (int).
-    :ivar records_received: how many messages those held (int).
-    :ivar publishers: windows of the publishers by id, None where there is none (list).
+    :ivar bytes_received: bytes received (int).
+    :ivar frames_received: frames received (int).
+    :ivar ids_confirmed: publishing ids that the broker confirmed (int).
+    :ivar ids_refused: publishing ids that the broker refused (int).
+    :ivar chunks_received: chunks delivered to subscriptions (int).
+    :ivar records_received: messages in those chunks (int).
     """
 
-    cdef readonly uint64_t received
+    cdef readonly uint64_t bytes_received
     cdef readonly uint64_t frames_received
     cdef readonly uint64_t ids_confirmed
     cdef readonly uint64_t ids_refused
     cdef readonly uint64_t chunks_received
     cdef readonly uint64_t records_received
+
+
+cdef class Engine:
+    """Cuts frames from received bytes and dispatches them.
+
+    :param frame_cap: longest frame accepted, in bytes.
+    :param counters: counters to add to; by default the engine's own.
+    :ivar heard: set to true when bytes are received (bool).
+    :ivar publishers: windows of the publishers by id, None where there is none (list).
+    """
+
+    cdef readonly Counters counters
     cdef public uint32_t frame_cap
     cdef readonly bint stopped
+    cdef public bint heard
     cdef object block               # bytearray, never resized: the loop may hold views of it
     cdef object view
     cdef uint8_t *base
@@ -69,8 +82,9 @@ cdef class Engine:
     cdef readonly list publishers
     cdef list subscriptions
 
-    def __init__(self, uint32_t frame_cap=FRAME_CAP):
+    def __init__(self, uint32_t frame_cap=FRAME_CAP, Counters counters=None):
         self.frame_cap = frame_cap
+        self.counters = Counters() if counters is None else counters
         self.block = bytearray(BLOCK)
         self.view = memoryview(self.block)
         self.base = <uint8_t *> PyByteArray_AS_STRING(self.block)
@@ -113,7 +127,8 @@ cdef class Engine:
 
     def buffer_updated(self, Py_ssize_t nbytes):
         """That many bytes were put there."""
-        self.received += <uint64_t> nbytes
+        self.counters.bytes_received += <uint64_t> nbytes
+        self.heard = True
         if self.stopped:
             self.start = self.fill = 0
             return
@@ -205,7 +220,7 @@ cdef class Engine:
         cdef list done
         cdef object committed = None
         cdef Chunk chunk
-        self.frames_received += 1
+        self.counters.frames_received += 1
         if version == 1 and (key == KEY_CONFIRM or key == KEY_ERROR):
             width = 8 if key == KEY_CONFIRM else 10
             if n < 9:
@@ -214,9 +229,9 @@ cdef class Engine:
             if (n - 9) // width < count:
                 raise FrameError(f'confirm frame says {count} ids and holds {(n - 9) // width}')
             if key == KEY_CONFIRM:
-                self.ids_confirmed += count
+                self.counters.ids_confirmed += count
             else:
-                self.ids_refused += count
+                self.counters.ids_refused += count
             window = self.publishers[p[4]]
             if window is not None:
                 if key == KEY_CONFIRM:
@@ -237,8 +252,8 @@ cdef class Engine:
                     chunk = parse_chunk(p[at:n], 0, committed)
                 else:
                     chunk = parse_chunk(frame, at + 4, committed)
-                self.chunks_received += 1
-                self.records_received += chunk.records
+                self.counters.chunks_received += 1
+                self.counters.records_received += chunk.records
                 queue._push(chunk)
         else:
             self.on_frame(key, version, p[4:n])

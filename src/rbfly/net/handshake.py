@@ -1,0 +1,128 @@
+"""Open a connection: socket, TLS, authentication, limits, virtual host."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from collections.abc import Callable
+
+import rbfly
+
+from ..error import AuthenticationError, StreamConnectionError, TLSError
+from ..protocol import commands
+from ..protocol._engine import Counters
+from ..protocol.commands import Broker, Tune
+from ..protocol.const import Key, ResponseCode
+from .connection import Connection
+from .credentials import Credentials
+from .uri import Address
+
+__all__ = ['connect']
+
+FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions and StreamStats
+
+PROPERTIES = {
+    'product': 'RbFly',
+    'version': rbfly.__version__,
+    'platform': 'Python',
+    'copyright': 'Apache-2.0',
+}
+
+
+async def connect(
+    address: Address,
+    credentials: Credentials,
+    name: str,
+    tune: Tune,
+    on_step: Callable[[str], None],
+    request_timeout: float | None,
+    counters: Counters,
+) -> Connection:
+    """Connect to a node, authenticate and open the virtual host.
+
+    :param name: name of the connection for the broker's management; '' for none.
+    :param tune: limits to propose.
+    :param on_step: called with a description of each step; steps have no timeout of their own.
+    :param request_timeout: seconds for the broker to answer a request once the connection is open.
+    :raises AuthenticationError: wrong user or password, or no mechanism in common.
+    :raises VirtualHostError: unknown virtual host, or the user may not access it.
+    :raises TLSError: the node's certificate is not trusted, or the node does not speak TLS.
+    :raises FrameError: the peer does not speak the stream protocol.
+    :raises StreamConnectionError: the node cannot be reached, or the connection was lost.
+    """
+    loop = asyncio.get_running_loop()
+    on_step('connecting')
+    try:
+        if not isinstance(loop, asyncio.BaseEventLoop):
+            # uvloop's create_connection leaks a failed lookup if it is cancelled meanwhile
+            await loop.getaddrinfo(address.host, address.port)
+        _, connection = await loop.create_connection(
+            lambda: Connection(address, request_timeout, counters),
+            address.host,
+            address.port,
+            ssl=address.ssl,
+        )
+    except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
+        raise TLSError(f'{address}: {ex}') from ex
+    except (ConnectionResetError, ConnectionAbortedError) as ex:
+        if address.ssl is None:
+            raise StreamConnectionError(f'{address}: {ex}') from ex
+        raise TLSError(f'{address}: closed during the TLS handshake; is it a TLS port?') from ex
+    except (OSError, ValueError, OverflowError) as ex:
+        raise StreamConnectionError(f'{address}: {ex}') from ex
+    try:
+        await handshake(connection, credentials, name, tune, on_step)
+    except BaseException:
+        connection.abort(StreamConnectionError(f'{address}: the handshake failed'))
+        await connection.closed
+        raise
+    return connection
+
+
+async def handshake(
+    connection: Connection,
+    credentials: Credentials,
+    name: str,
+    tune: Tune,
+    on_step: Callable[[str], None],
+) -> None:
+    def enter(step: str) -> None:
+        connection.enter(step)
+        on_step(step)
+
+    # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
+    enter('exchanging peer properties')
+    properties = PROPERTIES | ({'connection_name': name} if name else {})
+    server = await connection.request(commands.PeerProperties(properties))
+    enter('negotiating the SASL mechanism')
+    offered = await connection.request(commands.SaslHandshake())
+    mechanism = credentials.mechanism.value
+    if mechanism not in offered:
+        raise AuthenticationError(
+            ResponseCode.SASL_MECHANISM_NOT_SUPPORTED,
+            f'{connection.address} offers {", ".join(offered) or "none"}, not {mechanism}',
+        )
+    enter('authenticating')
+    await connection.request(credentials.authenticate())
+    enter('waiting for the broker to tune')
+    agreed = tune.agree(await connection.tune)
+    connection.write(agreed.encode())
+    enter('opening the virtual host')
+    opened = await connection.request(commands.Open(credentials.virtual_host))
+    host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
+    knows_optional = broker_version(server) >= FIRST_OPTIONAL
+    if knows_optional:
+        enter('exchanging command versions')
+        await connection.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
+    is_address = host and len(port) <= 5 and port.isdecimal()
+    advertised = Broker(host, int(port)) if is_address else None
+    connection.start(agreed, server, advertised, knows_optional)
+
+
+def broker_version(properties: dict[str, str]) -> tuple[int, int]:
+    """Major and minor version from the broker's properties; (0, 0) if they do not tell."""
+    major, _, rest = properties.get('version', '').partition('.')
+    minor = rest.partition('.')[0]
+    if len(major) > 9 or len(minor) > 9 or not (major.isdecimal() and minor.isdecimal()):
+        return 0, 0
+    return int(major), int(minor)
