@@ -202,8 +202,9 @@ class Run:
             if name in failed:
                 self.absent[name] = f'failed: {failed[name]}'
             elif name in measured:
-                fields = (about[field] for field in ('kind', 'library', 'broker', 'loop'))
-                measured_lanes.append(Lane(self, name, *fields, how))
+                kind, library = about['kind'], about['library']
+                broker, loop = about['broker'], about['loop']
+                measured_lanes.append(Lane(self, name, kind, library, broker, loop, how))
             else:
                 self.absent[name] = 'the run ended before its first round'
         measured_lanes.sort(key=lambda lane: rank(lane.library))

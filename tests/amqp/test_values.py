@@ -437,7 +437,7 @@ def test_uuid_subclass_and_proxy() -> None:
         def __init__(self, value: UUID) -> None:
             self.bytes = value.bytes
 
-        __class__ = property(lambda self: UUID)  # type: ignore[assignment]
+        __class__ = property(lambda self: UUID)
 
     value = UUID(int=5)
     for other in (Below(int=5), Proxy(value)):
@@ -446,7 +446,7 @@ def test_uuid_subclass_and_proxy() -> None:
 
 def test_class_that_only_looks_like_uuid() -> None:
     class Names(type):
-        __mro__ = property(lambda cls: (1, 2))  # type: ignore[assignment]
+        __mro__ = property(lambda cls: (1, 2))
 
     class Other(metaclass=Names):
         pass
@@ -456,7 +456,7 @@ def test_class_that_only_looks_like_uuid() -> None:
         with pytest.raises(AMQPEncoderTypeError):
             encode_value(value)
         with pytest.raises(AMQPEncoderTypeError):
-            AMQPProperties(message_id=value)
+            AMQPProperties(message_id=value)  # type: ignore[arg-type]
 
 
 def test_symbol() -> None:

@@ -1,8 +1,11 @@
+from typing import final
+
 from ._chunk import ChunkQueue
 from ._publish import PublishWindow
 
 FRAME_CAP: int
 
+@final
 class Counters:
     @property
     def bytes_received(self) -> int: ...
