@@ -68,13 +68,13 @@ async def test_each_frame_in_the_handshake(broker: RabbitMQ, state: str) -> None
     for name in ('PeerProperties', 'SaslHandshake', 'SaslAuthenticate', 'Tune', 'Open'):
         key, body = int.from_bytes(given[name][4:6]), given[name][8:]
         altered = {
-            'a byte more': frame(key, body + b'\xff'),
-            'a byte less': frame(key, body[:-1]) if body else b'',
+            'extra byte': frame(key, body + b'\xff'),
+            'missing byte': frame(key, body[:-1]) if body else b'',
             'no body': frame(key),
             'version 2': frame(key, body, 2),
         }
         conversations += [
-            (f'{name}, {what}', state, data, CRASH) for what, data in altered.items() if data
+            (f'{name}, {change}', state, data, CRASH) for change, data in altered.items() if data
         ]
     await check(broker.uri, conversations)
 

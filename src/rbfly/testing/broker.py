@@ -32,14 +32,14 @@ class StreamBroker(Running):
         async with StreamBroker() as broker:
             client = streams_client(broker.uri)
 
-    or in a thread of its own, for tests that have no event loop, or whose loop is busy::
+    or in its own thread, for tests without an event loop, or with a busy one::
 
         with StreamBroker() as broker:
             client = streams_client(broker.uri)
 
-    Its methods can be called from any thread, even after it has stopped; it keeps its streams.
-    After a restart, it has the same streams and ports.  In a forked child, the methods of a running
-    broker raise :class:`~rbfly.error.EventLoopError`.
+    Its methods can be called from any thread, even after it has stopped. It keeps its streams and
+    ports when it restarts. In a forked child, the methods of a running broker raise
+    :class:`~rbfly.error.EventLoopError`.
 
     :param host: address at which it listens.
     :param port: port of the first node; the ports of the other nodes follow; 0 for free ports.

@@ -1,4 +1,4 @@
-"""The broker behind its nodes: users, virtual hosts, and the leader of each stream."""
+"""What all nodes share: users, virtual hosts, and the leader of each stream."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Faults that a test has requested; the rest of the broker asks here what to do wrong."""
+"""The faults that a test has requested, and their effect on data."""
 
 import zlib
 from collections import deque

@@ -1,8 +1,8 @@
-"""The connection of one client: which command may come when, and what the client has declared.
+"""The session of a client: the state of its connection, and what the client has declared.
 
-A table of handlers, by the class of the command, says what each command does: a handler takes the
-session and the command, and returns the value of the response.  The handshake has its own table.
-A command that is not in the table is an unknown frame.
+Tables map the class of a command to its handler: one for the handshake, one for an open connection.
+A handler takes the session and the command, and returns the value of the response. To a session, a
+command that is not in its table is an unknown frame.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ STATES = {
 
 
 class Session(Wire):
-    """The connection of a client."""
+    """A client's session."""
 
     def __init__(
         self, cluster: Cluster, node: Node, handshake: Handlers, handlers: Handlers

@@ -309,7 +309,7 @@ class Client:
         del self.stream.clients[self]
 
     def resume(self) -> None:
-        """Send whatever credit and faults permit."""
+        """Send everything that credit and faults permit."""
 
 
 class Publisher(Client):

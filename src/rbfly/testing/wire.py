@@ -100,7 +100,7 @@ class Wire(asyncio.Protocol):
             self._cut()
 
     def on_read(self) -> None:
-        """Called after the frames of one read were handled."""
+        """Handle the end of a read, after its frames."""
 
     def _read(self, data: bytes) -> None:
         at, n, end = 0, len(data), 0
