@@ -212,6 +212,7 @@ def test_password_is_not_in_the_texts_of_the_result() -> None:
         f'rabbitmq-stream://user:[{SECRET}@host',
         f'rabbitmq-stream://user:{SECRET}%ff@host',
         f'rabbitmq-stream://user:{SECRET}%00@host',
+        f'rabbitmq-stream://user:{SECRET}\ud800@host',
         f'rabbitmq-stream://user:{SECRET} x@host',
         f'rabbitmq-stream://user:{SECRET}@host/v#x',
         f'rabbitmq-stream://user:{SECRET}℀@host',

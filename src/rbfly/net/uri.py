@@ -1,4 +1,4 @@
-"""Where brokers are and who connects: parsing of `rabbitmq-stream` URIs.  No IO."""
+"""Parse `rabbitmq-stream` URIs into addresses and credentials."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ['Address', 'AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
 
 
 class AuthMechanism(Enum):
-    """SASL mechanism: user and password, or the client certificate of the TLS connection."""
+    """SASL mechanism: a user and a password, or the client certificate of the TLS connection."""
 
     PLAIN = 'PLAIN'
     EXTERNAL = 'EXTERNAL'
 
 
 class Scheme(Enum):
-    """URI scheme; the value is its text."""
+    """URI scheme."""
 
     PLAIN = 'rabbitmq-stream'
     TLS = 'rabbitmq-stream+tls'
@@ -34,7 +34,10 @@ DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker listens; `ssl` is the context for TLS, None for no TLS."""
+    """Where a broker listens.
+
+    :ivar ssl: context for TLS, None for no TLS.
+    """
 
     host: str
     port: int
@@ -48,7 +51,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ConnectionInfo:
-    """One broker address with the credentials for it; the password is never shown."""
+    """Address of a broker and the credentials for it; the password is never shown."""
 
     scheme: Scheme
     host: str
@@ -71,20 +74,20 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
     Defaults: user and password `guest`, host `localhost`, port 5552 (5551 for TLS), vhost `/`.
 
-    :raises URIError: malformed, or `ssl` was given for a scheme without TLS.
-    :raises ArgumentTypeError: it is no str.
+    :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
+    :raises URIError: the URI is malformed, or `ssl` was given for a scheme without TLS.
+    :raises ArgumentTypeError: the URI is not a str.
     """
     check_type('URI', uri, str)
     if any(character <= ' ' for character in uri):
-        raise URIError('malformed URI: white space or control characters in it')
-    # No text of the URI but its scheme is repeated in an error: where the parts of a malformed
-    # one begin and end is not known, so any of them may hold the password.
+        raise URIError('malformed URI: it contains white space or control characters')
+    # Errors quote only the scheme: any other part of a malformed URI may contain the password.
     problem = ''
     try:
         parts = urlsplit(uri)
         hostname = parts.hostname
     except ValueError:
-        problem = 'user, password, host or port cannot be told apart'
+        problem = 'user, password, host and port cannot be separated'
     else:
         try:
             port = parts.port
@@ -97,17 +100,17 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
         known = ' or '.join(item.value for item in Scheme)
         raise URIError(f'scheme must be {known}, not {parts.scheme!r}')
     if not uri[len(parts.scheme) :].startswith('://'):
-        raise URIError('malformed URI: no // behind the scheme')
+        raise URIError('malformed URI: no // after the scheme')
     if parts.fragment or uri.endswith('#'):
         raise URIError('malformed URI: write a # in a password or vhost as %23')
     if '@' in parts.query:
         raise URIError('malformed URI: write a ? in a password or vhost as %3F')
     if port == 0:
-        raise URIError('malformed URI: port 0')
+        raise URIError('malformed URI: the port is 0')
     if '@' in parts.path and '@' not in parts.netloc:
         raise URIError('malformed URI: write a / in a password as %2F, an @ in a vhost as %40')
     if scheme is Scheme.PLAIN and ssl is not None:
-        raise URIError(f'an SSL context needs the scheme {Scheme.TLS.value}')
+        raise URIError(f'an SSL context requires the scheme {Scheme.TLS.value}')
     if scheme is Scheme.TLS and ssl is None:
         ssl = ssl_module.create_default_context()
     path = parts.path[1:]
@@ -125,10 +128,11 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
 def decode(text: str, what: str) -> str:
     result = None
-    with suppress(UnicodeDecodeError):
-        result = unquote(text, errors='strict')
+    with suppress(UnicodeError):
+        # Encoding finds lone surrogates here; later, the error would contain the password.
+        result = unquote(text, errors='strict').encode().decode()
     if result is None:
-        raise URIError(f'malformed URI: {what} is not percent-encoded UTF-8')
+        raise URIError(f'malformed URI: the {what} is not percent-encoded UTF-8')
     if '\0' in result:
-        raise URIError(f'malformed URI: NUL in the {what}')
+        raise URIError(f'malformed URI: the {what} contains a NUL')
     return result
