@@ -1,4 +1,4 @@
-"""How a connection ends, and what ends with it."""
+"""How a connection ends, and callbacks that raise."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.registrations import Told
 
-HANG = 5.0  # seconds within which what is to end has ended
+HANG = 5.0  # seconds; a guard only
 
 
 def raising(*args: object) -> None:
@@ -20,7 +20,7 @@ def raising(*args: object) -> None:
 
 @pytest.fixture
 async def told() -> list[type[BaseException]]:
-    """Classes of the errors that the loop's exception handler is told of."""
+    """Classes of the exceptions that the event loop's exception handler receives."""
     found: list[type[BaseException]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: found.append(type(context['exception'])))
@@ -30,7 +30,7 @@ async def told() -> list[type[BaseException]]:
 # -- callbacks that raise
 
 
-async def test_callback_that_raises_hides_the_loss_from_no_other(told: list[Any]) -> None:
+async def test_others_learn_of_the_loss_when_a_callback_raises(told: list[Any]) -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -40,13 +40,13 @@ async def test_callback_that_raises_hides_the_loss_from_no_other(told: list[Any]
         assert connection is not None
         connection.registrations = {Told(lost=raising): None, **connection.registrations}
         fake.connections[-1].transport.abort()
-        await until(lambda: publisher._core.connection is not connection, 'it is lost')
+        await until(lambda: publisher._core.connection is not connection, 'the connection is lost')
         await asyncio.wait_for(publisher.send('x'), HANG)
         await asyncio.wait_for(connection.close(), HANG)
     assert told == [ZeroDivisionError]
 
 
-async def test_interrupt_in_a_callback_leaves_the_connection_closed() -> None:
+async def test_connection_is_closed_when_a_callback_is_interrupted() -> None:
     def interrupted(error: Exception) -> None:
         raise KeyboardInterrupt
 
@@ -58,7 +58,7 @@ async def test_interrupt_in_a_callback_leaves_the_connection_closed() -> None:
         await asyncio.wait_for(connection.close(), HANG)
 
 
-async def test_callback_that_raises_hides_a_moved_stream_from_no_other(told: list[Any]) -> None:
+async def test_others_learn_of_a_moved_stream_when_a_callback_raises(told: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         moved: list[str] = []
@@ -66,12 +66,12 @@ async def test_callback_that_raises_hides_a_moved_stream_from_no_other(told: lis
             (Told(metadata_update=raising), Told(metadata_update=moved.append))
         )
         fake.connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
-        await until(lambda: moved == ['test'], 'the other one is told')
+        await until(lambda: moved == ['test'], 'the other callback is called')
         assert connection.is_open
     assert told == [ZeroDivisionError]
 
 
-async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[Any]) -> None:
+async def test_others_resume_writing_when_a_callback_raises(told: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         resumed: list[bool] = []
@@ -82,7 +82,7 @@ async def test_callback_that_raises_stops_no_other_from_writing_on(told: list[An
     assert told == [ZeroDivisionError]
 
 
-async def test_callback_that_raises_keeps_no_connection_open(told: list[Any]) -> None:
+async def test_disconnect_closes_connections_when_a_callback_raises(told: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         client._cluster.registrations = {Told(disconnect=raising): None}

@@ -64,9 +64,7 @@ async def test_traceback_with_local_variables_shows_no_password(
         (address,) = cluster._addresses
         credentials = cluster._credentials[address]
         with pytest.raises(RbFlyError) as caught:
-            await connect(
-                address, credentials, '', Tune(0, 0), lambda step: None, None, Counters()
-            )
+            await connect(address, credentials, '', Tune(0, 0), lambda step: None, None, Counters())
         if step > Step.SASL_HANDSHAKE:
             assert sasl(fake)[0] == f'\0user\0{SECRET}'.encode()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)

@@ -1,4 +1,4 @@
-"""Every request ends: what happens when the broker does not answer one."""
+"""Every request ends, also if the broker does not answer it."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.streams.test_publish_recovery import default, once
 
-LIMIT = 0.05  # seconds; long for a loopback, short for a test
+LIMIT = 0.05  # seconds; long for loopback, short for a test
 LONG = 5.0
 
 
-async def test_no_answer_ends_the_connection() -> None:
+async def test_unanswered_request_ends_the_connection() -> None:
     async with (
         FakeBroker(on={wire.STREAM_STATS: SILENT}) as fake,
         rbs.streams_client(fake.uri, request_timeout=LIMIT) as client,
@@ -32,7 +32,7 @@ async def test_no_answer_ends_the_connection() -> None:
         assert len(fake.connections) == 2
 
 
-async def test_limit_of_one_request() -> None:
+async def test_timeout_of_a_single_request() -> None:
     async with (
         FakeBroker(on={wire.CREATE: SILENT}) as fake,
         rbs.streams_client(fake.uri, request_timeout=None) as client,
@@ -44,7 +44,7 @@ async def test_limit_of_one_request() -> None:
         assert isinstance(caught.value, TimeoutError)
 
 
-async def test_no_heartbeats_but_a_limit() -> None:
+async def test_timeout_without_heartbeats() -> None:
     async with (
         FakeBroker(on={wire.QUERY_OFFSET: SILENT}, tune=(1048576, 0)) as fake,
         rbs.streams_client(fake.uri, heartbeat=0, request_timeout=LIMIT) as client,
@@ -55,7 +55,7 @@ async def test_no_heartbeats_but_a_limit() -> None:
             await client.read_offset('test', 'me')
 
 
-async def test_subscription_goes_on_elsewhere() -> None:
+async def test_subscription_reconnects() -> None:
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -72,7 +72,7 @@ async def declare(connection: Connection) -> None:
     await connection.request(commands.DeclarePublisher(7, '', 'test'))
 
 
-async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
+async def test_publishing_connection_with_unconfirmed_messages_stays_open() -> None:
     unanswered: list[tuple[Peer, Frame]] = []
     async with (
         FakeBroker(on={wire.PUBLISH: once(SILENT, default)}) as fake,
@@ -86,15 +86,15 @@ async def test_publishing_connection_with_unconfirmed_messages_stays() -> None:
         with pytest.raises(RequestTimeout):
             await declare(connection)
         peer, request = unanswered[0]
-        peer.answer(request)  # late: dropped
+        peer.answer(request)  # too late: ignored
         peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
         await confirmation
         assert publisher._core.connection is connection
         assert not connection._requests
 
 
-async def test_closing_beside_unconfirmed_messages_ends() -> None:
-    """The id of the closed publisher is not used again before the broker has answered."""
+async def test_closing_a_publisher_next_to_unconfirmed_messages_ends() -> None:
+    """The id of the closed publisher is free only when the broker has answered."""
     deletes: list[tuple[Peer, Frame]] = []
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
@@ -113,7 +113,7 @@ async def test_closing_beside_unconfirmed_messages_ends() -> None:
         assert used not in connection.publisher_ids
         peer, request = deletes[0]
         peer.answer(request)
-        await until(lambda: used in connection.publisher_ids, 'it is free')
+        await until(lambda: used in connection.publisher_ids, 'the id is free')
         fake.handlers.clear()
         peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
         await confirmation
@@ -121,8 +121,8 @@ async def test_closing_beside_unconfirmed_messages_ends() -> None:
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('frozen', [True, False])
-async def test_frozen_node_is_told_from_one_that_does_not_read(frozen: bool) -> None:
-    """Behind a request without answer, a new handshake tells; heartbeats would take two minutes."""
+async def test_frozen_node_differs_from_one_that_stops_reading(frozen: bool) -> None:
+    """After a request times out, the client dials the node again; heartbeats would take minutes."""
     loop = asyncio.get_running_loop()
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
@@ -132,13 +132,13 @@ async def test_frozen_node_is_told_from_one_that_does_not_read(frozen: bool) -> 
         connection = publisher._core.connection
         assert connection is not None
         sending = asyncio.create_task(publisher.send('x'))
-        await until(lambda: wire.PUBLISH in fake.connections[-1].commands(), 'it was sent')
+        await until(lambda: wire.PUBLISH in fake.connections[-1].commands(), 'the message was sent')
         fake.handlers[wire.DECLARE_PUBLISHER] = SILENT
         if frozen:
             fake.handlers[Step.PEER_PROPERTIES] = SILENT
         begun = loop.time()
         other = asyncio.create_task(client.publisher('other').__aenter__())
-        await until(lambda: loop.time() > begun + 25, 'it had its time')
+        await until(lambda: loop.time() > begun + 25, 'the request and the new handshake timed out')
         assert connection.is_open is not frozen
         other.cancel()
         await asyncio.wait([other])
@@ -171,16 +171,16 @@ async def test_cancelled_request_leaves_nothing_behind() -> None:
     ):
         connection = await client.get_protocol()
         asking = asyncio.create_task(client.stream_stats('test'))
-        await until(lambda: wire.STREAM_STATS in fake.connection.commands(), 'it is asked')
+        await until(lambda: wire.STREAM_STATS in fake.connection.commands(), 'the request was sent')
         asking.cancel()
         await asyncio.wait([asking])
-        # the first to be missed, were it not forgotten
+        # the cancelled request would time out first
         with pytest.raises(RequestTimeout, match='Create'):
             await connection.request(commands.Create('test', {}), 2 * LIMIT)
         assert not connection._requests
 
 
-async def test_loop_that_was_blocked_reads_the_answer() -> None:
+async def test_blocked_event_loop_reads_the_answer() -> None:
     def block(connection: Peer, request: Frame) -> None:
         connection.answer(request)
         time.sleep(2 * LIMIT)
@@ -194,7 +194,7 @@ async def test_loop_that_was_blocked_reads_the_answer() -> None:
         assert connection.is_open
 
 
-async def test_handshake_is_bounded_by_connecting_alone() -> None:
+async def test_request_timeout_does_not_apply_to_the_handshake() -> None:
     def late(connection: Peer, request: Frame) -> None:
         asyncio.get_running_loop().call_later(4 * LIMIT, default, connection, request)
 
@@ -206,19 +206,19 @@ async def test_handshake_is_bounded_by_connecting_alone() -> None:
         assert len(fake.connections) == 1
 
 
-async def test_what_was_no_stream_protocol_stays_so() -> None:
+async def test_later_requests_raise_the_error_that_ended_the_connection() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         fake.connection.send(b'HTTP/1.1 400 Bad Request\r\n\r\n')
-        await until(lambda: not connection.is_open, 'it has ended')
+        await until(lambda: not connection.is_open, 'the connection has ended')
         with pytest.raises(FrameError, match='does not speak') as caught:
             await connection.request(commands.Delete('test'))
         assert caught.value.__cause__ is connection.error
 
 
 @pytest.mark.own_clock
-async def test_broker_that_is_busy_is_not_taken_for_dead() -> None:
-    """It answers one after the other; each answer shows that it is at work."""
+async def test_busy_broker_is_not_mistaken_for_a_dead_one() -> None:
+    """The broker answers requests in turn; each answer shows that it is working."""
     busy = 0.0
 
     def slow(peer: Peer, request: Frame) -> None:

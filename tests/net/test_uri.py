@@ -1,4 +1,4 @@
-"""URIs: every part percent-decoded, and the password shown nowhere."""
+"""URIs: every part is percent-decoded, and the password is never shown."""
 
 import ssl
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_virtual_host_with_an_at_sign() -> None:
 
 
 @pytest.mark.parametrize(
-    ('text', 'meant'),
+    ('text', 'expected'),
     [
         ('gu%65st', 'guest'),
         ('%40%3A%2F%23%3F%25', '@:/#?%'),
@@ -80,11 +80,11 @@ def test_virtual_host_with_an_at_sign() -> None:
         ('[x]', '[x]'),
     ],
 )
-def test_user_and_password_are_decoded(text: str, meant: str) -> None:
+def test_user_and_password_are_decoded(text: str, expected: str) -> None:
     if '[' in text:
         text = text.replace('[', '%5B').replace(']', '%5D')
     info = parse_uri(f'rabbitmq-stream://{text}:{text}@host')
-    assert (info.username, info.password, info.host) == (meant, meant, 'host')
+    assert (info.username, info.password, info.host) == (expected, expected, 'host')
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_ipv6(netloc: str, host: str, port: int, shown: str) -> None:
 # -- TLS
 
 
-def test_tls_has_its_own_port_and_verifies() -> None:
+def test_tls_has_its_own_port_and_verifies_certificates() -> None:
     info = parse_uri('rabbitmq-stream+tls://host')
     assert info.scheme is Scheme.TLS
     assert info.port == 5551
@@ -114,12 +114,12 @@ def test_tls_has_its_own_port_and_verifies() -> None:
     assert info.ssl.check_hostname
 
 
-def test_context_that_was_given() -> None:
+def test_explicit_context() -> None:
     context = ssl.create_default_context()
     assert parse_uri('rabbitmq-stream+tls://host:1', context).ssl is context
 
 
-def test_context_without_tls() -> None:
+def test_context_requires_the_tls_scheme() -> None:
     with pytest.raises(URIError, match='rabbitmq-stream\\+tls'):
         parse_uri('rabbitmq-stream://host', ssl.create_default_context())
 
@@ -173,12 +173,12 @@ def test_malformed_uris(uri: str) -> None:
 
 
 @pytest.mark.parametrize('uri', [None, 5, b'rabbitmq-stream://host'])
-def test_uri_of_another_type(uri: object) -> None:
+def test_uri_of_a_wrong_type(uri: object) -> None:
     with pytest.raises(ArgumentTypeError, match='must be str'):
         parse_uri(uri)  # type: ignore[arg-type]
 
 
-def test_password_is_not_in_the_texts_of_the_result() -> None:
+def test_connection_info_does_not_show_the_password() -> None:
     info = parse_uri(f'rabbitmq-stream+tls://user:{SECRET}@host')
     assert info.password == SECRET
     for text in (repr(info), str(info), f'{replace(info, port=7)}', repr(replace(info, port=7))):
@@ -220,7 +220,7 @@ def test_password_is_not_in_the_texts_of_the_result() -> None:
         f'rabbitmq-stream://user:x@{SECRET}@host:1x',
     ],
 )
-def test_password_is_in_no_error(uri: str) -> None:
+def test_errors_do_not_show_the_password(uri: str) -> None:
     with pytest.raises(URIError) as caught:
         parse_uri(uri)
     error = caught.value
@@ -230,7 +230,7 @@ def test_password_is_in_no_error(uri: str) -> None:
     assert error.__context__ is None
 
 
-def test_errors_are_of_the_family() -> None:
+def test_errors_are_value_errors() -> None:
     assert issubclass(URIError, RbFlyError)
     assert issubclass(URIError, ValueError)
 

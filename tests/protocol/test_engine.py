@@ -305,7 +305,9 @@ def test_frame_at_its_cap() -> None:
     engine.feed(frame(0x7001, bytes(996)))
     assert len(engine.frames) == 1
     engine.feed(struct.pack('>I', 1001))
-    assert [str(error) for error in engine.failures] == ['frame of 1001 bytes is longer than 1000']
+    assert [str(error) for error in engine.failures] == [
+        'a frame of 1001 bytes exceeds the limit of 1000'
+    ]
 
 
 def test_default_cap() -> None:

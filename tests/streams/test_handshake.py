@@ -1,7 +1,4 @@
-"""Handshake and frames: what is agreed with a broker, and how its frames are taken.
-
-Mostly against the fake broker, which can do what a real one does not.
-"""
+"""Handshake, limits and frames, mostly with the fake broker, which misbehaves on demand."""
 
 import asyncio
 import logging
@@ -34,7 +31,7 @@ HANG = 20.0  # a guard only
 # -- authentication
 
 
-async def test_unsupported_sasl_mechanism_of_the_client() -> None:
+async def test_broker_does_not_offer_the_mechanism() -> None:
     async with FakeBroker(mechanisms=['AMQPLAIN', 'ANONYMOUS']) as fake:
         client = rbs.streams_client(fake.uri)
         with pytest.raises(AuthenticationError, match='AMQPLAIN, ANONYMOUS, not PLAIN') as caught:
@@ -45,27 +42,27 @@ async def test_unsupported_sasl_mechanism_of_the_client() -> None:
 
 @pytest.mark.parametrize('step', list(Step)[:3])
 async def test_long_frame_before_the_client_is_authenticated(step: Step) -> None:
-    """Whoever may send it, nothing is read of it."""
+    """The client does not read a long frame from an unauthenticated peer."""
     long = struct.pack('>I', 2**16 + 1)
     async with FakeBroker(at={step: lambda peer, request: peer.send(long)}) as fake:
-        with pytest.raises(FrameError, match='frame of 65537 bytes is longer than 65536'):
+        with pytest.raises(FrameError, match='a frame of 65537 bytes exceeds the limit of 65536'):
             await rbs.streams_client(fake.uri).get_protocol()
 
 
-async def test_broker_offers_no_sasl_mechanism() -> None:
+async def test_broker_offers_no_mechanism() -> None:
     async with FakeBroker(mechanisms=[]) as fake:
         with pytest.raises(AuthenticationError, match='offers none'):
             await rbs.streams_client(fake.uri).get_protocol()
 
 
-async def test_external_is_not_offered_without_tls(broker: RabbitMQ) -> None:
+async def test_broker_does_not_offer_external_without_tls(broker: RabbitMQ) -> None:
     client = rbs.streams_client(broker.uri, rbs.AuthMechanism.EXTERNAL)
     with pytest.raises(AuthenticationError, match='EXTERNAL'):
         await client.get_protocol()
 
 
 @pytest.mark.parametrize('challenge', [b'', b'\x00\x03abc', b'\xff\xff', b'\xffgarbage' * 50])
-async def test_garbage_sasl_challenge(challenge: bytes) -> None:
+async def test_malformed_sasl_challenge(challenge: bytes) -> None:
     def authenticate(connection: Peer, request: Frame) -> None:
         connection.answer(request, challenge, code=0x0A)
 
@@ -89,7 +86,7 @@ async def test_authentication_refused(code: int) -> None:
         assert len(fake.connections) == 1
 
 
-# -- names that are not ASCII, URIs that are percent-encoded
+# -- non-ASCII names and percent-encoded URIs
 
 
 @contextmanager
@@ -105,7 +102,7 @@ def user(broker: RabbitMQ, name: str, password: str, vhost: str = '/') -> Iterat
 @pytest.mark.own_clock
 @pytest.mark.parametrize(('length', 'opens'), [(7_900, True), (20_000, False)])
 async def test_long_token_against_the_limit_before_open(length: int, opens: bool) -> None:
-    """A token of OAuth 2 is a long password; brokers from 4.3.5 take 8,192 bytes before Open."""
+    """OAuth 2 tokens are long passwords; brokers from 4.3.5 accept 8,192 bytes before Open."""
     sizes: list[int] = []
 
     def limited(connection: Peer, request: Frame) -> None:
@@ -128,7 +125,7 @@ async def test_long_token_against_the_limit_before_open(length: int, opens: bool
 
 
 @pytest.mark.parametrize('encoded', [True, False])
-async def test_user_and_password_not_ascii(own_broker: RabbitMQ, encoded: bool) -> None:
+async def test_non_ascii_user_and_password(own_broker: RabbitMQ, encoded: bool) -> None:
     name, password = 'zażółć', 'gęślą-jaźń-€'
     shown = (quote(name), quote(password)) if encoded else (name, password)
     with user(own_broker, name, password):
@@ -139,7 +136,7 @@ async def test_user_and_password_not_ascii(own_broker: RabbitMQ, encoded: bool) 
             await client.delete_stream('zażółć')
 
 
-async def test_password_of_reserved_characters(own_broker: RabbitMQ) -> None:
+async def test_password_with_reserved_characters(own_broker: RabbitMQ) -> None:
     name, password = 'a user', 'p@ss:w/rd?#[x]%2F+&'
     with user(own_broker, name, password):
         address = urlsplit(own_broker.uri)
@@ -149,7 +146,7 @@ async def test_password_of_reserved_characters(own_broker: RabbitMQ) -> None:
             assert (await client.get_protocol()).is_open
 
 
-async def test_stream_name_not_ascii(client: rbs.StreamsClient) -> None:
+async def test_non_ascii_stream_name(client: rbs.StreamsClient) -> None:
     name = 'strumień ✓ 流 🐇'
     await client.create_stream(name)
     try:
@@ -169,7 +166,7 @@ async def test_default_virtual_host(broker: RabbitMQ, path: str) -> None:
         assert (await client.get_protocol()).is_open
 
 
-async def test_virtual_host_with_slash_and_not_ascii(own_broker: RabbitMQ) -> None:
+async def test_non_ascii_virtual_host_with_a_slash(own_broker: RabbitMQ) -> None:
     vhost = 'żółw/a b'
     own_broker.ctl('add_vhost', vhost)
     try:
@@ -204,7 +201,7 @@ async def test_default_user_is_guest() -> None:
         assert opened.body[4:] == b'\x00\x01/'
 
 
-async def test_connection_name_is_told() -> None:
+async def test_broker_receives_the_connection_name() -> None:
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri, connection_name='my-ąpp') as client:
             await client.get_protocol()
@@ -257,12 +254,12 @@ def test_tune_out_of_range(argument: dict[str, int]) -> None:
 
 
 async def test_one_frame_of_the_handshake_in_each_read() -> None:
-    """RabbitMQ up to 4.2.4 closes the connection otherwise."""
+    """RabbitMQ up to 4.2.4 closes the connection if a read holds more than one frame."""
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
         assert fake.connection.commands() == list(Step)
         reads = fake.connection.reads
-        # Tune has no answer, so that Open may follow it in the same segment.
+        # Tune has no response, so Open may follow it in the same segment.
         assert len(reads) in (len(Step), len(Step) - 1)
         for data in reads[:3]:
             assert len(data) == 4 + struct.unpack_from('>I', data)[0]
@@ -282,7 +279,7 @@ async def test_heartbeats_are_sent_when_idle() -> None:
 
 
 async def heartbeats(connection: Peer, done: Callable[[], bool]) -> None:
-    """Send heartbeats as a broker does until `done()`."""
+    """Send heartbeats, as a broker does, until `done()`."""
     limit = time.monotonic() + HANG
     while not done():
         assert time.monotonic() < limit
@@ -319,7 +316,7 @@ async def test_heartbeats_with_a_real_broker(broker: RabbitMQ) -> None:
         connection = await client.get_protocol()
         assert connection.heartbeat == 1
         received = connection.counters.bytes_received
-        # RabbitMQ closes after 2 to 3 seconds without a heartbeat of ours.
+        # RabbitMQ closes a connection 2 to 3 seconds after the last heartbeat from the client.
         await asyncio.sleep(4.0)
         assert connection.is_open
         assert connection.counters.bytes_received - received >= 3 * 8
@@ -330,7 +327,7 @@ async def test_heartbeats_with_a_real_broker(broker: RabbitMQ) -> None:
 
 
 async def test_frames_split_across_segments() -> None:
-    """Every byte of the broker's comes by itself."""
+    """The broker sends every byte in a segment of its own."""
 
     def slowly(connection: Peer, data: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -357,7 +354,7 @@ async def test_frames_split_across_segments() -> None:
 
 
 def delivering(messages: list[bytes], cut: object = None) -> FakeBroker:
-    """A broker that answers Subscribe and sends all messages, ten a chunk."""
+    """A broker that answers Subscribe and sends all messages, ten per chunk."""
 
     def subscribe(connection: Peer, request: Frame) -> None:
         subscription_id = request.body[4]
@@ -401,7 +398,7 @@ async def test_frames_split_at_random(rng: random.Random) -> None:
 
 
 async def test_deliver_larger_than_frame_max(broker: RabbitMQ, stream: str) -> None:
-    """RabbitMQ delivers whole chunks, whatever was agreed."""
+    """RabbitMQ delivers whole chunks, whatever the negotiated limit."""
     messages = [bytes([i]) * 100_000 for i in range(20)]
     async with (
         rbs.streams_client(broker.uri) as client,
@@ -417,19 +414,17 @@ async def test_deliver_larger_than_frame_max(broker: RabbitMQ, stream: str) -> N
     assert found == messages
 
 
-# -- the limit of our own frames
+# -- the limit of frames to the broker
 
 FRAME_MAX = 512
-ROOM = FRAME_MAX - 21  # of the message of a Publish v1 frame
+ROOM = FRAME_MAX - 21  # bytes for the message of a Publish v1 frame
 
 
 def publishes(fake: FakeBroker) -> list[Frame]:
     return [f for c in fake.connections for f in c.frames if f.key == wire.PUBLISH]
 
 
-async def test_message_bigger_than_any_frame_is_rejected_locally(
-    broker: RabbitMQ, stream: str
-) -> None:
+async def test_client_rejects_a_message_larger_than_a_frame(broker: RabbitMQ, stream: str) -> None:
     async with rbs.streams_client(broker.uri, frame_max=FRAME_MAX) as client:
         async with client.publisher(stream, amqp=False) as publisher:
             await publisher.send(b'before')
@@ -449,8 +444,10 @@ async def test_message_bigger_than_any_frame_is_rejected_locally(
 
 
 @pytest.mark.parametrize(('extra', 'frames'), [(0, [10]), (1, [9, 1])])
-async def test_batch_that_fits_exactly_and_one_byte_over(extra: int, frames: list[int]) -> None:
-    # 10 entries of 12 + n bytes behind 9 bytes of the frame
+async def test_batch_that_fits_a_frame_exactly_and_one_byte_more(
+    extra: int, frames: list[int]
+) -> None:
+    # a header of 9 bytes, then 10 entries of 12 + n bytes
     size = 9 + 10 * (12 + 30)
     async with (
         FakeBroker(tune=(size, 60)) as fake,
@@ -466,7 +463,7 @@ async def test_batch_that_fits_exactly_and_one_byte_over(extra: int, frames: lis
     assert max(len(item.body) + 4 for item in sent) <= size
 
 
-async def test_concurrent_sends_split_at_the_limit() -> None:
+async def test_concurrent_sends_are_split_at_the_limit() -> None:
     async with (
         FakeBroker(tune=(FRAME_MAX, 60)) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -479,7 +476,7 @@ async def test_concurrent_sends_split_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize(('extra', 'frames'), [(0, [10]), (1, [9, 1])])
-async def test_filter_path_counts_its_bytes(extra: int, frames: list[int]) -> None:
+async def test_filter_values_count_towards_the_limit(extra: int, frames: list[int]) -> None:
     value = 'wartość'  # 9 bytes
     size = 9 + 10 * (14 + 9 + 30)
     async with (
@@ -498,7 +495,7 @@ async def test_filter_path_counts_its_bytes(extra: int, frames: list[int]) -> No
     assert max(len(item.body) + 4 for item in sent) <= size
 
 
-async def test_filter_path_rejects_what_fits_no_frame() -> None:
+async def test_client_rejects_a_message_and_filter_value_larger_than_a_frame() -> None:
     async with (
         FakeBroker(tune=(FRAME_MAX, 60)) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -512,7 +509,7 @@ async def test_filter_path_rejects_what_fits_no_frame() -> None:
     assert len(publishes(fake)[0].body) + 4 == FRAME_MAX
 
 
-# -- the broker's Close
+# -- Close from the broker
 
 
 def close_frame(code: int, reason: str, correlation_id: int = 1) -> bytes:
@@ -520,7 +517,7 @@ def close_frame(code: int, reason: str, correlation_id: int = 1) -> bytes:
     return wire.frame(wire.CLOSE, body)
 
 
-async def test_close_of_the_broker_is_answered_and_its_reason_reported() -> None:
+async def test_close_from_the_broker_is_answered_and_its_reason_reported() -> None:
     def closing(connection: Peer, request: Frame) -> None:
         connection.send(close_frame(0x0D, 'unknown frame: no żart', 7))
 
@@ -537,7 +534,7 @@ async def test_close_of_the_broker_is_answered_and_its_reason_reported() -> None
 
 
 @pytest.mark.own_clock
-async def test_close_of_the_broker_in_the_handshake() -> None:
+async def test_close_from_the_broker_during_the_handshake() -> None:
     def closing(connection: Peer, request: Frame) -> None:
         connection.send(close_frame(0x0E, 'frame too large'))
 
@@ -548,7 +545,7 @@ async def test_close_of_the_broker_in_the_handshake() -> None:
         assert 0x8000 | wire.CLOSE in fake.connection.commands()
 
 
-async def test_close_of_a_real_broker(broker: RabbitMQ) -> None:
+async def test_close_from_a_real_broker(broker: RabbitMQ) -> None:
     async with rbs.streams_client(broker.uri) as client:
         connection = await client.get_protocol()
         lost = asyncio.get_running_loop().create_future()
@@ -560,7 +557,7 @@ async def test_close_of_a_real_broker(broker: RabbitMQ) -> None:
         await client.delete_stream('no-such-stream')  # on a new connection
 
 
-async def test_publisher_and_subscription_go_on_behind_a_close() -> None:
+async def test_publisher_and_subscription_continue_after_a_close() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -573,19 +570,19 @@ async def test_publisher_and_subscription_go_on_behind_a_close() -> None:
 
         reading = asyncio.ensure_future(anext(subscription))
         sending = asyncio.create_task(publisher.send('x'))
-        await until(lambda: bool(publishes(fake)) and subscribes() == 1, 'both are at work')
+        await until(lambda: bool(publishes(fake)) and subscribes() == 1, 'both have started')
         del fake.handlers[wire.PUBLISH]
         for connection in list(fake.connections):
             connection.send(close_frame(0x01, 'going away'))
         await sending
-        await until(lambda: subscribes() == 2, 'it has subscribed again')
+        await until(lambda: subscribes() == 2, 'the client has subscribed again')
         reading.cancel()
 
 
 # -- unknown commands and versions
 
 
-async def test_unknown_command_and_version_skipped_and_logged_once(
+async def test_unknown_commands_and_versions_are_skipped_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def create(connection: Peer, request: Frame) -> None:
@@ -602,13 +599,13 @@ async def test_unknown_command_and_version_skipped_and_logged_once(
         with caplog.at_level(logging.DEBUG, 'rbfly'):
             await client.create_stream('test')
             await client.create_stream('test')
-    told = [item.getMessage() for item in caplog.records if 'skipped' in item.getMessage()]
-    assert len(told) == 3
-    assert sum('0x0099' in item for item in told) == 1
-    assert sum('version 9' in item for item in told) == 1
+    logged = [item.getMessage() for item in caplog.records if 'skipped' in item.getMessage()]
+    assert len(logged) == 3
+    assert sum('0x0099' in item for item in logged) == 1
+    assert sum('version 9' in item for item in logged) == 1
 
 
-async def test_answer_that_nobody_waits_for_is_skipped() -> None:
+async def test_unexpected_response_is_ignored() -> None:
     def create(connection: Peer, request: Frame) -> None:
         connection.send(wire.frame(0x8000 | wire.CREATE, struct.pack('>IH', 12345, 1)))
         connection.send(wire.frame(0x8000 | wire.CREATE, b''))
@@ -632,7 +629,7 @@ async def test_command_versions_are_exchanged() -> None:
         await client.get_protocol()
         sent = fake.connection.frames[-1]
         assert sent.key == Step.EXCHANGE_COMMAND_VERSIONS
-        # Deliver up to version 2, and nothing that some broker may not know
+        # only Deliver, which every broker with this command knows
         assert sent.body[4:] == struct.pack('>IHHH', 1, 8, 1, 2)
 
 
@@ -688,7 +685,7 @@ async def test_damaged_frame_ends_the_connection(data: bytes) -> None:
         await client.disconnect()
 
 
-async def test_damaged_frame_right_behind_the_answer_to_subscribe() -> None:
+async def test_damaged_frame_right_after_the_response_to_subscribe() -> None:
     def answer(connection: Peer, request: Frame) -> None:
         head = struct.pack('>IH', request.correlation_id, wire.OK)
         connection.send(wire.frame(0x8000 | wire.SUBSCRIBE, head) + b'\0\0\0\0')
@@ -700,7 +697,7 @@ async def test_damaged_frame_right_behind_the_answer_to_subscribe() -> None:
         await client.disconnect()
 
 
-async def test_truncated_answer_ends_the_connection() -> None:
+async def test_truncated_response_ends_the_connection() -> None:
     async with FakeBroker(on={wire.METADATA: wire.TRUNCATED}) as fake:
         client = rbs.streams_client(fake.uri)
         with pytest.raises(StreamConnectionError, match='does not speak the stream protocol'):
@@ -723,8 +720,8 @@ async def test_truncated_answer_ends_the_connection() -> None:
         wire.DELETE_PUBLISHER,
     ],
 )
-async def test_cancelled_publisher_leaves_nothing(key: int) -> None:
-    """Cancellation takes effect at once, though the broker has stopped answering."""
+async def test_cancelled_publisher_leaves_nothing_behind(key: int) -> None:
+    """Cancellation takes effect at once, even if the broker does not answer."""
     reached = asyncio.get_running_loop().create_future()
 
     def stall(connection: Peer, request: Frame) -> None:
@@ -742,7 +739,7 @@ async def test_cancelled_publisher_leaves_nothing(key: int) -> None:
         if key == wire.PUBLISH:
             fake.handlers[wire.PUBLISH] = fake.default
             task.cancel()
-            # the close waits for the confirm, for which a second cancellation does not
+            # closing waits for the confirm; a second cancellation ends that wait
             await asyncio.wait([task], timeout=0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -757,7 +754,7 @@ async def test_cancelled_publisher_leaves_nothing(key: int) -> None:
 @pytest.mark.parametrize(
     'key', [wire.METADATA, wire.QUERY_OFFSET, wire.SUBSCRIBE, wire.UNSUBSCRIBE]
 )
-async def test_cancelled_subscription_leaves_nothing(key: int) -> None:
+async def test_cancelled_subscription_leaves_nothing_behind(key: int) -> None:
     reached = asyncio.get_running_loop().create_future()
 
     def stall(connection: Peer, request: Frame) -> None:
@@ -782,7 +779,7 @@ async def test_cancelled_subscription_leaves_nothing(key: int) -> None:
         await client.disconnect()
 
 
-async def test_cancelled_disconnect_closes() -> None:
+async def test_cancelled_disconnect_closes_the_connection() -> None:
     async with FakeBroker(on={wire.CLOSE: wire.SILENT}) as fake:
         client = rbs.streams_client(fake.uri)
         await client.get_protocol()
@@ -795,7 +792,7 @@ async def test_cancelled_disconnect_closes() -> None:
         assert not client.connected
 
 
-async def test_close_that_is_not_answered() -> None:
+async def test_unanswered_close() -> None:
     async with FakeBroker(on={wire.CLOSE: wire.SILENT}) as fake, asyncio.timeout(HANG):
         async with rbs.streams_client(fake.uri) as client:
             await client.get_protocol()

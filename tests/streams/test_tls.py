@@ -1,4 +1,4 @@
-"""TLS, on both event loops in any case."""
+"""TLS, always on both event loops."""
 
 import asyncio
 import ssl
@@ -16,12 +16,12 @@ from rbfly.streams.error import StreamConnectionError, TLSError
 
 pytestmark = pytest.mark.both_loops
 
-AT_ONCE = 10.0  # below the connect timeout, which a retried error would wait for
+AT_ONCE = 10.0  # seconds; retries would last for the connect timeout, which is longer
 
 
 @pytest.fixture
 def context(own_broker: RabbitMQ) -> ssl.SSLContext:
-    """Trusts the broker's own authority."""
+    """A context that trusts the broker's own certificate authority."""
     assert own_broker.ca_file is not None
     return ssl.create_default_context(cafile=str(own_broker.ca_file))
 
@@ -52,7 +52,7 @@ async def test_context_as_second_argument(own_broker: RabbitMQ, context: ssl.SSL
         assert (await client.get_protocol()).is_open
 
 
-async def fails(client: rbs.StreamsClient) -> TLSError:
+async def fail_to_connect(client: rbs.StreamsClient) -> TLSError:
     start = time.monotonic()
     with pytest.raises(TLSError) as caught:
         await client.get_protocol()
@@ -62,21 +62,21 @@ async def fails(client: rbs.StreamsClient) -> TLSError:
     return caught.value
 
 
-async def test_default_context_verifies(own_broker: RabbitMQ) -> None:
-    error = await fails(rbs.streams_client(tls_uri(own_broker)))
+async def test_default_context_verifies_the_certificate(own_broker: RabbitMQ) -> None:
+    error = await fail_to_connect(rbs.streams_client(tls_uri(own_broker)))
     assert 'certificate verify failed' in str(error).lower()
 
 
-async def test_wrong_authority(own_broker: RabbitMQ, tmp_path: Path) -> None:
+async def test_unknown_certificate_authority(own_broker: RabbitMQ, tmp_path: Path) -> None:
     other = tmp_path / 'ca.pem'
     trustme.CA().cert_pem.write_to_path(other)
     context = ssl.create_default_context(cafile=str(other))
-    error = await fails(rbs.streams_client(tls_uri(own_broker), ssl=context))
+    error = await fail_to_connect(rbs.streams_client(tls_uri(own_broker), ssl=context))
     assert 'certificate verify failed' in str(error).lower()
 
 
 async def test_wrong_host_name(own_broker: RabbitMQ, context: ssl.SSLContext) -> None:
-    # The broker's certificate is for localhost and 127.0.0.1; a relay makes it answer elsewhere.
+    # The broker's certificate is for localhost and 127.0.0.1; a relay listens on 127.0.0.2.
     port = urlsplit(tls_uri(own_broker)).port
     assert port is not None
 
@@ -87,7 +87,7 @@ async def test_wrong_host_name(own_broker: RabbitMQ, context: ssl.SSLContext) ->
     async with await asyncio.start_server(relay, '127.0.0.2', 0) as server:
         relayed = server.sockets[0].getsockname()[1]
         uri = f'rabbitmq-stream+tls://guest:guest@127.0.0.2:{relayed}/'
-        error = await fails(rbs.streams_client(uri, ssl=context))
+        error = await fail_to_connect(rbs.streams_client(uri, ssl=context))
     assert '127.0.0.2' in str(error)
     assert 'certificate is not valid for' in str(error)
 
@@ -105,7 +105,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def test_plain_port_with_tls_scheme(own_broker: RabbitMQ, context: ssl.SSLContext) -> None:
     address = urlsplit(own_broker.uri)
     uri = f'rabbitmq-stream+tls://guest:guest@localhost:{address.port}/'
-    error = await fails(rbs.streams_client(uri, ssl=context))
+    error = await fail_to_connect(rbs.streams_client(uri, ssl=context))
     assert str(address.port) in str(error)
 
 

@@ -1,9 +1,9 @@
-"""Bytes in, frames out to whom they concern.
+"""Cut received bytes into frames and dispatch them.
 
-    frame   size u32 (bytes behind it) | key u16 | version u16 | ...
+    frame   size u32 (of what follows) | key u16 | version u16 | ...
 
-PublishConfirm and PublishError go to the publisher's window, Deliver to the subscription's queue,
-in C; every other frame goes to `on_frame`.  The engine creates no future, task or timer.
+PublishConfirm and PublishError go to the publisher's window and Deliver to the subscription's
+queue, in C; all other frames go to `on_frame`.  The engine creates no future, task or timer.
 """
 
 cimport cython
@@ -25,12 +25,12 @@ from rbfly.error import FrameError
 
 cdef enum:
     BLOCK = 1 << 18
-    LARGE_FIRST = 1 << 20           # bytes; more are allocated as they arrive
+    LARGE_FIRST = 1 << 20           # bytes; grows as data arrives
     KEY_CONFIRM = 0x0003
     KEY_ERROR = 0x0004
     KEY_DELIVER = 0x0008
 
-# Deliver frames may exceed the negotiated frame_max; this is the client's own limit.
+# The client's own limit: brokers send Deliver frames larger than the negotiated frame_max.
 FRAME_CAP = 256 * 2**20
 
 
@@ -59,12 +59,12 @@ cdef class Counters:
 
 
 cdef class Engine:
-    """Cuts frames from received bytes and dispatches them.
+    """The receiving side of a connection.
 
-    :param frame_cap: longest frame accepted, in bytes.
+    :param frame_cap: size of the longest accepted frame, in bytes.
     :param counters: counters to add to; by default the engine's own.
     :ivar heard: set to true when bytes are received (bool).
-    :ivar publishers: windows of the publishers by id, None where there is none (list).
+    :ivar publishers: windows of the publishers by id, None for unused ids (list).
     """
 
     cdef readonly Counters counters
@@ -74,11 +74,11 @@ cdef class Engine:
     cdef object block               # bytearray, never resized: the loop may hold views of it
     cdef object view
     cdef uint8_t *base
-    cdef Py_ssize_t start           # [start, fill) is received and not yet dispatched
+    cdef Py_ssize_t start           # [start, fill) is received, but not dispatched
     cdef Py_ssize_t fill
-    cdef bytes large                # a frame longer than the block, read straight into place
+    cdef bytes large                # a frame longer than the block, received in place
     cdef Py_ssize_t large_fill
-    cdef Py_ssize_t large_size      # bytes of the whole frame
+    cdef Py_ssize_t large_size      # of the whole frame
     cdef readonly list publishers
     cdef list subscriptions
 
@@ -91,32 +91,32 @@ cdef class Engine:
         self.publishers = [None] * 256
         self.subscriptions = [None] * 256
 
-    # -- whom frames concern
+    # -- receivers of frames
 
     def set_publisher(self, uint8_t id, PublishWindow window):
-        """Send confirms of publisher `id` to a window; None to send them nowhere."""
+        """Pass the confirms of publisher `id` to a window; None to drop them."""
         self.publishers[id] = window
 
     def set_subscription(self, uint8_t id, ChunkQueue queue):
-        """Send chunks of subscription `id` to a queue; None to send them nowhere."""
+        """Pass the chunks of subscription `id` to a queue; None to drop them."""
         self.subscriptions[id] = queue
 
     def on_frame(self, int key, int version, bytes body not None):
-        """A frame for nobody above: key, version and the bytes behind them."""
+        """Handle a frame that belongs to no publisher or subscription."""
         raise NotImplementedError
 
     def on_failure(self, error):
-        """The bytes are no frames, or a callback failed; no more frames will come."""
+        """Handle malformed data or the exception of a callback; the engine has stopped."""
         raise NotImplementedError
 
     def stop(self):
-        """Ignore everything that is received from now on."""
+        """Drop all data received from now on."""
         self.stopped = True
 
-    # -- bytes in
+    # -- receiving
 
     def get_buffer(self, sizehint):
-        """Where to put received bytes; see :class:`asyncio.BufferedProtocol`."""
+        """Return the buffer for received bytes, see :class:`asyncio.BufferedProtocol`."""
         if self.large is not None:
             return PyMemoryView_FromMemory(
                 PyBytes_AS_STRING(self.large) + self.large_fill,
@@ -126,7 +126,7 @@ cdef class Engine:
         return self.view[self.fill:] if self.fill else self.view
 
     def buffer_updated(self, Py_ssize_t nbytes):
-        """That many bytes were put there."""
+        """Dispatch the frames that `nbytes` in the buffer complete."""
         self.counters.bytes_received += <uint64_t> nbytes
         self.heard = True
         if self.stopped:
@@ -147,7 +147,7 @@ cdef class Engine:
             self.on_failure(ex)
 
     def feed(self, data):
-        """Receive bytes without a transport: what a loop does with the two methods above."""
+        """Receive bytes without a transport, as an event loop would."""
         cdef Py_ssize_t n, at = 0
         source = memoryview(data)
         while at < len(source):
@@ -158,7 +158,7 @@ cdef class Engine:
             self.buffer_updated(n)
 
     cdef int _grow_large(self) except -1:
-        # Twice what has arrived: nothing is allocated for a size that was only announced.
+        # Twice what has arrived: a size that is only announced allocates nothing.
         cdef PyObject *frame = <PyObject *> self.large
         Py_INCREF(self.large)
         self.large = None
@@ -185,9 +185,9 @@ cdef class Engine:
                 break
             size = load_u32(self.base + self.start)
             if size < 4:
-                raise FrameError(f'frame of {size} bytes is too short')
+                raise FrameError(f'a frame of {size} bytes is too short')
             if size > self.frame_cap:
-                raise FrameError(f'frame of {size} bytes is longer than {self.frame_cap}')
+                raise FrameError(f'a frame of {size} bytes exceeds the limit of {self.frame_cap}')
             if left - 4 < <Py_ssize_t> size:
                 if <Py_ssize_t> size + 4 > BLOCK:
                     self.large_size = <Py_ssize_t> size + 4
@@ -209,7 +209,7 @@ cdef class Engine:
         return 0
 
     cdef int _dispatch(self, const uint8_t *p, Py_ssize_t n, bytes frame) except -1:
-        # [p, p+n) lies behind the size; `frame` owns it, or it lies in the block.
+        # [p, p+n) follows the size; `frame` owns it, or it is part of the block.
         cdef int key = load_u16(p)
         cdef int version = load_u16(p + 2)
         cdef uint32_t count
@@ -224,10 +224,12 @@ cdef class Engine:
         if version == 1 and (key == KEY_CONFIRM or key == KEY_ERROR):
             width = 8 if key == KEY_CONFIRM else 10
             if n < 9:
-                raise FrameError('confirm frame ends within its header')
+                raise FrameError('a confirm frame ends within its header')
             count = load_u32(p + 5)
             if (n - 9) // width < count:
-                raise FrameError(f'confirm frame says {count} ids and holds {(n - 9) // width}')
+                raise FrameError(
+                    f'a confirm frame announces {count} ids but has {(n - 9) // width}'
+                )
             if key == KEY_CONFIRM:
                 self.counters.ids_confirmed += count
             else:
@@ -243,7 +245,7 @@ cdef class Engine:
         elif key == KEY_DELIVER and (version == 1 or version == 2):
             at = 5 if version == 1 else 13
             if n < at:
-                raise FrameError('deliver frame ends within its header')
+                raise FrameError('a deliver frame ends within its header')
             queue = self.subscriptions[p[4]]
             if queue is not None:
                 if version == 2:
