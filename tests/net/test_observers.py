@@ -217,11 +217,16 @@ async def test_failed_handshake_is_no_connection() -> None:
 
 
 async def test_observer_that_raises_disturbs_no_publisher(reported: list[dict[str, Any]]) -> None:
-    class Raising(Observer):
-        def on_transition(self, *args: object) -> None:
-            raise ZeroDivisionError
+    def raising(*args: object) -> None:
+        raise ZeroDivisionError
 
-        on_connection_opened = on_connection_lost = on_connection_closed = on_transition
+    fail: Any = raising
+
+    class Raising(Observer):
+        on_transition = fail
+        on_connection_opened = fail
+        on_connection_lost = fail
+        on_connection_closed = fail
 
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri) as client:
