@@ -1,12 +1,12 @@
-"""The commands of the stream protocol, for both of its sides.
+"""The commands of the stream protocol, for client and broker.
 
     request    size u32 | key u16 | version u16 | correlation id u32 | body
     response   size u32 | key u16 (bit 15 set) | version u16 | correlation id u32 | code u16 | body
     one-way    size u32 | key u16 | version u16 | body
 
-A command is declared once, by the fields of its request and by the type of what its response
-holds: either is written and read as these say, and :func:`decode` finds the command of a frame.
-The client's way for the frames that come often is compiled: `_frames` and `_engine`.
+A class declares the fields of a request and the type of its response; both are encoded and decoded
+by these declarations, and :func:`decode` finds the class of a frame.  For frequent frames, the
+client uses compiled code instead: `_frames` and `_engine`.
 """
 
 import struct
@@ -54,7 +54,7 @@ def frame(key: int, body: bytes, version: int = 1) -> bytes:
 
 
 class OneWay(Fields):
-    """A frame that is not answered."""
+    """A frame without a response."""
 
     key: ClassVar[int]
     version: ClassVar[int]
@@ -73,10 +73,10 @@ class OneWay(Fields):
 
 
 class Command(Fields, Generic[T]):
-    """A request; `T` is what its response holds."""
+    """A request; `T` is the type of its response's content."""
 
     key: ClassVar[Key]
-    coded: ClassVar[bool]  # whether its response has a code
+    coded: ClassVar[bool]  # the response has a code
     answer: ClassVar[Codec[Any]]
 
     def __init_subclass__(cls, key: Key, coded: bool = True) -> None:
@@ -91,7 +91,7 @@ class Command(Fields, Generic[T]):
 
     @classmethod
     def parse(cls, reader: Reader) -> T:
-        """What a response holds, behind its code."""
+        """Decode the content of a response, after its code."""
         value: T = cls.answer.decode(reader)
         return value
 
@@ -99,7 +99,7 @@ class Command(Fields, Generic[T]):
     def respond(
         cls, correlation_id: int, value: T | None = None, code: int = ResponseCode.OK
     ) -> bytes:
-        """The response; one that refuses needs no value."""
+        """Encode the response; one that refuses the request needs no value."""
         head = struct.pack('>IH', correlation_id, code)[: 6 if cls.coded else 4]
         held = cls.answer.encode(cls.answer.empty if value is None else value)
         return frame(cls.key | RESPONSE, head + held)
@@ -107,7 +107,7 @@ class Command(Fields, Generic[T]):
 
 @dataclass(frozen=True)
 class Request:
-    """A command with the id that its response has as well."""
+    """A command with its correlation id, which the response repeats."""
 
     correlation_id: int
     command: Command[Any]
@@ -118,7 +118,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What was answered to a command."""
+    """The response to a command."""
 
     command: type[Command[Any]]
     correlation_id: int
@@ -138,21 +138,21 @@ class Response:
 
 
 READERS: dict[tuple[int, int], Callable[[Reader], Request | Response | OneWay]] = {}
-"""What reads a frame, by its key and version."""
+"""Decoders of frames, by key and version."""
 
 
 def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
-    """A frame, which is encoded as it was by its `encode()`.
+    """Decode a frame; `encode()` of the result returns the same bytes.
 
-    :raises FrameError: there is no such frame, or its body is not what it has to be.
+    :raises FrameError: the key and version are unknown, or the body is malformed.
     """
     read = READERS.get((key, version))
     if read is None:
-        raise FrameError(f'there is no frame 0x{key:04x} of version {version}')
+        raise FrameError(f'frame 0x{key:04x} version {version} is unknown')
     reader = Reader(body, strict=True)
     found = read(reader)
     if not reader.at_end:
-        raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes behind its fields')
+        raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes after its fields')
     return found
 
 
@@ -176,13 +176,13 @@ class SaslAuthenticate(Command[Challenge], key=Key.SASL_AUTHENTICATE):
 
 
 class Tune(OneWay, key=Key.TUNE):
-    """Limits: `frame_max` in bytes and `heartbeat` in seconds; 0 is unlimited, or none."""
+    """Limits: `frame_max` in bytes and `heartbeat` in seconds; 0 for none."""
 
     frame_max: U32
     heartbeat: U32
 
     def agree(self, other: Self) -> Self:
-        """The smaller of both, where 0 gives way to the other."""
+        """The smaller values of both; 0 yields to any other value."""
 
         def smaller(a: int, b: int) -> int:
             return min(a, b) if a and b else a or b
@@ -192,7 +192,7 @@ class Tune(OneWay, key=Key.TUNE):
         )
 
 
-READERS[Key.TUNE | RESPONSE, 1] = Tune.read  # how some clients answer
+READERS[Key.TUNE | RESPONSE, 1] = Tune.read  # the answer of some clients
 
 
 class Open(Command[LastMap], key=Key.OPEN):
@@ -223,7 +223,7 @@ class Heartbeat(OneWay, key=Key.HEARTBEAT):
 class ExchangeCommandVersions(
     Command[dict[U16, tuple[U16, U16]]], key=Key.EXCHANGE_COMMAND_VERSIONS
 ):
-    """Versions by key; the broker switches to Deliver v2 where `(1, 2)` is sent for it."""
+    """Versions by key; `(1, 2)` for Deliver makes the broker send Deliver v2."""
 
     versions: dict[U16, tuple[U16, U16]]
 
@@ -261,7 +261,7 @@ class Partitions(Command[tuple[String, ...]], key=Key.PARTITIONS):
 
 
 class StreamStats(Command[dict[String, I64]], key=Key.STREAM_STATS):
-    """Positions of a stream; -1 for those that an empty one does not have."""
+    """Positions of a stream; -1 for those that an empty stream does not have."""
 
     stream: String
 
@@ -279,7 +279,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class StreamMetadata:
-    """Where a stream is: code, the leader (None: none right now), the replicas."""
+    """The nodes of a stream; `leader` is None if there is none at the moment."""
 
     code: int
     leader: Broker | None
@@ -321,7 +321,7 @@ class Metadata(Command[Members], key=Key.METADATA, coded=False):
 
 
 class MetadataUpdate(OneWay, key=Key.METADATA_UPDATE):
-    """The publishers and subscriptions on a stream are gone."""
+    """The broker has removed its publishers and subscriptions of a stream."""
 
     code: U16
     stream: String
@@ -361,7 +361,7 @@ class PublishConfirm(OneWay, key=Key.PUBLISH_CONFIRM):
 
 
 class PublishError(OneWay, key=Key.PUBLISH_ERROR):
-    """Publishing ids and why they were not stored."""
+    """Publishing ids that were not stored, with the reasons."""
 
     publisher_id: U8
     errors: tuple[tuple[U64, U16], ...]
@@ -399,14 +399,15 @@ class Credit(OneWay, key=Key.CREDIT):
 
 
 class CreditError(OneWay, key=Key.CREDIT | RESPONSE):
-    """The answer to a Credit that is refused; it has no correlation id."""
+    """The broker refused a Credit; there is no correlation id."""
 
     code: U16
     subscription_id: U8
 
 
 class ConsumerUpdate(Command[AnyOffsetSpec], key=Key.CONSUMER_UPDATE):
-    """From the broker: the subscription is active, or not; None is where Subscribe has said."""
+    """From the broker: whether the subscription is active.  The response says where it starts; None
+    is the offset of Subscribe."""
 
     subscription_id: U8
     active: U8
@@ -429,17 +430,17 @@ class ResolveOffsetSpec(Command[OffsetSpec], key=Key.RESOLVE_OFFSET_SPEC):
     properties: LastMap
 
 
-# -- frames at once
+# -- frames without an object
 
 HEARTBEAT = Heartbeat().encode()
 
 
 def credit(subscription_id: int, chunks: int) -> bytes:
-    """`Credit`, which leaves for each chunk, in a fifth of the time."""
+    """Encode a Credit, which is sent for each chunk, in a fifth of the time."""
     try:
         return struct.pack('>IHHBh', 7, Key.CREDIT, 1, subscription_id, chunks)
     except struct.error:
-        return Credit(subscription_id, chunks).encode()  # which tells what is wrong
+        return Credit(subscription_id, chunks).encode()  # raises the right error
 
 
 def store_offset(name: str, stream: str, offset: int) -> bytes:
