@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from . import lanes
+from .stats import Interval, ratio_interval
 
 __all__ = ['Results', 'ResultsError', 'Settings', 'Writer', 'read']
 
@@ -96,6 +97,20 @@ class Results:
     def column(self, lane: str, name: str) -> dict[int, float]:
         """The values of a lane, by round."""
         return {row['round']: row[name] for row in self.rows if row['lane'] == lane and name in row}
+
+    def ratio(self, lane: str, other: str, name: str) -> Interval | None:
+        """The ratio of two lanes' medians, over the rounds that both have.
+
+        None if there are no such rounds, or the other lane has only zeros.
+        """
+        over, under = self.column(lane, name), self.column(other, name)
+        both = sorted(over.keys() & under.keys())
+        try:
+            return ratio_interval(
+                [over[i] for i in both], [under[i] for i in both], self.settings.seed, paired=True
+            )
+        except (ValueError, ArithmeticError):
+            return None
 
 
 class Writer:

@@ -38,23 +38,13 @@ def rates(interval: Interval) -> str:
     return f'[{interval.low:,.0f}, {interval.high:,.0f}]'
 
 
-def ratio_by_round(results: Results, lane: str, floor: str, name: str) -> Interval | None:
-    """The ratio of a lane to its floor, over the rounds that both have."""
-    over, under = results.column(lane, name), results.column(floor, name)
-    both = sorted(over.keys() & under.keys())
-    if not both:
-        return None
-    seed = results.settings.seed
-    return ratio_interval([over[i] for i in both], [under[i] for i in both], seed, paired=True)
-
-
 def ratios(results: Results, lane: str, references: Sequence[str]) -> Iterator[str]:
     """The ratios of a lane's rate to those of its references."""
     failed = results.failed()
     for name in references:
         found = None
         if name != lane and name not in failed:
-            found = ratio_by_round(results, lane, name, 'rate')
+            found = results.ratio(lane, name, 'rate')
         yield ratio(found) if found else ''
 
 
@@ -87,7 +77,7 @@ def summary(results: Results) -> Iterator[str]:
                 cells += ['', '']
             else:
                 for column in ('rate', 'cpu_per_message'):
-                    found = ratio_by_round(results, name, floor, column)
+                    found = results.ratio(name, floor, column)
                     cells.append(ratio(found) if found else '')
             rows.append(tuple(cells))
         count = settings.counts[kind.name]

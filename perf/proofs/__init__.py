@@ -7,6 +7,7 @@ command, `python -m perf prove NAME`, that writes its observations to a result f
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 __all__ = ['PROOFS', 'SETTINGS', 'Proof', 'Value', 'command']
 
@@ -60,6 +61,9 @@ def proof(name: str, title: str, module: str, nodes: int = 1, **settings: Value)
     return Proof(name, title, module, MappingProxyType(settings), nodes, loop)
 
 
+# How the proofs with faults publish, by default.
+PUBLISH: dict[str, Any] = {'tasks': 1_000, 'by': 'send', 'unnamed': False}
+
 PROOFS = {
     item.name: item
     for item in (
@@ -69,9 +73,7 @@ PROOFS = {
             'publish',
             messages=1_000_000,
             cuts=50,
-            tasks=1_000,
-            by='send',
-            unnamed=False,
+            **PUBLISH,
         ),
         proof(
             'publish-restart',
@@ -79,9 +81,7 @@ PROOFS = {
             'publish',
             messages=1_000_000,
             cuts=4,
-            tasks=1_000,
-            by='send',
-            unnamed=False,
+            **PUBLISH,
         ),
         proof(
             'publish-leader',
@@ -90,9 +90,7 @@ PROOFS = {
             nodes=3,
             messages=1_000_000,
             cuts=6,
-            tasks=1_000,
-            by='send',
-            unnamed=False,
+            **PUBLISH,
         ),
         proof(
             'publish-nodes',
@@ -101,10 +99,8 @@ PROOFS = {
             nodes=3,
             messages=1_000_000,
             cuts=6,
-            tasks=1_000,
-            by='send',
             how='partition',
-            unnamed=False,
+            **PUBLISH,
         ),
         proof(
             'tasks',
@@ -173,8 +169,8 @@ PROOFS = {
             nodes=3,
             messages=1_000_000,
             cuts=6,
-            by='body',
             how='partition',
+            by='body',
         ),
         proof(
             'consume-anything',

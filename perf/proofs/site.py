@@ -5,10 +5,11 @@ import contextlib
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 from brokers import Progress, RabbitMQ
 from brokers.proxy import Direction, Proxy
@@ -18,6 +19,8 @@ from .. import wire
 from .run import ProofError
 
 __all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Place', 'Site', 'body']
+
+T = TypeVar('T')
 
 SETTLED = 60.0  # seconds to elect a leader and to restore replicas
 WIDTH = 10  # digits in a body
@@ -165,13 +168,28 @@ class Site:
 
         This uses neither the client nor a proxy.
         """
+        return await self.ask(partial(read_stored, stream), stream)
+
+    async def ask(self, question: Callable[[wire.Connection], T], stream: str = '') -> T:
+        """Ask the leader of a stream, or the first node, until it answers.
+
+        The leader may change shortly after a fault.
+        """
+
+        def ask_node(node: int) -> T:
+            connection = wire.Connection(self.direct[node], 'proof')
+            try:
+                return question(connection)
+            finally:
+                connection.close()
+
         limit = time.monotonic() + SETTLED
         while True:
             try:
-                leader = await self.leader(stream)
-                return await asyncio.to_thread(read_stored, self.direct[leader], stream)
+                leader = await self.leader(stream) if stream else 0
+                return await asyncio.to_thread(ask_node, leader)
             except (wire.WireError, OSError):
-                if time.monotonic() > limit:  # the leader may change shortly after a fault
+                if time.monotonic() > limit:
                     raise
             await asyncio.sleep(0.5)
 
@@ -201,19 +219,15 @@ class Site:
             yield cls(place.broker, proxies, place.mqtt)
 
 
-def read_stored(uri: str, stream: str) -> tuple['array[int]', 'array[int]']:
+def read_stored(stream: str, connection: wire.Connection) -> tuple['array[int]', 'array[int]']:
     """Read the numbers and offsets of the messages in a stream."""
     numbers, offsets = array('q'), array('q')
-    connection = wire.Connection(uri, 'proof')
-    try:
-        stats = connection.stats(stream)
-        if stats['committed_chunk_id'] != stats['last_chunk_id']:  # after a change of leader
-            raise wire.WireError('the stream has chunks that are not yet committed')
-        for offset, message in connection.stored(stream):
-            if message[:5] != b'\x00\x53\x75\xa0' + bytes((WIDTH,)):
-                raise ProofError(f'unexpected message at offset {offset}: {message!r}')
-            numbers.append(int(message[5:]))
-            offsets.append(offset)
-    finally:
-        connection.close()
+    stats = connection.stats(stream)
+    if stats['committed_chunk_id'] != stats['last_chunk_id']:  # after a change of leader
+        raise wire.WireError('the stream has chunks that are not yet committed')
+    for offset, message in connection.stored(stream):
+        if message[:5] != b'\x00\x53\x75\xa0' + bytes((WIDTH,)):
+            raise ProofError(f'unexpected message at offset {offset}: {message!r}')
+        numbers.append(int(message[5:]))
+        offsets.append(offset)
     return numbers, offsets

@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from .activity import Activity
+from .activity import AGAIN, Activity
 from .closing import Cancelling, Closing
 from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .memory import GROWTH, resident
@@ -33,7 +33,7 @@ __all__ = ['soak']
 
 ROUNDS = {'memory': 10.0, 'rabbitmq': 60.0}  # seconds per round
 END = 180.0  # seconds to finish a round after the faults
-AGAIN = 0.05  # seconds before a failed call is repeated
+
 POLL = 0.5  # timeout of subscriptions in seconds
 TRACKED = 5_000  # messages after which a subscription that tracks its offset is replaced
 WARM_UP = 10  # the first tenth of the time is the warm-up, in which memory may grow

@@ -1,7 +1,6 @@
 """The brokers of a soak and the random faults that they can inject."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,7 +14,7 @@ from rbfly.testing.stream import Subscription
 from .. import wire
 from .faults import lose_node, move_leader, pause_node
 from .run import ProofError
-from .site import SETTLED, Site, body
+from .site import Site, body
 
 __all__ = ['InMemory', 'OnCluster', 'Trouble', 'in_memory']
 
@@ -60,10 +59,10 @@ class OnCluster(Trouble):
         self._written = 0
 
     async def create(self, stream: str) -> None:
-        await self._ask(lambda connection: connection.create_stream(stream))
+        await self.ask(lambda connection: connection.create_stream(stream))
 
     async def delete(self, stream: str) -> None:
-        await self._ask(lambda connection: connection.delete_stream(stream))
+        await self.ask(lambda connection: connection.delete_stream(stream))
 
     async def write(self, stream: str, numbers: Sequence[int]) -> None:
         first = self._written + 1
@@ -74,30 +73,10 @@ class OnCluster(Trouble):
             frames = wire.publish_frames([*map(body, numbers)], len(numbers), first)
             connection.publish(frames, len(numbers), len(numbers))
 
-        await self._ask(publish, stream)
+        await self.ask(publish, stream)
 
     async def count(self, stream: str) -> int:
         return len((await self.stored(stream))[0])
-
-    async def _ask(self, ask: Callable[[wire.Connection], None], stream: str = '') -> None:
-        """Ask the leader of a stream, or the first node, until it answers."""
-        limit = time.monotonic() + SETTLED
-        while True:
-            try:
-                node = await self.leader(stream) if stream else 0
-                await asyncio.to_thread(self._ask_node, node, ask)
-                return
-            except (wire.WireError, OSError):
-                if time.monotonic() > limit:
-                    raise
-            await asyncio.sleep(0.5)
-
-    def _ask_node(self, node: int, ask: Callable[[wire.Connection], None]) -> None:
-        connection = wire.Connection(self.direct[node], 'soak', timeout=10)
-        try:
-            ask(connection)
-        finally:
-            connection.close()
 
     def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
         proxies = self.proxies

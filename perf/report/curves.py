@@ -23,7 +23,7 @@ from .studies import (
     overview,
 )
 
-__all__ = ['draw_overview', 'draw_study', 'overview_in_words', 'percentiles_in_words']
+__all__ = ['draw_overview', 'draw_study', 'overview_in_words', 'study_in_words']
 
 OVERVIEW = 'overview'
 CURVES = 2.3  # height in inches
@@ -197,12 +197,13 @@ def draw_study(report: Report, scenario: str, folder: Path) -> Iterator[Path]:
                 grid='y',
             )
         )
-    words = percentiles_in_words(report) if scenario == 'percentiles' else medians(report, scenario)
-    yield from drawing.save(folder, scenario, words, panels)
+    yield from drawing.save(folder, scenario, study_in_words(report, scenario), panels)
 
 
-def percentiles_in_words(report: Report) -> str:
-    """Text alternative for the percentiles."""
+def study_in_words(report: Report, scenario: str) -> str:
+    """Text alternative for a study."""
+    if scenario != 'percentiles':
+        return medians(report, scenario)
     parts = []
     for kind in report.kinds('percentiles'):
         for lane in report.of_kind(kind.name):

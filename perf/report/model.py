@@ -14,7 +14,7 @@ from typing import Any, Self
 from .. import environment, lanes
 from ..histogram import Histogram
 from ..results import Results, read
-from ..stats import Interval, median_interval, ratio_interval
+from ..stats import Interval, median_interval
 
 __all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 'Run', 'rank']
 
@@ -143,18 +143,8 @@ class Lane:
             return None
         key = (self.name, other.name, column)
         if key not in self.run.ratios:
-            self.run.ratios[key] = self._ratio(other, column)
+            self.run.ratios[key] = self.run.results.ratio(*key)
         return self.run.ratios[key]
-
-    def _ratio(self, other: 'Lane', column: str) -> Interval | None:
-        own, others = (lane.run.results.column(lane.name, column) for lane in (self, other))
-        rounds = sorted(own.keys() & others.keys())
-        try:
-            return ratio_interval(
-                [own[i] for i in rounds], [others[i] for i in rounds], self.run.seed, paired=True
-            )
-        except (ValueError, ArithmeticError):
-            return None
 
 
 def rank(library: str) -> int:
@@ -202,9 +192,8 @@ class Run:
             if name in failed:
                 self.absent[name] = f'failed: {failed[name]}'
             elif name in measured:
-                kind, library = about['kind'], about['library']
-                broker, loop = about['broker'], about['loop']
-                measured_lanes.append(Lane(self, name, kind, library, broker, loop, how))
+                fields = {field: about[field] for field in ('kind', 'library', 'broker', 'loop')}
+                measured_lanes.append(Lane(self, name, **fields, how=how))
             else:
                 self.absent[name] = 'the run ended before its first round'
         measured_lanes.sort(key=lambda lane: rank(lane.library))
@@ -281,6 +270,15 @@ class Report:
     def of_kind(self, kind: str) -> list[Lane]:
         run = self.run_of(kind)
         return run.of_kind(kind) if run else []
+
+    def ours(self, kind: str) -> Lane | None:
+        """The first of RbFly's lanes of a kind of work."""
+        return next((lane for lane in self.of_kind(kind) if lane.is_ours), None)
+
+    def absent(self, kinds: Sequence[Kind]) -> dict[str, str]:
+        """Requested lanes of some kinds of work without results, with the reason."""
+        runs = [(self.run_of(kind.name), kind.name) for kind in kinds]
+        return {k: v for run, name in runs if run for k, v in run.absent_of_kind(name).items()}
 
     def all_lanes(self) -> Iterator[Lane]:
         for run in self.runs:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import environment, lanes, stats
 from . import studies
-from .curves import overview_in_words, percentiles_in_words
+from .curves import overview_in_words, study_in_words
 from .drawing import THEMES
 from .field import PUBLISHED
 from .figures import FIGURES, Figure, alt
@@ -78,7 +78,7 @@ def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
             lines += heading(study.title)
             lines += paragraph(sentence(report.scenarios[scenario]))
             caption = PERCENTILES if scenario == 'percentiles' else CURVES
-            lines += show(scenario, words_of(report, scenario), caption, folder)
+            lines += show(scenario, study_in_words(report, scenario), caption, folder)
             lines += studies.sections(report, scenario)
     lines += [*targets(report), *method(report), *surroundings(report), *field(report)]
     return '\n'.join(lines).rstrip('\n') + '\n'
@@ -144,18 +144,7 @@ def results(report: Report, scenario: str, figure: Figure | None, folder: str) -
         yield from paragraph(sentence(kind.title))
         yield from numbers(report, kind)
         yield from bullets(reading(report, kind))
-        run = report.run_of(kind.name)
-        absent = run.absent_of_kind(kind.name) if run else {}
-        if absent:
-            yield from paragraph('Not measured:')
-            yield from bullets(f'{code(name)} {plain(why[:300])}' for name, why in absent.items())
-
-
-def words_of(report: Report, scenario: str) -> str:
-    """Text alternative for the figure of a study."""
-    if scenario == 'percentiles':
-        return percentiles_in_words(report)
-    return studies.medians(report, scenario)
+        yield from studies.not_measured(report, [kind])
 
 
 def show(name: str, words: str, caption: str, folder: str) -> Iterator[str]:

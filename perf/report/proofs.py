@@ -36,8 +36,11 @@ def read(paths: Sequence[Path]) -> list[Proof]:
     return proofs
 
 
-def compose(proofs: Sequence[Proof]) -> str:
-    """Write the page."""
+def compose(results: Sequence[Proof]) -> str:
+    """Write the page.
+
+    The titles of proofs come from :data:`perf.proofs.PROOFS` if they are still there.
+    """
     lines = [
         '.. Written by `python -m perf report` from result files; do not edit.',
         '',
@@ -55,16 +58,17 @@ def compose(proofs: Sequence[Proof]) -> str:
         ),
         *table(
             ['proof', 'verdict', 'settings', 'broker', 'seed', 'seconds'],
-            map(row, proofs),
+            map(row, results),
             'perf perf-text',
         ),
     ]
-    for name in dict.fromkeys(proof['proof'] for proof in proofs):
-        runs = [proof for proof in proofs if proof['proof'] == name]
-        lines += heading(plain(f'{name}: {runs[0]["title"]}'))
+    for name in dict.fromkeys(proof['proof'] for proof in results):
+        runs = [proof for proof in results if proof['proof'] == name]
+        title = proofs.PROOFS[name].title if name in proofs.PROOFS else runs[0]['title']
+        lines += heading(plain(f'{name}: {title}'))
         for run in runs:
             lines += section(run)
-    lines += surroundings(proofs)
+    lines += surroundings(results)
     return '\n'.join(lines).rstrip('\n') + '\n'
 
 

@@ -139,7 +139,8 @@ def compare_with_peer(lane: Lane, peer: Lane) -> str:
     return text + '.'
 
 
-def of_kind(report: Report, kind: Kind) -> Iterator[str]:
+def reading(report: Report, kind: Kind) -> Iterator[str]:
+    """Conclusions for a kind of work, as markup."""
     lanes = report.of_kind(kind.name)
     floor = next((lane for lane in lanes if lane.library == kind.floor), None)
     ours = [lane for lane in lanes if lane.is_ours]
@@ -160,14 +161,13 @@ def of_kind(report: Report, kind: Kind) -> Iterator[str]:
 
 def in_short(report: Report, kind: Kind) -> str:
     """RbFly's rate, and its ratios to the rates of other lanes."""
-    lanes = report.of_kind(kind.name)
-    ours = next((lane for lane in lanes if lane.is_ours), None)
+    ours = report.ours(kind.name)
     if not ours:
         return f'**{kind.scenario}, {kind.name}**: RbFly has no result.'
     parts = [
         f'**{kind.scenario}, {kind.name}**: {plain(ours.title)} {ours.rate.value:,.0f} messages/s'
     ]
-    for lane in lanes:
+    for lane in report.of_kind(kind.name):
         interval = ours.ratio(lane)
         if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and interval:
             parts.append(f'{ratio(interval)} × {plain(lane.title)}')
@@ -178,24 +178,17 @@ def ahead(report: Report, kinds: Iterable[Kind]) -> str:
     """The kinds of work in which other libraries are faster than RbFly."""
     ahead_in: dict[str, list[str]] = {}
     for kind in kinds:
-        lanes = report.of_kind(kind.name)
-        ours = next((lane for lane in lanes if lane.is_ours), None)
-        for lane in lanes:
-            if ours and not lane.is_ours and not lane.is_floor:
-                rate = ours.ratio(lane)
-                if rate and rate.high < 1:
-                    ahead_in.setdefault(lane.title, []).append(kind.name)
+        ours = report.ours(kind.name)
+        for lane in report.of_kind(kind.name):
+            rate = None if lane.is_ours or lane.is_floor or not ours else ours.ratio(lane)
+            if rate and rate.high < 1:
+                ahead_in.setdefault(lane.title, []).append(kind.name)
     if not ahead_in:
         return 'No other library is faster than RbFly in any kind of work measured here.'
     texts = (
         f'{plain(title)} in {", ".join(map(code, names))}' for title, names in ahead_in.items()
     )
     return f'Faster than RbFly: {"; ".join(texts)}.'
-
-
-def reading(report: Report, kind: Kind) -> list[str]:
-    """Conclusions for a kind of work, as markup."""
-    return list(of_kind(report, kind))
 
 
 def cautions(report: Report) -> Iterator[str]:

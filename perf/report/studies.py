@@ -18,6 +18,7 @@ __all__ = [
     'lane_of',
     'libraries',
     'medians',
+    'not_measured',
     'overview',
     'sections',
     'sooner',
@@ -124,11 +125,10 @@ def overview(report: Report) -> list[Compared]:
     """RbFly's rate relative to each peer's, per kind of work."""
     rows = []
     for name, title in OVERVIEW.items():
-        lanes = report.of_kind(name)
-        ours = next((lane for lane in lanes if lane.is_ours), None)
-        peers = [lane for lane in lanes if lane.is_peer and ours and ours.ratio(lane)]
-        if ours and peers:
-            rows.append(Compared(title, ours, peers))
+        if ours := report.ours(name):
+            peers = [lane for lane in report.of_kind(name) if lane.is_peer and ours.ratio(lane)]
+            if peers:
+                rows.append(Compared(title, ours, peers))
     return rows
 
 
@@ -139,7 +139,7 @@ def libraries(report: Report, kinds: Sequence[Kind]) -> list[str]:
 
 
 def lane_of(report: Report, kind: Kind, library: str) -> Lane | None:
-    return next((lane for lane in report.of_kind(kind.name) if lane.library == library), None)
+    return report.lane(f'{library}-{kind.name}')
 
 
 def label(kind: Kind) -> str:
@@ -184,13 +184,11 @@ def sections(report: Report, scenario: str) -> Iterator[str]:
             ' machines with other settings and versions. They were not verified and are not'
             ' comparable.'
         )
-    absent = {
-        name: why
-        for kind in report.kinds(scenario)
-        if (run := report.run_of(kind.name))
-        for name, why in run.absent_of_kind(kind.name).items()
-    }
-    if absent:
+    yield from not_measured(report, report.kinds(scenario))
+
+
+def not_measured(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
+    if absent := report.absent(kinds):
         yield from paragraph('Not measured:')
         yield from bullets(f'{code(name)} {plain(why[:300])}' for name, why in absent.items())
 
