@@ -1,4 +1,4 @@
-"""Standard output whose reader may leave, as `head` does."""
+"""Run commands whose output may be piped into a program that stops reading, such as `head`."""
 
 import os
 import select
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 __all__ = ['run']
 
-UNREAD = 128 + signal.SIGPIPE  # exit status that shells give to what SIGPIPE ended
+UNREAD = 128 + signal.SIGPIPE  # how shells report that SIGPIPE ended a process
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run a command; its exit status. It ends silently once nobody reads its output."""
+    """Run a command and return its exit status; end silently if standard output is closed."""
     try:
         try:
             return main()
@@ -22,7 +22,7 @@ def run(main: Callable[[], int]) -> int:
         poll = select.poll()
         poll.register(sys.stdout, 0)  # for errors only
         if not poll.poll(0):
-            raise  # it was another pipe, or a socket
-        # what is left in the buffer is written when the interpreter ends
+            raise  # another pipe or socket broke
+        # the interpreter flushes the buffer at exit, which would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
