@@ -9,13 +9,12 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from random import Random
-from typing import Protocol
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
 from .ledger import MESSAGES, Log
+from .run import Run
 from .trouble import Trouble
 
 __all__ = ['AGAIN', 'SHARE', 'Activity', 'Scene']
@@ -25,23 +24,30 @@ SHARE = MESSAGES // 2  # messages of a log to send during faults, leaving the re
 GUARD = 60.0  # seconds after which a reader that lacks messages has failed
 
 
-class Scene(Protocol):
-    """The round that an activity belongs to.
+class Scene:
+    """The part of a round that its activities use.
 
     :ivar refusing: whether the broker may refuse messages, including some that no call reports.
     :ivar wrong: violations and their counts.
     :ivar failures: errors that calls may raise during faults, and their counts.
     """
 
-    site: Trouble
-    client: rbs.StreamsClient
-    random: Random
-    refusing: bool
-    wrong: Counter[str]
-    failures: Counter[str]
+    def __init__(self, run: Run, site: Trouble, client: rbs.StreamsClient, seconds: float) -> None:
+        self.run = run
+        self.site = site
+        self.client = client
+        self.random = run.random
+        self.refusing = run.random.random() < 0.5
+        self.begin = asyncio.get_running_loop().time()
+        self.seconds = seconds
+        self.wrong: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
 
-    def over(self) -> bool: ...
-    def progress(self, count: int = 1) -> None: ...
+    def over(self) -> bool:
+        return asyncio.get_running_loop().time() > self.begin + self.seconds
+
+    def progress(self, count: int = 1) -> None:
+        self.run.done += count
 
 
 class Activity:

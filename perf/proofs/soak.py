@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 
-from .activity import AGAIN, Activity
+from .activity import AGAIN, Activity, Scene
 from .closing import Cancelling, Closing
 from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .memory import GROWTH, resident
@@ -172,7 +172,7 @@ class Reader:
 # -- one round
 
 
-class Round:
+class Round(Scene):
     """The publishers and subscriptions of one round, and their violations."""
 
     def __init__(
@@ -183,16 +183,9 @@ class Round:
         seconds: float,
         streams: Sequence[str],
     ) -> None:
-        self.run = run
-        self.site = site
-        self.client = client
-        self.random = run.random
-        self.refusing = run.random.random() < 0.5
+        super().__init__(run, site, client, seconds)
         # A corrupt chunk with a valid CRC looks like a chunk of another stream.
         self.corrupting = bool(streams) and run.random.random() < 0.25
-        self.wrong: Counter[str] = Counter()
-        self.begin = asyncio.get_running_loop().time()
-        self.seconds = seconds
         self.logs = [
             Log(how, stream, 'name' in options)
             for (how, (_, options)), stream in zip(WAYS.items(), streams, strict=False)
@@ -201,15 +194,8 @@ class Round:
         if self.logs:
             self.add_readers()
         self.stored: dict[str, array[int]] = {}  # numbers in each stream at the end
-        self.failures: Counter[str] = Counter()
         self.calls = 0
         self.longest = 0.0  # seconds of the longest call
-
-    def over(self) -> bool:
-        return asyncio.get_running_loop().time() > self.begin + self.seconds
-
-    def progress(self, count: int = 1) -> None:
-        self.run.done += count
 
     def add_readers(self) -> None:
         """Add a reader for each way of consuming."""
@@ -229,16 +215,16 @@ class Round:
             return stored
         return array('q', (number for number in stored if number % 2 == 0))
 
-    async def publish(self, client: rbs.StreamsClient, log: Log) -> None:
+    async def publish(self, log: Log) -> None:
         """Publish until the round is over, at a steady pace."""
         loop = asyncio.get_running_loop()
-        begin = loop.time()
         send, options = WAYS[log.how]
-        while (past := loop.time() - begin) < self.seconds:
+        while not self.over():
             try:
-                async with client.publisher(log.stream, **options) as publisher:
+                async with self.client.publisher(log.stream, **options) as publisher:
                     usable = True
-                    while usable and (past := loop.time() - begin) < self.seconds:
+                    while usable and not self.over():
+                        past = loop.time() - self.begin
                         if log.next >= MESSAGES * past / self.seconds:
                             await asyncio.sleep(0.005)
                             continue
@@ -252,7 +238,7 @@ class Round:
                 self.failures[type(ex).__name__] += 1
                 await asyncio.sleep(AGAIN)
 
-    async def consume(self, client: rbs.StreamsClient, reader: Reader) -> None:
+    async def consume(self, reader: Reader) -> None:
         """Read until all stored messages have arrived."""
 
         def more() -> bool:
@@ -261,7 +247,7 @@ class Round:
 
         while more():
             try:
-                async with client.subscribe(
+                async with self.client.subscribe(
                     reader.stream, timeout=POLL, **reader.options()
                 ) as subscription:
                     await reader.read(subscription, self.run, more)
@@ -298,8 +284,8 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
         activities = [make(this) for name, make in ACTIVITIES.items() if name in names]
         for activity in activities:
             await stack.enter_async_context(activity.running())
-        consumers = [asyncio.create_task(this.consume(client, item)) for item in this.readers]
-        working = [asyncio.create_task(this.publish(client, item)) for item in this.logs]
+        consumers = [asyncio.create_task(this.consume(item)) for item in this.readers]
+        working = [asyncio.create_task(this.publish(item)) for item in this.logs]
         working += [asyncio.create_task(activity.run()) for activity in activities]
         faults = asyncio.create_task(disturb(this, streams, 'clocks' in names))
         try:

@@ -22,37 +22,11 @@ __all__ = ['InMemory', 'OnCluster', 'Trouble', 'in_memory']
 Faults = dict[str, Callable[[], Awaitable[None]]]
 
 
-class Trouble(Site):
-    """A site that injects faults.
+class OnCluster(Site):
+    """A RabbitMQ cluster that injects faults, with a proxy for each node.
 
     Its other methods use neither the client nor a connection with faults.
     """
-
-    async def create(self, stream: str) -> None:
-        raise NotImplementedError
-
-    async def delete(self, stream: str) -> None:
-        raise NotImplementedError
-
-    async def write(self, stream: str, numbers: Sequence[int]) -> None:
-        """Store messages in one chunk, without duplicates."""
-        raise NotImplementedError
-
-    async def count(self, stream: str) -> int:
-        """Count the stored messages."""
-        raise NotImplementedError
-
-    def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
-        """Functions that inject one fault each and return when it is over, by name."""
-        raise NotImplementedError
-
-    def heal(self) -> None:
-        """End all faults that still last."""
-        raise NotImplementedError
-
-
-class OnCluster(Trouble):
-    """A RabbitMQ cluster with a proxy for each node."""
 
     def __init__(self, broker: Any, proxies: Sequence[Any]) -> None:
         super().__init__(broker, proxies)
@@ -65,6 +39,7 @@ class OnCluster(Trouble):
         await self.ask(lambda connection: connection.delete_stream(stream))
 
     async def write(self, stream: str, numbers: Sequence[int]) -> None:
+        """Store messages in one chunk, without duplicates."""
         first = self._written + 1
         self._written += len(numbers)
 
@@ -75,10 +50,8 @@ class OnCluster(Trouble):
 
         await self.ask(publish, stream)
 
-    async def count(self, stream: str) -> int:
-        return len((await self.stored(stream))[0])
-
     def faults(self, rnd: Any, streams: Sequence[str]) -> Faults:
+        """Functions that inject one fault each and return when it is over, by name."""
         proxies = self.proxies
 
         async def cut() -> None:
@@ -137,13 +110,14 @@ class OnCluster(Trouble):
         }
 
     def heal(self) -> None:
+        """End all faults that still last."""
         for proxy in self.proxies:
             proxy.delay, proxy.split = 0.0, False
             proxy.resume()
             proxy.accept()
 
 
-class InMemory(Trouble):
+class InMemory(Site):
     """The in-memory broker in a separate process, so that its memory is not the client's."""
 
     def __init__(self, broker: Any, uris: Sequence[str]) -> None:
@@ -173,10 +147,6 @@ class InMemory(Trouble):
 
     async def write(self, stream: str, numbers: Sequence[int]) -> None:
         await self._call('publish', stream, *map(body, numbers))
-
-    async def count(self, stream: str) -> int:
-        found: int = await self._call('count', stream)
-        return found
 
     @asynccontextmanager
     async def unseen(self) -> AsyncIterator[None]:
@@ -243,14 +213,14 @@ class InMemory(Trouble):
         self.broker.heal()  # type: ignore[attr-defined]
 
 
+Trouble = OnCluster | InMemory
+
+
 class Memory(StreamBroker):
     """The in-memory broker, with methods for calls from another process."""
 
     def where(self) -> list[str]:
         return self.uris
-
-    def count(self, stream: str) -> int:
-        return self._call(lambda: self._stream(stream, None).published)
 
     def readers(self, stream: str) -> int:
         clients = self._call(lambda: [*self._stream(stream, None).clients])
