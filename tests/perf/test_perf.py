@@ -15,7 +15,19 @@ from typing import Any
 
 import pytest
 
-from perf import cli, environment, instructions, kafka, lanes, runner, table, target, wire, worker
+from perf import (
+    cli,
+    environment,
+    instructions,
+    kafka,
+    lanes,
+    runner,
+    runs,
+    table,
+    target,
+    wire,
+    worker,
+)
 from perf.lanes.base import Target, Work
 from perf.lanes.codec import APP_PROPERTIES, MESSAGES, PROPERTIES, Case, Codec
 from perf.results import Results, ResultsError, Settings, Writer, read
@@ -293,7 +305,7 @@ def parse(*argv: str) -> Any:
 
 
 def counts(*argv: str) -> dict[str, int]:
-    return cli.counts(parse(*argv), {'single', 'batch'})
+    return runs.counts(parse(*argv), {'single', 'batch'})
 
 
 def test_scale_quick_and_full() -> None:
@@ -379,7 +391,7 @@ def test_missing_broker_does_not_affect_codec_lanes(
 
 def test_lanes_without_their_library_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, 'version', lambda name: None)
-    _, settings, left_out = cli.begin(parse('--scenario', 'publish', '--seed', '9'))
+    _, settings, left_out = runs.begin(parse('--scenario', 'publish', '--seed', '9'))
     assert settings.lanes == ['raw-socket-single', 'raw-socket-batch']
     assert settings.seed == 9
     assert {item['lane'] for item in left_out} >= {'rbfly-single', 'rstream-batch'}
@@ -389,9 +401,9 @@ def test_resume_uses_the_settings_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / 'r.jsonl'
     filled(path, {'raw-socket-single': 1000})
     out = ('--resume', '--out', str(path))
-    assert cli.resumed(parse(*out)).settings == SETTINGS
+    assert runs.resumed(parse(*out)).settings == SETTINGS
     same = ('--rounds', '3', '--seed', '42', '--lanes', ','.join(SETTINGS.lanes), '--quick')
-    assert cli.resumed(parse(*out, *same)).settings == SETTINGS
+    assert runs.resumed(parse(*out, *same)).settings == SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -406,17 +418,17 @@ def test_resume_uses_the_settings_of_the_file(tmp_path: Path) -> None:
 def test_resume_refuses_other_settings(tmp_path: Path, argv: list[str], message: str) -> None:
     path = tmp_path / 'r.jsonl'
     filled(path, {})
-    with pytest.raises(cli.CommandError, match=message):
-        cli.resumed(parse('--resume', '--out', str(path), *argv))
+    with pytest.raises(runs.CommandError, match=message):
+        runs.resumed(parse('--resume', '--out', str(path), *argv))
 
 
 def test_resume_continues_the_latest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, 'results_folder', lambda: tmp_path)
-    with pytest.raises(cli.CommandError, match='no run to resume'):
-        cli.resumed(parse('--resume'))
+    monkeypatch.setattr(runs, 'results_folder', lambda: tmp_path)
+    with pytest.raises(runs.CommandError, match='no run to resume'):
+        runs.resumed(parse('--resume'))
     filled(tmp_path / '20260101-000000.jsonl', {})
     filled(tmp_path / '20260102-000000.jsonl', {})
-    assert cli.resumed(parse('--resume')).path.name == '20260102-000000.jsonl'
+    assert runs.resumed(parse('--resume')).path.name == '20260102-000000.jsonl'
 
 
 def test_help_needs_only_the_standard_library() -> None:

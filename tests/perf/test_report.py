@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perf import cli, lanes, report, stats
+from perf import cli, lanes, report, runs, stats
 from perf.report import drawing, figures, reading, rst
 from perf.report.page import compose
 from perf.stats import Interval
@@ -316,7 +316,7 @@ def test_command_on_the_page_repeats_the_run(tmp_path: Path) -> None:
     assert found is not None
     words = found[1].replace('\\\n', ' ').split()
     args = cli.parser().parse_args(['run', *words])
-    _, settings, left_out = cli.begin(args)
+    _, settings, left_out = runs.begin(args)
     header = load()[0]
     assert settings.rounds == header['settings']['rounds']
     assert settings.seed == header['settings']['seed']
@@ -328,7 +328,7 @@ def test_command_on_the_page_repeats_the_run(tmp_path: Path) -> None:
 def test_header_describes_each_kind_of_work() -> None:
     header = load()[0]
     for name, about in header['kinds'].items():
-        assert about.keys() <= cli.describe_kind(name).keys()
+        assert about.keys() <= runs.describe_kind(name).keys()
 
 
 def test_page_tells_what_changed_before_a_run_was_resumed(tmp_path: Path) -> None:

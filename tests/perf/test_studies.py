@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perf import cli, histogram, lanes, report, runner, stats, wire
+from perf import histogram, lanes, report, runner, runs, stats, wire
 from perf.far import Far
 from perf.lanes import studies
 from perf.report import studies as shown
@@ -243,8 +243,8 @@ def written(path: Path, scenarios: list[str]) -> Path:
             },
             'settings': {**settings.dump(), 'lanes': [lane.name for lane in chosen]},
             'scenarios': {name: lanes.SCENARIOS[name] for name in scenarios},
-            'kinds': {name: cli.describe_kind(name) for name in kinds},
-            'lanes': [cli.describe_lane(lane.name) for lane in chosen],
+            'kinds': {name: runs.describe_kind(name) for name in kinds},
+            'lanes': [runs.describe_lane(lane.name) for lane in chosen],
             'left_out': [],
         }
     ]

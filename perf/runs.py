@@ -1,0 +1,237 @@
+"""Start and resume runs of the benchmark."""
+
+import argparse
+import random
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from . import environment, lanes, target
+from .results import Results, Settings, Writer, read
+
+__all__ = [
+    'QUICK_ROUNDS',
+    'ROUNDS',
+    'CommandError',
+    'begin',
+    'counts',
+    'describe_kind',
+    'describe_lane',
+    'do_run',
+    'results_folder',
+    'resumed',
+    'say',
+    'terminated',
+]
+
+ROUNDS = 100
+QUICK_ROUNDS = 10
+
+
+class CommandError(Exception):
+    """A command cannot run; the message is printed without a traceback."""
+
+
+def counts(args: argparse.Namespace, kinds: set[str]) -> dict[str, int]:
+    """Messages per round for the chosen kinds of work."""
+    found = {}
+    for kind in lanes.KINDS.values():
+        if kind.name in kinds:
+            scale = args.scale.get(kind.name, args.scale.get(kind.like, args.scale.get('')))
+            if scale is not None:
+                found[kind.name] = kind.count(scale)
+            elif args.quick:
+                found[kind.name] = kind.quick
+            else:
+                found[kind.name] = kind.count(1 if args.full else kind.scale)
+    return found
+
+
+def results_folder() -> Path:
+    return environment.folder() / 'perf' / 'results'
+
+
+def begin(args: argparse.Namespace) -> tuple[Path, Settings, list[dict[str, str]]]:
+    """Result file and settings of a new run, and the lanes that cannot run."""
+    try:
+        chosen = lanes.select(args.lanes, args.scenario)
+    except ValueError as ex:
+        raise CommandError(str(ex)) from None
+    left_out = [
+        {'lane': lane.name, 'reason': reason}
+        for lane in chosen
+        if (reason := lanes.missing(lane.library))
+    ]
+    absent = {item['lane'] for item in left_out}
+    names = [lane.name for lane in chosen if lane.name not in absent]
+    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
+    settings = Settings(
+        rounds=args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
+        seed=seed,
+        counts=counts(args, {lane.kind.name for lane in chosen}),
+        lanes=names,
+    )
+    path = args.out or results_folder() / f'{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl'
+    return path, settings, left_out
+
+
+def resumed(args: argparse.Namespace) -> Results:
+    """Results of the run to resume; options, if given, must be those it was started with."""
+    path = args.out
+    if path is None:
+        files = sorted(results_folder().glob('*.jsonl'))
+        if not files:
+            raise CommandError(f'no run to resume in {results_folder()}')
+        path = files[-1]
+    results = read(path)
+    settings = results.settings
+    if unknown := [name for name in settings.lanes if name not in lanes.LANES]:
+        raise CommandError(
+            f'cannot resume {path}: its lanes {", ".join(unknown)} no longer exist; start a new run'
+        )
+    other = []
+    if args.rounds not in (None, settings.rounds):
+        other.append(f'rounds {settings.rounds}')
+    if args.seed not in (None, settings.seed):
+        other.append(f'seed {settings.seed}')
+    if args.scale or args.quick or args.full:
+        asked = counts(args, set(settings.counts))
+        other += [f'{k} {n:,}' for k, n in settings.counts.items() if asked[k] != n]
+    if args.lanes or args.scenario:
+        left_out = {item['lane'] for item in results.header['left_out']}
+        try:
+            chosen = {lane.name for lane in lanes.select(args.lanes, args.scenario)}
+        except ValueError as ex:
+            raise CommandError(str(ex)) from None
+        if chosen - left_out != set(settings.lanes):
+            other.append(f'lanes {",".join(settings.lanes)}')
+    if other:
+        raise CommandError(
+            f'{path} was started with {"; ".join(other)}; use the same options to resume it'
+        )
+    return results
+
+
+def describe_lane(name: str) -> dict[str, str]:
+    lane = lanes.find(name)
+    return {
+        'lane': name,
+        'scenario': lane.kind.scenario,
+        'kind': lane.kind.name,
+        'library': lane.library.name,
+        'broker': lane.broker,
+        'loop': lane.library.loop,
+        'how': lane.library.how,
+    }
+
+
+def describe_kind(name: str) -> dict[str, Any]:
+    kind = lanes.KINDS[name]
+    return {
+        'scenario': kind.scenario,
+        'title': kind.title,
+        'size': kind.size,
+        'full': kind.full,
+        'warm_up': kind.warm_up,
+        'floor': kind.floor,
+        'rounds': kind.rounds,
+        'series': kind.series,
+        'at': kind.at,
+        'body': kind.stored.size if kind.stored else kind.body,
+    }
+
+
+def do_run(args: argparse.Namespace) -> int:
+    """Run every lane once per round, in an order shuffled with the seed."""
+    from . import store
+
+    earlier = None
+    if args.resume:
+        earlier = resumed(args)
+        path, settings = earlier.path, earlier.settings
+        left_out: list[dict[str, str]] = []
+        for name in settings.lanes:
+            if reason := lanes.missing(lanes.find(name).library):
+                raise CommandError(f'{name}: {reason}')
+    else:
+        path, settings, left_out = begin(args)
+
+    signal.signal(signal.SIGTERM, terminated)
+    brokers_needed = dict.fromkeys(lanes.find(name).broker for name in settings.lanes)
+    brokers_needed.pop('', None)
+    with store.opened(list(brokers_needed)) as (stores, errors):
+        return measure(path, settings, left_out, earlier, stores, errors)
+
+
+def measure(
+    path: Path,
+    settings: Settings,
+    left_out: list[dict[str, str]],
+    earlier: Results | None,
+    stores: dict[str, Any],
+    errors: dict[str, str],
+) -> int:
+    """Start a run, or resume an earlier one."""
+    from . import runner, table
+
+    if errors and earlier:
+        raise CommandError('; '.join(errors.values()))
+    kept = []
+    for name in settings.lanes:
+        broker = lanes.find(name).broker
+        if broker in errors:
+            left_out.append({'lane': name, 'reason': errors[broker]})
+        else:
+            kept.append(name)
+    if not kept and errors:
+        raise CommandError('; '.join(errors.values()))
+    for item in left_out:
+        say(f'leaving out {item["lane"]}: {item["reason"]}')
+    if not kept:
+        raise CommandError('none of the chosen lanes can run; see the reasons above')
+    settings = Settings(settings.rounds, settings.seed, settings.counts, kept)
+
+    libraries = {lanes.find(name).library for name in kept}
+    about = environment.describe(
+        lanes.versions(libraries),
+        {name: {**target.about(name), **store.about()} for name, store in stores.items()},
+    )
+    if earlier:
+        for line in environment.differences(earlier.header['environment'], about):
+            say(f'changed since this run was started: {line}')
+        writer = Writer.resume(earlier)
+        writer.write({'type': 'resumed', 'environment': about})
+    else:
+        writer = Writer.create(
+            path,
+            {
+                'environment': about,
+                'settings': settings.dump(),
+                'scenarios': lanes.SCENARIOS,
+                'kinds': {name: describe_kind(name) for name in settings.counts},
+                'lanes': [describe_lane(name) for name in kept],
+                'left_out': left_out,
+            },
+        )
+    say(f'results: {path}; rounds: {settings.rounds}; seed: {settings.seed}')
+    try:
+        runner.run(settings, writer, stores)
+    except KeyboardInterrupt:
+        say(f'interrupted; to resume: python -m perf --resume --out {path}')
+        return 130
+    finally:
+        writer.close()
+    for line in table.summary(writer.results):
+        print(line)
+    return 1 if writer.results.failed() else 0
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def terminated(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
