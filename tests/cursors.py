@@ -1,4 +1,4 @@
-"""A cursor driven by hand."""
+"""A message cursor that tests feed with chunks themselves."""
 
 from collections.abc import Coroutine
 from typing import Any, Literal

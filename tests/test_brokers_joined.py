@@ -1,4 +1,4 @@
-"""A broker that processes have together."""
+"""A broker that several processes share."""
 
 import os
 
@@ -9,7 +9,7 @@ from brokers.state import run_folder
 
 
 @pytest.mark.rabbitmq
-def test_broker_ends_with_the_last_that_uses_it() -> None:
+def test_broker_stops_with_its_last_user() -> None:
     name = f'private-{os.getpid()}-joined'
     with RabbitMQ.joined(name) as first:
         with RabbitMQ.joined(name) as second:
@@ -20,7 +20,7 @@ def test_broker_ends_with_the_last_that_uses_it() -> None:
 
 
 @pytest.mark.parametrize('command', ['set_disk_free_limit', 'stop_app'])
-def test_broker_of_other_tests_is_not_disturbed(broker: RabbitMQ, command: str) -> None:
+def test_shared_broker_cannot_be_disturbed(broker: RabbitMQ, command: str) -> None:
     for disturb in (broker.restart_node, broker.kill_node, lambda: broker.ctl(command)):
         with pytest.raises(pytest.fail.Exception, match='private_broker'):
             disturb()

@@ -1,4 +1,4 @@
-"""The errors of the package: every class of it, also those that are still to come."""
+"""Every error class of the package can be pickled and copied."""
 
 import copy
 import importlib
@@ -37,7 +37,7 @@ each_round_trip = pytest.mark.parametrize('round_trip', ROUND_TRIPS.values(), id
 
 
 def make(kind: type[RbFlyError]) -> RbFlyError:
-    """An error of that class, with a value for every parameter that its constructor has."""
+    """Create an error of a class, with an argument for every parameter of its constructor."""
     if not inspect.isfunction(kind.__init__):
         return kind('what went wrong')
     parameters = inspect.signature(kind).parameters.values()
@@ -45,7 +45,7 @@ def make(kind: type[RbFlyError]) -> RbFlyError:
 
 
 def state(error: RbFlyError) -> dict[str, Any]:
-    """What a user can see of it."""
+    """Return everything that a user can see of an error."""
     names = ('args', 'errno', 'strerror', 'filename', 'msg', 'name', 'path')
     shown = {name: getattr(error, name) for name in names if hasattr(error, name)}
     return {**shown, 'class': type(error), 'str': str(error), 'repr': repr(error), **vars(error)}
@@ -53,7 +53,7 @@ def state(error: RbFlyError) -> dict[str, Any]:
 
 @each_round_trip
 @pytest.mark.parametrize('kind', CLASSES, ids=lambda kind: kind.__name__)
-def test_error_comes_back_as_it_was(
+def test_round_trip_preserves_the_error(
     kind: type[RbFlyError], round_trip: Callable[[RbFlyError], RbFlyError]
 ) -> None:
     error = make(kind)
@@ -63,7 +63,7 @@ def test_error_comes_back_as_it_was(
 
 
 @each_round_trip
-def test_attributes_come_back(round_trip: Callable[[Any], Any]) -> None:
+def test_round_trip_preserves_attributes(round_trip: Callable[[Any], Any]) -> None:
     refused = PublishError(5, 7, 'too late')
     refused.errors = [PublishErrorInfo(7, 5), PublishErrorInfo(9, 5)]
     other = round_trip(refused)
@@ -81,7 +81,7 @@ def test_deep_copy_shares_nothing() -> None:
 
 
 class Refused(ProtocolError):
-    """A class of the user's, with a constructor of its own."""
+    """A user's error class with its own constructor."""
 
     def __init__(self, who: str) -> None:
         super().__init__(0x10, who)
@@ -89,7 +89,7 @@ class Refused(ProtocolError):
 
 
 @each_round_trip
-def test_class_of_the_user(round_trip: Callable[[Any], Any]) -> None:
+def test_round_trip_of_a_users_error_class(round_trip: Callable[[Any], Any]) -> None:
     error = Refused('guest')
     assert state(round_trip(error)) == state(error)
 
@@ -98,7 +98,7 @@ def fail() -> None:
     raise StreamDoesNotExist('orders', 'was deleted')
 
 
-def test_error_of_another_process() -> None:
+def test_error_from_another_process() -> None:
     with ProcessPoolExecutor(1, get_context('spawn')) as pool:
         with pytest.raises(StreamDoesNotExist) as caught:
             pool.submit(fail).result()

@@ -1,4 +1,4 @@
-"""The rooms: every import and cimport of the package, held to a table; arrows point down only."""
+"""Compare every import and cimport of the package with a table: imports point down only."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ LEAF_IMPORTS = {
     ('rbfly.error', 'rbfly.protocol.const'),
     ('rbfly.checks', 'rbfly.error'),
 }
-# The floors, from the lowest, each with its rows; a module may import what stands lower.
+# The floors with their rows, from the lowest to the highest; a module may import lower rows only.
 FLOORS = {
     'rbfly': [['_wire', '_crc', '_cpython', '_turn']],
     'rbfly.amqp': [
@@ -79,9 +79,9 @@ FLOORS = {
         ['rbfly.__main__', 'rbfly.fixtures'],
     ],
 }
-# What stands beside another floor, though above it, knows nothing of it: the broker is no client.
+# The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
 BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.streams')}
-# The height each module stands at.
+# The height of each module.
 HEIGHTS = {'rbfly': 0}  # the version only
 for floor, rows in FLOORS.items():
     for row in rows:
@@ -102,7 +102,7 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def resolve(base: str, module: str, is_package: bool) -> str:
-    """The absolute name of a base that may be relative."""
+    """Return the absolute name of a base that may be relative."""
     level = len(base) - len(base.lstrip('.'))
     if not level:
         return base
@@ -112,7 +112,7 @@ def resolve(base: str, module: str, is_package: bool) -> str:
 
 
 def statements(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Base ('' for a plain import) and names of every import and cimport of a file."""
+    """Yield base ('' for a plain import) and names of every import and cimport of a file."""
     text = path.read_text()
     if path.suffix in ('.py', '.pyi'):
         for node in ast.walk(ast.parse(text)):
@@ -133,7 +133,7 @@ def statements(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def imports(path: Path, root: Path, files: set[str]) -> set[str]:
-    """Every module that a file names."""
+    """Return every module that a file imports."""
     module = module_name(path, root)
     found = set()
     for base, names in statements(path):
@@ -157,13 +157,13 @@ def modules(root: Path) -> set[str]:
 
 
 def violations(root: Path) -> list[str]:
-    """Every import that the table does not allow, in words."""
+    """Describe every import that the table does not allow."""
     files = modules(root)
     found = []
     for path in sources(root):
         module = module_name(path, root)
         if module not in HEIGHTS and module not in LEAVES:
-            found.append(f'{module} has no room')
+            found.append(f'{module} is not in the table')
             continue
         height = HEIGHTS.get(module, 0)
         for name in sorted(imports(path, root, files)):
@@ -177,45 +177,45 @@ def violations(root: Path) -> list[str]:
             elif module in LEAVES:
                 found.append(f'leaf {module} imports {name}')
             elif name not in HEIGHTS:
-                found.append(f'{module} imports {name}, which has no room')
+                found.append(f'{module} imports {name}, which is not in the table')
             elif any(
                 module.startswith(f'{floor}.') and name.startswith(others)
                 for floor, others in BESIDE.items()
             ):
-                found.append(f'{module} imports {name}, which stands beside it')
+                found.append(f'{module} imports {name}, which is beside it')
             elif HEIGHTS[name] >= height:
-                found.append(f'{module} imports {name}, which stands above it')
+                found.append(f'{module} imports {name}, which is not below it')
     return found
 
 
-def test_arrows_point_down() -> None:
+def test_imports_point_down() -> None:
     assert violations(PACKAGE) == []
 
 
-def test_table_names_what_exists() -> None:
+def test_table_lists_every_module() -> None:
     assert modules(PACKAGE) == set(HEIGHTS) | LEAVES
 
 
-def test_map_names_every_module() -> None:
+def test_diagram_names_every_module() -> None:
     named = set()
     for line in (PACKAGE.parents[1] / 'CONTRIBUTING.md').read_text().split('```')[1].splitlines():
         folder = ''
         for item in re.finditer(r'(?:(\w+)/)?(\w+)\.(?:pyx?|pxd)\b', line):
-            folder = item[1] or folder  # the names behind it stand in the same one
+            folder = item[1] or folder  # the names after it are in the same folder
             named.add('.'.join(filter(None, ['rbfly', folder, item[2]])))
     packages = set(FLOORS)
     assert named == modules(PACKAGE) - packages
 
 
-def test_loads_and_stores_have_users() -> None:
+def test_every_load_and_store_is_used() -> None:
     declared = re.findall(r'(?m)^ {4}(?:\w+ )?\w+ \*?(\w+)[(:]', WIRE.split('"""')[2])
     assert len(declared) > 15
     texts = [path.read_text() for path in sources(PACKAGE) if path.name != '_wire.pxd']
     assert [name for name in declared if not any(name in text for text in texts)] == []
 
 
-def test_every_cython_file_is_read() -> None:
-    # What the parser of cimports must find: lines in one piece, in parentheses, and renamed.
+def test_parser_finds_cimports() -> None:
+    # Cimports on one line, in parentheses, and with `as`.
     files = modules(PACKAGE)
     publish = imports(PACKAGE / 'protocol' / '_publish.pyx', PACKAGE, files)
     assert {
@@ -237,7 +237,7 @@ def copy_package(to: Path) -> Path:
     return to / 'rbfly'
 
 
-PLANTED = {
+FORBIDDEN = {
     'import asyncio': 'protocol/_engine.pyx',
     'import time as clock': 'protocol/_publish.pyx',
     'from ssl import SSLContext': 'protocol/commands.py',
@@ -263,8 +263,8 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(('line', 'file'), PLANTED.items(), ids=PLANTED.values())
-def test_a_planted_arrow_is_found(line: str, file: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(('line', 'file'), FORBIDDEN.items(), ids=FORBIDDEN.values())
+def test_forbidden_import_is_found(line: str, file: str, tmp_path: Path) -> None:
     root = copy_package(tmp_path)
     before = violations(root)
     path = root / file
@@ -274,7 +274,7 @@ def test_a_planted_arrow_is_found(line: str, file: str, tmp_path: Path) -> None:
     assert module_name(path, root) in found[0]
 
 
-def test_a_module_without_a_room_is_found(tmp_path: Path) -> None:
+def test_module_missing_in_the_table_is_found(tmp_path: Path) -> None:
     root = copy_package(tmp_path)
     (root / 'streams' / 'helpers.py').write_text('')
-    assert 'rbfly.streams.helpers has no room' in violations(root)
+    assert 'rbfly.streams.helpers is not in the table' in violations(root)

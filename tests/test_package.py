@@ -1,6 +1,6 @@
-"""The package as it is installed: from an sdist, into an empty environment, no checkout beside it.
+"""Build an sdist and a wheel, and use the package without its checkout.
 
-The extension modules are built without optimisation here: this is about files, not about speed.
+The extension modules are built without optimization, which is faster.
 """
 
 import importlib.metadata
@@ -50,7 +50,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope='module')
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made from a copy of the checkout in which nothing was built."""
+    """An sdist, built from a clean copy of the checkout."""
     folder = tmp_path_factory.mktemp('sdist')
     ignore = shutil.ignore_patterns(
         '.git', 'build', 'dist', '*.egg-info', '__pycache__', '.*_cache', '.hypothesis', '*.so'
@@ -65,7 +65,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made from the sdist."""
+    """A wheel, built from the sdist."""
     folder = tmp_path_factory.mktemp('wheel')
     options = ['--no-index', '--no-deps', '--no-build-isolation', '--quiet']
     run(sys.executable, '-m', 'pip', 'wheel', *options, str(sdist), cwd=folder)
@@ -74,7 +74,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_files_of_the_sdist(sdist: Path) -> None:
+def test_sdist_contains_the_sources(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition('/')[2] for name in archive.getnames()}
     for name in EXTENSIONS:
@@ -86,7 +86,7 @@ def test_files_of_the_sdist(sdist: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_files_of_the_wheel(wheel: Path) -> None:
+def test_wheel_contains_modules_and_stubs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = next(name for name in names if name.endswith('.dist-info/METADATA'))
@@ -107,7 +107,7 @@ def test_files_of_the_wheel(wheel: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_installed_into_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / 'venv'
     run(sys.executable, '-m', 'venv', '--without-pip', environment, cwd=tmp_path)
     python = environment / 'bin' / 'python'
@@ -131,8 +131,7 @@ print(*(set(sys.modules) - before))
 
 
 @pytest.mark.parametrize('module', ['rbfly.amqp', 'rbfly.streams'])
-def test_another_interpreter_refuses_the_import(module: str, tmp_path: Path) -> None:
-    """Rather than to share with the main one what knows of no other."""
+def test_subinterpreter_refuses_the_import(module: str, tmp_path: Path) -> None:
     answer = tmp_path / 'answer'
     inner = f"""
 try:
@@ -155,12 +154,12 @@ interpreters.run_string(interpreters.create(), {inner!r})
     assert answer.read_text() == 'refused'
 
 
-def test_version_of_the_package_and_of_its_distribution_are_the_same() -> None:
+def test_package_and_distribution_have_the_same_version() -> None:
     assert rbfly.__version__ == importlib.metadata.version('rbfly')
 
 
 def test_connects_without_distribution_metadata(tmp_path: Path) -> None:
-    """A vendored copy, a zipapp and what a freezer makes have none."""
+    """Vendored copies, zipapps and frozen programs have none."""
     package = Path(rbfly.__file__).parent
     shutil.copytree(package, tmp_path / 'rbfly', ignore=shutil.ignore_patterns('__pycache__'))
     program = f"""

@@ -1,4 +1,4 @@
-"""The proxy that makes trouble, before a server that sends back what it gets."""
+"""The fault-injecting proxy, in front of an echo server."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ def frame(key: int, size: int) -> bytes:
 
 
 class Echo:
-    """Sends back what it gets, and keeps it by connection."""
+    """Sends received data back, and records it by connection."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
@@ -57,7 +57,7 @@ class Client:
         assert await self.reader.readexactly(len(data)) == data
 
     async def lost(self) -> type[Exception] | None:
-        """Read to the end; the error that came in its place, if one did."""
+        """Read to the end of the connection; return the type of the error, if any."""
         try:
             await self.reader.read()
         except ConnectionError as ex:
@@ -95,10 +95,10 @@ async def site(seed: int = 0) -> AsyncIterator[Site]:
         assert not proxy._links
     finally:
         server.close()
-        await until(lambda: echo.ended == len(echo.got), 'the server has seen every end')
+        await until(lambda: echo.ended == len(echo.got), 'the server sees every connection end')
 
 
-async def test_forwards_and_counts() -> None:
+async def test_proxy_forwards_and_counts() -> None:
     async with site() as s:
         one, other = await s.connect(), await s.connect()
         data = bytes(range(256)) * 4096
@@ -114,13 +114,13 @@ async def test_forwards_and_counts() -> None:
         }
 
 
-async def test_end_of_one_side_is_the_end_of_the_other() -> None:
+async def test_end_of_one_side_ends_the_other() -> None:
     async with site() as s:
         client, other = await s.connect(), await s.connect()
         await client.echo(b'x')
         await other.echo(b'x')
         client.writer.close()
-        await until(lambda: s.echo.ended == 1, 'the server sees the end')
+        await until(lambda: s.echo.ended == 1, 'the server sees the connection end')
         s.echo.writers[1].close()
         assert await other.lost() is None
         assert s.proxy.cuts == 0
@@ -137,7 +137,7 @@ async def test_orderly_cut_is_exact_to_the_byte() -> None:
         client = await s.connect()
         client.writer.write(b'y' * 2000)
         await client.lost()
-        await until(lambda: s.echo.ended == 2, 'the server sees the ends')
+        await until(lambda: s.echo.ended == 2, 'the server sees both connections end')
         assert s.echo.got == [b'x' * 1000, b'y' * 700]
         assert s.proxy.bytes['up'] == 1700
         assert s.proxy.cuts == 2
@@ -155,7 +155,7 @@ async def test_cut_by_reset() -> None:
         assert s.proxy.cuts == 1
 
 
-async def test_cut_in_the_other_direction_and_what_is_called_behind_it() -> None:
+async def test_cut_in_the_other_direction_calls_on_cut() -> None:
     async with site() as s:
         calls = []
         s.proxy.on_cut = lambda: calls.append(s.proxy.cuts)
@@ -179,7 +179,7 @@ async def test_cut_now_ends_every_connection() -> None:
 
 
 @pytest.mark.parametrize('direction', ['up', 'down'])
-async def test_stalls_one_direction(direction: Direction) -> None:
+async def test_stall_of_one_direction(direction: Direction) -> None:
     async with site() as s:
         client = await s.connect()
         await client.echo(b'start')
@@ -187,7 +187,7 @@ async def test_stalls_one_direction(direction: Direction) -> None:
         client.writer.write(b'x' * 100)
         other: Direction = 'down' if direction == 'up' else 'up'
         if direction == 'down':
-            await until(lambda: len(s.echo.got[0]) == 105, 'the server gets it')
+            await until(lambda: len(s.echo.got[0]) == 105, 'the server receives all bytes')
         read = asyncio.create_task(client.reader.readexactly(100))
         await asyncio.wait([read], timeout=0.05)
         assert not read.done()
@@ -200,7 +200,7 @@ async def test_stalls_one_direction(direction: Direction) -> None:
         assert await late.reader.readexactly(1) == b'y'
 
 
-async def test_delays_both_ways_and_keeps_order_and_throughput() -> None:
+async def test_delay_keeps_order_and_throughput() -> None:
     async with site() as s:
         s.proxy.delay = 0.05
         client = await s.connect()
@@ -212,19 +212,19 @@ async def test_delays_both_ways_and_keeps_order_and_throughput() -> None:
         for i in range(0, len(data), 6):
             client.writer.write(data[i : i + 6])
             await asyncio.sleep(0)
-        # everything was on its way together: one after the other takes ten seconds
+        # all parts are delayed together; one after the other would take ten seconds
         assert await client.reader.readexactly(len(data)) == data
         assert 0.1 <= time.monotonic() - start < 5
 
 
-async def test_stalls_what_is_on_its_way() -> None:
+async def test_stall_holds_data_in_flight() -> None:
     async with site() as s:
         client = await s.connect()
         await client.echo(b'start')
         s.proxy.delay = 0.3
         client.writer.write(b'x' * 10)
         (link,) = s.proxy._links
-        await until(lambda: link.pipes['up'].size == 10, 'it is on its way')
+        await until(lambda: link.pipes['up'].size == 10, 'the data is in flight')
         s.proxy.stall('up')
         read = asyncio.create_task(client.reader.readexactly(10))
         await asyncio.wait([read], timeout=0.6)
@@ -233,13 +233,13 @@ async def test_stalls_what_is_on_its_way() -> None:
         assert await read == b'x' * 10
 
 
-async def test_what_is_on_its_way_arrives_before_the_end() -> None:
+async def test_data_in_flight_arrives_before_the_end() -> None:
     async with site() as s:
         s.proxy.delay = 0.05
         client = await s.connect()
         client.writer.write(b'last')
         client.writer.close()
-        await until(lambda: s.echo.ended == 1, 'the server sees the end')
+        await until(lambda: s.echo.ended == 1, 'the server sees the connection end')
         assert s.echo.got == [b'last']
 
 
@@ -255,7 +255,7 @@ async def pieces(seed: int) -> list[int]:
     return sizes
 
 
-async def test_splits_at_random_and_the_same_for_one_seed() -> None:
+async def test_seed_determines_random_splits() -> None:
     sizes = await pieces(1)
     assert len(sizes) > 20
     assert len(set(sizes)) > 10
@@ -263,7 +263,7 @@ async def test_splits_at_random_and_the_same_for_one_seed() -> None:
     assert sizes != await pieces(2)
 
 
-async def test_handshake_goes_up_frame_by_frame() -> None:
+async def test_handshake_is_never_split() -> None:
     handshake = [frame(0x11, 3000), frame(0x12, 0), frame(0x14, 8), frame(OPEN, 7)]
     publish = frame(PUBLISH, 5000)
     parts: list[bytes] = []
@@ -278,7 +278,7 @@ async def test_handshake_goes_up_frame_by_frame() -> None:
         client = await s.connect()
         first = handshake[0]
         client.writer.write(first[:2])
-        await until(lambda: bool(s.proxy._links), 'it is connected')
+        await until(lambda: bool(s.proxy._links), 'the proxy accepts the connection')
         (link,) = s.proxy._links
         await until(lambda: link.pipes['up'].rest == first[:2], 'the proxy has half a size')
         client.writer.write(first[2:2000])
@@ -292,7 +292,7 @@ async def test_handshake_goes_up_frame_by_frame() -> None:
         assert len(parts) > 20
 
 
-async def test_refuses_and_accepts_again_on_the_same_port() -> None:
+async def test_proxy_accepts_again_on_the_same_port() -> None:
     async with site() as s:
         port = s.proxy.port
         client = await s.connect()
@@ -306,7 +306,7 @@ async def test_refuses_and_accepts_again_on_the_same_port() -> None:
         assert s.proxy.connections == 2
 
 
-async def test_node_that_cannot_be_reached() -> None:
+async def test_unreachable_node() -> None:
     with socket.socket() as closed:
         closed.bind(('127.0.0.1', 0))
         async with site() as s:
@@ -332,7 +332,7 @@ async def test_slow_reader_slows_the_writer() -> None:
                 sent += 1
 
         task: asyncio.Task[Any] = asyncio.create_task(write())
-        # nobody reads what comes back: the proxy must not take it all
+        # nobody reads the echo, so the proxy must stop reading
         last = -1
         while sent != last:
             last = sent

@@ -1,4 +1,4 @@
-"""A run has a new seed and shows it; a test that failed repeats alone."""
+"""Each run prints its seed; a failed test can be repeated alone."""
 
 import os
 import re
@@ -45,7 +45,7 @@ TestWalk = Walk.TestCase
 TestWalk.settings = as_found
 """
 OTHER = """
-import others  # constants that Hypothesis may choose
+import others  # has constants that Hypothesis may draw
 
 def test_other() -> None:
     pass
@@ -72,12 +72,12 @@ def run(folder: Path, *args: str, seed: str = '') -> str:
 
 
 def found(output: str) -> list[str]:
-    """What failed, by test."""
+    """Return the values that the tests failed with."""
     return sorted(set(re.findall(r'^E +AssertionError: found (.*)$', output, re.MULTILINE)))
 
 
 @pytest.mark.parametrize('workers', ['0', '2'])
-def test_what_failed_repeats_alone(folder: Path, workers: str) -> None:
+def test_printed_commands_repeat_the_failures(folder: Path, workers: str) -> None:
     first = run(folder, '-n', workers, 'a_file.py', 'walk_file.py')
     assert len(found(first)) == 3
     commands = re.findall(r'^python -m pytest (--seed=\d+) (\S+)$', first, re.MULTILINE)
@@ -87,7 +87,7 @@ def test_what_failed_repeats_alone(folder: Path, workers: str) -> None:
     assert found('\n'.join(again)) == found(first)
 
 
-def test_seed_is_new_unless_it_is_named(folder: Path) -> None:
+def test_seed_is_new_unless_set(folder: Path) -> None:
     runs = [run(folder, 'a_file.py') for _ in range(2)]
     runs += [run(folder, 'a_file.py', seed='7'), run(folder, 'a_file.py', '-q', '--seed', '8')]
     seeds = [re.findall(r'^seed: (\d+) ', output, re.MULTILINE) for output in runs]

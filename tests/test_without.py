@@ -1,4 +1,4 @@
-"""What cannot run is named in the last lines, and is a failure where everything is asked for."""
+"""A run lists the tests that it cannot run; with RBFLY_TESTS=all, these fail."""
 
 import os
 import re
@@ -17,7 +17,7 @@ def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize('workers', ['0', '2'])
-def test_what_needs_rabbitmq_is_named(workers: str) -> None:
+def test_tests_without_rabbitmq_are_listed(workers: str) -> None:
     files = ('tests/streams/test_confirms.py', 'tests/streams/test_tls.py')
     done = run('-n', workers, '--broker', 'memory', *files, '-k', 'broker or tls or real')
     end = done.stdout[done.stdout.index('NOT RUN') :].splitlines()
@@ -30,14 +30,14 @@ def test_what_needs_rabbitmq_is_named(workers: str) -> None:
     assert 'RBFLY_URI' in end[4]
 
 
-def test_what_needs_go_is_named(tmp_path: Path) -> None:
+def test_tests_without_go_are_listed(tmp_path: Path) -> None:
     path = str(tmp_path)
     done = run('tests/testing/test_broker_go.py', '--broker', 'memory', PATH=path)
     assert 'NOT RUN: 2 tests need Go' in done.stdout
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_what_needs_java_is_named(tmp_path: Path) -> None:
+def test_tests_without_java_are_listed(tmp_path: Path) -> None:
     path = str(tmp_path)
     done = run('tests/perf/test_programs.py', '-k', 'java', '--broker', 'memory', PATH=path)
     assert 'NOT RUN: 8 tests need Java' in done.stdout
@@ -45,7 +45,7 @@ def test_what_needs_java_is_named(tmp_path: Path) -> None:
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_where_everything_is_asked_for_it_fails(tmp_path: Path) -> None:
+def test_missing_program_fails_tests_if_all_are_required(tmp_path: Path) -> None:
     path = str(tmp_path)
     done = run(
         'tests/testing/test_broker_go.py', '-k', 'not rabbitmq', PATH=path, RBFLY_TESTS='all'

@@ -1,4 +1,4 @@
-"""`close_timeout` limits the time without progress, not the time that closing takes."""
+"""`close_timeout` limits the time without progress, not the duration of a close."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
-LIMIT = 10.0  # seconds, the default of `close_timeout`
+LIMIT = 10.0  # the default of `close_timeout` in seconds
 NEARLY = 0.9 * LIMIT
 
 
@@ -30,12 +30,12 @@ def now() -> float:
 
 
 def freeze(fake: FakeBroker) -> None:
-    """Stop answering."""
+    """Make the broker stop answering."""
     fake.handlers.update(dict.fromkeys(range(0x20), SILENT))
 
 
 def one_by_one(delay: float = NEARLY) -> Callable[[Peer, Frame], None]:
-    """A handler that confirms one message after the other."""
+    """Return a handler that confirms one message after each delay."""
     last = 0.0
 
     def handler(peer: Peer, request: Frame) -> None:
@@ -59,7 +59,7 @@ async def fill(publisher: Any, count: int) -> None:
             await publisher.submit(i)
 
 
-async def raising(coroutine: Any) -> ConfirmTimeout:
+async def confirm_timeout(coroutine: Any) -> ConfirmTimeout:
     with pytest.raises(ConfirmTimeout) as caught:
         await coroutine
     return caught.value
@@ -71,7 +71,7 @@ async def raising(coroutine: Any) -> ConfirmTimeout:
 @pytest.mark.own_clock
 @pytest.mark.parametrize('max_unconfirmed', [5, 100])
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_slow_confirms_are_waited_for(cls: type[Any], max_unconfirmed: int) -> None:
+async def test_close_waits_for_slow_confirms(cls: type[Any], max_unconfirmed: int) -> None:
     count = 20
     async with (
         FakeBroker(on={wire.PUBLISH: one_by_one()}) as fake,
@@ -87,7 +87,7 @@ async def test_slow_confirms_are_waited_for(cls: type[Any], max_unconfirmed: int
 
 
 @pytest.mark.own_clock
-async def test_refusals_are_progress() -> None:
+async def test_refusals_count_as_progress() -> None:
     def refuse_later(peer: Peer, request: Frame) -> None:
         loop = asyncio.get_running_loop()
         for n, publish_id in enumerate(request.publishing_ids, 1):
@@ -107,8 +107,8 @@ async def test_refusals_are_progress() -> None:
 
 
 @pytest.mark.own_clock
-async def test_a_connection_that_takes_more_is_progress() -> None:
-    """The broker reads slowly, and confirms nothing as long as there is more to send."""
+async def test_sending_counts_as_progress() -> None:
+    """The broker reads slowly, and confirms nothing before the publisher has sent everything."""
     held: list[tuple[Peer, Frame]] = []
     reads = 0
 
@@ -131,22 +131,22 @@ async def test_a_connection_that_takes_more_is_progress() -> None:
         publisher = await context.__aenter__()
         began = now()
         for _ in range(500):
-            publisher.batch(bytes(100_000))  # about ten in a frame
+            publisher.batch(bytes(100_000))  # about ten messages per frame
         await context.__aexit__(None, None, None)
         assert now() - began > 4 * LIMIT
 
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_resending_is_no_progress(cls: type[Any]) -> None:
-    """The broker goes away whenever it gets messages."""
+async def test_resending_does_not_count_as_progress(cls: type[Any]) -> None:
+    """The broker resets every connection on which it receives messages."""
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
         client = rbs.streams_client(fake.uri)
         context = client.publisher('test', cls=cls)
         publisher = await context.__aenter__()
         await fill(publisher, 3)
         began = now()
-        error = await raising(context.__aexit__(None, None, None))
+        error = await confirm_timeout(context.__aexit__(None, None, None))
         assert now() - began == pytest.approx(LIMIT, abs=1)
         assert (error.unconfirmed, error.unsent) == (3, 0)
         assert len(fake.connections) > 3
@@ -154,7 +154,7 @@ async def test_resending_is_no_progress(cls: type[Any]) -> None:
 
 
 @pytest.mark.own_clock
-async def test_heartbeats_are_no_progress() -> None:
+async def test_heartbeats_do_not_count_as_progress() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -166,18 +166,18 @@ async def test_heartbeats_are_no_progress() -> None:
         for n in range(20):
             loop.call_later(n, fake.connections[1].send, wire.frame(wire.HEARTBEAT, b''))
         began = now()
-        await raising(context.__aexit__(None, None, None))
+        await confirm_timeout(context.__aexit__(None, None, None))
         assert now() - began == pytest.approx(LIMIT, abs=0.5)
 
 
 @pytest.mark.own_clock
-async def test_the_progress_of_another_publisher_does_not_count() -> None:
-    def only_of_the_second(peer: Peer, request: Frame) -> None:
+async def test_progress_of_another_publisher_does_not_count() -> None:
+    def confirm_only_the_second(peer: Peer, request: Frame) -> None:
         if request.decode().publisher_id:
             fake.default(peer, request)
 
     async with (
-        FakeBroker(on={wire.PUBLISH: only_of_the_second}) as fake,
+        FakeBroker(on={wire.PUBLISH: confirm_only_the_second}) as fake,
         rbs.streams_client(fake.uri) as client,
     ):
         stuck = client.publisher('test')
@@ -187,25 +187,25 @@ async def test_the_progress_of_another_publisher_does_not_count() -> None:
             publishers[other._core.window.publisher_id] = other
             await publishers[0].submit('x')
 
-            async def go_on() -> None:
+            async def keep_sending() -> None:
                 while True:
                     await publishers[1].send('y')
                     await asyncio.sleep(1)
 
-            going_on = asyncio.create_task(go_on())
+            sending = asyncio.create_task(keep_sending())
             began = now()
-            await raising(publishers[0].close())
+            await confirm_timeout(publishers[0].close())
             assert now() - began == pytest.approx(LIMIT, abs=0.5)
-            going_on.cancel()
-            await asyncio.wait([going_on])
+            sending.cancel()
+            await asyncio.wait([sending])
         await stuck.__aexit__(None, None, None)
 
 
-# -- what is closed one after the other
+# -- several closes
 
 
 @pytest.mark.own_clock
-async def test_nested_closes_with_a_dead_broker_take_as_long_as_one() -> None:
+async def test_nested_closes_with_a_silent_broker_take_as_long_as_one() -> None:
     stream = FakeStream()
     stream.append(b'x', b'y')
     tracking = rbs.OffsetTracking('me', interval=0)
@@ -231,28 +231,28 @@ async def test_nested_closes_with_a_dead_broker_take_as_long_as_one() -> None:
 
 
 @pytest.mark.own_clock
-async def test_a_broker_that_confirms_again_gives_the_next_its_full_time() -> None:
+async def test_next_close_has_its_full_time_after_the_broker_confirms_again() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         contexts = [client.publisher('test') for _ in range(2)]
         first, second = [await context.__aenter__() for context in contexts]
         fake.handlers[wire.PUBLISH] = SILENT
         await first.submit('x')
         began = now()
-        await raising(first.close())
+        await confirm_timeout(first.close())
         assert now() - began == pytest.approx(LIMIT, abs=0.5)
         del fake.handlers[wire.PUBLISH]
         await second.send('y')
         fake.handlers[wire.PUBLISH] = SILENT
         await second.submit('z')
         began = now()
-        await raising(second.close())
+        await confirm_timeout(second.close())
         assert now() - began == pytest.approx(LIMIT, abs=0.5)
         for context in contexts:
             await context.__aexit__(None, None, None)
 
 
 @pytest.mark.own_clock
-async def test_a_close_that_was_cancelled_shortens_no_later_one() -> None:
+async def test_cancelled_close_does_not_shorten_a_later_one() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         contexts = [client.publisher('test') for _ in range(2)]
         first, second = [await context.__aenter__() for context in contexts]
@@ -265,14 +265,14 @@ async def test_a_close_that_was_cancelled_shortens_no_later_one() -> None:
         fake.handlers[wire.PUBLISH] = one_by_one()
         await fill(second, 3)
         await second.close()
-        with pytest.raises(PublisherError):  # nobody has asked about 'x'
+        with pytest.raises(PublisherError):  # the cancelled close did not report 'x'
             await contexts[0].__aexit__(None, None, None)
         await contexts[1].__aexit__(None, None, None)
 
 
 @pytest.mark.own_clock
 async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -> None:
-    """It has sent nothing since the first publisher gave up, but it does answer."""
+    """The second publisher has sent nothing since the first one gave up, but its node answers."""
     stuck: set[int] = set()
 
     def stick(peer: Peer, request: Frame) -> None:
@@ -288,13 +288,13 @@ async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -
         stuck.add(first._core.window.publisher_id)
         first.batch('x')
         await fill(second, 100)
-        await raising(first.close())
+        await confirm_timeout(first.close())
         await second.close()
         for context in contexts:
             await context.__aexit__(None, None, None)
 
 
-async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None:
+async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> None:
     async with StreamBroker() as broker:
         broker.create_stream('a')
         broker.create_stream('b')
@@ -309,7 +309,9 @@ async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None
             assert [await anext(messages), await anext(messages)] == [1, 2]
             session = messages._session
             broker.delete_stream('b')
-            await until(lambda: not session.registration.is_open, 'it was told')
+            await until(
+                lambda: not session.registration.is_open, 'the client knows of the deletion'
+            )
             await messages.aclose()
             await asyncio.sleep(0.3)
             await fill(publisher, 50_000)
@@ -318,8 +320,8 @@ async def test_an_offset_that_cannot_be_stored_shortens_no_later_close() -> None
 
 
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_a_close_that_gave_up_keeps_nothing(cls: type[Any]) -> None:
-    """The client goes with the task, not with a collection."""
+async def test_client_is_released_after_a_close_that_timed_out(cls: type[Any]) -> None:
+    """It is released with its task, without a garbage collection."""
     found: list[weakref.ref[object]] = []
 
     async def use(fake: FakeBroker) -> None:
@@ -335,14 +337,14 @@ async def test_a_close_that_gave_up_keeps_nothing(cls: type[Any]) -> None:
             await asyncio.wait([task])
             assert isinstance(task.exception(), ConfirmTimeout)
             del task
-            if sys.version_info[:2] == (3, 13):  # a cycle of that version keeps it
+            if sys.version_info[:2] == (3, 13):  # this version creates a cycle itself
                 gc.collect()
-            await until(lambda: found[0]() is None, 'the client has gone')
+            await until(lambda: found[0]() is None, 'the client is released')
         finally:
             gc.enable()
 
 
-# -- closing that fails
+# -- a close that fails
 
 
 @pytest.mark.parametrize('kind', [None, asyncio.CancelledError])
@@ -367,7 +369,7 @@ async def test_waiting_calls_fail_if_the_remaining_messages_cannot_be_sent(
         publisher = await context.__aenter__()
         await fill(publisher, 5)
         flushing = asyncio.create_task(publisher.flush())
-        await until(lambda: publisher._core.window.in_flight == 5, 'they are sent')
+        await until(lambda: publisher._core.window.in_flight == 5, 'the batch is sent')
         await fill(publisher, 5)
         compressors.append(fail)
         with pytest.raises(MemoryError):
@@ -380,7 +382,7 @@ async def test_waiting_calls_fail_if_the_remaining_messages_cannot_be_sent(
 
 
 @pytest.mark.own_clock
-async def test_the_error_says_what_was_sent_and_what_was_not() -> None:
+async def test_error_counts_unconfirmed_and_unsent_messages() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -388,7 +390,7 @@ async def test_the_error_says_what_was_sent_and_what_was_not() -> None:
         context = client.publisher('test', cls=rbs.PublisherBatchFast, max_unconfirmed=3)
         publisher = await context.__aenter__()
         await fill(publisher, 10)
-        error = await raising(context.__aexit__(None, None, None))
+        error = await confirm_timeout(context.__aexit__(None, None, None))
         assert (error.unconfirmed, error.unsent) == (3, 7)
         assert 'close_timeout is 10.0 s' in str(error)
         assert 'sent but not confirmed, which may be stored: 3; never sent: 7' in str(error)
@@ -396,7 +398,7 @@ async def test_the_error_says_what_was_sent_and_what_was_not() -> None:
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('sub_entry_size', [0, 4])
-async def test_what_was_sent_on_a_lost_connection_may_be_stored(sub_entry_size: int) -> None:
+async def test_messages_sent_on_a_lost_connection_count_as_unconfirmed(sub_entry_size: int) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -408,26 +410,26 @@ async def test_what_was_sent_on_a_lost_connection_may_be_stored(sub_entry_size: 
         await fill(publisher, 6)
         flushing = asyncio.create_task(publisher.flush())
         peer = fake.connections[1]
-        await until(lambda: wire.PUBLISH in peer.commands(), 'they were sent')
+        await until(lambda: wire.PUBLISH in peer.commands(), 'the batch is sent')
         fake.handlers[Step.PEER_PROPERTIES] = SILENT
         peer.transport.abort()
         await until(lambda: publisher._core.connection is None, 'the connection is lost')
         await fill(publisher, 5)
-        error = await raising(context.__aexit__(None, None, None))
+        error = await confirm_timeout(context.__aexit__(None, None, None))
         assert (error.unconfirmed, error.unsent) == (6, 5)
         with pytest.raises(PublisherError):
             await flushing
 
 
 @pytest.mark.own_clock
-async def test_broker_that_stops_reading() -> None:
+async def test_close_gives_up_if_the_broker_stops_reading() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         context = client.publisher('test', cls=rbs.PublisherBatchFast, amqp=False)
         publisher = await context.__aenter__()
         fake.connections[-1].transport.pause_reading()
         for _ in range(300):
             publisher.batch(bytes(100_000))
-        error = await raising(context.__aexit__(None, None, None))
+        error = await confirm_timeout(context.__aexit__(None, None, None))
         assert error.unsent > 100
         assert error.unconfirmed + error.unsent == 300
         fake.connections[-1].transport.abort()
@@ -435,7 +437,7 @@ async def test_broker_that_stops_reading() -> None:
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_unconfirmed_messages_do_not_hide_refused_ones(cls: type[Any]) -> None:
+async def test_error_for_unconfirmed_messages_has_refused_ones_as_its_cause(cls: type[Any]) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.refuse(0x11)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -448,16 +450,16 @@ async def test_unconfirmed_messages_do_not_hide_refused_ones(cls: type[Any]) -> 
             flushing = asyncio.create_task(publisher.flush())
             await asyncio.sleep(0)
             flushing.cancel()
-        await until(lambda: window.unsettled == 0, 'it was refused')
+        await until(lambda: window.unsettled == 0, 'the message is refused')
         fake.handlers[wire.PUBLISH] = SILENT
         await fill(publisher, 1)
-        error = await raising(context.__aexit__(None, None, None))
+        error = await confirm_timeout(context.__aexit__(None, None, None))
         assert error.unconfirmed == 1
         assert isinstance(error.__cause__, rbs.PublishError)
         assert error.__cause__.errors == [(1, 0x11)]
 
 
-async def test_second_task_that_closes_goes_on_where_the_first_is_cancelled() -> None:
+async def test_second_close_completes_after_the_first_is_cancelled() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri, close_timeout=None) as client,
@@ -474,7 +476,7 @@ async def test_second_task_that_closes_goes_on_where_the_first_is_cancelled() ->
 
 
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_the_close_after_a_cancelled_one_tells_of_messages_that_were_given_up(
+async def test_close_after_a_cancelled_one_reports_the_messages_given_up(
     cls: type[rbs.Publisher] | type[rbs.PublisherBatchFast],
 ) -> None:
     async with (

@@ -1,4 +1,4 @@
-"""What closing waits for, and for how long: the broker may be frozen."""
+"""What closing waits for, and for how long, even if the broker is frozen."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -16,17 +16,17 @@ from tests.fake import SILENT, FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
-LIMIT = 0.05  # seconds of a limit that is to be reached
-HANG = 5.0  # seconds within which what is to end has ended
+LIMIT = 0.05  # timeout in seconds, for tests in which it expires
+HANG = 5.0  # seconds; only a safeguard
 
 
 def freeze(fake: FakeBroker) -> None:
-    """Answer nothing any more."""
+    """Make the broker stop answering."""
     fake.handlers.update(dict.fromkeys(range(0x20), SILENT))
 
 
 class Held:
-    """Keeps requests, to answer them later."""
+    """Keeps requests until `answer` is called."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[Peer, Frame]] = []
@@ -43,7 +43,7 @@ class Held:
 # -- how long
 
 
-async def test_slow_broker_gets_its_orderly_close() -> None:
+async def test_slow_broker_gets_an_orderly_close() -> None:
     def late(peer: Peer, request: Frame) -> None:
         asyncio.get_running_loop().call_later(LIMIT, peer.broker.default, peer, request)
 
@@ -58,7 +58,7 @@ async def test_slow_broker_gets_its_orderly_close() -> None:
     assert fake.connections[1].commands()[-2:] == [wire.DELETE_PUBLISHER, wire.CLOSE]
 
 
-async def test_cancelled_program_waits_for_nothing() -> None:
+async def test_cancelled_program_does_not_wait_for_the_broker() -> None:
     stream = FakeStream()
     stream.append(b'x', b'y')
 
@@ -117,7 +117,7 @@ async def test_cancelled_close_ends_at_once(what: str) -> None:
 async def in_order(
     first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]
 ) -> list[str]:
-    """Who of two ends first, and with what."""
+    """Run two closes; return the order in which they end, and their errors."""
     ended: list[str] = []
 
     async def note(name: str, closing: Coroutine[Any, Any, None]) -> None:
@@ -143,7 +143,7 @@ async def test_second_close_of_a_publisher_waits_for_the_first() -> None:
 
 
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_second_close_tells_no_error_again(cls: type[Any]) -> None:
+async def test_second_close_does_not_repeat_the_error(cls: type[Any]) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.refuse(0x0E)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -168,7 +168,7 @@ async def test_second_close_of_a_subscription_waits_for_the_first() -> None:
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         await anext(messages)
         closing = asyncio.create_task(in_order(messages.aclose(), messages.aclose()))
-        await until(lambda: bool(held.requests), 'it unsubscribes')
+        await until(lambda: bool(held.requests), 'the subscription unsubscribes')
         held.answer()
         assert await closing == ['first', 'second']
 
@@ -178,15 +178,15 @@ async def test_second_disconnect_waits_for_the_first() -> None:
     async with FakeBroker(on={wire.CLOSE: held}) as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
         closing = asyncio.create_task(in_order(client.disconnect(), client.disconnect()))
-        await until(lambda: bool(held.requests), 'it disconnects')
+        await until(lambda: bool(held.requests), 'the client disconnects')
         held.answer()
         assert await closing == ['first', 'second']
 
 
-# -- behind a Close
+# -- after a Close frame
 
 
-async def test_nothing_is_written_behind_a_close() -> None:
+async def test_client_writes_nothing_after_a_close_frame() -> None:
     stream = FakeStream()
     stream.append(b'x')
     held = Held()
@@ -200,7 +200,7 @@ async def test_nothing_is_written_behind_a_close() -> None:
                 *client._cluster._connections[Role.PUBLISH],
             ]
             closing = asyncio.create_task(client.disconnect())
-            await until(lambda: len(held.requests) == 2, 'it disconnects')
+            await until(lambda: len(held.requests) == 2, 'the client disconnects')
             sending = asyncio.create_task(publisher.send('y'))
             for connection in connections:
                 connection.resume_writing()
@@ -215,12 +215,12 @@ async def test_nothing_is_written_behind_a_close() -> None:
     assert [peer.commands()[-1] for peer in fake.connections] == [wire.CLOSE, wire.CLOSE]
 
 
-async def test_use_that_begins_while_the_client_disconnects() -> None:
+async def test_call_fails_while_the_client_disconnects() -> None:
     held = Held()
     async with FakeBroker(on={wire.CLOSE: held}) as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
         closing = asyncio.create_task(client.disconnect())
-        await until(lambda: bool(held.requests), 'it disconnects')
+        await until(lambda: bool(held.requests), 'the client disconnects')
         with pytest.raises(StreamConnectionError, match='the client was disconnected'):
             await client.get_protocol()
         held.answer()
@@ -230,14 +230,14 @@ async def test_use_that_begins_while_the_client_disconnects() -> None:
         await client.get_protocol()
 
 
-async def test_confirm_before_the_answer_to_a_close_counts() -> None:
+async def test_confirm_before_the_response_to_a_close_counts() -> None:
     held = Held()
     async with FakeBroker(on={wire.PUBLISH: held, wire.CLOSE: held}) as fake:
         client = rbs.streams_client(fake.uri)
         async with client.publisher('test') as publisher:
             confirmation = await publisher.submit('x')
             closing = asyncio.create_task(client.disconnect())
-            await until(lambda: len(held.requests) == 3, 'it disconnects')
+            await until(lambda: len(held.requests) == 3, 'the client disconnects')
             held.requests.reverse()
             held.answer()
             await closing
@@ -245,10 +245,10 @@ async def test_confirm_before_the_answer_to_a_close_counts() -> None:
 
 
 @pytest.mark.own_clock
-async def test_limit_begins_anew_once_a_broker_was_reached() -> None:
-    """What was given up in one outage does not count in the next."""
+async def test_each_outage_has_its_own_close_timeout() -> None:
+    """A close that gave up in one outage does not shorten a close in the next one."""
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        for mended in (False, True):
+        for recovers in (False, True):
             fake.handlers[wire.PUBLISH] = SILENT
             context = client.publisher('test')
             publisher = await context.__aenter__()
@@ -257,7 +257,7 @@ async def test_limit_begins_anew_once_a_broker_was_reached() -> None:
             for peer in fake.connections:
                 peer.transport.abort()
             await asyncio.sleep(1)
-            if mended:
+            if recovers:
                 asyncio.get_running_loop().call_later(2, fake.handlers.clear)
                 await publisher.close()
             else:

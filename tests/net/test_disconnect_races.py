@@ -1,4 +1,4 @@
-"""What runs while the client disconnects, and what a failing callback leaves undone."""
+"""Tasks that connect while the client disconnects, and logging that raises."""
 
 import asyncio
 import logging
@@ -19,12 +19,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 
-async def test_none_of_those_that_connect_brings_a_closed_client_back() -> None:
+async def test_pending_connects_do_not_reopen_a_disconnected_client() -> None:
     held = Held()
     async with FakeBroker(at={Step.OPEN: held}) as fake:
         client = rbs.streams_client(fake.uri)
         tasks = [asyncio.create_task(client.get_protocol()) for _ in range(5)]
-        await until(lambda: bool(held.requests), 'the first one connects')
+        await until(lambda: bool(held.requests), 'the handshake reaches Open')
         await client.disconnect()
         del fake.handlers[Step.OPEN]
         held.answer()
@@ -37,7 +37,7 @@ async def test_none_of_those_that_connect_brings_a_closed_client_back() -> None:
             await client.disconnect()
 
 
-async def test_logging_that_fails_keeps_no_publisher_from_going_on() -> None:
+async def test_publisher_recovers_though_logging_raises() -> None:
     def fail(record: logging.LogRecord) -> bool:
         raise ZeroDivisionError('mine')
 
@@ -53,7 +53,7 @@ async def test_logging_that_fails_keeps_no_publisher_from_going_on() -> None:
             lost = publisher._core.connection
             assert lost is not None
             fake.connections[-1].transport.abort()
-            await until(lambda: not lost.is_open, 'it is lost')
+            await until(lambda: not lost.is_open, 'the connection is lost')
             await asyncio.wait_for(publisher.send('x'), HANG)
         finally:
             logger.removeFilter(fail)

@@ -1,4 +1,4 @@
-"""What went wrong keeps nothing: a client goes with its last reference, not with a collection."""
+"""Failures create no reference cycles: a client is released without a garbage collection."""
 
 import asyncio
 import gc
@@ -28,11 +28,11 @@ from tests.fake import (
 
 UNAVAILABLE = 0x06
 PRECONDITION = 0x11
-LIMIT = 0.2  # where a limit has to run out
+LIMIT = 0.2  # timeout in seconds, for tests in which it expires
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def no_collection(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+async def _no_collection(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
     gc.collect()
     gc.disable()
@@ -40,8 +40,8 @@ async def no_collection(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     gc.enable()
 
 
-def second_time(key: int) -> Callable[[FakeConnection, Frame], None]:
-    """Refuses a command the first time."""
+def refuse_once(key: int) -> Callable[[FakeConnection, Frame], None]:
+    """Refuse a command the first time only."""
     seen: list[Frame] = []
 
     def answer(connection: FakeConnection, request: Frame) -> None:
@@ -51,10 +51,10 @@ def second_time(key: int) -> Callable[[FakeConnection, Frame], None]:
     return answer
 
 
-async def goes(
+async def check_released(
     use: Callable[[rbs.StreamsClient, FakeBroker], Awaitable[None]], **broker: Any
 ) -> None:
-    """Use a client of a broker; it is to go, and what it has opened."""
+    """Use a client, disconnect it, and check that it is released."""
     async with FakeBroker(**broker) as fake:
         client = rbs.streams_client(
             fake.uri, connect_timeout=LIMIT, request_timeout=LIMIT, close_timeout=LIMIT
@@ -64,7 +64,7 @@ async def goes(
             await use(client, fake)
         await client.disconnect()
         del client
-        await until(lambda: left() is None, 'the client has gone')
+        await until(lambda: left() is None, 'the client is released')
 
 
 async def publish(client: rbs.StreamsClient, fake: FakeBroker) -> None:
@@ -79,14 +79,14 @@ async def read(client: rbs.StreamsClient, fake: FakeBroker) -> None:
 
 async def cancel(client: rbs.StreamsClient, fake: FakeBroker) -> None:
     task = asyncio.create_task(publish(client, fake))
-    await until(lambda: bool(fake.connections), 'it connects')
+    await until(lambda: bool(fake.connections), 'the client connects')
     task.cancel()
     await asyncio.wait([task])
 
 
 async def disconnect(client: rbs.StreamsClient, fake: FakeBroker) -> None:
     task = asyncio.create_task(publish(client, fake))
-    await until(lambda: bool(fake.connections), 'it connects')
+    await until(lambda: bool(fake.connections), 'the client connects')
     await client.disconnect()
     await asyncio.wait([task])
     task.exception()
@@ -103,27 +103,29 @@ DECLARE = wire.DECLARE_PUBLISHER
         {'on': {DECLARE: refuse(PRECONDITION)}},
         {'on': {DECLARE: refuse(UNAVAILABLE)}},
         {'on': {DECLARE: SILENT}},
-        {'on': {DECLARE: second_time(DECLARE)}},
+        {'on': {DECLARE: refuse_once(DECLARE)}},
         {'at': {Step.OPEN: CLOSING}},
         {'at': {Step.OPEN: GARBAGE}},
         {'at': {Step.OPEN: SILENT}},
     ],
     ids=[
-        'stores', 'refuses', 'is not available', 'is silent', 'refuses once', 'closes',
-        'is no broker', 'never opens',
+        'stores', 'refuses', 'is unavailable', 'is silent', 'refuses once', 'closes',
+        'sends garbage', 'never opens',
     ],
 )  # fmt: skip
-async def test_publishing_to_a_broker_that(use: Any, broker: dict[str, Any]) -> None:
-    await goes(use, **broker)
+async def test_client_is_released_after_publishing_to_a_broker_that(
+    use: Any, broker: dict[str, Any]
+) -> None:
+    await check_released(use, **broker)
 
 
 @pytest.mark.parametrize(
     'on',
-    [{}, {wire.SUBSCRIBE: refuse(PRECONDITION)}, {wire.SUBSCRIBE: second_time(wire.SUBSCRIBE)}],
+    [{}, {wire.SUBSCRIBE: refuse(PRECONDITION)}, {wire.SUBSCRIBE: refuse_once(wire.SUBSCRIBE)}],
     ids=['is silent', 'refuses', 'refuses once'],
 )
-async def test_reading_from_a_broker_that(on: dict[int, Any]) -> None:
-    await goes(read, on=on)
+async def test_client_is_released_after_reading_from_a_broker_that(on: dict[int, Any]) -> None:
+    await check_released(read, on=on)
 
 
 async def close_publisher(client: rbs.StreamsClient) -> None:
@@ -151,16 +153,19 @@ async def disconnect_client(client: rbs.StreamsClient) -> None:
         (disconnect_client, wire.CLOSE),
     ],
 )
-async def test_closing_that_is_cancelled(close: Any, unanswered: int) -> None:
+async def test_client_and_task_are_released_after_a_cancelled_close(
+    close: Any, unanswered: int
+) -> None:
     async def use(client: rbs.StreamsClient, fake: FakeBroker) -> None:
         task = asyncio.create_task(close(client))
         await until(
-            lambda: any(unanswered in peer.commands() for peer in fake.connections), 'it closes'
+            lambda: any(unanswered in peer.commands() for peer in fake.connections),
+            'the request to close is sent',
         )
         task.cancel()
         await asyncio.wait([task])
         left.append(weakref.ref(task))
 
     left: list[weakref.ref[asyncio.Task[None]]] = []
-    await goes(use, on={unanswered: SILENT})
+    await check_released(use, on={unanswered: SILENT})
     assert left[0]() is None

@@ -1,4 +1,4 @@
-"""What happens in the turn in which a publisher is opened."""
+"""Events in the event loop turn in which a publisher opens."""
 
 import asyncio
 import struct
@@ -14,7 +14,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame, frame, string
 
-HANG = 5.0
+HANG = 5.0  # seconds; only a safeguard
 
 
 def ok(request: Frame) -> bytes:
@@ -22,7 +22,7 @@ def ok(request: Frame) -> bytes:
 
 
 @pytest.mark.own_clock
-async def test_a_publisher_that_moves_in_the_turn_that_opened_it_is_an_outage() -> None:
+async def test_move_in_the_turn_that_opens_the_publisher_is_an_outage() -> None:
     declared = 0
 
     def declare(connection: FakeConnection, request: Frame) -> None:
@@ -42,7 +42,7 @@ async def test_a_publisher_that_moves_in_the_turn_that_opened_it_is_an_outage() 
         assert declared == 8
 
 
-async def test_disconnected_in_the_turn_that_opened_it() -> None:
+async def test_disconnect_in_the_turn_that_opens_the_publisher() -> None:
     held: list[Frame] = []
     used: list[Any] = []
 
@@ -53,7 +53,7 @@ async def test_disconnected_in_the_turn_that_opened_it() -> None:
     async with FakeBroker(on={wire.DECLARE_PUBLISHER: lambda _, r: held.append(r)}) as fake:
         client = rbs.streams_client(fake.uri, close_timeout=0.1)
         task = asyncio.create_task(use(client))
-        await until(lambda: bool(held), 'it is declared')
+        await until(lambda: bool(held), 'the publisher is declared')
         [connection] = client._cluster._connections[Role.PUBLISH]
         connection.feed(ok(held[0]))
         closing = asyncio.create_task(client.disconnect())

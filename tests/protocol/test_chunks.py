@@ -1,4 +1,4 @@
-"""Chunks that are written: as they are read, as they are by hand, and as they were recorded."""
+"""Written chunks: compared with chunks read back, built with `struct`, and recorded."""
 
 import gzip
 import struct
@@ -28,7 +28,7 @@ from tests.protocol.test_publish_window import add, take_all
 
 
 def read(data: bytes) -> list[bytes]:
-    """The messages of a chunk, by those who consume it."""
+    """Read the messages of a chunk as a consumer does."""
     chunk = Chunk.parse(data)
     chunk.verify()
     return chunk.messages()
@@ -62,7 +62,7 @@ ENTRIES = st.lists(
     st.integers(0, 2**64 - 1),
     st.integers(0, 2),
 )
-def test_what_is_written_is_read(
+def test_written_chunk_is_read_back(
     entries: list[tuple[list[bytes], bytes]], offset: int, timestamp: int, epoch: int, kind: int
 ) -> None:
     parts = [data for _, data in entries]
@@ -83,7 +83,7 @@ def test_what_is_written_is_read(
     assert split_entries(data[HEADER.size :]) == parts
 
 
-def test_filter_and_trailer_are_sizes_only_where_they_are_delivered() -> None:
+def test_delivered_chunk_has_only_the_sizes_of_filter_and_trailer() -> None:
     parts = [message(b'a'), message(b'b')]
     data = write_chunk(parts, offset=7, timestamp=8, filter=b'f' * 16, trailer=b'trailer')
     assert data == wire.chunk(parts, 2, offset=7, timestamp=8, bloom=16, trailer=7)
@@ -94,7 +94,7 @@ def test_filter_and_trailer_are_sizes_only_where_they_are_delivered() -> None:
     assert stored == data[:48] + b'f' * 16 + data[48:] + b'trailer'
 
 
-def test_a_chunk_has_so_many_entries() -> None:
+def test_limit_of_entries_per_chunk() -> None:
     entries = [message(b'')] * ENTRIES_MAX
     assert len(read(write_chunk(entries, offset=0, timestamp=0))) == ENTRIES_MAX
     with pytest.raises(ArgumentError, match='65535 entries, not 65536'):
@@ -103,7 +103,7 @@ def test_a_chunk_has_so_many_entries() -> None:
 
 @pytest.mark.parametrize('compression', ['none', 'gzip', 'snappy', 'lz4', 'zstd'])
 @pytest.mark.parametrize('size', [1, 3])
-def test_what_a_client_publishes_is_stored(compression: str, size: int) -> None:
+def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
     kind = Compression(compression)
     block = SubEntry(size, kind.code, compressor(kind)) if size > 1 else None
     window = PublishWindow(3, 0, 1000, 5, None, False, False, block)
@@ -122,7 +122,7 @@ def test_what_a_client_publishes_is_stored(compression: str, size: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=30)), max_size=6))
-def test_entries_of_a_publish_frame(entries: list[tuple[int, bytes]]) -> None:
+def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) -> None:
     data = wire.publish(9, entries)
     found = tuple(PublishEntry(i, None, wire.message(body)) for i, body in entries)
     assert commands.decode(2, 1, data[8:]) == commands.Publish(9, found)
@@ -138,7 +138,7 @@ def test_entries_of_a_publish_frame(entries: list[tuple[int, bytes]]) -> None:
     assert commands.PublishV2(9, found).encode() == data
 
 
-def test_entries_that_end_too_early() -> None:
+def test_truncated_entries_are_refused() -> None:
     data = wire.sub_batch([b'a', b'bc']) + message(b'def')
     assert [records(entry) for entry in split_entries(data)] == [2, 1]
     whole = {0, len(data), len(data) - len(message(b'def'))}
@@ -149,7 +149,7 @@ def test_entries_that_end_too_early() -> None:
 
 
 @pytest.mark.parametrize('name', ['life-v2.bin', 'v1-deleted.bin', 'burst.bin.gz'])
-def test_chunks_of_a_recorded_session(name: str) -> None:
+def test_chunks_of_recorded_session_are_written_identically(name: str) -> None:
     count = 0
     for key, version, body in wire.split_frames(wire.session(name)):
         found = commands.decode(key, version, body)

@@ -1,4 +1,4 @@
-"""Commands to the byte in both directions, cut at every length, and numbers shared with Cython."""
+"""Encode and decode every command, truncate it at every length, and compare shared constants."""
 
 import dataclasses
 import pickle
@@ -39,7 +39,7 @@ def unhex(text: str) -> bytes:
     return bytes.fromhex(re.sub(r'\s+', '', text))
 
 
-# Key, version, correlation id and body, by the protocol's document; the size is put before it.
+# Key, version, correlation id and body, by the protocol's specification; the size comes before.
 REQUESTS: list[tuple[commands.Command[Any], str]] = [
     (
         commands.PeerProperties({'product': 'RbFly', 'é': ''}),
@@ -121,13 +121,13 @@ REQUESTS: list[tuple[commands.Command[Any], str]] = [
 
 
 @pytest.mark.parametrize(('command', 'expected'), REQUESTS)
-def test_bytes_of_a_request(command: commands.Command[Any], expected: str) -> None:
+def test_encoded_request(command: commands.Command[Any], expected: str) -> None:
     data = unhex(expected)
     assert command.encode(7) == struct.pack('>I', len(data)) + data
 
 
 @pytest.mark.parametrize('correlation_id', [0, 1, 2**32 - 1])
-def test_correlation_ids(correlation_id: int) -> None:
+def test_request_has_its_correlation_id(correlation_id: int) -> None:
     data = commands.Unsubscribe(9).encode(correlation_id)
     assert data[8:12] == struct.pack('>I', correlation_id)
 
@@ -162,7 +162,7 @@ ONE_WAY: list[tuple[commands.OneWay, str]] = [
     (commands.StoreOffset('ré', 's', 5), '000a 0001 0003 72c3a9 0001 73 0000000000000005'),
 ]
 
-# Bytes of the client's frames, by the functions that it has for them.
+# Frames that the client writes with functions of their own.
 WRITTEN: list[tuple[bytes, str]] = [
     (commands.credit(255, 32767), '0009 0001 ff 7fff'),
     (commands.credit(0, 1), '0009 0001 00 0001'),
@@ -176,7 +176,7 @@ WRITTEN: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(
     ('data', 'expected'), WRITTEN + [(item.encode(), data) for item, data in ONE_WAY]
 )
-def test_bytes_of_a_one_way_frame(data: bytes, expected: str) -> None:
+def test_encoded_one_way_frame(data: bytes, expected: str) -> None:
     body = unhex(expected)
     assert data == struct.pack('>I', len(body)) + body
 
@@ -184,7 +184,7 @@ def test_bytes_of_a_one_way_frame(data: bytes, expected: str) -> None:
 LOCAL = Broker('localhost', 5552)
 OTHER = Broker('höst', 65535)
 
-# A command, the code, what the response holds, and its bytes: the code and what is behind it.
+# A command, the response's code and value, and the response's bytes from the code on.
 RESPONSES: list[tuple[type[commands.Command[Any]], int, Any, str]] = [
     (
         commands.PeerProperties,
@@ -260,7 +260,7 @@ RESPONSES: list[tuple[type[commands.Command[Any]], int, Any, str]] = [
 
 
 @pytest.mark.parametrize(('command', 'code', 'value', 'expected'), RESPONSES)
-def test_bytes_of_a_response(
+def test_encoded_response(
     command: type[commands.Command[Any]], code: int, value: Any, expected: str
 ) -> None:
     body = struct.pack('>HHI', 0x8000 | command.key, 1, 7) + unhex(expected)
@@ -268,31 +268,29 @@ def test_bytes_of_a_response(
 
 
 @pytest.mark.parametrize(('command', 'code', 'value', 'expected'), RESPONSES)
-def test_a_client_reads_a_response(
+def test_parsed_response(
     command: type[commands.Command[Any]], code: int, value: Any, expected: str
 ) -> None:
     data = unhex(expected)[2 if command is not commands.Metadata else 0 :]
     if data:
         assert command.parse(Reader(data)) == value
-        assert command.parse(Reader(data + b'later')) == value  # than this version
+        assert command.parse(Reader(data + b'later')) == value  # fields of later versions
 
 
 @pytest.mark.parametrize(
     ('command', 'value'), [(commands.Open, {}), (commands.SaslAuthenticate, None)]
 )
-def test_a_client_reads_a_field_that_is_left_out(
-    command: type[commands.Command[Any]], value: Any
-) -> None:
+def test_response_may_omit_its_last_field(command: type[commands.Command[Any]], value: Any) -> None:
     assert command.parse(Reader(b'')) == value
 
 
-def test_a_refusal_needs_no_value() -> None:
+def test_error_response_needs_no_value() -> None:
     for command, code, value, _ in RESPONSES:
         if code not in (1, 10):
             assert command.respond(7, code=code) == command.respond(7, value, code)
 
 
-# -- any frame
+# -- decoding any frame
 
 # Key, version and body.
 FRAMES: list[tuple[commands.Request | commands.Response | commands.OneWay, bytes]] = [
@@ -326,7 +324,7 @@ def declared() -> set[Any]:
     }
 
 
-def test_every_frame_of_the_protocol_is_covered() -> None:
+def test_every_command_is_covered() -> None:
     assert {type(command) for command, _ in REQUESTS} | {type(item) for item, _ in ONE_WAY} == (
         declared()
     )
@@ -335,22 +333,22 @@ def test_every_frame_of_the_protocol_is_covered() -> None:
 
 
 @each_frame
-def test_a_frame_is_decoded(item: object, data: bytes) -> None:
+def test_decoded_frame(item: object, data: bytes) -> None:
     assert decode(data) == item
 
 
-def test_tune_is_answered_as_a_response_by_some() -> None:
+def test_tune_may_arrive_as_a_response() -> None:
     assert decode(unhex('8014 0001 00001000 0000003c')) == Tune(4096, 60)
 
 
 @each_frame
-def test_a_frame_cut_at_every_length(item: object, data: bytes) -> None:
+def test_truncated_frame_is_refused(item: object, data: bytes) -> None:
     for size in range(4, len(data)):
         try:
             found = decode(data[:size])
         except FrameError:
             continue
-        # The whole of a frame that ends with a field that was left out, or with any bytes.
+        # A complete frame: it omits its last field, or ends with any bytes.
         if isinstance(found, commands.Request):
             assert isinstance(found.command, commands.Subscribe | commands.ResolveOffsetSpec)
             assert found.command.properties == {}
@@ -364,7 +362,7 @@ def test_a_frame_cut_at_every_length(item: object, data: bytes) -> None:
 
 
 @each_frame
-def test_a_frame_with_bytes_behind_it(item: object, data: bytes) -> None:
+def test_extra_bytes_after_a_frame_are_refused(item: object, data: bytes) -> None:
     if isinstance(item, commands.Deliver | commands.DeliverV2):
         return
     for more in (b'\0', b'\xff\xff\xff', b'\x01' * 40):
@@ -373,20 +371,20 @@ def test_a_frame_with_bytes_behind_it(item: object, data: bytes) -> None:
 
 
 @each_frame
-def test_a_frame_of_another_version(item: object, data: bytes) -> None:
+def test_unknown_version_is_refused(item: object, data: bytes) -> None:
     for version in (0, 3, 0xFFFF):
         with pytest.raises(FrameError, match=f'version {version}'):
             decode(data[:2] + struct.pack('>H', version) + data[4:])
 
 
 @pytest.mark.parametrize('key', [0, 0x20, 0x7FFF, 0x8000, 0x8002, 0x8017, 0xFFFF])
-def test_a_frame_that_does_not_exist(key: int) -> None:
+def test_unknown_key_is_refused(key: int) -> None:
     with pytest.raises(FrameError, match=f'0x{key:04x}'):
         commands.decode(key, 1, bytes(20))
 
 
 @given(st.sampled_from(sorted(commands.READERS)), st.binary(max_size=80))
-def test_any_bytes_are_a_frame_or_a_frame_error(frame: tuple[int, int], body: bytes) -> None:
+def test_any_bytes_give_a_frame_or_frame_error(frame: tuple[int, int], body: bytes) -> None:
     try:
         found = commands.decode(*frame, body)
     except FrameError:
@@ -394,7 +392,7 @@ def test_any_bytes_are_a_frame_or_a_frame_error(frame: tuple[int, int], body: by
     assert commands.decode(*frame, found.encode()[8:]) == found
 
 
-def test_counts_that_lie_cost_nothing() -> None:
+def test_false_counts_allocate_nothing() -> None:
     tracemalloc.start()
     try:
         for _, data in FRAMES:
@@ -411,13 +409,13 @@ def test_counts_that_lie_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize('text', ['ffff', '0001 ff', '0002 c3'])
-def test_a_broker_takes_text_as_it_has_to_be(text: str) -> None:
+def test_request_with_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(FrameError):
         decode(unhex('000e 0001 00000007' + text))
 
 
 @pytest.mark.parametrize('spec', ['0000', '0006', 'ffff'])
-def test_a_subscription_starts_where_it_can(spec: str) -> None:
+def test_unknown_offset_type_is_refused(spec: str) -> None:
     with pytest.raises(FrameError):
         decode(unhex(f'0007 0001 00000007 09 0001 73 {spec} 000a'))
 
@@ -430,7 +428,7 @@ def test_timestamps_are_exact(milliseconds: int) -> None:
 
 
 @pytest.mark.parametrize('milliseconds', [2**63 - 1, -(2**63)])
-def test_timestamps_without_an_end_are_far_away(milliseconds: int) -> None:
+def test_extreme_timestamps_stay_large(milliseconds: int) -> None:
     spec = struct.pack('>Hq', 5, milliseconds)
     found = decode(unhex('001f 0001 00000007 0001 73') + spec)
     assert isinstance(found, commands.Request)
@@ -441,23 +439,23 @@ def test_timestamps_without_an_end_are_far_away(milliseconds: int) -> None:
     assert (value > 0) == (milliseconds > 0)
 
 
-def test_properties_of_a_subscription_may_be_left_out() -> None:
+def test_subscribe_may_omit_its_properties() -> None:
     found = decode(unhex('0007 0001 00000007 09 0001 73 0001 000a'))
     assert found == commands.Request(7, commands.Subscribe(9, 's', Offset.FIRST, 10, {}))
 
 
-def test_no_data_for_sasl() -> None:
+def test_null_sasl_data_is_empty() -> None:
     found = decode(unhex('0013 0001 00000007 0001 58 ffffffff'))
     assert found == commands.Request(7, commands.SaslAuthenticate('X', b''))
 
 
-def test_sub_entries_have_no_filter_value() -> None:
+def test_sub_entry_with_filter_value_is_refused() -> None:
     data = struct.pack('>QH', 1, 0xFFFF) + sub_batch([b'a'])
     with pytest.raises(FrameError, match='sub-entries'):
         commands.decode(2, 2, struct.pack('>BI', 0, 1) + data)
 
 
-def test_password_of_a_frame_is_not_shown() -> None:
+def test_decoded_frame_and_errors_hide_the_password() -> None:
     command = commands.SaslAuthenticate('PLAIN', b'\0u\0s3cr3t')
     assert 's3cr3t' not in repr(decode(command.encode(7)[4:]))
     for size in range(12, 30):
@@ -466,7 +464,7 @@ def test_password_of_a_frame_is_not_shown() -> None:
         assert 's3c' not in str(caught.value)
 
 
-# -- any values
+# -- random values
 
 TEXT = st.text(max_size=20)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
@@ -516,7 +514,7 @@ VALUES |= {
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's type."""
+    """Return a strategy for a field's type."""
     if kind in VALUES:
         return VALUES[kind]
     origin, args = get_origin(kind), get_args(kind)
@@ -547,7 +545,7 @@ def test_any_values_of_a_frame(kind: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize('name', sorted(path.name for path in SESSIONS.glob('*.bin*')))
-def test_frames_of_a_recorded_session(name: str) -> None:
+def test_recorded_frames_round_trip(name: str) -> None:
     found = split_frames(session(name))
     assert found
     for key, version, body in found:
@@ -568,7 +566,7 @@ LONG = 'é' * 128  # 256 bytes
         lambda name: commands.store_offset(name, 's', 0),
     ],
 )
-def test_references_have_at_most_255_bytes(make: Callable[[str], bytes]) -> None:
+def test_reference_above_255_bytes_is_refused(make: Callable[[str], bytes]) -> None:
     assert ('é' * 127 + 'x').encode() in make('é' * 127 + 'x')
     with pytest.raises(ArgumentError, match='255 bytes'):
         make(LONG)
@@ -589,7 +587,7 @@ def test_references_have_at_most_255_bytes(make: Callable[[str], bytes]) -> None
         lambda name: commands.PeerProperties({'connection_name': name}).encode(1),
     ],
 )
-def test_strings_have_at_most_65534_bytes(make: Callable[[str], bytes]) -> None:
+def test_string_above_65534_bytes_is_refused(make: Callable[[str], bytes]) -> None:
     longest = 'é' * 32767
     assert b'\xff\xfe' + longest.encode() in make(longest)
     for name in (longest + 'x', 'x' * 65535, 'x' * 10**6):
@@ -610,22 +608,22 @@ def test_strings_have_at_most_65534_bytes(make: Callable[[str], bytes]) -> None:
         lambda: commands.store_offset('r', 's', -1),
     ],
 )
-def test_numbers_fit_their_fields(make: Callable[[], bytes]) -> None:
+def test_number_out_of_range_is_refused(make: Callable[[], bytes]) -> None:
     with pytest.raises(ArgumentOverflowError):
         make()
 
 
-def test_errors_are_of_the_family() -> None:
+def test_errors_derive_from_rbfly_error() -> None:
     assert issubclass(ArgumentError, RbFlyError)
     assert issubclass(ArgumentError, ValueError)
     assert issubclass(FrameError, RbFlyError)
 
 
-def test_password_is_not_shown() -> None:
+def test_repr_hides_the_password() -> None:
     assert 's3cr3t' not in repr(commands.SaslAuthenticate('PLAIN', b'\0u\0s3cr3t'))
 
 
-def test_value_is_made_of_its_fields() -> None:
+def test_commands_are_values() -> None:
     assert repr(Tune(1, heartbeat=60)) == 'Tune(frame_max=1, heartbeat=60)'
     assert commands.Close(reason='enough') == commands.Close(ResponseCode.OK, 'enough')
     assert str(Broker('node', 5552)) == 'node:5552'
@@ -638,13 +636,13 @@ def test_value_is_made_of_its_fields() -> None:
 # -- what a client reads
 
 
-def test_metadata_with_brokers_that_are_not_listed() -> None:
+def test_metadata_with_unlisted_brokers() -> None:
     data = unhex('00000000 00000001 0001 61 0001 0005 00000001 0063')
     found = commands.Metadata.parse(Reader(data))
     assert found == {'a': StreamMetadata(1, None, ())}
 
 
-def test_close_by_the_broker() -> None:
+def test_broker_sends_close() -> None:
     data = unhex('00000001 000d 0004 6f6f7073')
     for more in (b'', b'later'):
         assert commands.ServerClose.parse(data + more) == commands.ServerClose(1, 13, 'oops')
@@ -655,30 +653,30 @@ def test_close_by_the_broker() -> None:
 
 @pytest.mark.parametrize('kind', [Tune, commands.MetadataUpdate, commands.ServerClose])
 @given(data=st.binary(max_size=60))
-def test_a_client_reads_any_bytes(kind: Any, data: bytes) -> None:
+def test_parser_reads_any_bytes_or_raises_frame_error(kind: Any, data: bytes) -> None:
     try:
         kind.parse(data + b'later')
     except FrameError:
         pass
 
 
-def test_count_that_lies() -> None:
+def test_false_count_is_refused() -> None:
     with pytest.raises(FrameError, match='4294967295 items'):
         commands.PeerProperties({}).parse(Reader(b'\xff\xff\xff\xff'))
 
 
-def test_a_client_reads_any_text() -> None:
+def test_reader_replaces_invalid_utf8() -> None:
     reader = Reader(unhex('0203 04050607 ffff 0001 ff'))
     assert (reader.u16(), reader.u32()) == (0x203, 0x4050607)
     assert not reader.at_end
     assert reader.string() == ''  # null
-    assert reader.string() == '\ufffd'  # not UTF-8: shown as far as it goes
+    assert reader.string() == '\ufffd'  # invalid UTF-8
     assert reader.at_end
     with pytest.raises(FrameError):
         reader.u16()
 
 
-# -- tuning
+# -- Tune
 
 
 @pytest.mark.parametrize(
@@ -690,16 +688,16 @@ def test_a_client_reads_any_text() -> None:
         (Tune(4096, 0), Tune(0, 60), Tune(4096, 60)),
     ],
 )
-def test_agreement(one: Tune, other: Tune, agreed: Tune) -> None:
+def test_tune_agrees_on_the_smaller_limits(one: Tune, other: Tune, agreed: Tune) -> None:
     assert one.agree(other) == agreed
     assert other.agree(one) == agreed
 
 
-# -- numbers
+# -- constants
 
 
 def cython_numbers(name: str) -> dict[str, int]:
-    """Members of the anonymous `cdef enum` blocks of a Cython file."""
+    """Return the members of the anonymous `cdef enum` blocks of a Cython file."""
     found: dict[str, int] = {}
     inside = False
     for line in (PROTOCOL / name).read_text().splitlines():
@@ -710,7 +708,7 @@ def cython_numbers(name: str) -> dict[str, int]:
     return found
 
 
-def test_numbers_of_the_cython_modules_are_those_of_const() -> None:
+def test_cython_constants_match_const() -> None:
     engine = cython_numbers('_engine.pyx')
     assert engine['KEY_CONFIRM'] == Key.PUBLISH_CONFIRM
     assert engine['KEY_ERROR'] == Key.PUBLISH_ERROR
@@ -719,15 +717,15 @@ def test_numbers_of_the_cython_modules_are_those_of_const() -> None:
     assert publish['KEY_PUBLISH'] == Key.PUBLISH
     assert cython_numbers('_entry.pyx')['FILTER_MAX'] == commands.STRING_MAX
     keys = [(name, n) for name in (engine, publish) for n in name if n.startswith('KEY_')]
-    assert len(keys) == 4  # a new one belongs into this test
+    assert len(keys) == 4  # if this fails, add the new constant to this test
 
 
-def test_numbers_of_the_protocol() -> None:
+def test_enums_have_the_numbers_of_the_protocol() -> None:
     assert [int(key) for key in Key] == list(range(1, 0x20))
     assert [int(code) for code in ResponseCode] == list(range(1, 0x16))
     assert [int(kind) for kind in OffsetType] == [1, 2, 3, 4, 5, 0xFFFF]
 
 
-def test_frame_is_what_the_tests_write() -> None:
+def test_frame_matches_the_one_of_the_tests() -> None:
     assert commands.frame(Key.CREDIT, b'abc', 3) == frame(9, b'abc', 3)
     assert split_frames(commands.frame(5, b'x') * 2) == [(5, 1, b'x')] * 2

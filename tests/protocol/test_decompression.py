@@ -1,4 +1,4 @@
-"""Compressed sub-entry batches: every codec, sizes that lie, and what comes behind a damage."""
+"""Compressed sub-entries: every codec, false sizes, and the messages after a damaged sub-entry."""
 
 import gc
 import gzip
@@ -40,7 +40,7 @@ def packed(
     plain: int | None = None,
     stored: bytes | None = None,
 ) -> bytes:
-    """A chunk's entry of several messages, compressed; the keywords lie."""
+    """Write a compressed sub-entry; the keywords replace its true counts, sizes and data."""
     data = b''.join(map(message, messages))
     stored = COMPRESS[code](data) if stored is None else stored
     return data_batch(
@@ -62,7 +62,7 @@ def crc32c(data: bytes) -> int:
 
 
 def snappy_frame(data: bytes) -> bytes:
-    """The framing format with one chunk that is not compressed."""
+    """Write the framing format with one uncompressed chunk."""
     crc = crc32c(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     size = (len(data) + 4).to_bytes(3, 'little')
@@ -70,18 +70,18 @@ def snappy_frame(data: bytes) -> bytes:
 
 
 def lz4_frame(data: bytes) -> bytes:
-    """Blocks of 64 KiB at most, independent, without checksums; one that is not compressed."""
+    """Write independent blocks of at most 64 KiB without checksums: one, uncompressed."""
     block = struct.pack('<I', 0x80000000 | len(data)) + data
     return bytes.fromhex('04224d18 6040 82') + block + bytes(4)
 
 
 def zstd_frame(data: bytes) -> bytes:
-    """One segment with a size of one byte, and one raw block, the last."""
+    """Write a single segment whose size takes one byte, with one raw block."""
     head = bytes.fromhex('28b52ffd 20') + bytes([len(data)])
     return head + (len(data) << 3 | 1).to_bytes(3, 'little') + data
 
 
-# What the formats' own specifications say; written without the libraries.
+# Frames by the specifications of the formats, written without the libraries.
 BY_HAND: dict[int, Callable[[bytes], bytes]] = {
     SNAPPY: snappy_frame,
     LZ4: lz4_frame,
@@ -93,7 +93,7 @@ BY_HAND: dict[int, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
-def test_every_codec(code: int) -> None:
+def test_messages_of_every_codec(code: int) -> None:
     messages = [b'', b'a', b'b' * 100_000, bytes(range(256))]
     entries = [message(b'first'), packed(messages, code), message(b'last')]
     data = chunk(entries, 6, offset=10)
@@ -104,21 +104,21 @@ def test_every_codec(code: int) -> None:
 
 
 @pytest.mark.parametrize('code', BY_HAND)
-def test_frames_by_hand(code: int) -> None:
+def test_uncompressed_blocks_of_each_format(code: int) -> None:
     data = message(b'by') + message(b'hand')
     entry = packed([b'by', b'hand'], code, stored=BY_HAND[code](data))
     assert Chunk.parse(chunk([entry], 2)).messages() == [b'by', b'hand']
 
 
 def test_raw_snappy_block() -> None:
-    """Some writers leave the framing out."""
+    """Some clients write Snappy without the framing format."""
     stored = bytes(cramjam.snappy.compress_raw(message(b'raw' * 100)))
     entry = packed([b'raw' * 100], SNAPPY, stored=stored)
     assert Chunk.parse(chunk([entry], 1)).messages() == [b'raw' * 100]
 
 
 def test_all_codecs_in_one_chunk() -> None:
-    """Sub-entries of each codec, and single messages between them."""
+    """The chunk has a sub-entry of each codec, and single messages between them."""
     entries, expected = [], []
     for code in (GZIP, SNAPPY, LZ4, ZSTD, 0):
         bodies = [amqp([code, i]) for i in range(3)]
@@ -142,7 +142,7 @@ def test_all_codecs_in_one_chunk() -> None:
         assert cursor.consumed == [100]
 
 
-def test_messages_outlive_their_batch() -> None:
+def test_messages_outlive_their_sub_entry() -> None:
     cursor = Cursor(amqp=True)
     bodies = [[bytes([65 + i]) * 1000, bytes([97 + i]) * 1000] for i in range(4)]
     entries = [packed([amqp(body) for body in pair], GZIP) for pair in bodies]
@@ -154,7 +154,7 @@ def test_messages_outlive_their_batch() -> None:
 
 
 @pytest.mark.parametrize('start', range(9, 18))
-def test_start_inside_a_compressed_batch(start: int) -> None:
+def test_start_inside_a_compressed_sub_entry(start: int) -> None:
     cursor = Cursor()
     cursor.rewind(start)
     words = [b'%d' % i for i in range(10, 16)]
@@ -164,7 +164,7 @@ def test_start_inside_a_compressed_batch(start: int) -> None:
     assert drain(cursor) == expected
 
 
-def test_batch_below_the_start_is_not_read() -> None:
+def test_sub_entry_below_the_start_is_not_decompressed() -> None:
     cursor = Cursor()
     cursor.rewind(12)
     damaged = packed([b'a', b'b'], GZIP, stored=b'no gzip')
@@ -172,17 +172,16 @@ def test_batch_below_the_start_is_not_read() -> None:
     assert drain(cursor) == [(12, b'c')]
 
 
-def test_batch_of_no_messages_is_not_read() -> None:
-    """A batch of zero records, in whatever codec."""
+def test_sub_entry_without_messages_is_not_decompressed() -> None:
     entries = [packed([], code, stored=b'junk', plain=4, records=0) for code in range(1, 8)]
     assert Chunk.parse(chunk([*entries, message(b'a'), *entries], 1)).messages() == [b'a']
 
 
-# -- what a batch says of itself
+# -- false sizes and damaged data
 
 
 def outcome(entry: bytes, records: int = 1) -> list[Any]:
-    """What comes of a batch between two messages; an error tells where."""
+    """Read a sub-entry between two messages; return its messages with their offsets, and errors."""
     cursor = Cursor()
     data = [message(b'before'), entry, message(b'behind')]
     cursor.push(chunk(data, records + 2, offset=100))
@@ -202,45 +201,43 @@ def outcome(entry: bytes, records: int = 1) -> list[Any]:
 
 
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
-def test_damaged_batch_is_told_and_the_rest_is_read(code: int) -> None:
+def test_damaged_sub_entry_raises_and_reading_continues(code: int) -> None:
     (found,) = outcome(packed([b'a', b'b'], code, stored=b'damaged'), 2)
     assert 'at offset 101' in found
 
 
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
-@pytest.mark.parametrize('lie', [-1, 1, 1000])
-def test_size_that_lies(code: int, lie: int) -> None:
-    """More or less bytes than the batch says."""
-    (found,) = outcome(packed([b'x' * 2000], code, plain=2004 + lie))
+@pytest.mark.parametrize('excess', [-1, 1, 1000])
+def test_false_size_is_refused(code: int, excess: int) -> None:
+    (found,) = outcome(packed([b'x' * 2000], code, plain=2004 + excess))
     assert 'at offset 101' in found
 
 
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
-def test_bytes_behind_the_compressed_ones(code: int) -> None:
+def test_extra_bytes_after_the_compressed_ones_are_refused(code: int) -> None:
     data = message(b'x' * 100)
     (found,) = outcome(packed([b'x' * 100], code, stored=COMPRESS[code](data) + b'more'))
     assert 'at offset 101' in found
 
 
 @pytest.mark.parametrize('code', [5, 6, 7])
-def test_unknown_codec(code: int) -> None:
+def test_unknown_codec_is_refused(code: int) -> None:
     (found,) = outcome(packed([b'a'], code, stored=b'junk'))
     assert f'unknown compression {code}' in found
 
 
-def test_more_messages_than_bytes() -> None:
-    """A number of records that the data cannot hold is refused before it is unpacked."""
+def test_impossible_count_is_refused_before_decompression() -> None:
     (found,) = outcome(packed([b''] * 10, GZIP, plain=39, stored=b''), 10)
     assert '10 messages has 39 bytes' in found
 
 
-def test_messages_that_do_not_fill_their_batch() -> None:
+def test_bytes_after_the_last_message_are_refused() -> None:
     found = outcome(packed([b'a', b'b', b'c'], GZIP, records=2), 2)
     assert found[:2] == [(b'a', 101), (b'b', 102)]
     assert 'more than its messages' in found[2]
 
 
-def test_message_longer_than_its_batch() -> None:
+def test_message_longer_than_its_sub_entry_is_refused() -> None:
     data = message(b'a') + struct.pack('>I', 100) + b'short'
     found = outcome(packed([], GZIP, records=3, plain=len(data), stored=gzip.compress(data)), 3)
     assert found[0] == (b'a', 101)
@@ -253,8 +250,7 @@ def test_message_longer_than_its_batch() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize('code', CODES.values(), ids=CODES)
-def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
-    """A high ratio is no way to use up memory."""
+def test_decompression_bomb_stops_at_its_declared_size(code: int) -> None:
     stored = COMPRESS[code](bytes(50_000_000))
     assert len(stored) < 5_000_000
     entry = packed([], code, records=1, plain=1000, stored=stored)
@@ -271,8 +267,8 @@ def test_bomb_is_stopped_at_the_size_that_it_says(code: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize('filter', [None, MessageFilter(lambda ctx: 'a', {'a'})])
-def test_batch_holds_few_of_the_sub_entries_that_are_large(filter: MessageFilter | None) -> None:
-    """Each keeps its limit; all of them together would take twice 400 MB."""
+def test_message_batch_holds_few_large_sub_entries(filter: MessageFilter | None) -> None:
+    """Each sub-entry is below its limit, but together they would take twice 400 MB."""
     entry = packed([bytes(4_000_000)] * 5, ZSTD)
     cursor = Cursor(filter=filter)
     cursor.push(chunk([entry] * 20, 100))
@@ -291,13 +287,13 @@ def test_batch_holds_few_of_the_sub_entries_that_are_large(filter: MessageFilter
     assert peak < 150_000_000
 
 
-def test_sub_entries_of_usual_size_are_one_batch() -> None:
+def test_sub_entries_of_usual_size_form_one_message_batch() -> None:
     cursor = Cursor()
     cursor.push(chunk([packed([bytes(1000)] * 100, ZSTD)] * 50, 5000))
     assert [len(batch) for batch in batches(cursor, 10_000)] == [5000]
 
 
-def test_high_ratio_is_fine_below_the_limit() -> None:
+def test_high_compression_ratio_is_accepted_below_the_limit() -> None:
     size = BATCH_MAX - 4
     entry = packed([bytes(size)], ZSTD)
     assert len(entry) < 100_000
@@ -305,17 +301,17 @@ def test_high_ratio_is_fine_below_the_limit() -> None:
     assert len(found) == size
 
 
-def test_limit_of_a_batch() -> None:
+def test_size_limit_of_a_sub_entry() -> None:
     (found,) = outcome(packed([b'a'], GZIP, plain=BATCH_MAX + 1))
     assert f'larger than {BATCH_MAX}' in found
 
 
-def test_limit_of_a_chunk() -> None:
-    """Sizes that are said count, before anything is unpacked."""
+def test_size_limit_of_a_chunk() -> None:
+    """The declared sizes count, before anything is decompressed."""
     count = CHUNK_MAX // BATCH_MAX
-    lie = packed([b'a'], GZIP, plain=BATCH_MAX, stored=b'junk')
+    damaged = packed([b'a'], GZIP, plain=BATCH_MAX, stored=b'junk')
     cursor = Cursor()
-    cursor.push(chunk([*[lie] * count, packed([b'a'], GZIP)], count + 1))
+    cursor.push(chunk([*[damaged] * count, packed([b'a'], GZIP)], count + 1))
     errors = []
     while True:
         try:
@@ -328,10 +324,10 @@ def test_limit_of_a_chunk() -> None:
     assert f'larger than {CHUNK_MAX} bytes' in errors[-1]
 
 
-# -- the library
+# -- libraries
 
 
-def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_extra_with_the_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'cramjam', None)
     for code, name in ((SNAPPY, 'snappy'), (LZ4, 'lz4'), (ZSTD, 'zstd')):
         cursor = Cursor()
@@ -349,7 +345,7 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     plain=st.integers(0, 300),
 )
 @settings(max_examples=300)
-def test_any_bytes_end_in_messages_or_a_chunk_error(
+def test_any_bytes_give_messages_or_chunk_error(
     code: int, head: bytes, data: bytes, plain: int
 ) -> None:
     entry = data_batch(head + data, 1, plain, len(head + data), code)
@@ -362,7 +358,7 @@ def test_any_bytes_end_in_messages_or_a_chunk_error(
 
 @given(code=st.sampled_from([GZIP, SNAPPY, LZ4, ZSTD]), cut=st.integers(0, 400))
 @settings(max_examples=200)
-def test_cut_data_is_refused(code: int, cut: int) -> None:
+def test_truncated_data_is_refused(code: int, cut: int) -> None:
     data = b''.join(message(zlib.compress(bytes([i])) * 3) for i in range(10))
     stored = COMPRESS[code](data)
     entry = packed([], code, records=10, plain=len(data), stored=stored[:cut])

@@ -1,4 +1,4 @@
-"""The engine: recorded sessions and broken bytes, fed whole, byte by byte and in random cuts."""
+"""The engine reads recorded sessions and invalid bytes: whole, byte by byte and in random parts."""
 
 import random
 import struct
@@ -43,7 +43,7 @@ SESSIONS = [
 
 
 class Recorder(Engine):
-    """Notes everything that comes out."""
+    """Records all frames, failures and settled waiters."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -58,7 +58,7 @@ class Recorder(Engine):
         self.failures.append(error)
 
     def publisher(self, publisher_id: int, count: int = 0) -> PublishWindow:
-        """A window with that many messages in flight, each with a waiter of its own."""
+        """Register a window with `count` messages in flight, each with its own waiter."""
         window = PublishWindow(publisher_id, 0, 10**6, 0, None, False)
         window.listen(self.settled.extend)
         self.set_publisher(publisher_id, window)
@@ -108,18 +108,20 @@ def content(chunk: Chunk) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize('name', SESSIONS)
-def test_frames_of_a_session(name: str, cut: Callable[[bytes], Iterator[bytes]]) -> None:
+def test_session_is_split_into_frames(name: str, cut: Callable[[bytes], Iterator[bytes]]) -> None:
     data = session(name)
     engine = Recorder()
     for part in cut(data):
         engine.feed(part)
     assert engine.failures == []
     assert engine.counters.bytes_received == len(data)
-    nobody = {0x0003, 0x0004, 0x0008}
-    assert engine.frames == [item for item in split_frames(data) if item[0] not in nobody]
+    handled = {0x0003, 0x0004, 0x0008}  # confirms, errors and deliveries do not reach on_frame
+    assert engine.frames == [item for item in split_frames(data) if item[0] not in handled]
 
 
-def test_what_a_session_held_is_counted(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+def test_engine_counts_frames_confirms_and_messages(
+    cut: Callable[[bytes], Iterator[bytes]],
+) -> None:
     data = session('life-v2.bin')
     engine = Recorder()
     queue = engine.subscription(0)
@@ -137,13 +139,15 @@ def test_what_a_session_held_is_counted(cut: Callable[[bytes], Iterator[bytes]])
     assert engine.counters.records_received == sum(chunk.records for chunk in queue.chunks)
 
 
-def test_messages_of_the_whole_life(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+def test_confirms_and_messages_of_a_complete_session(
+    cut: Callable[[bytes], Iterator[bytes]],
+) -> None:
     engine = Recorder()
     window = engine.publisher(0, 22)
     queue = engine.subscription(0)
     for part in cut(session('life-v2.bin')):
         engine.feed(part)
-    # the last was refused because the publisher was deleted: it waits for the next one
+    # the broker refused the last message because the publisher was deleted: it will be resent
     assert [waiter.future for waiter in engine.settled] == list(range(21))
     assert [waiter.errors for waiter in engine.settled if waiter.errors] == []
     assert (window.needs_redeclare, window.unsettled) == (True, 1)
@@ -151,11 +155,11 @@ def test_messages_of_the_whole_life(cut: Callable[[bytes], Iterator[bytes]]) -> 
     texts = [b'message %d' % i for i in range(20)]
     assert first == (0, 20, 0, [b'\0\x53\x75\xa0%c' % len(text) + text for text in texts])
     offset, records, committed, messages = second
-    assert (offset, records, committed) == (21, 5, 21)  # the stored offset took 20
+    assert (offset, records, committed) == (21, 5, 21)  # offset 20 is a stored consumer offset
     assert [data[5:] for data in messages] == [b'sub %d' % i for i in range(5)]
 
 
-def test_deliveries_of_two_subscriptions(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+def test_deliveries_reach_both_subscriptions(cut: Callable[[bytes], Iterator[bytes]]) -> None:
     engine = Recorder()
     engine.publisher(5, 5)
     queues = [engine.subscription(255), engine.subscription(1)]
@@ -168,7 +172,7 @@ def test_deliveries_of_two_subscriptions(cut: Callable[[bytes], Iterator[bytes]]
     assert [waiter.future for waiter in engine.settled] == [3, 4]
 
 
-def test_burst(cut: Callable[[bytes], Iterator[bytes]]) -> None:
+def test_confirms_and_messages_of_a_burst(cut: Callable[[bytes], Iterator[bytes]]) -> None:
     engine = Recorder()
     window = engine.publisher(1, 3016)
     queue = engine.subscription(1)
@@ -192,7 +196,7 @@ COMMANDS: dict[int, commands.Command[Any]] = {
 
 
 def responses(name: str) -> dict[int, list[Any]]:
-    """What the commands read in a session: code and content by key."""
+    """Parse the responses of a session: code and value by key."""
     found: dict[int, list[Any]] = {}
     for key, _, body in split_frames(session(name)):
         if key & 0x8000 and key != 0x8009:
@@ -204,7 +208,7 @@ def responses(name: str) -> dict[int, list[Any]]:
     return found
 
 
-def test_responses_of_the_whole_life() -> None:
+def test_responses_of_a_complete_session() -> None:
     found = responses('life-v2.bin')
     properties = found[0x8011][0][1]
     assert (properties['product'], properties['version']) == ('RabbitMQ', '4.0.5')
@@ -231,14 +235,14 @@ def test_responses_of_the_whole_life() -> None:
     assert found[0x8016] == [(1, None)]
 
 
-def test_responses_of_the_other_sessions() -> None:
+def test_responses_of_other_sessions() -> None:
     assert responses('wrong-password.bin')[0x8013] == [(8, None)]
     deleted = responses('v1-deleted.bin')
     assert deleted[0x8007] == [(1, None), (1, None), (2, None)]
     assert deleted[0x8005] == [(1, 4)]
 
 
-def test_frames_that_the_broker_sends_unasked() -> None:
+def test_frames_that_the_broker_initiates() -> None:
     (update,) = (body for key, _, body in split_frames(session('v1-deleted.bin')) if key == 0x10)
     assert commands.MetadataUpdate.parse(update) == commands.MetadataUpdate(6, 'recorded-séssion')
     (close,) = (body for key, _, body in split_frames(session('broker-closes.bin')) if key == 0x16)
@@ -261,7 +265,7 @@ def test_frames_that_the_broker_sends_unasked() -> None:
     'size', [4, 5, BLOCK - 5, BLOCK - 4, BLOCK - 3, BLOCK, BLOCK + 1, 2 * BLOCK + 7, 5_000_000]
 )
 @pytest.mark.parametrize('before', [b'', frame(0x17), frame(0x17) * 20_000])
-def test_frames_around_the_size_of_the_block(size: int, before: bytes, rng: random.Random) -> None:
+def test_frames_around_the_block_size(size: int, before: bytes, rng: random.Random) -> None:
     body = rng.randbytes(size - 4)
     data = before + frame(0x7001, body, 9) + frame(0x17)
     engine = Recorder()
@@ -292,7 +296,7 @@ def test_deliver_of_several_megabytes(part: int, committed: int | None, rng: ran
 
 
 @pytest.mark.parametrize('size', range(4))
-def test_frame_without_key_and_version(size: int) -> None:
+def test_frame_too_short_for_key_and_version(size: int) -> None:
     engine = Recorder()
     engine.feed(frame(0x17) + struct.pack('>I', size) + bytes(100))
     assert engine.frames == [(0x17, 1, b'')]
@@ -300,7 +304,7 @@ def test_frame_without_key_and_version(size: int) -> None:
     assert engine.stopped
 
 
-def test_frame_at_its_cap() -> None:
+def test_frame_size_limit() -> None:
     engine = Recorder(1000)
     engine.feed(frame(0x7001, bytes(996)))
     assert len(engine.frames) == 1
@@ -310,14 +314,14 @@ def test_frame_at_its_cap() -> None:
     ]
 
 
-def test_default_cap() -> None:
+def test_default_frame_size_limit() -> None:
     engine = Recorder()
     engine.feed(struct.pack('>I', 256 * 2**20 + 1))
     assert [type(error) for error in engine.failures] == [FrameError]
 
 
-def test_memory_grows_with_what_has_arrived(rng: random.Random) -> None:
-    """An announced size allocates next to nothing; the frame is the one that was sent."""
+def test_memory_grows_with_received_bytes(rng: random.Random) -> None:
+    """A frame's declared size alone allocates almost nothing."""
     data = rng.randbytes(5 * 2**20)
     engine = Recorder()
     parts = [*randomly(frame(0x7001, data), rng)]
@@ -339,7 +343,7 @@ def test_memory_grows_with_what_has_arrived(rng: random.Random) -> None:
     'greeting',
     [b'AMQP\0\0\x09\x01', b'HTTP/1.1 400 Bad Request\r\n', b'\x15\x03\x01\0\x02\x02\x50'],
 )
-def test_peers_of_other_protocols(greeting: bytes) -> None:
+def test_other_protocols_are_refused(greeting: bytes) -> None:
     engine = Recorder()
     for part in bytewise(greeting):
         engine.feed(part)
@@ -351,7 +355,7 @@ def test_peers_of_other_protocols(greeting: bytes) -> None:
 
 
 @pytest.mark.parametrize(('make', 'width'), [(confirm, 8), (refuse, 10)])
-def test_cut_confirm(make: Callable[[int, Any], bytes], width: int) -> None:
+def test_truncated_confirm_is_refused(make: Callable[[int, Any], bytes], width: int) -> None:
     ids = [0, 1] if width == 8 else [(0, 0x11), (1, 0x11)]
     _, _, body = split_frames(make(0, ids))[0]
     key = 3 if width == 8 else 4
@@ -364,7 +368,7 @@ def test_cut_confirm(make: Callable[[int, Any], bytes], width: int) -> None:
         assert engine.settled == []
 
 
-def test_confirm_that_says_more_ids_than_fit_a_frame() -> None:
+def test_confirm_with_impossible_count_is_refused() -> None:
     engine = Recorder()
     engine.publisher(0, 1)
     engine.feed(frame(3, struct.pack('>BIQ', 0, 2**32 - 1, 0)))
@@ -372,7 +376,7 @@ def test_confirm_that_says_more_ids_than_fit_a_frame() -> None:
 
 
 @pytest.mark.parametrize('count', [0, 1])
-def test_confirm_with_bytes_behind_it(count: int) -> None:
+def test_extra_bytes_after_a_confirm_are_ignored(count: int) -> None:
     engine = Recorder()
     window = engine.publisher(0, 2)
     engine.feed(frame(3, struct.pack('>BIQQ', 0, count, 0, 1)))
@@ -380,7 +384,7 @@ def test_confirm_with_bytes_behind_it(count: int) -> None:
     assert engine.failures == []
 
 
-def test_confirm_for_nobody() -> None:
+def test_frames_for_unknown_ids_are_ignored() -> None:
     engine = Recorder()
     engine.publisher(4, 1)
     engine.set_publisher(4, None)
@@ -389,14 +393,14 @@ def test_confirm_for_nobody() -> None:
     assert engine.failures == []
 
 
-def test_confirms_reach_their_own_publisher() -> None:
+def test_confirms_reach_their_publisher() -> None:
     engine = Recorder()
     windows = {i: engine.publisher(i, 3) for i in (0, 1, 255)}
     engine.feed(confirm(255, [0, 1]) + confirm(0, [2]))
     assert {i: window.unsettled for i, window in windows.items()} == {0: 2, 1: 3, 255: 1}
 
 
-def test_settled_is_called_once_a_frame() -> None:
+def test_listener_is_called_once_per_frame() -> None:
     engine = Recorder()
     calls: list[list[PendingConfirms]] = []
     window = engine.publisher(0, 100)
@@ -406,7 +410,7 @@ def test_settled_is_called_once_a_frame() -> None:
 
 
 @pytest.mark.parametrize('version', [0, 2, 3])
-def test_confirm_of_another_version(version: int) -> None:
+def test_confirm_of_unknown_version_reaches_on_frame(version: int) -> None:
     engine = Recorder()
     window = engine.publisher(0, 1)
     body = struct.pack('>BIQ', 0, 1, 0)
@@ -419,7 +423,7 @@ def test_confirm_of_another_version(version: int) -> None:
 
 
 @pytest.mark.parametrize('committed', [None, 5])
-def test_cut_deliver(committed: int | None) -> None:
+def test_truncated_deliver_is_refused(committed: int | None) -> None:
     _, version, body = split_frames(deliver(0, plain_chunk([b'abc']), committed))[0]
     for size in range(len(body)):
         engine = Recorder()
@@ -430,7 +434,7 @@ def test_cut_deliver(committed: int | None) -> None:
         assert not queue.chunks
 
 
-def test_deliver_of_an_unknown_version() -> None:
+def test_deliver_of_unknown_version_reaches_on_frame() -> None:
     engine = Recorder()
     engine.subscription(0)
     engine.feed(frame(8, b'\0junk', 3))
@@ -451,7 +455,7 @@ def test_chunks_outlive_the_block() -> None:
 
 
 @pytest.mark.parametrize('key', [0, 0x0002, 0x0005, 0x7FFF, 0x8009, 0xFFFF])
-def test_unknown_keys_are_frames(key: int) -> None:
+def test_frames_of_unknown_keys_reach_on_frame(key: int) -> None:
     engine = Recorder()
     engine.feed(frame(key, b'abc', 0xFFFF) + frame(key, b'', 0))
     assert engine.frames == [(key, 0xFFFF, b'abc'), (key, 0, b'')]
@@ -476,7 +480,7 @@ class Failing(Recorder):
             raise KeyError('mine')
 
 
-def test_callback_that_raises_ends_the_engine() -> None:
+def test_callback_that_raises_stops_the_engine() -> None:
     engine = Failing()
     engine.feed(frame(0x17) + frame(0x7001) + frame(0x17))
     engine.feed(frame(0x17))
@@ -486,7 +490,7 @@ def test_callback_that_raises_ends_the_engine() -> None:
 
 
 @pytest.mark.parametrize('where', ['on_settled', 'wake'])
-def test_callback_of_a_room_that_raises(where: str) -> None:
+def test_listener_that_raises_stops_the_engine(where: str) -> None:
     def fail(*args: object) -> None:
         raise KeyError(where)
 
@@ -500,7 +504,7 @@ def test_callback_of_a_room_that_raises(where: str) -> None:
 
 
 @pytest.mark.parametrize('size', [4, BLOCK - 8, 3 * BLOCK])
-def test_frames_after_stop_are_ignored(size: int) -> None:
+def test_bytes_after_stop_are_ignored(size: int) -> None:
     engine = Recorder()
     data = frame(0x7001, bytes(size))
     engine.feed(data + data[: len(data) // 2])
@@ -518,13 +522,13 @@ class Stopping(Recorder):
         self.stop()
 
 
-def test_stop_within_a_callback() -> None:
+def test_callback_can_stop_the_engine() -> None:
     engine = Stopping()
     engine.feed(frame(0x17) * 5)
     assert len(engine.frames) == 1
 
 
-def test_callbacks_may_change_whom_frames_concern() -> None:
+def test_callback_can_unregister_a_publisher() -> None:
     engine = Recorder()
     window = engine.publisher(0, 2)
     window.listen(lambda done: engine.set_publisher(0, None))
@@ -533,7 +537,7 @@ def test_callbacks_may_change_whom_frames_concern() -> None:
 
 
 @pytest.mark.parametrize('id', [-1, 256])
-def test_ids_out_of_range(id: int) -> None:
+def test_ids_out_of_range_are_refused(id: int) -> None:
     engine = Recorder()
     with pytest.raises(OverflowError):
         engine.set_publisher(id, None)
@@ -563,7 +567,7 @@ def test_buffer_is_never_empty_and_never_moves() -> None:
     version=st.integers(0, 3),
 )
 @settings(max_examples=300)
-def test_any_bytes_end_in_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
+def test_any_bytes_give_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
     engine = Recorder()
     engine.publisher(0, 3)
     queue = engine.subscription(0)
@@ -577,7 +581,7 @@ def test_any_bytes_end_in_frames_or_one_error(parts: list[bytes], key: int, vers
         assert found.records >= 0
 
 
-def test_one_damaged_entry_does_not_stop_the_engine() -> None:
+def test_damaged_chunk_does_not_stop_the_engine() -> None:
     engine = Recorder()
     queue = engine.subscription(0)
     engine.feed(deliver(0, chunk([message(b'a')], 1, crc=1)) + frame(0x17))

@@ -1,4 +1,4 @@
-"""The publish window without memory: every waiting call gets an outcome."""
+"""If an allocation of the publish window fails, every waiting call still gets an outcome."""
 
 import _testcapi  # type: ignore[import-not-found]
 import functools
@@ -21,12 +21,12 @@ BODY = b'x' * 1000
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*fork:DeprecationWarning')
 
-Told = list[PendingConfirms]
-ways = pytest.mark.parametrize('way', ['given up', 'sent again'])
+Waiters = list[PendingConfirms]
+ways = pytest.mark.parametrize('way', ['given up', 'resent'])
 
 
-def alone(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a forked child, where no other thread can meet the allocation that fails."""
+def forked(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a forked child, so that no other thread's allocation fails."""
 
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
@@ -44,7 +44,7 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def fails_at(number: int, call: Callable[[], Any]) -> bool:
-    """Call a function whose nth allocation fails; return whether it raised MemoryError."""
+    """Call a function, let its nth allocation fail, and return whether it raised MemoryError."""
     try:
         _testcapi.set_nomemory(number, number + 1)
         call()
@@ -60,23 +60,23 @@ def make(*, batched: bool = False, sub_entry_size: int = 0) -> PublishWindow:
     return PublishWindow(3, 3000, 1000, 0, None, False, batched, sub_entry)
 
 
-def finish(window: PublishWindow, way: str) -> Told:
-    """Give up the unconfirmed messages, or resend and confirm them; return the waiters notified."""
+def finish(window: PublishWindow, way: str) -> Waiters:
+    """Give up the unconfirmed messages, or resend and confirm them; return the notified waiters."""
     if way == 'given up':
         return window.fail_pending()
     try:
-        told = window.replay(3, UNLIMITED)
+        notified = window.replay(3, UNLIMITED)
         window.release()
-    except MemoryError:  # the bytes of a frame are lost
+    except MemoryError:  # the bytes of a frame were lost
         return window.fail_pending()
     frames = take_all(window)
     assert bool(frames) is bool(window.unsettled)
-    return told + Feed(window).confirm(*range(COUNT))
+    return notified + Feed(window).confirm(*range(COUNT))
 
 
-def check(window: PublishWindow, told: Told, waiters: Told) -> None:
-    assert len(told) == len(waiters)
-    assert set(told) == set(waiters)
+def check(window: PublishWindow, notified: Waiters, waiters: Waiters) -> None:
+    assert len(notified) == len(waiters)
+    assert set(notified) == set(waiters)
     assert not any(waiter.remaining for waiter in waiters)
     assert (window.unsettled, window.in_flight, window.queued) == (0, 0, 0)
     assert window.take() is None
@@ -86,9 +86,9 @@ def check(window: PublishWindow, told: Told, waiters: Told) -> None:
 @pytest.mark.parametrize(
     ('sub_entry_size', 'frame_max'), [(0, UNLIMITED), (2, UNLIMITED), (0, 1500), (0, 500)]
 )
-@alone
-def test_no_memory_to_send_again(sub_entry_size: int, frame_max: int, way: str) -> None:
-    """Some frames are confirmed, some are in flight; in smaller ones not everything fits."""
+@forked
+def test_no_memory_to_resend_messages(sub_entry_size: int, frame_max: int, way: str) -> None:
+    """Some frames are confirmed, some are in flight; smaller new frames do not fit all."""
     number, failed = 0, True
     while failed:
         window = make(sub_entry_size=sub_entry_size)
@@ -98,22 +98,22 @@ def test_no_memory_to_send_again(sub_entry_size: int, frame_max: int, way: str) 
             if i < 3:
                 take_all(window)
         take_all(window)
-        told = Feed(window).confirm(0, 2)
+        notified = Feed(window).confirm(0, 2)
 
-        refused: list[Told] = [[]]
+        refused: list[Waiters] = [[]]
 
-        def replay(window: PublishWindow = window, refused: list[Told] = refused) -> None:
+        def replay(window: PublishWindow = window, refused: list[Waiters] = refused) -> None:
             refused[0] = window.replay(4, frame_max)
 
         number += 1
         failed = fails_at(number, replay)
-        told += refused[0] + finish(window, way)
-        check(window, told, waiters)
+        notified += refused[0] + finish(window, way)
+        check(window, notified, waiters)
     assert number > 3
 
 
 @ways
-@alone
+@forked
 def test_no_memory_to_sort_a_batch(way: str) -> None:
     number, failed = 0, True
     while failed:

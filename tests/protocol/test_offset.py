@@ -1,4 +1,4 @@
-"""Offsets: where a subscription starts."""
+"""`Offset`, which says where a subscription starts."""
 
 import math
 from dataclasses import FrozenInstanceError
@@ -11,14 +11,14 @@ from rbfly.error import RbFlyError
 from rbfly.streams import Offset, OffsetType
 
 
-def test_constants() -> None:
+def test_first_last_and_next_have_no_value() -> None:
     assert Offset.FIRST.type is OffsetType.FIRST
     assert Offset.LAST.type is OffsetType.LAST
     assert Offset.NEXT.type is OffsetType.NEXT
     assert {Offset.FIRST.value, Offset.LAST.value, Offset.NEXT.value} == {None}
 
 
-def test_numbers_of_the_types() -> None:
+def test_protocol_numbers_of_offset_types() -> None:
     assert [int(item) for item in OffsetType] == [1, 2, 3, 4, 5, 0xFFFF]
 
 
@@ -67,13 +67,13 @@ def test_reference() -> None:
         ('first', None),
     ],
 )
-def test_wrong_types(kind: Any, value: Any) -> None:
+def test_values_of_wrong_type_are_refused(kind: Any, value: Any) -> None:
     with pytest.raises(TypeError) as caught:
         Offset(kind, value)
     assert isinstance(caught.value, RbFlyError)
 
 
-def test_offsets_are_values() -> None:
+def test_offsets_are_comparable_hashable_and_frozen() -> None:
     assert Offset.offset(5) == Offset.offset(5)
     assert Offset.offset(5) != Offset.timestamp(5)
     assert len({Offset.offset(5), Offset.offset(5), Offset.FIRST}) == 2

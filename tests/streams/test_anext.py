@@ -1,4 +1,4 @@
-"""`anext(subscription)` is a coroutine: it can be awaited, and it can become a task."""
+"""`anext(subscription)` is a coroutine: programs can await it or make it a task."""
 
 import asyncio
 import gc
@@ -64,7 +64,7 @@ async def turn() -> None:
 
 
 @pytest.mark.parametrize('waits', [False, True])
-async def test_task(make: Make, waits: bool) -> None:
+async def test_anext_runs_as_a_task(make: Make, waits: bool) -> None:
     reader = Reader()
     if not waits:
         reader.put(b'a', b'b')
@@ -78,7 +78,7 @@ async def test_task(make: Make, waits: bool) -> None:
 
 
 @pytest.mark.parametrize('kind', ['context', 'batch'])
-async def test_task_of_contexts_and_of_batches(make: Make, kind: str) -> None:
+async def test_tasks_receive_contexts_and_batches(make: Make, kind: str) -> None:
     reader = Reader()
     iterator: Any = MessageIterator(SubscriptionBase(reader), KINDS[kind], 10)
     tasks = [make(anext(iterator))]
@@ -93,7 +93,7 @@ async def test_task_of_contexts_and_of_batches(make: Make, kind: str) -> None:
     )
 
 
-async def test_in_a_task_group() -> None:
+async def test_anext_in_a_task_group() -> None:
     reader = Reader()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(anext(reader))
@@ -102,7 +102,7 @@ async def test_in_a_task_group() -> None:
     assert task.result() == b'a'
 
 
-async def test_gathered_waited_for_and_shielded() -> None:
+async def test_anext_with_gather_wait_for_and_shield() -> None:
     reader = Reader()
     reader.put(b'a', b'b', b'c')
     found = await asyncio.gather(anext(reader), anext(reader))
@@ -114,17 +114,17 @@ async def test_gathered_waited_for_and_shielded() -> None:
     assert await shielded == b'd'
 
 
-@pytest.mark.parametrize('when', ['before it has begun', 'while it waits', 'as something comes'])
-async def test_a_task_that_is_cancelled_loses_nothing(make: Make, when: str) -> None:
+@pytest.mark.parametrize('when', ['before it starts', 'while it waits', 'as a message arrives'])
+async def test_cancelled_task_loses_no_message(make: Make, when: str) -> None:
     reader = Reader()
     task = make(anext(reader))
-    if when == 'before it has begun':
+    if when == 'before it starts':
         reader.put(b'a')
     else:
         await turn()
-    if when == 'as something comes':
+    if when == 'as a message arrives':
         reader.put(b'a')
-    task.cancel('enough')
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     if when == 'while it waits':
@@ -132,7 +132,7 @@ async def test_a_task_that_is_cancelled_loses_nothing(make: Make, when: str) -> 
     assert await anext(reader) == b'a'
 
 
-async def test_timed_out_loses_nothing() -> None:
+async def test_timeout_loses_no_message() -> None:
     reader = Reader()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(reader), 1e-3)
@@ -143,7 +143,7 @@ async def test_timed_out_loses_nothing() -> None:
     assert await anext(reader) == b'a'
 
 
-async def test_with_a_default(make: Make) -> None:
+async def test_anext_with_a_default(make: Make) -> None:
     class Ended(Reader):
         async def wait(self, kind: int, limit: int, subscription: object) -> Any:
             await super().wait(kind, limit, subscription)
@@ -162,7 +162,7 @@ async def test_with_a_default(make: Make) -> None:
     assert await asyncio.gather(*tasks) == [b'a', 'default']
 
 
-async def test_a_second_time() -> None:
+async def test_anext_cannot_be_awaited_twice() -> None:
     reader = Reader()
     reader.put(b'a', b'b')
     ready: Any = anext(reader)
@@ -182,7 +182,7 @@ async def test_a_second_time() -> None:
         await waiting
 
 
-async def test_by_hand() -> None:
+async def test_coroutine_protocol() -> None:
     reader = Reader()
     ready: Any = anext(reader)
     assert asyncio.isfuture(ready.send(None))
@@ -204,14 +204,14 @@ async def test_by_hand() -> None:
 
 
 @pytest.mark.filterwarnings('error')
-async def test_never_awaited() -> None:
+async def test_anext_that_is_never_awaited_takes_no_message() -> None:
     reader = Reader()
     reader.put(b'a')
     anext(reader)  # type: ignore[unused-coroutine]
     assert await anext(reader) == b'a'
 
 
-async def test_one_that_waits_can_be_collected() -> None:
+async def test_waiting_coroutine_can_be_collected() -> None:
     class Kept:
         pass
 

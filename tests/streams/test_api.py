@@ -1,4 +1,4 @@
-"""The names of the published API, and where users find the errors."""
+"""Public names, and the modules that export the errors."""
 
 import inspect
 from datetime import timedelta
@@ -21,16 +21,16 @@ ERRORS = {
 
 
 @pytest.mark.parametrize('name', ERRORS)
-def test_error_is_found_beside_the_client(name: str) -> None:
+def test_streams_package_exports_every_error(name: str) -> None:
     assert getattr(rbs, name) is ERRORS[name]
     assert name in rbs.__all__
 
 
-def test_every_error_is_public() -> None:
+def test_error_modules_list_every_error() -> None:
     assert set(ERRORS) <= {*rbfly.error.__all__, *rbfly.streams.error.__all__}
 
 
-def test_all_names_exist() -> None:
+def test_exported_names_exist_once() -> None:
     assert sorted(rbs.__all__) == sorted(set(rbs.__all__))
     assert [name for name in rbs.__all__ if not hasattr(rbs, name)] == []
 
@@ -58,12 +58,12 @@ def test_errors_of_several_messages() -> None:
     assert info == types.PublishErrorInfo(publish_id=7, code=0x11) == (7, 0x11)
 
 
-def test_subscription_info() -> None:
+def test_subscription_info_defaults() -> None:
     info = types.SubscriptionInfo('orders')
     assert info == types.SubscriptionInfo('orders', rbs.Offset.NEXT, None, 0, True)
 
 
-async def test_subscription_is_a_subscriber() -> None:
+async def test_subscription_implements_psubscriber() -> None:
     async with rbs.streams_client('rabbitmq-stream://localhost/') as client:
         subscriber: types.PSubscriber = client.subscribe('orders')
         assert isinstance(subscriber, types.PSubscriber)

@@ -1,4 +1,4 @@
-"""Wrong arguments are refused where they are given, as a TypeError or ValueError of RbFly's own."""
+"""The call that receives a wrong argument raises RbFly's own TypeError or ValueError."""
 
 import ssl
 from collections.abc import Awaitable, Callable
@@ -37,19 +37,19 @@ URI = 'rabbitmq-stream://localhost:1/'
     ],
     ids=repr,
 )
-def test_client_argument_of_a_wrong_type(argument: dict[str, Any]) -> None:
+def test_client_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
     with pytest.raises(ArgumentTypeError, match=next(iter(argument))):
         rbs.streams_client(URI, **argument)
 
 
 @pytest.mark.parametrize('uri', [5, None, b'rabbitmq-stream://localhost/', [5], [URI, None]])
-def test_uri_of_a_wrong_type(uri: Any) -> None:
+def test_client_refuses_uri_of_wrong_type(uri: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r'(?i)uri must be str'):
         rbs.streams_client(uri)
 
 
 @pytest.mark.parametrize('infos', [5, URI, [URI], [None]], ids=repr)
-def test_client_of_what_is_no_connection_info(infos: Any) -> None:
+def test_client_refuses_wrong_connection_info(infos: Any) -> None:
     with pytest.raises(ArgumentTypeError, match='connection_info'):
         rbs.StreamsClient(infos)
 
@@ -73,7 +73,7 @@ def test_client_of_what_is_no_connection_info(infos: Any) -> None:
     ],
     ids=lambda argument: next(iter(argument)),
 )
-def test_client_argument_out_of_range(argument: dict[str, Any]) -> None:
+def test_client_refuses_argument_out_of_range(argument: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         rbs.streams_client(URI, **argument)
 
@@ -91,21 +91,21 @@ def test_client_argument_out_of_range(argument: dict[str, Any]) -> None:
         {'auth_mechanism': rbs.AuthMechanism.EXTERNAL, 'ssl': None},
     ],
 )
-def test_client_argument_in_range(argument: dict[str, Any]) -> None:
+def test_client_accepts_argument_in_range(argument: dict[str, Any]) -> None:
     assert not rbs.streams_client((URI, URI), **argument).connected
 
 
-def test_ssl_context_as_second_argument() -> None:
+def test_ssl_context_is_the_second_argument() -> None:
     rbs.streams_client('rabbitmq-stream+tls://localhost/', ssl.create_default_context())
 
 
 @pytest.mark.parametrize('value', [None, 0, 0.0, 1, 2.5])
-def test_timeout(value: float | None) -> None:
+def test_valid_timeout(value: float | None) -> None:
     check_timeout('timeout', value)
 
 
 @pytest.mark.parametrize('value', ['1', True, [1], 1j])
-def test_timeout_of_a_wrong_type(value: Any) -> None:
+def test_timeout_of_wrong_type(value: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r'^timeout must be int or float or None, not'):
         check_timeout('timeout', value)
 
@@ -134,7 +134,7 @@ WRONG_TYPES: list[Call] = [
 
 
 @pytest.mark.parametrize('call', WRONG_TYPES)
-async def test_wrong_type_is_told_before_connecting(call: Call) -> None:
+async def test_wrong_type_is_refused_before_connecting(call: Call) -> None:
     with pytest.raises(ArgumentTypeError):
         await call(rbs.streams_client(URI, connect_timeout=0.1))
 
@@ -147,17 +147,17 @@ OUT_OF_RANGE: list[Call] = [
 
 
 @pytest.mark.parametrize('call', OUT_OF_RANGE)
-async def test_long_reference_is_told_before_connecting(call: Call) -> None:
+async def test_long_reference_is_refused_before_connecting(call: Call) -> None:
     with pytest.raises(ArgumentError, match='longer than 255 bytes'):
         await call(rbs.streams_client(URI, connect_timeout=0.1))
 
 
-async def test_offset_out_of_range() -> None:
+async def test_write_offset_refuses_offset_out_of_range() -> None:
     with pytest.raises(ArgumentOverflowError):
         await rbs.streams_client(URI, connect_timeout=0.1).write_offset('s', 'r', -1)
 
 
-def test_values_of_a_filter_from_a_generator() -> None:
+def test_filter_accepts_values_from_a_generator() -> None:
     wanted = rbs.MessageFilter(str, (value for value in 'ab'))  # type: ignore[arg-type]
     for _ in range(2):
         rbs.streams_client(URI).subscribe('s', filter=wanted)
@@ -166,6 +166,6 @@ def test_values_of_a_filter_from_a_generator() -> None:
 
 
 @pytest.mark.parametrize('values', [['a', ['b']], [b'a'], 5, 'ab', b'ab'])
-def test_values_of_a_filter_of_a_wrong_type(values: Any) -> None:
+def test_filter_refuses_values_of_wrong_type(values: Any) -> None:
     with pytest.raises(ArgumentTypeError, match='filter'):
         rbs.streams_client(URI).subscribe('s', filter=rbs.MessageFilter(str, values))

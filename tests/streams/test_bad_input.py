@@ -1,4 +1,4 @@
-"""Bad input: one clear error within the connect timeout, and nothing is left behind."""
+"""Bad addresses, credentials and brokers: one clear error within the timeout, and no leaks."""
 
 import asyncio
 import gc
@@ -27,13 +27,13 @@ from tests.fake import CLOSING, GARBAGE, RESETTING, SILENT, TRUNCATED, FakeBroke
 from tests.fake import FakeConnection as Peer
 from tests.leaks import Snapshot
 
-TIMEOUT = 0.4  # connect timeout where it has to run out
-HANG = 15.0  # a guard only
+TIMEOUT = 0.4  # connect timeout of tests in which it expires
+HANG = 15.0  # seconds; only a safeguard
 
 
 @pytest_asyncio.fixture
 async def clean() -> AsyncIterator[Snapshot]:
-    """Fails if a task, a socket or a pending future stays."""
+    """Fail if a task, a socket or a pending future is left."""
     snapshot = Snapshot(futures=True)
     yield snapshot
     await snapshot.check()
@@ -46,7 +46,7 @@ def closed_port() -> int:
 
 
 async def failure(client: rbs.StreamsClient) -> RbFlyError:
-    """The error that the first use of a client ends with; then it is closed."""
+    """Use a client, close it, and return the error that it raised."""
     async with asyncio.timeout(HANG):
         with pytest.raises(RbFlyError) as caught:
             await client.create_stream('test')
@@ -55,7 +55,7 @@ async def failure(client: rbs.StreamsClient) -> RbFlyError:
     return caught.value
 
 
-async def test_refused_port(clean: Snapshot) -> None:
+async def test_connection_refused(clean: Snapshot) -> None:
     port = closed_port()
     client = rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/', connect_timeout=TIMEOUT)
     error = await failure(client)
@@ -64,7 +64,7 @@ async def test_refused_port(clean: Snapshot) -> None:
     assert 'refused' in str(error).lower() or 'connect call failed' in str(error).lower()
 
 
-async def test_host_does_not_resolve(clean: Snapshot) -> None:
+async def test_host_name_does_not_resolve(clean: Snapshot) -> None:
     client = rbs.streams_client('rabbitmq-stream://no-such-host.invalid/', connect_timeout=3)
     error = await failure(client)
     assert isinstance(error, StreamConnectionError)
@@ -72,8 +72,7 @@ async def test_host_does_not_resolve(clean: Snapshot) -> None:
 
 
 @pytest.mark.both_loops
-async def test_host_that_is_not_waited_for(clean: Snapshot) -> None:
-    """Nobody is told of a look-up that fails when its connect was cancelled."""
+async def test_failed_lookup_of_a_cancelled_connect_is_not_reported(clean: Snapshot) -> None:
     client = rbs.streams_client('rabbitmq-stream://no-such-host.invalid/')
     for turns in range(1, 12):
         connecting = asyncio.create_task(client.get_protocol())
@@ -81,18 +80,18 @@ async def test_host_that_is_not_waited_for(clean: Snapshot) -> None:
             await asyncio.sleep(0)
         connecting.cancel()
         await asyncio.wait([connecting])
-    for _ in range(10):  # behind the others
+    for _ in range(10):  # until the threads have finished the lookups above
         with pytest.raises(socket.gaierror):
             await asyncio.get_running_loop().getaddrinfo('no-such-host.invalid', 1)
     gc.collect()
 
 
-async def test_host_that_no_name_server_takes(clean: Snapshot) -> None:
+async def test_host_name_is_too_long(clean: Snapshot) -> None:
     client = rbs.streams_client(f'rabbitmq-stream://{"x" * 70}/', connect_timeout=TIMEOUT)
     assert isinstance(await failure(client), StreamConnectionError)
 
 
-async def test_amqp_091_port(own_broker: RabbitMQ, clean: Snapshot) -> None:
+async def test_port_speaks_amqp_091(own_broker: RabbitMQ, clean: Snapshot) -> None:
     port = urlsplit(own_broker.amqp_uri).port
     error = await failure(rbs.streams_client(f'rabbitmq-stream://127.0.0.1:{port}/'))
     assert isinstance(error, FrameError)
@@ -122,7 +121,7 @@ async def test_unknown_virtual_host(broker: RabbitMQ, clean: Snapshot) -> None:
     assert error.code == 0x0C
 
 
-async def test_publisher_of_unknown_stream(client: rbs.StreamsClient, clean: Snapshot) -> None:
+async def test_publish_to_unknown_stream(client: rbs.StreamsClient, clean: Snapshot) -> None:
     for name in (None, 'reference'):
         with pytest.raises(StreamDoesNotExist, match='no-such-stream') as caught:
             async with asyncio.timeout(HANG), client.publisher('no-such-stream', name=name):
@@ -139,7 +138,7 @@ async def test_subscribe_to_unknown_stream(client: rbs.StreamsClient, clean: Sna
 
 
 @pytest.mark.parametrize('reference', [rbs.Offset.reference('x'), rbs.Offset.FIRST])
-async def test_subscribe_to_a_queue_that_is_no_stream(
+async def test_subscribe_to_a_classic_queue(
     own_broker: RabbitMQ, own_client: rbs.StreamsClient, clean: Snapshot, reference: rbs.Offset
 ) -> None:
     import pika
@@ -178,34 +177,34 @@ def test_malformed_uri(uri: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
-def test_ssl_context_without_tls_scheme() -> None:
+def test_ssl_context_requires_the_tls_scheme() -> None:
     context = ssl.create_default_context()
     with pytest.raises(URIError):
         rbs.streams_client('rabbitmq-stream://localhost/', ssl=context)
 
 
-async def test_listens_but_never_answers(clean: Snapshot) -> None:
-    with socket.socket() as deaf:
-        deaf.bind(('127.0.0.1', 0))
-        deaf.listen()
-        uri = f'rabbitmq-stream://127.0.0.1:{deaf.getsockname()[1]}/'
+async def test_port_never_answers(clean: Snapshot) -> None:
+    with socket.socket() as silent:
+        silent.bind(('127.0.0.1', 0))
+        silent.listen()
+        uri = f'rabbitmq-stream://127.0.0.1:{silent.getsockname()[1]}/'
         error = await failure(rbs.streams_client(uri, connect_timeout=TIMEOUT))
         assert isinstance(error, ConnectTimeout)
 
 
 @pytest.mark.both_loops
-async def test_tls_port_that_never_answers(clean: Snapshot) -> None:
-    with socket.socket() as deaf:
-        deaf.bind(('127.0.0.1', 0))
-        deaf.listen()
-        uri = f'rabbitmq-stream+tls://127.0.0.1:{deaf.getsockname()[1]}/'
+async def test_tls_port_never_answers(clean: Snapshot) -> None:
+    with socket.socket() as silent:
+        silent.bind(('127.0.0.1', 0))
+        silent.listen()
+        uri = f'rabbitmq-stream+tls://127.0.0.1:{silent.getsockname()[1]}/'
         error = await failure(rbs.streams_client(uri, connect_timeout=TIMEOUT))
         assert isinstance(error, ConnectTimeout)
 
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('step', [item for item in Step if item is not Step.TUNE])
-async def test_stops_answering_in_a_step_of_the_handshake(clean: Snapshot, step: Step) -> None:
+async def test_broker_stops_answering_during_handshake(clean: Snapshot, step: Step) -> None:
     async with FakeBroker(at={step: SILENT}) as fake:
         error = await failure(rbs.streams_client(fake.uri, connect_timeout=TIMEOUT))
         assert isinstance(error, ConnectTimeout)
@@ -213,7 +212,7 @@ async def test_stops_answering_in_a_step_of_the_handshake(clean: Snapshot, step:
         assert fake.connection.commands()[-1] == step
 
 
-async def test_never_tunes(clean: Snapshot) -> None:
+async def test_broker_never_sends_tune(clean: Snapshot) -> None:
     def authenticate(connection: Peer, request: Frame) -> None:
         connection.answer(request)
 
@@ -225,21 +224,25 @@ async def test_never_tunes(clean: Snapshot) -> None:
 @pytest.mark.own_clock
 @pytest.mark.parametrize('how', [CLOSING, RESETTING])
 @pytest.mark.parametrize('step', list(Step))
-async def test_closes_in_a_step_of_the_handshake(clean: Snapshot, step: Step, how: object) -> None:
+async def test_broker_closes_connection_during_handshake(
+    clean: Snapshot, step: Step, how: object
+) -> None:
     async with FakeBroker(at={step: how}) as fake:  # type: ignore[dict-item]
         error = await failure(rbs.streams_client(fake.uri, connect_timeout=TIMEOUT))
         assert isinstance(error, StreamConnectionError)
         assert 'connection lost while' in str(error)
-        assert len(fake.connections) > 1  # a broker that restarts would be met again
+        assert len(fake.connections) > 1  # the broker may be restarting, so the client retries
 
 
 @pytest.mark.parametrize(
     ('step', 'how'),
     [(step, GARBAGE) for step in Step if step is not Step.TUNE]
-    # what follows the code of the answer to SaslAuthenticate is not read
+    # the client does not read what follows the code of the response to SaslAuthenticate
     + [(step, TRUNCATED) for step in Step if step not in (Step.TUNE, Step.SASL_AUTHENTICATE)],
 )
-async def test_garbage_in_a_step_of_the_handshake(clean: Snapshot, step: Step, how: object) -> None:
+async def test_broker_sends_garbage_during_handshake(
+    clean: Snapshot, step: Step, how: object
+) -> None:
     async with FakeBroker(at={step: how}) as fake:  # type: ignore[dict-item]
         error = await failure(rbs.streams_client(fake.uri, connect_timeout=HANG))
         assert isinstance(error, FrameError)
@@ -248,7 +251,7 @@ async def test_garbage_in_a_step_of_the_handshake(clean: Snapshot, step: Step, h
         assert len(fake.connections) == 1
 
 
-async def test_truncated_tune(clean: Snapshot) -> None:
+async def test_broker_sends_truncated_tune(clean: Snapshot) -> None:
     def authenticate(connection: Peer, request: Frame) -> None:
         connection.answer(request)
         connection.send(bytes.fromhex('00000008 0014 0001 00100000'))
@@ -258,8 +261,8 @@ async def test_truncated_tune(clean: Snapshot) -> None:
 
 
 @pytest.mark.own_clock
-async def test_connection_killed_mid_handshake(clean: Snapshot) -> None:
-    """Each step is killed a few times, then the handshake succeeds."""
+async def test_client_retries_a_handshake_that_is_cut(clean: Snapshot) -> None:
+    """The broker cuts the connection twice at each step, then the handshake succeeds."""
     kills: list[Step] = [step for step in Step if step is not Step.TUNE for _ in range(2)]
 
     def killer(connection: Peer, request: Frame) -> None:
@@ -279,7 +282,7 @@ async def test_connection_killed_mid_handshake(clean: Snapshot) -> None:
 
 
 @pytest.mark.parametrize('step', [item for item in Step if item is not Step.TUNE])
-async def test_cancelled_in_a_step_of_the_handshake(clean: Snapshot, step: Step) -> None:
+async def test_cancel_during_handshake(clean: Snapshot, step: Step) -> None:
     reached = asyncio.get_running_loop().create_future()
 
     def stall(connection: Peer, request: Frame) -> None:
@@ -297,7 +300,7 @@ async def test_cancelled_in_a_step_of_the_handshake(clean: Snapshot, step: Step)
         await client.disconnect()
 
 
-async def test_disconnect_in_the_middle_of_a_handshake(clean: Snapshot) -> None:
+async def test_disconnect_during_handshake(clean: Snapshot) -> None:
     reached = asyncio.get_running_loop().create_future()
     stalled: list[tuple[Peer, Frame]] = []
 
@@ -316,23 +319,23 @@ async def test_disconnect_in_the_middle_of_a_handshake(clean: Snapshot) -> None:
         assert not client.connected
 
 
-async def test_many_tasks_wait_no_longer_than_one(clean: Snapshot) -> None:
+async def test_many_tasks_share_one_failed_connect(clean: Snapshot) -> None:
     uri = f'rabbitmq-stream://127.0.0.1:{closed_port()}/'
     client = rbs.streams_client(uri, connect_timeout=1)
-    async with asyncio.timeout(8):  # one behind the other would take 20 seconds
+    async with asyncio.timeout(8):  # one after the other would take 20 seconds
         tasks = (client.create_stream(f'test-{i}') for i in range(20))
         errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(error, StreamConnectionError) for error in errors)
 
 
-async def test_second_uri_is_tried(broker: RabbitMQ, clean: Snapshot) -> None:
+async def test_client_tries_the_second_uri(broker: RabbitMQ, clean: Snapshot) -> None:
     dead = f'rabbitmq-stream://127.0.0.1:{closed_port()}/'
     async with rbs.streams_client([dead, broker.uri]) as client:
         await client.delete_stream('no-such-stream')
         assert client.connected
 
 
-def test_password_is_not_shown() -> None:
+def test_repr_and_errors_hide_the_password() -> None:
     client = rbs.streams_client(f'rabbitmq-stream://user:{quote("pä/ss", safe="")}@localhost/')
     assert 'ss' not in repr(client)
     with pytest.raises(URIError) as caught:

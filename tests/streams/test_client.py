@@ -1,4 +1,4 @@
-"""The client on a real broker: streams, connections, the decorator."""
+"""The client: streams, connections and the `connection` decorator."""
 
 import asyncio
 import functools
@@ -23,12 +23,12 @@ from tests.leaks import Snapshot
 
 
 def arguments_of(broker: RabbitMQ, stream: str) -> dict[str, Any]:
-    """Arguments that the broker shows for a stream."""
+    """Return the arguments of a stream, as rabbitmqctl lists them."""
     listed = broker.ctl('list_queues', '-q', '--formatter', 'json', 'name', 'arguments')
     for queue in json.loads(listed):
         if queue['name'] == stream:
             return {key: value for key, _, value in queue['arguments']}
-    raise AssertionError(f'{stream} is not listed')
+    raise AssertionError(f'rabbitmqctl does not list {stream}')
 
 
 # -- streams
@@ -78,7 +78,7 @@ async def test_create_stream_with_every_argument(
         {'filter_size': 256},
     ],
 )
-async def test_create_stream_with_bad_argument(arguments: dict[str, Any]) -> None:
+async def test_create_stream_refuses_bad_argument(arguments: dict[str, Any]) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost:1/')
     with pytest.raises(ValueError, match=next(iter(arguments))) as caught:
         await client.create_stream('test', **arguments)
@@ -86,7 +86,7 @@ async def test_create_stream_with_bad_argument(arguments: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize('name', ['', 'a\nb', 'a\r', 'x' * 70_000, 'lone \ud800', None, 5, b'x'])
-async def test_bad_stream_name(name: Any) -> None:
+async def test_every_call_refuses_bad_stream_name(name: Any) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         for call in (client.create_stream, client.delete_stream):
             with pytest.raises((ValueError, TypeError), match=r'stream|Unicode|longer') as caught:
@@ -94,7 +94,7 @@ async def test_bad_stream_name(name: Any) -> None:
             assert isinstance(caught.value, RbFlyError)
         with pytest.raises((ValueError, TypeError), match=r'stream|Unicode|longer'):
             async with client.publisher(name):
-                pytest.fail('there is no such stream')
+                pytest.fail('the publisher was opened')
         with pytest.raises((ValueError, TypeError), match=r'stream|Unicode|longer'):
             await anext(client.subscribe(name))
 
@@ -108,7 +108,7 @@ async def test_create_twice_with_the_same_arguments(client: rbs.StreamsClient, s
         assert await anext(messages) == 'kept'
 
 
-async def test_create_with_other_arguments_is_refused(
+async def test_create_again_with_other_arguments_fails(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     with pytest.raises(ProtocolError) as caught:
@@ -117,25 +117,25 @@ async def test_create_with_other_arguments_is_refused(
     assert stream in str(caught.value)
 
 
-async def test_create_of_reserved_name_is_refused(client: rbs.StreamsClient) -> None:
+async def test_create_with_reserved_name_fails(client: rbs.StreamsClient) -> None:
     with pytest.raises(ProtocolError) as caught:
         await client.create_stream('amq.test')
     assert caught.value.code == 0x11
 
 
-async def test_delete_of_missing_stream_is_silent(client: rbs.StreamsClient, stream: str) -> None:
+async def test_delete_of_missing_stream_succeeds(client: rbs.StreamsClient, stream: str) -> None:
     await client.delete_stream(f'test-{uuid4()}')
     await client.delete_stream(stream)
     await client.delete_stream(stream)
 
 
-async def test_requests_of_many_tasks(client: rbs.StreamsClient) -> None:
+async def test_many_tasks_send_requests_at_once(client: rbs.StreamsClient) -> None:
     names = [f'test-{uuid4()}' for _ in range(20)]
     await asyncio.gather(*(client.create_stream(name) for name in names))
     await asyncio.gather(*(client.delete_stream(name) for name in names))
 
 
-async def test_offset_is_stored_and_read(client: rbs.StreamsClient, stream: str) -> None:
+async def test_read_offset_returns_written_offset(client: rbs.StreamsClient, stream: str) -> None:
     assert await client.read_offset(stream, 'reader') is None
     await client.write_offset(stream, 'reader', 0)
     assert await client.read_offset(stream, 'reader') == 0
@@ -147,7 +147,7 @@ async def test_offset_is_stored_and_read(client: rbs.StreamsClient, stream: str)
 # -- connections
 
 
-async def test_nothing_is_connected_before_the_first_use() -> None:
+async def test_client_connects_on_first_use() -> None:
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri) as client:
             assert not client.connected
@@ -161,7 +161,7 @@ async def test_nothing_is_connected_before_the_first_use() -> None:
         assert len(fake.connections) == 1
 
 
-async def test_use_again_after_disconnect(broker: RabbitMQ, stream: str) -> None:
+async def test_client_can_be_used_after_disconnect(broker: RabbitMQ, stream: str) -> None:
     client = rbs.streams_client(broker.uri)
     await client.disconnect()
     for i in range(3):
@@ -192,7 +192,7 @@ async def test_nested_and_parallel_client_contexts(broker: RabbitMQ, stream: str
 
 
 @pytest.mark.own_clock
-async def test_publishing_and_consuming_share_no_connection() -> None:
+async def test_publishers_and_subscriptions_use_separate_connections() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -212,7 +212,7 @@ async def test_publishing_and_consuming_share_no_connection() -> None:
     assert publishing != consuming
 
 
-def test_client_in_a_second_event_loop(broker: RabbitMQ, stream: str) -> None:
+def test_client_can_be_used_in_another_event_loop_later(broker: RabbitMQ, stream: str) -> None:
     client = rbs.streams_client(broker.uri)
 
     async def publish(body: str) -> None:
@@ -236,10 +236,12 @@ def decorated(broker: RabbitMQ) -> rbs.StreamsClient:
     return rbs.streams_client(broker.uri)
 
 
-async def test_connection_decorates_functions(decorated: rbs.StreamsClient, stream: str) -> None:
+async def test_connection_decorates_coroutine_functions(
+    decorated: rbs.StreamsClient, stream: str
+) -> None:
     @rbs.connection
     async def work(client: rbs.StreamsClient, stream: str, *, body: str) -> str:
-        """Do it."""
+        """Publish it."""
         assert client is decorated
         async with client.publisher(stream) as publisher:
             await publisher.send(body)
@@ -249,12 +251,12 @@ async def test_connection_decorates_functions(decorated: rbs.StreamsClient, stre
     assert await work(decorated, stream, body='x') == 'x'
     assert not decorated.connected
     assert work.__name__ == 'work'
-    assert work.__doc__ == 'Do it.'
+    assert work.__doc__ == 'Publish it.'
     assert inspect.iscoroutinefunction(work)
     assert list(inspect.signature(work).parameters) == ['client', 'stream', 'body']
 
 
-async def test_connection_gives_errors_and_disconnects(decorated: rbs.StreamsClient) -> None:
+async def test_connection_raises_errors_and_disconnects(decorated: rbs.StreamsClient) -> None:
     @rbs.connection
     async def work(client: rbs.StreamsClient) -> None:
         await client.get_protocol()
@@ -315,7 +317,9 @@ async def test_connection_decorates_partials(decorated: rbs.StreamsClient, strea
     assert not decorated.connected
 
 
-async def test_connection_nested_and_parallel(decorated: rbs.StreamsClient, stream: str) -> None:
+async def test_decorated_functions_nested_and_in_parallel(
+    decorated: rbs.StreamsClient, stream: str
+) -> None:
     @rbs.connection
     async def inner(client: rbs.StreamsClient, delay: float) -> bool:
         await client.create_stream(stream)
@@ -355,7 +359,7 @@ def test_connection_refuses_other_functions() -> None:
             rbs.connection(function)  # type: ignore[type-var]
 
 
-async def test_connection_needs_a_client() -> None:
+async def test_connection_requires_a_client() -> None:
     @rbs.connection
     async def work(client: object) -> None: ...
 
@@ -363,7 +367,7 @@ async def test_connection_needs_a_client() -> None:
         await work('not a client')
 
 
-async def test_streams_are_those_of_the_uri_list(broker: RabbitMQ) -> None:
+async def test_client_uses_the_first_uri_of_the_list(broker: RabbitMQ) -> None:
     with pytest.raises(ValueError, match='at least one URI'):
         rbs.streams_client([])
     async with FakeBroker() as fake:
@@ -372,17 +376,17 @@ async def test_streams_are_those_of_the_uri_list(broker: RabbitMQ) -> None:
         assert CREATE in fake.connection.commands()
 
 
-# -- long use
+# -- leaks
 
 
 def resident() -> int:
-    """Resident memory of this process in bytes."""
+    """Return the resident memory of this process in bytes."""
     pages = Path('/proc/self/statm').read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
 
-async def test_connecting_asking_and_publishing_leave_nothing_behind() -> None:
-    """1,000 connections and publishers, 10,000 questions: flat memory, objects, tasks, sockets."""
+async def test_repeated_use_leaks_nothing() -> None:
+    """1,000 connections, 1,000 publishers, 10,000 requests: constant memory, objects, sockets."""
 
     async def connect(fake: FakeBroker) -> None:
         for _ in range(100):
@@ -410,7 +414,7 @@ async def test_connecting_asking_and_publishing_leave_nothing_behind() -> None:
 
     async with FakeBroker() as fake:
         for work in (connect, ask, publish):
-            await work(fake)  # whatever is kept once
+            await work(fake)  # fills caches
             gc.collect()
             objects, memory, others = len(gc.get_objects()), resident(), Snapshot()
             for _ in range(10):

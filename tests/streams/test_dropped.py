@@ -1,4 +1,4 @@
-"""What is dropped without being closed, and what was closed and is dropped."""
+"""Clients, publishers and subscriptions whose last reference goes, closed or not."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ async def test_dropped_client_warns_and_closes_its_sockets() -> None:
 
 
 @pytest.mark.usefixtures('_no_collector')
-async def test_dropped_subscription_takes_its_client_along() -> None:
+async def test_dropping_the_last_subscription_releases_its_client() -> None:
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -47,7 +47,7 @@ async def test_dropped_subscription_takes_its_client_along() -> None:
 
         async def drop() -> None:
             held.clear()
-            await until(lambda: not stream.reader.live, 'it unsubscribes')
+            await until(lambda: not stream.reader.live, 'the subscription is closed')
 
         with pytest.warns(ResourceWarning):
             await drop()
@@ -68,13 +68,15 @@ async def test_loss_of_a_dropped_subscription_is_not_logged(
         registration = held[0]._session.registration
         held.clear()
         registration.on_metadata_update('test')  # before the turn that releases the subscription
-        await until(lambda: not client._cluster.registrations, 'it is released')
+        await until(lambda: not client._cluster.registrations, 'the subscription is released')
     assert not caplog.records
 
 
 @pytest.mark.usefixtures('_no_collector')
 @pytest.mark.parametrize('how', ['never used', 'disconnected'])
-async def test_nothing_to_warn_of(how: str, recwarn: pytest.WarningsRecorder) -> None:
+async def test_dropped_client_without_connections_does_not_warn(
+    how: str, recwarn: pytest.WarningsRecorder
+) -> None:
     async with FakeBroker() as fake:
         client = rbs.streams_client(fake.uri)
         if how == 'disconnected':
@@ -88,7 +90,7 @@ async def test_nothing_to_warn_of(how: str, recwarn: pytest.WarningsRecorder) ->
 @pytest.mark.parametrize(
     'cls', [rbs.Publisher, rbs.PublisherBatchFast, rbs.PublisherBatchLimit, rbs.PublisherBin]
 )
-async def test_closed_publisher_goes_with_the_last_reference(cls: type[Any]) -> None:
+async def test_closed_publisher_is_released_with_its_last_reference(cls: type[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         async with client.publisher('test', cls=cls) as publisher:
             if hasattr(publisher, 'send'):
@@ -103,10 +105,8 @@ async def test_closed_publisher_goes_with_the_last_reference(cls: type[Any]) -> 
 
 @pytest.mark.usefixtures('_no_collector')
 @pytest.mark.parametrize('how', ['lost', 'resumed', 'disconnected'])
-async def test_subscription_that_is_dropped_while_others_are_told(
-    how: str,
-) -> None:
-    """It is told nothing any more; the event loop's exception handler hears of no failure."""
+async def test_subscription_dropped_while_others_are_notified(how: str) -> None:
+    """It is not notified any more, and nothing fails in the event loop."""
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -135,10 +135,10 @@ async def test_subscription_that_is_dropped_while_others_are_told(
 
 @pytest.mark.usefixtures('_no_collector')
 @pytest.mark.parametrize('how', ['lost', 'disconnected'])
-async def test_subscription_that_is_dropped_while_its_state_changes(
+async def test_subscription_dropped_during_its_state_change(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The garbage collector can run at any time; here, whenever a change of state is logged."""
+    """The garbage collector can run at any time; here, whenever a state change is logged."""
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -157,18 +157,20 @@ async def test_subscription_that_is_dropped_while_its_state_changes(
             else:
                 await client.disconnect()
         assert not held
-        await until(lambda: registration.state is State.CLOSED, 'the subscription has ended')
+        await until(lambda: registration.state is State.CLOSED, 'the subscription is closed')
 
 
 @pytest.mark.usefixtures('_no_collector')
 @pytest.mark.parametrize('how', ['refused', 'cancelled'])
-async def test_publisher_that_was_not_opened_keeps_nothing(how: str) -> None:
+async def test_publisher_that_fails_to_open_keeps_nothing(how: str) -> None:
     answer = {'refused': refuse(), 'cancelled': wire.SILENT}[how]
     async with FakeBroker(on={wire.DECLARE_PUBLISHER: answer}) as fake:
         client = rbs.streams_client(fake.uri)
         opening = asyncio.ensure_future(client.publisher('test').__aenter__())
         asked = [wire.DECLARE_PUBLISHER]
-        await until(lambda: [*map(declared, fake.connections)][1:] == [asked], 'it is asked for')
+        await until(
+            lambda: [*map(declared, fake.connections)][1:] == [asked], 'the publisher is declared'
+        )
         if how == 'cancelled':
             opening.cancel()
         with pytest.raises((ProtocolError, asyncio.CancelledError)):

@@ -1,4 +1,4 @@
-"""A client belongs to one event loop at a time: not to that of another thread, or child."""
+"""A client belongs to one event loop at a time; other threads and forked children cannot use it."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
 
-HANG = 5.0  # seconds within which a thread has ended
+HANG = 5.0  # seconds; only a safeguard
 
 
 def in_thread(function: Callable[[], Awaitable[object]]) -> BaseException | None:
-    """What a coroutine raises in the loop of another thread, while this one stands still."""
+    """Run a coroutine in another thread's loop while this loop is blocked; return its error."""
     found: list[BaseException] = []
 
     async def run() -> None:
@@ -44,7 +44,7 @@ def in_thread(function: Callable[[], Awaitable[object]]) -> BaseException | None
     return found[0] if found else None
 
 
-async def test_client_in_another_thread() -> None:
+async def test_client_refuses_another_thread() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         for call in (client.get_protocol, client.disconnect, client.__aenter__):
@@ -54,7 +54,7 @@ async def test_client_in_another_thread() -> None:
 
 
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_publisher_in_another_thread(cls: type[Any]) -> None:
+async def test_publisher_refuses_another_thread(cls: type[Any]) -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -76,14 +76,14 @@ async def test_publisher_in_another_thread(cls: type[Any]) -> None:
     assert wire.PUBLISH not in fake.connections[1].commands()
 
 
-async def test_busy_publisher_in_another_thread() -> None:
+async def test_busy_publisher_refuses_another_thread() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
         sending = [asyncio.create_task(publisher.send(i)) for i in range(3)]
-        if not publisher._core.scheduled:  # no eager tasks: they have not begun
+        if not publisher._core.scheduled:  # without eager tasks, they have not started yet
             await asyncio.sleep(0)
         assert publisher._core.scheduled
         assert isinstance(in_thread(lambda: publisher.send('x')), EventLoopError)
@@ -91,7 +91,7 @@ async def test_busy_publisher_in_another_thread() -> None:
         assert publisher.message_id == 4
 
 
-async def test_subscription_in_another_thread() -> None:
+async def test_subscription_refuses_another_thread() -> None:
     stream = FakeStream()
     stream.append(b'x')
     async with (
@@ -104,15 +104,15 @@ async def test_subscription_in_another_thread() -> None:
         assert isinstance(in_thread(messages.__anext__), EventLoopError)
         stream.append(b'y')
         stream.append(b'z')
-        await until(lambda: len(messages._session.cursor.queue.chunks) == 2, 'they have come')
+        await until(lambda: len(messages._session.cursor.queue.chunks) == 2, 'both chunks arrive')
         assert await anext(messages) == b'y'
         for call in calls:
             assert isinstance(in_thread(call), EventLoopError)
         assert await anext(messages) == b'z'
-        await until(lambda: stream.reader.granted == 2, 'credit for both is given back')
+        await until(lambda: stream.reader.granted == 2, 'the credit for both chunks is returned')
 
 
-def test_loops_in_turn() -> None:
+def test_client_can_be_used_in_one_loop_after_another() -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost:1/', connect_timeout=0.1)
     loops = [asyncio.new_event_loop() for _ in range(2)]
 
@@ -131,9 +131,9 @@ def test_loops_in_turn() -> None:
 
 
 class Left:
-    """A subscription, waited for in vain in an event loop that goes no further.
+    """A subscription that was used in an event loop that has stopped.
 
-    :param on: what the broker of that loop does otherwise.
+    :param on: additional handlers of the broker in that loop.
     """
 
     def __init__(
@@ -160,23 +160,25 @@ class Left:
     async def listen(self) -> None:
         self.messages._session._timeout = HANG
         waiting = asyncio.ensure_future(self.messages.__anext__())
-        await until(lambda: self.messages._session._watchdog.timer is not None, 'it listens')
+        await until(
+            lambda: self.messages._session._watchdog.timer is not None, 'the watchdog is started'
+        )
         waiting.cancel()
         await asyncio.wait([waiting])
 
     async def lose(self) -> None:
         for item in self._fake.connections:
             item.transport.abort()
-        await until(lambda: not self.client.connected, 'it is lost')
+        await until(lambda: not self.client.connected, 'the connection is lost')
 
     async def receive(self, *messages: bytes) -> None:
         for message in messages:
             self.stream.append(message)
         chunks = self.messages._session.cursor.queue.chunks
-        await until(lambda: len(chunks) == len(messages), 'they have come')
+        await until(lambda: len(chunks) == len(messages), 'all chunks arrive')
 
-    async def go_on(self, use: Callable[[], Awaitable[object]]) -> object:
-        """Use it in another event loop, where the broker is another one."""
+    async def resume(self, use: Callable[[], Awaitable[object]]) -> object:
+        """Use the subscription in another event loop, with another broker."""
         async with FakeBroker(on=self.stream.handlers()) as fake:
             self.client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
             self.messages._session._timeout = HANG
@@ -187,36 +189,36 @@ class Left:
                 await self.client.disconnect()
 
 
-in_turn = [
+ignore_unclosed_sockets = [
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
     pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
 ]
 
 
-class TestLeft:
-    pytestmark = in_turn
+class TestNextLoop:
+    pytestmark = ignore_unclosed_sockets
 
     @pytest.fixture(autouse=True)
     def _collected(self) -> Iterator[None]:
         yield
-        gc.collect()  # the sockets of the first loop warn here, not in another test
+        gc.collect()  # so that the sockets of the first loop warn now, not in another test
 
-    def test_subscription_that_was_opening_is_closed_in_the_next(self) -> None:
+    def test_next_loop_closes_a_subscription_that_was_opening(self) -> None:
         left = Left(FakeStream(), {wire.SUBSCRIBE: wire.SILENT})
         left.loop.close()
         asyncio.run(left.messages.aclose())
 
-    def test_subscription_that_was_opening_is_opened_by_the_next(self) -> None:
+    def test_next_loop_opens_a_subscription_that_was_opening(self) -> None:
         stream = FakeStream()
         left = Left(stream, {wire.SUBSCRIBE: wire.SILENT})
         left.loop.run_until_complete(left.lose())
         stream.append(b'x')
-        assert asyncio.run(left.go_on(left.messages.__anext__)) == b'x'
+        assert asyncio.run(left.resume(left.messages.__anext__)) == b'x'
         left.loop.run_until_complete(asyncio.sleep(0))
         left.loop.close()
 
     @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
-    def test_what_has_come_is_given_in_the_next(
+    def test_next_loop_delivers_messages_that_have_arrived(
         self, new_loop: Callable[[], asyncio.AbstractEventLoop]
     ) -> None:
         left = Left(FakeStream(), new_loop=new_loop)
@@ -228,9 +230,9 @@ class TestLeft:
             left.stream.append(b'z')
             return [await anext(left.messages) for _ in range(3)]
 
-        assert asyncio.run(left.go_on(use)) == [b'x', b'y', b'z']
+        assert asyncio.run(left.resume(use)) == [b'x', b'y', b'z']
 
-    def test_silence_is_heard_in_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_watchdog_works_in_the_next_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watchdog, 'SILENCE', 0.02)
         monkeypatch.setattr(watchdog, 'GRACE', 0.01)
         stream = FakeStream()
@@ -240,12 +242,14 @@ class TestLeft:
 
         async def use() -> object:
             waiting = asyncio.ensure_future(left.messages.__anext__())
-            await until(lambda: left.messages._session.registration.is_open, 'it is subscribed to')
+            await until(
+                lambda: left.messages._session.registration.is_open, 'the subscription is open'
+            )
             stream.reader.live = False
             stream.append(b'x')
             return await waiting
 
-        assert asyncio.run(left.go_on(use)) == b'x'
+        assert asyncio.run(left.resume(use)) == b'x'
 
 
 FORK = """
@@ -288,7 +292,7 @@ asyncio.run(main())
 """
 
 
-def test_forked_child() -> None:
+def test_forked_child_cannot_use_its_parents_client() -> None:
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, '-W', 'ignore::DeprecationWarning', '-c', FORK]
     done = subprocess.run(
@@ -301,10 +305,8 @@ def test_forked_child() -> None:
 
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
-    broker_uri: str, stream: str
-) -> None:
-    """Nothing of it can be waited for, and nothing is: the client can be used again."""
+def test_next_loop_closes_what_an_interrupted_loop_left_open(broker_uri: str, stream: str) -> None:
+    """Closing does not wait for tasks of the interrupted loop, and the client can be used again."""
     client = rbs.streams_client(broker_uri)
     left = client.publisher(stream)
     opened: list[rbs.Publisher] = []
@@ -327,16 +329,15 @@ def test_what_an_interrupted_loop_has_left_is_closed_in_the_next(
         asyncio.run(interrupted())
     asyncio.run(asyncio.wait_for(close(), HANG))
     assert asyncio.run(use())
-    gc.collect()  # the sockets of the first loop warn here, not in another test
+    gc.collect()  # so that the sockets of the first loop warn now, not in another test
 
 
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_what_came_in_an_ended_loop_is_given_in_the_next(
+def test_next_loop_delivers_messages_without_the_connection_they_came_from(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Though there is no connection any more that would take credit for it."""
     stream = FakeStream()
     for body in (b'0', b'1', b'2'):
         stream.append(body)
@@ -348,17 +349,19 @@ def test_what_came_in_an_ended_loop_is_given_in_the_next(
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         kept.append((client, messages))
         first = await anext(messages)
-        await until(lambda: len(messages._session.cursor.queue.chunks) == 2, 'the others have come')
+        await until(
+            lambda: len(messages._session.cursor.queue.chunks) == 2, 'the other chunks arrive'
+        )
         return first
 
-    async def go_on() -> Any:
+    async def resume() -> Any:
         ((client, messages),) = kept
         found = [await anext(messages), await anext(messages)]
         await messages.aclose()
         await client.disconnect()
         return found
 
-    for work, expected in ((begin, b'0'), (go_on, [b'1', b'2'])):
+    for work, expected in ((begin, b'0'), (resume, [b'1', b'2'])):
         loop = new_loop()
         try:
             assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected

@@ -1,8 +1,7 @@
-"""The examples of the documentation work as they stand, but for the broker's address.
+"""Run the examples of the documentation unchanged, except for the broker's address.
 
-Those that bring a broker along work without another one, and with it.
-
-Those of doc/testing.rst bring their broker along, see tests/testing.
+Examples with an in-memory broker run on that broker and on the broker of the tests.  The examples
+of doc/testing.rst are tested in tests/testing.
 """
 
 import re
@@ -14,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
-OWN = 'broker.uri'
+IN_MEMORY = 'broker.uri'
 
 pytestmark = pytest.mark.examples
 
@@ -33,7 +32,7 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
-def test_there_are_examples() -> None:
+def test_examples_are_found() -> None:
     assert 'README.md:0' in dict(examples())
 
 
@@ -41,8 +40,8 @@ def test_there_are_examples() -> None:
 def test_example(name: str, code: str, broker_uri: str, stream_name: str) -> None:
     assert ADDRESS in code
     check(name, code.replace(ADDRESS, broker_uri).replace("'orders'", repr(stream_name)))
-    if OWN in code:
-        code = code.replace(OWN, repr(broker_uri))
+    if IN_MEMORY in code:
+        code = code.replace(IN_MEMORY, repr(broker_uri))
         check(name, code.replace("'orders'", repr(stream_name + '-own')))
 
 
@@ -55,9 +54,9 @@ def check(name: str, code: str) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    # On a machine that has more to do, a turn of the loop may take long, and asyncio says so.
-    said = [line for line in result.stderr.splitlines() if not line.startswith('Executing <')]
-    assert not said
+    # On a busy machine, asyncio's debug mode logs that a callback took long.
+    errors = [line for line in result.stderr.splitlines() if not line.startswith('Executing <')]
+    assert not errors
     if name == 'README.md:0':
         lines = result.stdout.splitlines()
         assert lines[0] == "0 {'id': 1}"

@@ -1,7 +1,8 @@
 """Reading and send_many let other tasks and due timers run every few milliseconds.
 
-Each message takes a millisecond or more, however busy the machine is; so the messages between the
-time when a timer is due and the task that it wakes have a limit of their own.
+The tests count messages instead of measuring time: handling a message takes at least a millisecond,
+however busy the machine is, so only a few messages may be handled after a timer is due and before
+the task that it wakes runs.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from tests.reading import filled, reading
 
 pytestmark = pytest.mark.both_loops
 
-COST = 0.001  # seconds that a message takes at least
-COUNT = 60  # messages of a chunk
-# Messages of a turn, the message begun before it, and one while the loop's clock stood still.
+COST = 0.001  # minimum seconds per message
+COUNT = 60  # messages per chunk
+# The messages of one turn, the message started before it, and one because clocks have a resolution.
 MOST = int(TURN / COST) + 2
 
 
@@ -39,7 +40,7 @@ class Handler:
             pass
 
     async def sleep(self) -> None:
-        """Note how many messages are begun between the end of each sleep and what follows it."""
+        """Sleep repeatedly; record how many messages start between a due timer and its wake-up."""
         while True:
             due = time.monotonic() + COST
             await asyncio.sleep(COST)
@@ -65,7 +66,7 @@ async def read(messages: AsyncIterator[Any], handler: Handler, count: int = COUN
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
-async def test_reading(kind: str) -> None:
+async def test_reading_lets_other_tasks_run(kind: str) -> None:
     handler = Handler()
     async with reading(filled(COUNT)) as messages:
         iterator: dict[str, AsyncIterator[Any]] = {
@@ -76,8 +77,8 @@ async def test_reading(kind: str) -> None:
         await sleeping(handler, read(iterator[kind], handler))
 
 
-async def test_reading_in_other_contexts() -> None:
-    """As where a handler starts eager tasks: the loop has no turn then."""
+async def test_reading_lets_other_tasks_run_if_handlers_run_in_other_contexts() -> None:
+    """As a handler in an eager task does, which gives the event loop no turn."""
     handler = Handler()
 
     def handle(message: object) -> None:
@@ -94,8 +95,8 @@ async def test_reading_in_other_contexts() -> None:
         await sleeping(handler, run())
 
 
-async def test_messages_that_become_slow() -> None:
-    """Some slow messages pass before a turn of cheap ones looks at the clock again."""
+async def test_messages_that_become_slow_are_noticed_within_sixteen() -> None:
+    """While messages are cheap, a turn looks at the clock only at every sixteenth message."""
     handler = Handler()
     cheap = 2000
 
@@ -115,8 +116,8 @@ async def test_messages_that_become_slow() -> None:
     assert max(handler.late) <= MOST + 16
 
 
-async def test_bursts_of_slow_messages() -> None:
-    """After the first burst, the turn looks at the clock for every message."""
+async def test_only_the_first_burst_of_slow_messages_is_noticed_late() -> None:
+    """After the first burst, a turn looks at the clock at every message."""
     handler = Handler()
     count = 20 * 46
 
@@ -137,7 +138,7 @@ async def test_bursts_of_slow_messages() -> None:
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
-async def test_filter_that_drops_everything(kind: str) -> None:
+async def test_filter_that_drops_everything_lets_other_tasks_run(kind: str) -> None:
     handler = Handler()
 
     def extract(ctx: rbs.MessageCtx) -> str:
@@ -155,7 +156,7 @@ async def test_filter_that_drops_everything(kind: str) -> None:
 
 
 @pytest.mark.parametrize('kind', ['generator', 'asynchronous generator', 'filter'])
-async def test_send_many(kind: str) -> None:
+async def test_send_many_lets_other_tasks_run(kind: str) -> None:
     handler = Handler()
 
     def generate() -> Iterator[int]:

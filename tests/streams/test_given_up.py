@@ -1,4 +1,4 @@
-"""What a publisher gives up: whether it was sent, and that nobody is forgotten."""
+"""When a publisher gives up, every waiting call fails and learns whether its message was sent."""
 
 import asyncio
 from typing import Any
@@ -17,31 +17,31 @@ from tests.streams.test_sending import Connection, World, session, session_of, t
 __all__ = ['task_factory']
 
 
-async def close_in_vain(publisher: Any) -> None:
+async def close_and_time_out(publisher: Any) -> None:
     with pytest.raises(TimeoutError):
         await publisher.close()
 
 
-async def test_told_whether_the_message_was_sent(task_factory: Any) -> None:
+async def test_error_says_whether_the_message_was_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(2)
     world.connection.paused = True
-    unsent = await world.senders(1)  # waits for room
+    unsent = await world.senders(1)  # waits for capacity
     unsent.append(world.task(world.publisher.send_many([b'x'])))
     await turn()
-    await close_in_vain(world.publisher)
+    await close_and_time_out(world.publisher)
     for task in (*sent, *unsent):
         with pytest.raises(PublisherError, match='was closed before') as caught:
             await task
         assert ('before the message was sent' in str(caught.value)) is (task in unsent)
 
 
-async def test_what_was_queued_behind_a_lost_connection_was_not_sent(task_factory: Any) -> None:
+async def test_message_queued_after_a_connection_loss_was_not_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(1)
     world.publisher._core.suspend()
     unsent = await world.senders(2)
-    await close_in_vain(world.publisher)
+    await close_and_time_out(world.publisher)
     for task in (*sent, *unsent):
         with pytest.raises(PublisherError, match='was closed before') as caught:
             await task
@@ -49,7 +49,7 @@ async def test_what_was_queued_behind_a_lost_connection_was_not_sent(task_factor
 
 
 @pytest.mark.parametrize('again', [False, True])
-def test_what_was_sent_on_a_lost_connection_was_sent(again: bool) -> None:
+def test_message_sent_on_a_lost_connection_counts_as_sent(again: bool) -> None:
     window = PublishWindow(3, 1 << 20, 100, 0, None, False)
     waiters = [PendingConfirms(i, True) for i in range(4)]
     for waiter in waiters[:2]:
@@ -64,7 +64,7 @@ def test_what_was_sent_on_a_lost_connection_was_sent(again: bool) -> None:
     assert [waiter.unsent for waiter in waiters] == [False, False, True, True]
 
 
-def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
+def test_sub_entry_too_large_for_the_new_frame_size_is_refused_as_a_whole() -> None:
     window = PublishWindow(3, 1 << 20, 100, 0, None, False, False, SubEntry(3, 0, None))
     waiters = [PendingConfirms(i, True) for i in range(4)]
     for waiter in waiters:
@@ -75,7 +75,7 @@ def test_sub_entry_that_fits_no_new_frame_is_refused_as_a_whole() -> None:
     assert window.take()
 
 
-async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
+async def test_error_names_the_sub_entry_that_is_too_large() -> None:
     publisher = rbs.Publisher(3, PublisherInfo('stream', sub_entry_size=3), object(), 0)
     session = session_of(Connection())
     publisher._attach(session)
@@ -90,7 +90,9 @@ async def test_the_error_of_a_sub_entry_that_is_too_large_says_so() -> None:
         assert 'sub-entry of 3 messages' in str(outcome)
 
 
-async def test_interrupted_while_those_who_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupt_while_waiting_calls_are_woken_forgets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(asyncio.Task)
     tasks = await world.senders(3)
     settle = session(world).settle

@@ -1,5 +1,6 @@
-"""Byte strings between this client, rstream and pika (AMQP 0.9.1), in every direction, and what
-AMQP 0.9.1 gets of other bodies and of application properties.
+"""Exchange byte strings with rstream and pika (AMQP 0.9.1) in every direction.
+
+Further tests check which bodies and application properties AMQP 0.9.1 receives.
 """
 
 import asyncio
@@ -60,14 +61,14 @@ def pika_write(broker: RabbitMQ, stream: str, bodies: list[bytes]) -> None:
 
 
 def pika_messages(broker: RabbitMQ, stream: str, n: int) -> list[tuple[Any, bytes]]:
-    """Properties and body of each message."""
+    """Return the properties and body of each message."""
     found: list[tuple[Any, bytes]] = []
     for amqp in channel(broker):
         amqp.basic_qos(prefetch_count=100)
         for method, properties, body in amqp.consume(
             stream, arguments={'x-stream-offset': 'first'}, inactivity_timeout=20
         ):
-            assert method is not None, f'{len(found)} of {n} messages'
+            assert method is not None, f'pika received only {len(found)} of {n} messages'
             found.append((properties, body))
             amqp.basic_ack(method.delivery_tag)
             if len(found) == n:
@@ -109,7 +110,7 @@ async def read_rstream(broker: RabbitMQ, stream: str, n: int) -> list[bytes]:
     complete = asyncio.Event()
 
     def on_message(message: Any, context: Any) -> None:
-        # it gives the body of an amqp-value section as `value`
+        # rstream stores the body of an amqp-value section in `value`
         body = message.body if message.body is not None else message.value
         found.append(bytes(body))
         if len(found) == n:
@@ -145,7 +146,7 @@ READ: dict[str, Read] = {'rbfly': read_rbfly, 'rstream': read_rstream, 'pika': r
         ('pika', 'rbfly'),
     ],
 )
-async def test_byte_strings(
+async def test_byte_strings_between_clients(
     own_broker: RabbitMQ, own_stream: str, writer: str, reader: str, rng: random.Random
 ) -> None:
     bodies = BODIES + [rng.randbytes(size) for size in SIZES]
@@ -155,10 +156,10 @@ async def test_byte_strings(
     assert await READ[reader](own_broker, own_stream, len(bodies)) == bodies
 
 
-# -- bodies of several sections, of none, and other than byte strings
+# -- other bodies, and application properties
 
 
-async def test_bodies_read_by_amqp_091(own_broker: RabbitMQ, own_stream: str) -> None:
+async def test_amqp_091_reads_bodies_of_every_kind(own_broker: RabbitMQ, own_stream: str) -> None:
     sections = DataBody([b'one', b'', b'two'])
     values: list[Any] = [None, '', 'text', {'k': 1}, SequenceBody([[1, 'a'], []])]
     async with rbs.streams_client(own_broker.uri) as client, client.publisher(own_stream) as p:
@@ -167,14 +168,14 @@ async def test_bodies_read_by_amqp_091(own_broker: RabbitMQ, own_stream: str) ->
     found = await asyncio.to_thread(pika_messages, own_broker, own_stream, len(values) + 3)
     assert [body for _, body in found[:2]] == [b'', b'onetwo']
     assert [properties.type for properties, _ in found[:2]] == [None, None]
-    # what is no byte string comes as it is encoded, with a type that tells so
+    # other bodies arrive encoded, with a type that says so
     for value, (properties, body) in zip(values, found[2:-1], strict=True):
         assert properties.type == 'amqp-1.0'
         assert decode_amqp(body).body == value
     assert found[-1][1] == b'last'
 
 
-async def test_application_properties_that_are_not_simple(
+async def test_amqp_091_reads_nested_application_properties(
     own_broker: RabbitMQ, own_stream: str
 ) -> None:
     properties = {'list': [1, 'a', []], 'map': {'k': {'x': True}}, 'array': AMQPArray(Int, [1, 2])}

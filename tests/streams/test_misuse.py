@@ -1,4 +1,4 @@
-"""Closing, cancelling and sharing at the wrong moment: nothing hangs, nothing is lost silently."""
+"""Close, cancel and share at the wrong moment: nothing hangs, and no message is lost silently."""
 
 import asyncio
 import contextvars
@@ -22,7 +22,7 @@ from tests.fake import FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 
 
 async def fill(client: rbs.StreamsClient, stream: str, *bodies: Any) -> None:
@@ -35,7 +35,7 @@ async def fill(client: rbs.StreamsClient, stream: str, *bodies: Any) -> None:
 
 
 class Held:
-    """Keeps Publish frames unanswered until it is told to answer."""
+    """Keeps Publish frames unanswered until `confirm` or `refuse` is called."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[Peer, Frame]] = []
@@ -53,7 +53,7 @@ class Held:
 
 
 @pytest.mark.parametrize('how', ['timeout', 'cancel'])
-async def test_flush_waits_for_what_a_flush_before_gave_up(how: str) -> None:
+async def test_flush_waits_for_the_messages_of_an_interrupted_flush(how: str) -> None:
     held = Held()
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
@@ -66,7 +66,7 @@ async def test_flush_waits_for_what_a_flush_before_gave_up(how: str) -> None:
                 await publisher.flush(timeout=0.05)
         else:
             first = asyncio.create_task(publisher.flush())
-            await until(lambda: bool(held.frames), 'the batch was sent')
+            await until(lambda: bool(held.frames), 'the batch is sent')
             first.cancel()
             await asyncio.wait([first])
         second = asyncio.create_task(publisher.flush())
@@ -78,7 +78,7 @@ async def test_flush_waits_for_what_a_flush_before_gave_up(how: str) -> None:
         await publisher.flush()
 
 
-async def test_refusals_after_a_flush_that_gave_up_are_told_once() -> None:
+async def test_refusals_after_a_flush_timed_out_are_raised_once() -> None:
     held = Held()
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
@@ -97,7 +97,7 @@ async def test_refusals_after_a_flush_that_gave_up_are_told_once() -> None:
 
 
 @pytest.mark.parametrize('bad', [object(), rbs.stream_message_ctx('x', publish_id=0)])
-async def test_message_that_is_refused_gives_its_room_back(
+async def test_message_that_cannot_be_encoded_returns_its_capacity(
     client: rbs.StreamsClient, stream: str, bad: Any
 ) -> None:
     async with asyncio.timeout(HANG), client.publisher(stream, max_unconfirmed=1) as publisher:
@@ -125,7 +125,8 @@ async def test_cancelled_task_does_not_wait_for_confirms() -> None:
 
         task = asyncio.create_task(publish())
         await until(
-            lambda: any(f.key == wire.PUBLISH for c in fake.connections for f in c.frames), ''
+            lambda: any(f.key == wire.PUBLISH for c in fake.connections for f in c.frames),
+            'the message is sent',
         )
         task.cancel()
         async with asyncio.timeout(4):
@@ -133,7 +134,9 @@ async def test_cancelled_task_does_not_wait_for_confirms() -> None:
         assert task.cancelled()
 
 
-async def test_error_of_the_body_is_not_replaced(client: rbs.StreamsClient, stream: str) -> None:
+async def test_failed_close_does_not_replace_the_error_of_the_with_block(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     with pytest.raises(KeyError) as caught:  # noqa: PT012
         async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
             publisher.batch('x')
@@ -153,7 +156,7 @@ async def test_error_of_the_body_is_not_replaced(client: rbs.StreamsClient, stre
         ({'cls': None}, TypeError),
     ],
 )
-async def test_wrong_arguments_of_a_publisher(
+async def test_publisher_refuses_wrong_arguments(
     client: rbs.StreamsClient, stream: str, argument: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -162,7 +165,7 @@ async def test_wrong_arguments_of_a_publisher(
     assert isinstance(caught.value, RbFlyError)
 
 
-async def test_publisher_class_that_fails_leaves_no_publisher(
+async def test_name_is_free_after_a_publisher_class_failed(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     class Broken(rbs.Publisher):
@@ -180,7 +183,7 @@ async def test_publisher_class_that_fails_leaves_no_publisher(
 # -- subscriptions
 
 
-async def test_context_is_of_the_last_message_of_any_subscription(
+async def test_context_belongs_to_the_last_message_of_any_subscription(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     await fill(client, stream, *range(50))
@@ -195,7 +198,9 @@ async def test_context_is_of_the_last_message_of_any_subscription(
     assert await client.read_offset(stream, 'r') == 47
 
 
-async def test_context_in_other_tasks_and_threads(client: rbs.StreamsClient, stream: str) -> None:
+async def test_other_tasks_and_threads_have_no_context(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     await fill(client, stream, *range(10))
     seen: list[Any] = []
 
@@ -224,8 +229,8 @@ async def test_context_in_other_tasks_and_threads(client: rbs.StreamsClient, str
         assert await anext(messages) == rbs.get_message_ctx().body == 6
 
 
-async def test_context_of_a_task_per_message() -> None:
-    """A child that was started for a message never gets another one, however late it asks."""
+async def test_task_started_for_a_message_has_no_context() -> None:
+    """However late it asks, it never gets the context of another message."""
     stream = FakeStream()
     stream.append(*(b'%d' % i for i in range(20)))
     outcomes: list[Any] = []
@@ -254,8 +259,8 @@ async def test_context_of_a_task_per_message() -> None:
     assert outcomes == [None] * 20
 
 
-async def test_context_of_tasks_that_share_a_context() -> None:
-    """They take turns at a subscription; each knows its own last message, or none."""
+async def test_tasks_that_share_a_contextvars_context() -> None:
+    """They take turns; each finds the context of its own last message, or none."""
     stream = FakeStream()
     stream.append(*(b'%d' % i for i in range(8)))
     shared = contextvars.copy_context()
@@ -282,7 +287,7 @@ async def test_context_of_tasks_that_share_a_context() -> None:
     assert all(found in (body, None) for body, found in seen)
 
 
-async def test_context_that_a_program_has_set_lasts_until_the_next_message() -> None:
+async def test_context_set_by_the_program_lasts_until_the_next_message() -> None:
     stream = FakeStream()
     stream.append(b'0', b'1', b'2')
     mine = rbs.stream_message_ctx('mine')
@@ -298,8 +303,8 @@ async def test_context_that_a_program_has_set_lasts_until_the_next_message() -> 
 
 
 @pytest.mark.parametrize('kind', ['messages', 'batches'])
-async def test_context_of_what_was_given_in_another_way(kind: str) -> None:
-    """Of the same message; of the last one of a batch."""
+async def test_get_message_ctx_with_messages_and_batches(kind: str) -> None:
+    """It returns the context just yielded, or that of the last message of a batch."""
     stream = FakeStream()
     stream.append(b'0', b'1', b'2')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -312,12 +317,12 @@ async def test_context_of_what_was_given_in_another_way(kind: str) -> None:
                 assert rbs.get_message_ctx().stream_offset == 2
                 assert rbs.get_message_ctx().body == b'2'
             await client.write_offset('test', 'reader')
-        await until(lambda: wire.STORE_OFFSET in fake.connection.commands(), 'stored')
+        await until(lambda: wire.STORE_OFFSET in fake.connection.commands(), 'the offset is stored')
         frame = next(item for item in fake.connection.frames if item.key == wire.STORE_OFFSET)
         assert frame.body[-1] == 2
 
 
-async def test_closing_ends_the_iteration(client: rbs.StreamsClient, stream: str) -> None:
+async def test_aclose_ends_the_iteration(client: rbs.StreamsClient, stream: str) -> None:
     await fill(client, stream, *range(50))
     messages = client.subscribe(stream, offset=rbs.Offset.FIRST)
     found = []
@@ -327,7 +332,7 @@ async def test_closing_ends_the_iteration(client: rbs.StreamsClient, stream: str
     assert found == [0]
 
 
-async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream: str) -> None:
+async def test_aclose_while_the_subscription_opens(client: rbs.StreamsClient, stream: str) -> None:
     protocol = await client.get_protocol()
     for turns in range(8):
         messages = client.subscribe(stream)
@@ -337,7 +342,7 @@ async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream:
         await messages.aclose()
         outcome = (await asyncio.gather(task, return_exceptions=True))[0]
         assert isinstance(outcome, StopAsyncIteration)
-    await until(lambda: len(protocol.subscription_ids) == 256, 'every id is free')
+    await until(lambda: len(protocol.subscription_ids) == 256, 'every subscription id is free')
     assert not protocol.registrations
 
 
@@ -355,7 +360,7 @@ async def test_closing_while_it_is_being_made(client: rbs.StreamsClient, stream:
         {'initial_credit': 1.5},
     ],
 )
-def test_wrong_types_of_a_subscription(argument: Any) -> None:
+def test_subscribe_refuses_arguments_of_wrong_type(argument: Any) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
     with pytest.raises(TypeError) as caught:
         client.subscribe('s', **argument)
@@ -374,14 +379,16 @@ def test_wrong_types_of_a_subscription(argument: Any) -> None:
         {'offset': rbs.Offset.reference('\ud800')},
     ],
 )
-def test_wrong_values_of_a_subscription(argument: Any) -> None:
+def test_subscribe_refuses_arguments_out_of_range(argument: Any) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
     with pytest.raises(ValueError, match=r'seconds|Unicode|longer') as caught:
         client.subscribe('s', **argument)
     assert isinstance(caught.value, RbFlyError)
 
 
-async def test_timeout_of_a_subscription(client: rbs.StreamsClient, stream: str) -> None:
+async def test_subscription_times_out_without_a_message(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     with pytest.raises(MessageTimeout, match=r'no message within 0\.05 s'):
         await anext(client.subscribe(stream, timeout=0.05))
 
@@ -389,7 +396,7 @@ async def test_timeout_of_a_subscription(client: rbs.StreamsClient, stream: str)
 # -- connecting
 
 
-async def test_address_that_does_not_answer_leaves_time_for_the_next() -> None:
+async def test_silent_address_leaves_time_for_the_next_one() -> None:
     silent = FakeBroker(at={Step.PEER_PROPERTIES: wire.SILENT})
     async with silent, FakeBroker() as good:
         async with rbs.streams_client([silent.uri, good.uri], connect_timeout=2) as client:
@@ -397,19 +404,19 @@ async def test_address_that_does_not_answer_leaves_time_for_the_next() -> None:
         assert len(good.connections) == 1
 
 
-async def test_leaving_while_another_task_connects() -> None:
+async def test_disconnect_while_another_task_connects() -> None:
     reached: list[tuple[Peer, Frame]] = []
     async with FakeBroker(at={Step.OPEN: lambda c, f: reached.append((c, f))}) as fake:
         async with rbs.streams_client(fake.uri) as client:
             task = asyncio.create_task(client.create_stream('test'))
-            await until(lambda: bool(reached), 'the handshake has come to its last step')
+            await until(lambda: bool(reached), 'the handshake reaches its last step')
         fake.default(*reached[0])
         with pytest.raises(StreamConnectionError):
             await task
         assert not client.connected
 
 
-def test_client_in_one_loop_after_the_other(broker_uri: str) -> None:
+def test_client_works_in_one_loop_after_another(broker_uri: str) -> None:
     client = rbs.streams_client(broker_uri)
     name = 'test-loops'
 
@@ -436,14 +443,14 @@ def test_client_in_one_loop_after_the_other(broker_uri: str) -> None:
 
 
 @pytest.mark.filterwarnings('ignore:unclosed:ResourceWarning')
-def test_subscription_in_one_loop_after_the_other(broker_uri: str, stream: str) -> None:
-    """It goes on in the second, though the first was left without closing anything."""
+def test_subscription_continues_in_the_next_loop(broker_uri: str, stream: str) -> None:
+    """The first loops end without closing anything."""
     client = rbs.streams_client(broker_uri)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
     messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=tracking)
 
     async def read(start: int) -> int | None:
-        """Publish ten messages and read them; offset of the last but one, with which it is done."""
+        """Publish and read ten messages; return the offset of the ninth, the last finished one."""
         await fill(client, stream, *range(start, start + 10))
         assert [await anext(messages) for _ in range(9)] == list(range(start, start + 9))
         done = rbs.get_message_ctx().stream_offset

@@ -1,6 +1,6 @@
-"""How long an outage may last, what is worth another try, and which node is connected to.
+"""Outages: how long the client retries, which errors it retries, and which node it connects to.
 
-Against the scripted broker; where time matters, on a clock of the test's own.
+The broker is scripted; tests in which time matters simulate it.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ def subscribe(client: rbs.StreamsClient) -> rbs.Subscription:
     return client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
 
 
-def published_to(fake: FakeBroker) -> list[Peer]:
-    """Connections that have a publisher."""
+def publishing_peers(fake: FakeBroker) -> list[Peer]:
+    """Return the connections with a publisher."""
     return [peer for peer in fake.connections if wire.DECLARE_PUBLISHER in peer.commands()]
 
 
-def after(peer: Peer) -> None:
-    """Close the connection in the next turn."""
+def close_soon(peer: Peer) -> None:
+    """Close the connection after the response has been sent."""
     loop = asyncio.get_running_loop()
     loop.call_soon(lambda: loop.call_soon(peer.transport.close))
 
 
-# -- one outage, one limit
+# -- the limit of an outage
 
 
 @own_clock
@@ -68,7 +68,9 @@ def after(peer: Peer) -> None:
         (Step.OPEN, wire.SILENT),
     ],
 )
-async def test_limit_of_an_outage_of_a_publisher(key: int, handler: Handler, limit: float) -> None:
+async def test_publisher_gives_up_after_reconnect_timeout(
+    key: int, handler: Handler, limit: float
+) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.CLOSING}) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=limit) as client,
@@ -83,15 +85,17 @@ async def test_limit_of_an_outage_of_a_publisher(key: int, handler: Handler, lim
             await publisher.send('x')
         assert 0.5 * limit <= now() - begin <= limit + 0.001
 
-        # Who publishes next tries anew.
+        # The next message starts a new attempt.
         fake.handlers.clear()
         await publisher.send('y')
 
 
 @own_clock
-async def test_limit_of_an_outage_of_a_subscription(caplog: pytest.LogCaptureFixture) -> None:
+async def test_subscription_gives_up_after_reconnect_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stream = FakeStream()
-    stream.on_subscribe = lambda reader: after(reader.peer) or wire.OK  # type: ignore[func-returns-value]
+    stream.on_subscribe = lambda reader: close_soon(reader.peer) or wire.OK  # type: ignore[func-returns-value]
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=5, connect_timeout=5) as client,
@@ -109,8 +113,8 @@ async def test_limit_of_an_outage_of_a_subscription(caplog: pytest.LogCaptureFix
 
 
 @own_clock
-async def test_first_use_takes_no_longer_than_the_connect_timeout() -> None:
-    """Though a node answers: the one that is wanted does not."""
+async def test_connect_timeout_limits_the_first_use() -> None:
+    """One node answers, but the stream's leader does not."""
     async with FakeBroker(at={Step.OPEN: wire.SILENT}) as leader, FakeBroker() as first:
         first.handlers[wire.METADATA] = members(leader)
         first.handlers[wire.DECLARE_PUBLISHER] = refuse(0x06)
@@ -118,13 +122,13 @@ async def test_first_use_takes_no_longer_than_the_connect_timeout() -> None:
             begin = now()
             with pytest.raises((ConnectTimeout, ProtocolError)):
                 async with client.publisher('test'):
-                    pytest.fail('its node does not answer')
+                    pytest.fail('the publisher was opened')
             assert 3.5 <= now() - begin <= 7
 
 
 @own_clock
-async def test_outage_begins_anew_where_it_was_open_for_some_time() -> None:
-    """Eight losses, each long after the last: the next one is mended as fast as the first."""
+async def test_loss_after_a_stable_period_is_a_new_outage() -> None:
+    """The client recovers from each of eight losses equally fast."""
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=2) as client,
@@ -136,14 +140,14 @@ async def test_outage_begins_anew_where_it_was_open_for_some_time() -> None:
                 peer.transport.abort()
             fake.connections.clear()
             begin = now()
-            await until(lambda: bool(published_to(fake)), 'declared again')
+            await until(lambda: bool(publishing_peers(fake)), 'the publisher is redeclared')
             assert now() - begin < 0.2
         await publisher.send('x')
 
 
 @own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast, rbs.PublisherBatchLimit])
-async def test_publisher_goes_on_behind_an_outage_that_was_too_long(cls: Any) -> None:
+async def test_publisher_can_be_used_after_an_outage_that_was_too_long(cls: Any) -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.1) as client,
@@ -174,7 +178,7 @@ async def test_publisher_goes_on_behind_an_outage_that_was_too_long(cls: Any) ->
 
 
 @own_clock
-async def test_batch_that_was_lost_is_told_by_the_next_flush_alone() -> None:
+async def test_only_the_next_flush_reports_a_lost_batch() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.1) as client,
@@ -184,7 +188,7 @@ async def test_batch_that_was_lost_is_told_by_the_next_flush_alone() -> None:
         fake.handlers[Step.OPEN] = wire.CLOSING
         for peer in fake.connections:
             peer.transport.abort()
-        await until(lambda: publisher._core.error is not None, 'it has given up')
+        await until(lambda: publisher._core.error is not None, 'the publisher gives up')
         fake.handlers.clear()
         publisher.batch('b')
         with pytest.raises(StreamConnectionError):
@@ -194,7 +198,7 @@ async def test_batch_that_was_lost_is_told_by_the_next_flush_alone() -> None:
 
 
 @own_clock
-async def test_send_many_is_told_of_the_outage_it_ran_into() -> None:
+async def test_send_many_raises_the_error_that_ends_an_outage() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.CLOSING}) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.1) as client,
@@ -207,20 +211,19 @@ async def test_send_many_is_told_of_the_outage_it_ran_into() -> None:
         assert await publisher.send_many(range(100)) == 100
 
 
-# -- what is worth another try
+# -- which errors are retried
 
 
 CODES = [code for code in ResponseCode if code != ResponseCode.OK]
 
 
-def tried_again(command: Key, code: int) -> tuple[bool, bool]:
-    """Whether the table says so: at the first use, and after a loss."""
+def retried(command: Key, code: int) -> tuple[bool, bool]:
+    """Return whether the table has a code retried at the first use, and after a connection loss."""
     found = TABLE.get((command, code))
     return found is Try.ALWAYS, found is not None
 
 
-def test_commands_of_the_table() -> None:
-    """Those that are driven below."""
+def test_every_command_of_the_table_is_tested() -> None:
     assert {command for command, _ in TABLE} == {
         Key.METADATA,
         Key.DECLARE_PUBLISHER,
@@ -234,8 +237,8 @@ def test_commands_of_the_table() -> None:
 
 @own_clock
 @pytest.mark.parametrize('code', CODES)
-async def test_codes_of_declaring(code: int) -> None:
-    first, again = tried_again(Key.DECLARE_PUBLISHER, code)
+async def test_retries_of_declare_publisher(code: int) -> None:
+    first, again = retried(Key.DECLARE_PUBLISHER, code)
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
@@ -250,15 +253,15 @@ async def test_codes_of_declaring(code: int) -> None:
         before = tries(fake, wire.DECLARE_PUBLISHER)
         with pytest.raises(ProtocolError) as caught:
             async with client.publisher('test'):
-                pytest.fail('it is refused')
+                pytest.fail('the publisher was opened')
         assert caught.value.code == code
         assert (tries(fake, wire.DECLARE_PUBLISHER) > before + 1) == first
 
 
 @own_clock
 @pytest.mark.parametrize('code', CODES)
-async def test_codes_of_subscribing(code: int) -> None:
-    first, again = tried_again(Key.SUBSCRIBE, code)
+async def test_retries_of_subscribe(code: int) -> None:
+    first, again = retried(Key.SUBSCRIBE, code)
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -280,9 +283,9 @@ async def test_codes_of_subscribing(code: int) -> None:
 
 @own_clock
 @pytest.mark.parametrize('code', CODES)
-async def test_codes_of_metadata(code: int) -> None:
-    """The same at the first use and after a loss."""
-    first, again = tried_again(Key.METADATA, code)
+async def test_retries_of_metadata(code: int) -> None:
+    """They are the same at the first use and after a connection loss."""
+    first, again = retried(Key.METADATA, code)
     assert first == again
 
     def refuse_stream(peer: Peer, request: Frame) -> None:
@@ -304,16 +307,16 @@ async def test_codes_of_metadata(code: int) -> None:
 
 @own_clock
 @pytest.mark.parametrize('code', CODES)
-async def test_codes_of_asking_for_the_last_publishing_id(code: int) -> None:
+async def test_retries_of_query_publisher_sequence(code: int) -> None:
     key = Key.QUERY_PUBLISHER_SEQUENCE
-    first, _ = tried_again(key, code)
+    first, _ = retried(key, code)
     async with (
         FakeBroker(on={key: refuse(code)}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5) as client,
     ):
         with pytest.raises(ProtocolError) as caught:
             async with client.publisher('test', name='me'):
-                pytest.fail('it is refused')
+                pytest.fail('the publisher was opened')
         assert caught.value.code == code
         assert (tries(fake, key) > 1) == first
 
@@ -321,10 +324,10 @@ async def test_codes_of_asking_for_the_last_publishing_id(code: int) -> None:
 @own_clock
 @pytest.mark.parametrize('key', [Key.QUERY_OFFSET, Key.STREAM_STATS])
 @pytest.mark.parametrize('code', CODES)
-async def test_codes_of_asking_where_a_subscription_starts(code: int, key: Key) -> None:
+async def test_retries_of_requests_for_the_start_offset(code: int, key: Key) -> None:
     if code == ResponseCode.NO_OFFSET:
-        return  # of a reference: it starts at the next message
-    first, _ = tried_again(key, code)
+        return  # no error: nothing is stored for the reference
+    first, _ = retried(key, code)
     offset = rbs.Offset.reference('me') if key is Key.QUERY_OFFSET else rbs.Offset.NEXT
     async with (
         FakeBroker(on={key: refuse(code)}) as fake,
@@ -339,8 +342,8 @@ async def test_codes_of_asking_where_a_subscription_starts(code: int, key: Key) 
 
 @own_clock
 @pytest.mark.parametrize('code', CODES)
-async def test_codes_of_asking_where_a_subscription_goes_on(code: int) -> None:
-    _, again = tried_again(Key.STREAM_STATS, code)
+async def test_retries_of_stream_stats_after_a_connection_loss(code: int) -> None:
+    _, again = retried(Key.STREAM_STATS, code)
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -362,28 +365,28 @@ def tries(fake: FakeBroker, key: int) -> int:
     return sum(peer.commands().count(key) for peer in fake.connections)
 
 
-# -- bytes that are no frames, in one read with the answer
+# -- garbage in the same segment as a response
 
 
-NO_FRAME = struct.pack('>I', 3)
-NO_CHUNK = struct.pack('>IHHB', 5, wire.DELIVER, 1, 0)
+BAD_FRAME = struct.pack('>I', 3)
+BAD_CHUNK = struct.pack('>IHHB', 5, wire.DELIVER, 1, 0)
 
 
-def garbled(behind: bytes, handler: Handler = default) -> Handler:
-    """Answer, and send something in the same segment."""
+def garbled(suffix: bytes, handler: Handler = default) -> Handler:
+    """Answer, and append other bytes to the response in the same segment."""
 
     def garble(peer: Peer, request: Frame) -> None:
         parts: list[bytes] = []
         peer.broker._write = lambda _, data: parts.append(data)
         handler(peer, request)
         peer.broker._write = None
-        peer.transport.write(b''.join(parts) + behind)
+        peer.transport.write(b''.join(parts) + suffix)
 
     return garble
 
 
 @own_clock
-async def test_no_frames_behind_the_answer_to_subscribe(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_chunk_after_the_response_to_subscribe(caplog: pytest.LogCaptureFixture) -> None:
     stream = FakeStream()
     handlers = stream.handlers()
     async with (
@@ -391,7 +394,7 @@ async def test_no_frames_behind_the_answer_to_subscribe(caplog: pytest.LogCaptur
         rbs.streams_client(fake.uri) as client,
         subscribe(client) as messages,
     ):
-        fake.handlers[wire.SUBSCRIBE] = garbled(NO_CHUNK, handlers[wire.SUBSCRIBE])
+        fake.handlers[wire.SUBSCRIBE] = garbled(BAD_CHUNK, handlers[wire.SUBSCRIBE])
         with pytest.raises(FrameError):
             await anext(messages)
         assert 'does not speak the stream protocol' in caplog.text
@@ -411,15 +414,15 @@ async def test_no_frames_behind_the_answer_to_subscribe(caplog: pytest.LogCaptur
         Step.EXCHANGE_COMMAND_VERSIONS,
     ],
 )
-async def test_no_frames_behind_an_answer_are_told_at_once(key: int) -> None:
+async def test_bad_frame_after_a_response_is_raised_at_once(key: int) -> None:
     async with (
-        FakeBroker(on={key: garbled(NO_FRAME)}) as fake,
+        FakeBroker(on={key: garbled(BAD_FRAME)}) as fake,
         rbs.streams_client(fake.uri) as client,
     ):
         begin = now()
         with pytest.raises(FrameError):
             async with client.publisher('test', name='me'):
-                pytest.fail('the broker does not speak the protocol')
+                pytest.fail('the publisher was opened')
         assert now() == begin
         fake.handlers.clear()
 
@@ -427,8 +430,8 @@ async def test_no_frames_behind_an_answer_are_told_at_once(key: int) -> None:
 # -- which node
 
 
-async def test_node_that_comes_back_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection to another node is never taken for one to the node that was wanted."""
+async def test_client_uses_a_node_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client never mistakes a connection to another node for one to the leader."""
     monkeypatch.setattr('rbfly.net.cluster.UNREACHABLE', 0.0)
     monkeypatch.setattr('rbfly.net.retry.BACKOFF_LAST', 0.1)
     stream = FakeStream()
@@ -442,7 +445,7 @@ async def test_node_that_comes_back_is_used(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         known.handlers[wire.METADATA] = member.handlers[wire.METADATA] = members(member)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(elsewhere.readers) > 1, 'it was refused by the other one')
+        await until(lambda: len(elsewhere.readers) > 1, 'the other node refuses the subscription')
         del member.handlers[Step.PEER_PROPERTIES]
         assert await waiting == b'0'
         async with client.publisher('test') as publisher:
@@ -451,8 +454,8 @@ async def test_node_that_comes_back_is_used(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @own_clock
-async def test_node_that_cannot_be_reached_delays_only_the_first() -> None:
-    """As behind NAT: what goes by another node does not wait for it again and again."""
+async def test_unreachable_node_delays_only_the_first_publisher() -> None:
+    """As behind NAT: later publishers use another node without trying the unreachable one first."""
     async with (
         FakeBroker(at={Step.PEER_PROPERTIES: wire.SILENT}) as leader,
         FakeBroker() as known,
@@ -468,7 +471,7 @@ async def test_node_that_cannot_be_reached_delays_only_the_first() -> None:
 
 
 @own_clock
-async def test_address_of_a_node_that_leads_to_another_one_costs_no_connection_each() -> None:
+async def test_wrong_address_of_a_node_does_not_accumulate_connections() -> None:
     def elsewhere(peer: Peer, request: Frame) -> None:
         broker = struct.pack('>IH', 1, 0) + wire.string('localhost') + struct.pack('>I', fake.port)
         stream = struct.pack('>I', 1) + request.body[8:] + struct.pack('>HHI', 1, 0, 0)
@@ -486,7 +489,7 @@ async def test_address_of_a_node_that_leads_to_another_one_costs_no_connection_e
 
 
 @own_clock
-async def test_address_that_does_not_answer_is_not_the_first_again() -> None:
+async def test_address_that_does_not_answer_is_tried_last() -> None:
     async with (
         FakeBroker(at={Step.PEER_PROPERTIES: wire.SILENT}) as frozen,
         FakeBroker() as other,
@@ -496,13 +499,15 @@ async def test_address_that_does_not_answer_is_not_the_first_again() -> None:
         begin = now()
         for peer in other.connections:
             peer.transport.abort()
-        await until(lambda: not client.connected, 'it is lost')
+        await until(lambda: not client.connected, 'the connection is lost')
         await client.stream_exists('test')
         assert now() - begin < 1
 
 
 @own_clock
-async def test_stream_without_leader_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_and_log_say_that_a_stream_has_no_leader(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def no_leader(peer: Peer, request: Frame) -> None:
         body = struct.pack('>II', 0, 1) + request.body[8:] + struct.pack('>HHI', 1, 0xFFFF, 0)
         peer.send(wire.frame(0x8000 | wire.METADATA, request.body[:4] + body))
@@ -513,17 +518,17 @@ async def test_stream_without_leader_is_told_of(caplog: pytest.LogCaptureFixture
     ):
         with pytest.raises(ProtocolError, match="'test' has no leader") as caught:
             async with client.publisher('test'):
-                pytest.fail('it has no leader')
+                pytest.fail('the publisher was opened')
         assert caught.value.__notes__ == ['gave up after 60 s']
         assert "stream 'test' has no leader: stream not available (code 0x06) (for " in caplog.text
         assert logging.WARNING in {record.levelno for record in caplog.records}
 
 
-# -- connections that nobody uses
+# -- idle connections
 
 
 @own_clock
-async def test_connections_that_nobody_uses_are_closed() -> None:
+async def test_idle_connections_are_closed() -> None:
     async with (
         FakeBroker(tune=(0, 0)) as fake,
         rbs.streams_client(fake.uri, heartbeat=0) as client,
@@ -542,7 +547,7 @@ async def test_connections_that_nobody_uses_are_closed() -> None:
 
 
 @own_clock
-async def test_connection_in_use_now_and_then_stays() -> None:
+async def test_connection_in_occasional_use_stays_open() -> None:
     async with (
         FakeBroker(tune=(0, 0)) as fake,
         rbs.streams_client(fake.uri, heartbeat=0) as client,
@@ -554,11 +559,11 @@ async def test_connection_in_use_now_and_then_stays() -> None:
         assert len(fake.connections) == 2
 
 
-# -- a client that is disconnected meanwhile
+# -- disconnecting
 
 
-async def test_use_during_disconnect_does_not_connect_again() -> None:
-    """What begins before it has ended is told; what begins behind it connects anew."""
+async def test_calls_during_disconnect_fail_instead_of_reconnecting() -> None:
+    """Calls made before it has ended fail; calls made after it connect again."""
     async with FakeBroker() as fake:
         client = rbs.streams_client(fake.uri)
         await client.get_protocol()

@@ -1,4 +1,4 @@
-"""Every public method refuses another event loop, thread and process before it touches anything."""
+"""Every public method refuses another event loop, thread or process before it changes anything."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from rbfly.streams.publisher import BasePublisher
 from rbfly.streams.waiting import Confirmation
 from rbfly.testing import StreamBroker
 
-HANG = 20.0  # only a guard
+HANG = 20.0  # seconds; only a safeguard
 NEW_LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 PUBLISHERS: list[Any] = [
@@ -45,7 +45,7 @@ SEND_LATER: dict[str, Call] = {
 }
 LIMITED: dict[str, Call] = {'batch': lambda p: p.batch(b'x', max_len=10)}
 
-# Arguments of each public method, for calls that are refused.
+# A call of each public method.
 CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.StreamsClient: {
         '__aenter__': lambda c: c.__aenter__(),
@@ -79,10 +79,10 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
 }
 
-# Names that may be used anywhere, and why.
+# Public names that may be used anywhere, and why.
 READ_ONLY = 'only reads'
 RETURNS_SELF = 'only returns the object'
-FUTURE = 'of asyncio.Future, which is used as any other'
+FUTURE = 'inherited from asyncio.Future'
 EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.StreamsClient: {'connected': READ_ONLY},
     **{cls: {'message_id': READ_ONLY} for cls in PUBLISHERS},
@@ -103,10 +103,9 @@ def test_every_public_method_is_covered(cls: type[Any]) -> None:
     assert not CALLS[cls].keys() & EXEMPT[cls].keys()
 
 
-def test_every_public_class_is_covered() -> None:
-    """What is made for a client, or by one."""
-    values = [rbs.Offset, rbs.OffsetTracking, rbs.MessageFilter, rbs.MessageCtx]  # used anywhere
-    values.append(rbs.SendProgress)  # belongs to no one until a publisher fills it in; tested there
+def test_every_stateful_public_class_is_covered() -> None:
+    values = [rbs.Offset, rbs.OffsetTracking, rbs.MessageFilter, rbs.MessageCtx]  # usable anywhere
+    values.append(rbs.SendProgress)  # bound to a loop by `send_many`; see its own tests
     stateful = {
         item
         for name in rbs.__all__
@@ -117,7 +116,7 @@ def test_every_public_class_is_covered() -> None:
     assert stateful <= CALLS.keys()
 
 
-# -- users in other loops, threads and processes
+# -- use from other loops, threads and processes
 
 
 async def use(call: Call, owned: Any) -> None:
@@ -127,7 +126,7 @@ async def use(call: Call, owned: Any) -> None:
 
 
 def run(call: Call, owned: Any, run_loop: Callable[[Any], object] = asyncio.run) -> str:
-    """The error of a use in an event loop: a new one, or the one that `run_loop` runs."""
+    """Call in a new event loop, or the one that `run_loop` runs, and return the error."""
     try:
         run_loop(use(call, owned))
     except BaseException as ex:
@@ -136,7 +135,7 @@ def run(call: Call, owned: Any, run_loop: Callable[[Any], object] = asyncio.run)
 
 
 def drive(call: Call, owned: Any) -> str:
-    """The error of a use without an event loop."""
+    """Call without an event loop, and return the error."""
     try:
         use(call, owned).send(None)
     except BaseException as ex:
@@ -153,7 +152,7 @@ def in_thread(function: Callable[..., str], *args: Any) -> str:
 
 
 def in_child(function: Callable[..., str], *args: Any) -> str:
-    """Use it in a child that was forked within a step of a task."""
+    """Call a function in a child, forked while a task is running, and return its result."""
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -179,7 +178,7 @@ NEXT_LOOP = 'next event loop'
 SAME_LOOP = 'same event loop in a forked child'
 
 
-# -- used objects
+# -- objects in use
 
 
 @pytest.fixture(scope='module')
@@ -190,7 +189,7 @@ def memory_broker() -> Iterator[StreamBroker]:
 
 @contextlib.asynccontextmanager
 async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[Any]:
-    """An object of a class in use: a publisher has sent, a subscription has messages left."""
+    """Create an object and use it: publishers have sent, subscriptions have messages left."""
     if cls is rbs.StreamsClient:
         yield client
     elif cls is Confirmation:
@@ -208,7 +207,7 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
 
 
 async def touch(owned: Any) -> None:
-    """Use it, so that this step of the task is known to be in its event loop."""
+    """Use the object, so that it knows the current task step to be in its event loop."""
     if isinstance(owned, rbs.PublisherBatchLimit):
         await owned.batch(b'y', max_len=10)
     elif isinstance(owned, rbs.PublisherBatchFast):
@@ -220,7 +219,7 @@ async def touch(owned: Any) -> None:
 
 
 def state(client: rbs.StreamsClient, owned: Any) -> object:
-    """What a use would have changed."""
+    """Return everything that a call could have changed."""
     found: list[object] = [client._users, {*client._names}, client._cluster.generation]
     if isinstance(owned, BasePublisher):
         found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
@@ -233,12 +232,12 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
 CASES = [(cls, name) for cls, calls in CALLS.items() for name in calls]
 
 
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # old names; fork beside threads
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # deprecated names; fork with threads
 @pytest.mark.filterwarnings('ignore:coroutine:RuntimeWarning')
 @pytest.mark.parametrize('new_loop', NEW_LOOPS, ids=['asyncio', 'uvloop'])
 @pytest.mark.parametrize('user', [*INSIDE, NEXT_LOOP, SAME_LOOP])
 @pytest.mark.parametrize(('cls', 'name'), CASES, ids=lambda item: getattr(item, '__name__', item))
-def test_refused(
+def test_method_refuses_other_loops_threads_and_processes(
     memory_broker: StreamBroker,
     cls: type[Any],
     name: str,

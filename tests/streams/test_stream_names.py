@@ -1,4 +1,4 @@
-"""How long a stream's name may be: what the broker's file system cannot hold spins the broker."""
+"""Stream names have a limit: a broker loops forever if its file system refuses a longer name."""
 
 from collections.abc import Callable
 from urllib.parse import quote
@@ -14,7 +14,7 @@ VHOST = 'vü/x'
 
 @pytest.mark.parametrize('letter', ['a', 'ż', '😀', '.'])
 @pytest.mark.parametrize(('vhost', 'longest'), [('/', 233), (VHOST, 230)])
-async def test_longest_name_of_a_stream(
+async def test_create_stream_refuses_a_name_that_is_too_long(
     private_broker: Callable[[], RabbitMQ], vhost: str, longest: int, letter: str
 ) -> None:
     broker = private_broker()
@@ -31,7 +31,7 @@ async def test_longest_name_of_a_stream(
         await client.delete_stream(letter * longest)
 
 
-async def test_virtual_hosts_of_several_uris() -> None:
+async def test_shortest_virtual_host_of_all_uris_sets_the_limit() -> None:
     uris = ['rabbitmq-stream://localhost:1/long', 'rabbitmq-stream://localhost:1/']
     client = rbs.streams_client(uris, connect_timeout=0.1)
     with pytest.raises(ArgumentError, match='233'):
