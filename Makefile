@@ -55,7 +55,7 @@ $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 
 build: $(VENV)/installed  ## build and install into build/venv (VARIANT=debug or sanitize: separate venv)
 
-debug:  ## build with assertions and without optimization, into build/venv-debug
+debug:  ## build with assertions and without optimization into build/venv-debug
 	@$(MAKE) --no-print-directory build VARIANT=debug
 
 demo:  ## publish and consume 100,000 messages in memory (BROKER=rabbitmq or RBFLY_URI: on RabbitMQ)

@@ -1,4 +1,4 @@
-"""Build the extension modules; all compiler directives and flags of the project are set here.
+"""Build the extension modules; this file sets all compiler directives and flags of the project.
 
 Environment switches; the first three use separate build folders, so their objects never mix:
 
@@ -75,12 +75,12 @@ if WERROR:
 
 
 def keep_if(folder: Path, settings: object) -> None:
-    """Empty a folder built with other settings; nothing else detects that they have changed."""
-    noted = folder / 'settings'
-    if not noted.exists() or noted.read_text() != repr(settings):
+    """Empty a folder that was built with other settings, which setuptools does not detect."""
+    recorded = folder / 'settings'
+    if not recorded.exists() or recorded.read_text() != repr(settings):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        noted.write_text(repr(settings))
+        recorded.write_text(repr(settings))
 
 
 MACROS = [('RBFLY_DEBUG', str(int(DEBUG or SANITIZE))), ('RBFLY_PORTABLE', str(int(PORTABLE)))]

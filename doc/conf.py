@@ -24,23 +24,23 @@ autodoc_type_aliases = {
     'AMQPBody': 'rbfly.types.AMQPBody',
     'BloomFilterExtract': 'rbfly.streams.types.BloomFilterExtract',
 }
-TypeAliasForwardRef.__repr__ = lambda self: self.name  # in a union it would tell of itself
+TypeAliasForwardRef.__repr__ = lambda self: self.name  # shows the alias's name in a union
 default_role = 'code'
 
 nitpicky = True
 nitpick_ignore_regex = [
-    # the standard library: its inventory is not at hand without a network
+    # the standard library, whose inventory would have to be downloaded
     (
         'py:(class|func)',
         r'(_?asyncio|collections\.abc|datetime|ssl|tls|uuid)\..*|AbstractAsyncContextManager',
     ),
     ('py:class', r'(rbfly\.streams\.decorator\.)?[FP]'),  # type variables
-    # what `get_protocol` returns is for tests and diagnosis, without a page of its own
+    # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
 ]
 
-# Programs get these from a client or a class method: how they are made is internal.
-MADE_BY_OTHERS = {
+# Programs get these objects from a client or a class method; their constructors are internal.
+INTERNAL_CONSTRUCTORS = {
     f'rbfly.streams.{name}'
     for name in (
         'Confirmation', 'Offset', 'Publisher', 'PublisherBatch',
@@ -53,7 +53,7 @@ MADE_BY_OTHERS = {
 def hide_constructor(
     app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, None] | None:
-    return ('', None) if what == 'class' and name in MADE_BY_OTHERS else None
+    return ('', None) if what == 'class' and name in INTERNAL_CONSTRUCTORS else None
 
 
 def setup(app: Sphinx) -> None:
