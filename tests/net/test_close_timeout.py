@@ -76,12 +76,11 @@ async def test_close_waits_for_slow_confirms(cls: type[Any], max_unconfirmed: in
     async with (
         FakeBroker(on={wire.PUBLISH: one_by_one()}) as fake,
         rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=cls, max_unconfirmed=max_unconfirmed) as publisher,
     ):
-        context = client.publisher('test', cls=cls, max_unconfirmed=max_unconfirmed)
-        publisher = await context.__aenter__()
         began = now()
         await fill(publisher, count)
-        await context.__aexit__(None, None, None)
+        await publisher.close()
         assert publisher._core.window.unsettled == 0
         assert now() - began > count * NEARLY - 1
 
@@ -97,12 +96,11 @@ async def test_refusals_count_as_progress() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refuse_later}) as fake,
         rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast) as publisher,
     ):
-        context = client.publisher('test', cls=rbs.PublisherBatchFast)
-        publisher = await context.__aenter__()
         await fill(publisher, 5)
         with pytest.raises(rbs.PublishError) as caught:
-            await context.__aexit__(None, None, None)
+            await publisher.close()
         assert len(caught.value.errors) == 5
 
 
@@ -126,13 +124,12 @@ async def test_sending_counts_as_progress() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: read_slowly}) as fake,
         rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast, amqp=False) as publisher,
     ):
-        context = client.publisher('test', cls=rbs.PublisherBatchFast, amqp=False)
-        publisher = await context.__aenter__()
         began = now()
         for _ in range(500):
             publisher.batch(bytes(100_000))  # about ten messages per frame
-        await context.__aexit__(None, None, None)
+        await publisher.close()
         assert now() - began > 4 * LIMIT
 
 
@@ -158,15 +155,14 @@ async def test_heartbeats_do_not_count_as_progress() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
     ):
-        context = client.publisher('test')
-        publisher = await context.__aenter__()
         await publisher.submit('x')
         loop = asyncio.get_running_loop()
         for n in range(20):
             loop.call_later(n, fake.connections[1].send, wire.frame(wire.HEARTBEAT, b''))
         began = now()
-        await confirm_timeout(context.__aexit__(None, None, None))
+        await confirm_timeout(publisher.close())
         assert now() - began == pytest.approx(LIMIT, abs=0.5)
 
 
@@ -232,9 +228,12 @@ async def test_nested_closes_with_a_silent_broker_take_as_long_as_one() -> None:
 
 @pytest.mark.own_clock
 async def test_next_close_has_its_full_time_after_the_broker_confirms_again() -> None:
-    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        contexts = [client.publisher('test') for _ in range(2)]
-        first, second = [await context.__aenter__() for context in contexts]
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as first,
+        client.publisher('test') as second,
+    ):
         fake.handlers[wire.PUBLISH] = SILENT
         await first.submit('x')
         began = now()
@@ -247,15 +246,16 @@ async def test_next_close_has_its_full_time_after_the_broker_confirms_again() ->
         began = now()
         await confirm_timeout(second.close())
         assert now() - began == pytest.approx(LIMIT, abs=0.5)
-        for context in contexts:
-            await context.__aexit__(None, None, None)
 
 
 @pytest.mark.own_clock
 async def test_cancelled_close_does_not_shorten_a_later_one() -> None:
-    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
-        contexts = [client.publisher('test') for _ in range(2)]
-        first, second = [await context.__aenter__() for context in contexts]
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as first,
+        client.publisher('test') as second,
+    ):
         fake.handlers[wire.PUBLISH] = SILENT
         await first.submit('x')
         with pytest.raises(TimeoutError):
@@ -266,8 +266,7 @@ async def test_cancelled_close_does_not_shorten_a_later_one() -> None:
         await fill(second, 3)
         await second.close()
         with pytest.raises(PublisherError):  # the cancelled close did not report 'x'
-            await contexts[0].__aexit__(None, None, None)
-        await contexts[1].__aexit__(None, None, None)
+            await first.close()
 
 
 @pytest.mark.own_clock
@@ -279,19 +278,18 @@ async def test_publisher_on_another_node_finishes_after_one_on_a_frozen_node() -
         if request.decode().publisher_id not in stuck:
             one_by_one(0.1)(peer, request)
 
-    async with FakeBroker(on={wire.PUBLISH: stick}) as fake, rbs.streams_client(fake.uri) as client:
-        contexts = [
-            client.publisher('test', cls=rbs.PublisherBatchFast, max_unconfirmed=10)
-            for _ in range(2)
-        ]
-        first, second = [await context.__aenter__() for context in contexts]
+    batched: dict[str, Any] = {'cls': rbs.PublisherBatchFast, 'max_unconfirmed': 10}
+    async with (
+        FakeBroker(on={wire.PUBLISH: stick}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', **batched) as first,
+        client.publisher('test', **batched) as second,
+    ):
         stuck.add(first._core.window.publisher_id)
         first.batch('x')
         await fill(second, 100)
         await confirm_timeout(first.close())
         await second.close()
-        for context in contexts:
-            await context.__aexit__(None, None, None)
 
 
 async def test_failure_to_store_an_offset_does_not_shorten_a_later_close() -> None:
@@ -386,11 +384,10 @@ async def test_error_counts_unconfirmed_and_unsent_messages() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=rbs.PublisherBatchFast, max_unconfirmed=3) as publisher,
     ):
-        context = client.publisher('test', cls=rbs.PublisherBatchFast, max_unconfirmed=3)
-        publisher = await context.__aenter__()
         await fill(publisher, 10)
-        error = await confirm_timeout(context.__aexit__(None, None, None))
+        error = await confirm_timeout(publisher.close())
         assert (error.unconfirmed, error.unsent) == (3, 7)
         assert 'close_timeout is 10.0 s' in str(error)
         assert 'sent but not confirmed, which may be stored: 3; never sent: 7' in str(error)
@@ -402,11 +399,10 @@ async def test_messages_sent_on_a_lost_connection_count_as_unconfirmed(sub_entry
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
-    ):
-        context = client.publisher(
+        client.publisher(
             'test', cls=rbs.PublisherBatchFast, sub_entry_size=sub_entry_size
-        )
-        publisher = await context.__aenter__()
+        ) as publisher,
+    ):
         await fill(publisher, 6)
         flushing = asyncio.create_task(publisher.flush())
         peer = fake.connections[1]
@@ -415,7 +411,7 @@ async def test_messages_sent_on_a_lost_connection_count_as_unconfirmed(sub_entry
         peer.transport.abort()
         await until(lambda: publisher._core.connection is None, 'the connection is lost')
         await fill(publisher, 5)
-        error = await confirm_timeout(context.__aexit__(None, None, None))
+        error = await confirm_timeout(publisher.close())
         assert (error.unconfirmed, error.unsent) == (6, 5)
         with pytest.raises(PublisherError):
             await flushing
@@ -441,9 +437,8 @@ async def test_error_for_unconfirmed_messages_has_refused_ones_as_its_cause(cls:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.refuse(0x11)}) as fake,
         rbs.streams_client(fake.uri) as client,
+        client.publisher('test', cls=cls) as publisher,
     ):
-        context = client.publisher('test', cls=cls)
-        publisher = await context.__aenter__()
         window = publisher._core.window
         await fill(publisher, 1)
         if cls is rbs.PublisherBatchFast:
@@ -453,7 +448,7 @@ async def test_error_for_unconfirmed_messages_has_refused_ones_as_its_cause(cls:
         await until(lambda: window.unsettled == 0, 'the message is refused')
         fake.handlers[wire.PUBLISH] = SILENT
         await fill(publisher, 1)
-        error = await confirm_timeout(context.__aexit__(None, None, None))
+        error = await confirm_timeout(publisher.close())
         assert error.unconfirmed == 1
         assert isinstance(error.__cause__, rbs.PublishError)
         assert error.__cause__.errors == [(1, 0x11)]

@@ -183,21 +183,13 @@ def test_ssl_context_requires_the_tls_scheme() -> None:
         rbs.streams_client('rabbitmq-stream://localhost/', ssl=context)
 
 
-async def test_port_never_answers(clean: Snapshot) -> None:
-    with socket.socket() as silent:
-        silent.bind(('127.0.0.1', 0))
-        silent.listen()
-        uri = f'rabbitmq-stream://127.0.0.1:{silent.getsockname()[1]}/'
-        error = await failure(rbs.streams_client(uri, connect_timeout=TIMEOUT))
-        assert isinstance(error, ConnectTimeout)
-
-
 @pytest.mark.both_loops
-async def test_tls_port_never_answers(clean: Snapshot) -> None:
+@pytest.mark.parametrize('scheme', ['rabbitmq-stream', 'rabbitmq-stream+tls'])
+async def test_port_never_answers(clean: Snapshot, scheme: str) -> None:
     with socket.socket() as silent:
         silent.bind(('127.0.0.1', 0))
         silent.listen()
-        uri = f'rabbitmq-stream+tls://127.0.0.1:{silent.getsockname()[1]}/'
+        uri = f'{scheme}://127.0.0.1:{silent.getsockname()[1]}/'
         error = await failure(rbs.streams_client(uri, connect_timeout=TIMEOUT))
         assert isinstance(error, ConnectTimeout)
 

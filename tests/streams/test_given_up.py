@@ -17,9 +17,16 @@ from tests.streams.test_sending import Connection, World, session, session_of, t
 __all__ = ['task_factory']
 
 
-async def close_and_time_out(publisher: Any) -> None:
+async def check_errors_after_close(
+    world: World, sent: list[asyncio.Task[Any]], unsent: list[asyncio.Task[Any]]
+) -> None:
+    """Close the publisher; the errors of the unsent messages say that they were not sent."""
     with pytest.raises(TimeoutError):
-        await publisher.close()
+        await world.publisher.close()
+    for task in (*sent, *unsent):
+        with pytest.raises(PublisherError, match='was closed before') as caught:
+            await task
+        assert ('before the message was sent' in str(caught.value)) is (task in unsent)
 
 
 async def test_error_says_whether_the_message_was_sent(task_factory: Any) -> None:
@@ -29,23 +36,14 @@ async def test_error_says_whether_the_message_was_sent(task_factory: Any) -> Non
     unsent = await world.senders(1)  # waits for capacity
     unsent.append(world.task(world.publisher.send_many([b'x'])))
     await turn()
-    await close_and_time_out(world.publisher)
-    for task in (*sent, *unsent):
-        with pytest.raises(PublisherError, match='was closed before') as caught:
-            await task
-        assert ('before the message was sent' in str(caught.value)) is (task in unsent)
+    await check_errors_after_close(world, sent, unsent)
 
 
 async def test_message_queued_after_a_connection_loss_was_not_sent(task_factory: Any) -> None:
     world = World(task_factory)
     sent = await world.senders(1)
     world.publisher._core.suspend()
-    unsent = await world.senders(2)
-    await close_and_time_out(world.publisher)
-    for task in (*sent, *unsent):
-        with pytest.raises(PublisherError, match='was closed before') as caught:
-            await task
-        assert ('before the message was sent' in str(caught.value)) is (task in unsent)
+    await check_errors_after_close(world, sent, await world.senders(2))
 
 
 @pytest.mark.parametrize('again', [False, True])

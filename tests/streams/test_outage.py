@@ -6,6 +6,7 @@ The broker is scripted; tests in which time matters simulate it.
 import asyncio
 import logging
 import struct
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -45,6 +46,23 @@ def publishing_peers(fake: FakeBroker) -> list[Peer]:
     return [peer for peer in fake.connections if wire.DECLARE_PUBLISHER in peer.commands()]
 
 
+async def open_publisher(client: rbs.StreamsClient, **options: Any) -> None:
+    """Open a publisher, which is expected to fail."""
+    async with client.publisher('test', **options):
+        pytest.fail('the publisher was opened')
+
+
+def tries(fake: FakeBroker, key: int) -> int:
+    """Count the requests of a command."""
+    return sum(peer.commands().count(key) for peer in fake.connections)
+
+
+def lose(fake: FakeBroker) -> None:
+    """Cut all connections."""
+    for peer in fake.connections:
+        peer.transport.abort()
+
+
 def close_soon(peer: Peer) -> None:
     """Close the connection after the response has been sent."""
     loop = asyncio.get_running_loop()
@@ -78,8 +96,7 @@ async def test_publisher_gives_up_after_reconnect_timeout(
     ):
         fake.handlers[key] = handler
         if key != wire.PUBLISH:
-            for peer in fake.connections:
-                peer.transport.abort()
+            lose(fake)
         begin = now()
         with pytest.raises((StreamConnectionError, ProtocolError)):
             await publisher.send('x')
@@ -121,8 +138,7 @@ async def test_connect_timeout_limits_the_first_use() -> None:
         async with rbs.streams_client(first.uri, connect_timeout=7) as client:
             begin = now()
             with pytest.raises((ConnectTimeout, ProtocolError)):
-                async with client.publisher('test'):
-                    pytest.fail('the publisher was opened')
+                await open_publisher(client)
             assert 3.5 <= now() - begin <= 7
 
 
@@ -136,8 +152,7 @@ async def test_loss_after_a_stable_period_is_a_new_outage() -> None:
     ):
         for _ in range(8):
             await asyncio.sleep(100)
-            for peer in fake.connections:
-                peer.transport.abort()
+            lose(fake)
             fake.connections.clear()
             begin = now()
             await until(lambda: bool(publishing_peers(fake)), 'the publisher is redeclared')
@@ -166,8 +181,7 @@ async def test_publisher_can_be_used_after_an_outage_that_was_too_long(cls: Any)
 
         await publish('a')
         fake.handlers[Step.OPEN] = wire.CLOSING
-        for peer in fake.connections:
-            peer.transport.abort()
+        lose(fake)
         with pytest.raises(StreamConnectionError):
             await publish('b')
         with pytest.raises(StreamConnectionError):
@@ -186,8 +200,7 @@ async def test_only_the_next_flush_reports_a_lost_batch() -> None:
     ):
         publisher.batch('a')
         fake.handlers[Step.OPEN] = wire.CLOSING
-        for peer in fake.connections:
-            peer.transport.abort()
+        lose(fake)
         await until(lambda: publisher._core.error is not None, 'the publisher gives up')
         fake.handlers.clear()
         publisher.batch('b')
@@ -235,6 +248,17 @@ def test_every_command_of_the_table_is_tested() -> None:
     assert {code for _, code in TABLE} < set(CODES)
 
 
+async def check_retries(
+    fake: FakeBroker, key: int, code: int, use: Awaitable[object], expected: bool
+) -> None:
+    """Check that a call raises the broker's refusal, and whether the client has retried."""
+    before = tries(fake, key)
+    with pytest.raises(ProtocolError) as caught:
+        await use
+    assert caught.value.code == code
+    assert (tries(fake, key) > before + 1) == expected
+
+
 @own_clock
 @pytest.mark.parametrize('code', CODES)
 async def test_retries_of_declare_publisher(code: int) -> None:
@@ -242,20 +266,11 @@ async def test_retries_of_declare_publisher(code: int) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
+        client.publisher('test') as publisher,
     ):
-        async with client.publisher('test') as publisher:
-            fake.handlers[wire.DECLARE_PUBLISHER] = refuse(code)
-            before = tries(fake, wire.DECLARE_PUBLISHER)
-            with pytest.raises(ProtocolError) as caught:
-                await publisher.send('x')
-            assert caught.value.code == code
-            assert (tries(fake, wire.DECLARE_PUBLISHER) > before + 1) == again
-        before = tries(fake, wire.DECLARE_PUBLISHER)
-        with pytest.raises(ProtocolError) as caught:
-            async with client.publisher('test'):
-                pytest.fail('the publisher was opened')
-        assert caught.value.code == code
-        assert (tries(fake, wire.DECLARE_PUBLISHER) > before + 1) == first
+        fake.handlers[wire.DECLARE_PUBLISHER] = refuse(code)
+        for use, expected in ((publisher.send('x'), again), (open_publisher(client), first)):
+            await check_retries(fake, wire.DECLARE_PUBLISHER, code, use, expected)
 
 
 @own_clock
@@ -274,11 +289,7 @@ async def test_retries_of_subscribe(code: int) -> None:
         stream.on_subscribe = lambda reader: code
         stream.reader.peer.transport.abort()
         for subscription, expected in ((messages, again), (others, first)):
-            before = len(stream.readers)
-            with pytest.raises(ProtocolError) as caught:
-                await anext(subscription)
-            assert caught.value.code == code
-            assert (len(stream.readers) > before + 1) == expected
+            await check_retries(fake, wire.SUBSCRIBE, code, anext(subscription), expected)
 
 
 @own_clock
@@ -298,11 +309,7 @@ async def test_retries_of_metadata(code: int) -> None:
     ):
         fake.handlers[wire.METADATA] = refuse_stream
         for use in (publisher.send('x'), anext(subscribe(client))):
-            before = tries(fake, wire.METADATA)
-            with pytest.raises(ProtocolError) as caught:
-                await use
-            assert caught.value.code == code
-            assert (tries(fake, wire.METADATA) > before + 1) == again
+            await check_retries(fake, wire.METADATA, code, use, again)
 
 
 @own_clock
@@ -314,11 +321,7 @@ async def test_retries_of_query_publisher_sequence(code: int) -> None:
         FakeBroker(on={key: refuse(code)}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=5) as client,
     ):
-        with pytest.raises(ProtocolError) as caught:
-            async with client.publisher('test', name='me'):
-                pytest.fail('the publisher was opened')
-        assert caught.value.code == code
-        assert (tries(fake, key) > 1) == first
+        await check_retries(fake, key, code, open_publisher(client, name='me'), first)
 
 
 @own_clock
@@ -334,10 +337,7 @@ async def test_retries_of_requests_for_the_start_offset(code: int, key: Key) -> 
         rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
         client.subscribe('test', offset=offset) as messages,
     ):
-        with pytest.raises(ProtocolError) as caught:
-            await anext(messages)
-        assert caught.value.code == code
-        assert (tries(fake, key) > 1) == first
+        await check_retries(fake, key, code, anext(messages), first)
 
 
 @own_clock
@@ -354,15 +354,7 @@ async def test_retries_of_stream_stats_after_a_connection_loss(code: int) -> Non
         assert await anext(messages) == b'0'
         fake.handlers[Key.STREAM_STATS] = refuse(code)
         stream.reader.peer.transport.abort()
-        before = tries(fake, Key.STREAM_STATS)
-        with pytest.raises(ProtocolError) as caught:
-            await anext(messages)
-        assert caught.value.code == code
-        assert (tries(fake, Key.STREAM_STATS) > before + 1) == again
-
-
-def tries(fake: FakeBroker, key: int) -> int:
-    return sum(peer.commands().count(key) for peer in fake.connections)
+        await check_retries(fake, Key.STREAM_STATS, code, anext(messages), again)
 
 
 # -- garbage in the same segment as a response
@@ -421,8 +413,7 @@ async def test_bad_frame_after_a_response_is_raised_at_once(key: int) -> None:
     ):
         begin = now()
         with pytest.raises(FrameError):
-            async with client.publisher('test', name='me'):
-                pytest.fail('the publisher was opened')
+            await open_publisher(client, name='me')
         assert now() == begin
         fake.handlers.clear()
 
@@ -497,8 +488,7 @@ async def test_address_that_does_not_answer_is_tried_last() -> None:
     ):
         await client.stream_exists('test')
         begin = now()
-        for peer in other.connections:
-            peer.transport.abort()
+        lose(other)
         await until(lambda: not client.connected, 'the connection is lost')
         await client.stream_exists('test')
         assert now() - begin < 1
@@ -517,8 +507,7 @@ async def test_error_and_log_say_that_a_stream_has_no_leader(
         rbs.streams_client(fake.uri, connect_timeout=60) as client,
     ):
         with pytest.raises(ProtocolError, match="'test' has no leader") as caught:
-            async with client.publisher('test'):
-                pytest.fail('the publisher was opened')
+            await open_publisher(client)
         assert caught.value.__notes__ == ['gave up after 60 s']
         assert "stream 'test' has no leader: stream not available (code 0x06) (for " in caplog.text
         assert logging.WARNING in {record.levelno for record in caplog.records}
