@@ -48,7 +48,6 @@ OPEN = c.Open('/').encode(7)
 
 
 def shown(item: Any) -> str:
-    """Describe a received frame as in an expected answer."""
     match item:
         case None:
             return 'closed'
@@ -123,7 +122,7 @@ async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) 
             try:
                 return await answers(uri, *conversation)
             except TimeoutError:
-                return 'no answer, and the connection stays open'
+                return 'neither answered nor closed'
 
     found = await asyncio.gather(*(one(*item) for item in wanted.values()))
     assert dict(zip(wanted, found, strict=True)) == {name: item[2] for name, item in wanted.items()}

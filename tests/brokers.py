@@ -74,9 +74,9 @@ def broker(request: pytest.FixtureRequest, joined_broker: Callable[[], RabbitMQ]
     try:
         found = RabbitMQ.named() or RabbitMQ.running() or joined_broker()
     except (BrokerError, OSError) as ex:
-        pytest.fail(f'no RabbitMQ for the tests; set RBFLY_URI or see `python -m brokers`: {ex}')
+        pytest.fail(f'no RabbitMQ for the tests, set RBFLY_URI or see `python -m brokers`: {ex}')
     if not found.alive():
-        pytest.fail(f'RabbitMQ does not answer at {found.uri}')
+        pytest.fail(f'no RabbitMQ answers at {found.uri}')
     return guarded(found)
 
 
@@ -88,7 +88,7 @@ def own_broker(broker: RabbitMQ, joined_broker: Callable[[], RabbitMQ]) -> Rabbi
     try:
         return guarded(joined_broker())
     except (BrokerError, OSError) as ex:
-        pytest.fail(f'the broker in RBFLY_URI has no rabbitmqctl, and none could be started: {ex}')
+        pytest.fail(f'RBFLY_URI names a broker without rabbitmqctl, and none starts here: {ex}')
 
 
 def guarded(broker: RabbitMQ) -> RabbitMQ:
@@ -98,14 +98,14 @@ def guarded(broker: RabbitMQ) -> RabbitMQ:
     def refuse(*args: object, **options: object) -> None:
         pytest.fail('other tests use this broker, too: use `private_broker` to disturb one')
 
-    def guarded_ctl(*args: str, **options: Any) -> str:
-        if args[0] in NODE_COMMANDS:
+    def ctl_of_others(*args: str, **options: Any) -> str:
+        if args[0] in OF_THE_NODE:
             refuse()
         return ctl(*args, **options)
 
     names = ('stop_node', 'restart_node', 'kill_node', 'pause_node', 'isolate_node', 'join_node')
     refused = dict.fromkeys(names, refuse)
-    vars(broker).update(refused, ctl=guarded_ctl)
+    vars(broker).update(refused, ctl=ctl_of_others)
     return broker
 
 
@@ -158,7 +158,7 @@ def stream_name(broker: RabbitMQ) -> Iterator[str]:
 
 @pytest.fixture
 def stream(broker: RabbitMQ) -> Iterator[str]:
-    """A new, empty stream on `broker`."""
+    """A new, empty stream."""
     yield from new_stream(broker.uri)
 
 
@@ -175,7 +175,10 @@ def private_stream(private_broker: Callable[[], RabbitMQ]) -> Iterator[str]:
 
 
 async def until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
-    """Poll a condition that no event announces."""
+    """Poll a condition that no event announces.
+
+    :param what: the condition as a clause, such as 'the client has reconnected'.
+    """
     limit = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < limit, f'timed out after {timeout:g} s waiting until {what}'

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         '--loop',
         choices=('uvloop', 'asyncio', 'eager', 'both'),
         default='uvloop',
-        help='event loop of the asyncio tests (default: uvloop); eager: asyncio with eager tasks',
+        help='event loop of the asyncio tests (default: uvloop); eager: asyncio, with eager tasks',
     )
 
 
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile(
         'tests',
         deadline=None,  # no test asserts a speed
-        derandomize=False,  # Hypothesis derandomizes by default if the variable CI is set
+        derandomize=False,  # which is Hypothesis's default where CI is set
         print_blob=True,
     )
     hypothesis.settings.load_profile('tests')

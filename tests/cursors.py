@@ -1,4 +1,4 @@
-"""A message cursor that tests feed with chunks themselves."""
+"""A cursor driven by hand."""
 
 from collections.abc import Coroutine
 from typing import Any, Literal

@@ -21,7 +21,7 @@ def sites(nodes: int) -> Iterator[Sites]:
     try:
         place.broker.start()
     except (BrokerError, OSError) as ex:
-        pytest.fail(f'RabbitMQ could not be started behind proxies: {ex}')
+        pytest.fail(f'no RabbitMQ behind proxies: {ex}')
 
     @asynccontextmanager
     async def site() -> AsyncIterator[Site]:

@@ -15,7 +15,7 @@ TIMEOUT = 10.0  # seconds; only a bug makes a test wait that long
 
 
 def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
-    """Return entries of a Publish frame; the body of each message is its publishing id."""
+    """Entries of a Publish frame: each message is its publishing id."""
     return tuple(PublishEntry(i, filter, message(b'%d' % i)) for i in ids)
 
 
@@ -60,7 +60,7 @@ class RawClient:
         self.write(command.encode(self.sent))
         while True:
             found = await self._next()
-            assert found is not None, 'the broker closed the connection'
+            assert found is not None, 'the connection has ended'
             if isinstance(found, Response) and found.command is type(command):
                 assert found.correlation_id == self.sent
                 return found

@@ -23,13 +23,13 @@ def of_run() -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        '--seed', type=int, help='repeat the run with this seed (default: RBFLY_SEED, or a new one)'
+        '--seed', type=int, help='repeat a run with its seed (default: RBFLY_SEED, or a new one)'
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Choose the seed before the workers start and before Hypothesis chooses its own."""
+    """Choose the seed before workers start and before Hypothesis reads its own."""
     seed = config.getoption('--seed')
     if seed is not None:
         os.environ['RBFLY_SEED'] = str(seed)
@@ -63,5 +63,5 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Random numbers from the seed of the run and the name of the test."""
+    """Random numbers that follow from the seed of the run and the name of the test."""
     return random.Random(f'{of_run()} {request.node.nodeid}')

@@ -25,7 +25,7 @@ def frame(key: int, body: bytes = b'', version: int = 1) -> bytes:
 
 
 def split_frames(data: bytes) -> list[tuple[int, int, bytes]]:
-    """Split frames into key, version and body."""
+    """Key, version and body of each frame."""
     frames = []
     at = 0
     while at < len(data):

@@ -10,9 +10,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / 'src' / 'rbfly'
 WIRE = (PACKAGE / '_wire.pxd').read_text()
 
-# Leaves may be imported by all.
+# Every module may import the leaves.
 LEAVES = {'rbfly.error', 'rbfly.checks', 'rbfly.protocol.const'}
-# A leaf may know the errors, and these the numbers.
+# Imports between leaves.
 LEAF_IMPORTS = {
     ('rbfly.error', 'rbfly.protocol.const'),
     ('rbfly.checks', 'rbfly.error'),

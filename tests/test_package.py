@@ -32,7 +32,7 @@ assert not client.connected
 print(rbfly.__file__)
 """
 # Modules that rbfly.streams imports and asyncio does not: all small.
-BROUGHT_ALONG = {
+IMPORTED = {
     'bisect', 'copy', 'cython_runtime', 'dataclasses', 'datetime', 'ipaddress', 'platform',
     'random', 'rbfly', 'urllib', 'uuid', 'zlib',
 }  # fmt: skip
@@ -117,7 +117,7 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     assert Path(printed.strip()).is_relative_to(environment)
 
 
-def test_import_brings_little_along() -> None:
+def test_import_loads_few_modules_beyond_asyncio() -> None:
     """Importing rbfly.streams takes about as long as importing asyncio, which it needs."""
     program = """
 import asyncio, sys
@@ -127,7 +127,7 @@ print(*(set(sys.modules) - before))
 """
     modules = run(sys.executable, '-I', '-c', program, cwd=Path.cwd()).split()
     found = {name.partition('.')[0] for name in modules if not name.startswith('_')}
-    assert found <= BROUGHT_ALONG
+    assert found <= IMPORTED
 
 
 @pytest.mark.parametrize('module', ['rbfly.amqp', 'rbfly.streams'])

@@ -47,10 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not everything:
         missing['RabbitMQ'] = RabbitMQ.obstacle()
     if not everything and shutil.which('go') is None:
-        missing['Go'] = 'the program `go` is not installed'
+        missing['Go'] = 'there is no program `go`'
     for name in ('javac', 'mvn'):
         if shutil.which(name) is None:
-            missing['Java'] = f'the program `{name}` is not installed'
+            missing['Java'] = f'there is no program `{name}`'
     config.stash[MISSING] = {what: why for what, why in missing.items() if why}
     config.stash[NOT_RUN] = Counter()
 

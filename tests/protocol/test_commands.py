@@ -530,7 +530,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize('kind', sorted(declared(), key=str))
 @given(data=st.data())
-def test_any_values_of_a_frame(kind: Any, data: st.DataObject) -> None:
+def test_random_values_round_trip(kind: Any, data: st.DataObject) -> None:
     made = kind(*(data.draw(values(item.type)) for item in dataclasses.fields(kind)))
     if not issubclass(kind, commands.Command):
         assert decode(made.encode()[4:]) == made
@@ -633,7 +633,7 @@ def test_commands_are_values() -> None:
     assert pickle.loads(pickle.dumps(Tune(1, 60))) == Tune(1, 60)
 
 
-# -- what a client reads
+# -- reading responses
 
 
 def test_metadata_with_unlisted_brokers() -> None:

@@ -53,7 +53,7 @@ def test_annotations_can_be_evaluated() -> None:
     assert int in get_args(get_type_hints(rbs.Publisher.send)['message'])
 
 
-def test_errors_of_several_messages() -> None:
+def test_publish_error_info_has_named_fields() -> None:
     info = PublishError(0x11, 7).errors[0]
     assert info == types.PublishErrorInfo(publish_id=7, code=0x11) == (7, 0x11)
 
