@@ -48,6 +48,8 @@ $(VENV)/requirements: pyproject.toml $(BIN)/python
 
 $(VENV)/installed: $(SOURCES) setup.py $(VENV)/requirements
 	@echo 'building rbfly ($(VARIANT))'
+	@# setuptools would install modules again that were deleted since the last build
+	@find build -path 'build/$(VARIANT)-*/lib*' -type f ! -name '*.so' -delete
 	@$(SWITCH_$(VARIANT)) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
 	@touch $@
 

@@ -183,7 +183,7 @@ def test_sub_entry_without_messages_is_not_decompressed() -> None:
 def outcome(entry: bytes, records: int = 1) -> list[Any]:
     """Read a sub-entry between two messages; return its messages with their offsets, and errors."""
     cursor = Cursor()
-    data = [message(b'before'), entry, message(b'behind')]
+    data = [message(b'before'), entry, message(b'after')]
     cursor.push(chunk(data, records + 2, offset=100))
     cursor.push(chunk([message(b'next')], 1, offset=200))
     found: list[Any] = []
@@ -195,7 +195,7 @@ def outcome(entry: bytes, records: int = 1) -> list[Any]:
         except ChunkError as ex:
             found.append(str(ex))
     assert found[0] == (b'before', 100)
-    assert found[-2:] == [(b'behind', 101 + records), (b'next', 200)]
+    assert found[-2:] == [(b'after', 101 + records), (b'next', 200)]
     assert cursor.consumed == [100, 200]
     return found[1:-2]
 

@@ -125,7 +125,7 @@ async def test_publish_to_unknown_stream(client: rbs.StreamsClient, clean: Snaps
     for name in (None, 'reference'):
         with pytest.raises(StreamDoesNotExist, match='no-such-stream') as caught:
             async with asyncio.timeout(HANG), client.publisher('no-such-stream', name=name):
-                pytest.fail('there is no such stream')
+                pytest.fail('the publisher was opened')
         assert caught.value.code == 0x02
         assert isinstance(caught.value, ProtocolError)
     await client.disconnect()

@@ -1,4 +1,4 @@
-"""Clients, publishers and subscriptions whose last reference goes, closed or not."""
+"""Clients, publishers and subscriptions that lose their last reference, closed or not."""
 
 import asyncio
 import gc

@@ -70,11 +70,11 @@ async def test_flush_waits_for_the_messages_of_an_interrupted_flush(how: str) ->
             first.cancel()
             await asyncio.wait([first])
         second = asyncio.create_task(publisher.flush())
-        beside = asyncio.create_task(publisher.flush())
+        third = asyncio.create_task(publisher.flush())
         await asyncio.wait([second], timeout=0.05)
         assert not second.done()
         held.confirm(fake)
-        await asyncio.gather(second, beside)
+        await asyncio.gather(second, third)
         await publisher.flush()
 
 
