@@ -60,7 +60,7 @@ FLOORS = {
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],
-        ['publisher_batch'],
+        ['publisher_batch', 'opening'],
         ['client'],
         ['decorator'],
         [''],

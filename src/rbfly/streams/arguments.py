@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from ..checks import check_integer, check_type
+from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError
+from ..net.uri import AuthMechanism, ConnectionInfo
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
-from .types import BloomFilterExtract, MessageFilter
+from .types import BloomFilterExtract, MessageFilter, PublisherInfo, timedelta
 
-__all__ = ['check_filter', 'check_sub_entries', 'stream_arguments']
+if TYPE_CHECKING:
+    from ..net.cluster import Settings
+
+__all__ = ['check_filter', 'check_settings', 'publisher_info', 'stream_arguments']
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
+# As in AMQP 1.0.  The handshake fits, and so does every request with ASCII names: the longest is
+# DeclarePublisher, 501 bytes with a name of 255 bytes and a stream name of 233.
+FRAME_MIN = 512
+
+
+def check_settings(settings: Settings) -> Settings:
+    """Check what a client is made with, and return it."""
+    for info in settings.infos:
+        check_type('connection_info', info, ConnectionInfo)
+    check_type('auth_mechanism', settings.auth_mechanism, AuthMechanism)
+    check_type('connection_name', settings.connection_name, str)
+    commands.string(settings.connection_name)
+    for name in ('connect_timeout', 'reconnect_timeout', 'request_timeout', 'close_timeout'):
+        check_timeout(name, getattr(settings, name))
+    check_integer('heartbeat', settings.tune.heartbeat, 0, 2**32 - 1)
+    check_integer('frame_max', settings.tune.frame_max, 0, 2**32 - 1)
+    if 0 < settings.tune.frame_max < FRAME_MIN:
+        raise ArgumentError(
+            f'frame_max must be 0 or at least {FRAME_MIN}, not {settings.tune.frame_max}'
+        )
+    check_type('load_balancer', settings.load_balancer, bool)
+    return settings
 
 
 def stream_arguments(
@@ -65,20 +91,35 @@ def check_filter(filter: MessageFilter) -> None:
     commands.string_map(filter.properties())
 
 
-def check_sub_entries(
-    size: int,
-    compression: Compression | str | None,
-    max_unconfirmed: int,
+def publisher_info(
+    stream: str,
+    name: str | None,
     filter_extract: BloomFilterExtract | None,
-) -> tuple[int, Compression]:
-    check_integer('sub_entry_size', size, 0, SUB_ENTRY_MAX)
+    amqp: bool,
+    max_unconfirmed: int,
+    sub_entry_size: int,
+    compression: Compression | str | None,
+) -> PublisherInfo:
+    """Check what a publisher is opened with."""
+    check_stream(stream)
+    check_type('name', name, str, None)
+    commands.reference(name or '', 'publisher name')
+    check_integer('max_unconfirmed', max_unconfirmed, 1, 2**31 - 1)
+    if filter_extract is not None and not callable(filter_extract):
+        raise ArgumentTypeError('filter_extract must be callable')
+    check_integer('sub_entry_size', sub_entry_size, 0, SUB_ENTRY_MAX)
     check_type('compression', compression, str, None)
     compressor(compression or Compression.NONE)
     kind = Compression(compression or Compression.NONE)
-    if size > max_unconfirmed:
+    if sub_entry_size > max_unconfirmed:
         raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
-    if size and filter_extract is not None:
-        raise ArgumentError('messages in sub-entries cannot have filter values')
-    if kind is not Compression.NONE and not size:
-        raise ArgumentError('compression is of sub-entries: it needs sub_entry_size')
-    return size, kind
+    if sub_entry_size and filter_extract is not None:
+        raise ArgumentError(
+            'messages in sub-entries cannot have filter values:'
+            ' use either sub_entry_size or filter_extract'
+        )
+    if kind is not Compression.NONE and not sub_entry_size:
+        raise ArgumentError('only sub-entries are compressed: compression needs sub_entry_size')
+    return PublisherInfo(
+        stream, name or '', filter_extract, amqp, max_unconfirmed, sub_entry_size, kind
+    )

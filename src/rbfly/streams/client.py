@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -15,8 +14,6 @@ from ..error import (
     ArgumentError,
     ArgumentTypeError,
     ProtocolError,
-    PublisherError,
-    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
 )
@@ -29,30 +26,20 @@ from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
-from .arguments import check_filter, check_sub_entries, stream_arguments
+from .arguments import check_filter, check_settings, publisher_info, stream_arguments
 from .consuming import SubscriptionSession
 from .offsets import stored_offset
-from .publisher import BasePublisher, Publisher
-from .publishing import PublisherSession
+from .opening import OpenPublisher
+from .publisher import Publisher
 from .subscription import Subscription
 from .tracking import OffsetTracking
-from .types import (
-    BloomFilterExtract,
-    MessageFilter,
-    OnDecodeError,
-    PublisherInfo,
-    StreamStats,
-)
+from .types import BloomFilterExtract, MessageFilter, OnDecodeError, StreamStats, timedelta
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
 P = TypeVar('P')
 
 MANAGE_TIMEOUT = 60.0  # seconds for a stream to be created or deleted, at least
-# AMQP 1.0's, too.  Open, the handshake's last frame, fits, and so do all requests with ASCII names:
-# the longest declares a publisher, 501 bytes where its name has 255 and the stream's has 233.
-FRAME_MIN = 512
-ID_MAX = 2**64 - 1
 
 
 def streams_client(
@@ -105,16 +92,17 @@ def streams_client(
     if not uris:
         raise ArgumentError('at least one URI is needed')
     return StreamsClient(
-        [parse_uri(item, ssl) for item in uris],
-        AuthMechanism.PLAIN if auth_mechanism is None else auth_mechanism,
-        connection_name=connection_name,
-        connect_timeout=connect_timeout,
-        reconnect_timeout=reconnect_timeout,
-        heartbeat=heartbeat,
-        frame_max=frame_max,
-        load_balancer=load_balancer,
-        request_timeout=request_timeout,
-        close_timeout=close_timeout,
+        Settings(
+            [parse_uri(item, ssl) for item in uris],
+            AuthMechanism.PLAIN if auth_mechanism is None else auth_mechanism,
+            '' if connection_name is None else connection_name,
+            connect_timeout,
+            reconnect_timeout,
+            Tune(frame_max, heartbeat),
+            load_balancer,
+            request_timeout,
+            close_timeout,
+        )
     )
 
 
@@ -131,49 +119,15 @@ class StreamsClient:
 
     def __init__(
         self,
-        connection_info: ConnectionInfo | Sequence[ConnectionInfo],
+        connection_info: ConnectionInfo | Sequence[ConnectionInfo] | Settings,
         auth_mechanism: AuthMechanism = AuthMechanism.PLAIN,
-        *,
-        connection_name: str | None = '',
-        connect_timeout: float | None = 30.0,
-        reconnect_timeout: float | None = None,
-        heartbeat: int = 60,
-        frame_max: int = 0,
-        load_balancer: bool = False,
-        request_timeout: float | None = 10.0,
-        close_timeout: float | None = 10.0,
     ) -> None:
-        check_type('connection_info', connection_info, ConnectionInfo, Iterable)
         if isinstance(connection_info, ConnectionInfo):
             connection_info = [connection_info]
-        infos = tuple(connection_info)
-        for info in infos:
-            check_type('connection_info', info, ConnectionInfo)
-        check_type('auth_mechanism', auth_mechanism, AuthMechanism)
-        check_type('connection_name', connection_name, str, None)
-        commands.string(connection_name or '')
-        check_timeout('connect_timeout', connect_timeout)
-        check_timeout('reconnect_timeout', reconnect_timeout)
-        check_timeout('request_timeout', request_timeout)
-        check_timeout('close_timeout', close_timeout)
-        check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
-        check_integer('frame_max', frame_max, 0, 2**32 - 1)
-        if 0 < frame_max < FRAME_MIN:
-            raise ArgumentError(f'frame_max must be 0 or at least {FRAME_MIN}, not {frame_max}')
-        check_type('load_balancer', load_balancer, bool)
-        self._cluster = Cluster(
-            Settings(
-                infos,
-                auth_mechanism,
-                connection_name or '',
-                connect_timeout,
-                reconnect_timeout,
-                Tune(frame_max, heartbeat),
-                load_balancer,
-                request_timeout,
-                close_timeout,
-            )
-        )
+        if not isinstance(connection_info, Settings):
+            check_type('connection_info', connection_info, ConnectionInfo, Iterable)
+            connection_info = Settings(tuple(connection_info), auth_mechanism)
+        self._cluster = Cluster(check_settings(connection_info))
         self._users = 0
         self._names: set[tuple[str, str]] = set()
 
@@ -345,8 +299,7 @@ class StreamsClient:
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
     ) -> AbstractAsyncContextManager[P]: ...
-    @asynccontextmanager
-    async def publisher(
+    def publisher(
         self,
         stream: str,
         *,
@@ -357,7 +310,7 @@ class StreamsClient:
         max_unconfirmed: int = 10_000,
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AbstractAsyncContextManager[Any]:
         """A publisher to a stream, closed at the end of `async with`.
 
         :param stream: name of the stream.
@@ -380,58 +333,18 @@ class StreamsClient:
         :raises PublisherError: the name has used the highest publish id there is.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        self._cluster.check_loop()
-        check_stream(stream)
-        check_type('name', name, str, None)
-        commands.reference(name or '', 'publisher name')
-        check_integer('max_unconfirmed', max_unconfirmed, 1, 2**31 - 1)
-        if filter_extract is not None and not callable(filter_extract):
-            raise ArgumentTypeError('filter_extract must be callable')
         if not callable(cls):
             raise ArgumentTypeError(f'cls must be a class, not {type(cls).__name__}')
-        info = PublisherInfo(
+        info = publisher_info(
             stream,
-            name or '',
+            name,
             filter_extract,
             amqp,
             max_unconfirmed,
-            *check_sub_entries(sub_entry_size, compression, max_unconfirmed, filter_extract),
+            sub_entry_size,
+            compression,
         )
-        key = (stream, info.name)
-        if info.name:
-            if key in self._names:
-                raise RbFlyError(f'publisher {name!r} on stream {stream!r} is in use already')
-            self._names.add(key)
-        try:
-            session = PublisherSession(self._cluster, stream, info.name)
-            try:
-                await session.registration.open()
-                if session.last_id == ID_MAX:
-                    raise PublisherError(
-                        f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX};'
-                        ' there is none above it'
-                    )
-                publisher = cls(session.registration.id, info, self, session.last_id + 1)
-                if isinstance(publisher, BasePublisher):
-                    publisher._attach(session)
-                try:
-                    yield publisher
-                except BaseException as error:
-                    # What went wrong inside is told; a cancelled task does not wait.
-                    if isinstance(publisher, BasePublisher) and not isinstance(error, Exception):
-                        publisher._abort(PublisherError(f'{publisher!r} was closed by {error!r}'))
-                    else:
-                        try:
-                            await publisher.close()
-                        except RbFlyError as ex:
-                            error.add_note(f'closing the publisher failed, too: {ex!r}')
-                    raise
-                else:
-                    await publisher.close()
-            finally:
-                session.registration.close()
-        finally:
-            self._names.discard(key)
+        return OpenPublisher(self, self._cluster, self._names, cls, info)
 
     def subscribe(
         self,

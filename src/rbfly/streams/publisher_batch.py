@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 MAX_LEN = 2**63 - 1
-USER = 4  # frames from a constructor up to `async with client.publisher(...)`
+USER = 3  # frames from a constructor up to `async with client.publisher(...)`
 
 
 class PublisherBatchFast(BatchBase, BasePublisher):

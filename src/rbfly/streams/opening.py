@@ -1,0 +1,102 @@
+"""Opens a publisher for `async with`, and closes it at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..error import PublisherError, RbFlyError
+from .publisher import BasePublisher
+from .publishing import PublisherSession
+
+if TYPE_CHECKING:
+    from ..net.cluster import Cluster
+    from .types import PublisherInfo
+
+__all__ = ['OpenPublisher']
+
+P = TypeVar('P')
+
+ID_MAX = 2**64 - 1
+
+
+class OpenPublisher(AbstractAsyncContextManager[P]):
+    """One publisher, open within `async with`.
+
+    :param client: the publisher keeps it alive.
+    :param names: stream and name of the client's named publishers that are open.
+    :param cls: class of the publisher.
+    """
+
+    def __init__(
+        self,
+        client: object,
+        cluster: Cluster,
+        names: set[tuple[str, str]],
+        cls: Callable[[int, PublisherInfo, object, int], P],
+        info: PublisherInfo,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._names = names
+        self._cls = cls
+        self._info = info
+        self._session: PublisherSession | None = None
+        self._publisher: Any = None
+
+    async def __aenter__(self) -> P:
+        stream, name = key = self._info.stream, self._info.name
+        self._cluster.check_loop()
+        if key in self._names:
+            raise RbFlyError(
+                f'stream {stream!r} has an open publisher named {name!r} already:'
+                ' close it, or choose another name'
+            )
+        self._session = session = PublisherSession(self._cluster, stream, name)
+        if name:
+            self._names.add(key)
+        try:
+            await session.registration.open()
+            if session.last_id == ID_MAX:
+                raise PublisherError(
+                    f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX}, the'
+                    ' highest there is: choose another name'
+                )
+            next_id = session.last_id + 1
+            publisher = self._cls(session.registration.id, self._info, self._client, next_id)
+            if isinstance(publisher, BasePublisher):
+                publisher._attach(session)
+        except BaseException:
+            self._release()
+            raise
+        self._publisher = publisher
+        return publisher
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        publisher, self._publisher = self._publisher, None
+        try:
+            if error is None:
+                await publisher.close()
+            elif isinstance(error, Exception) or not isinstance(publisher, BasePublisher):
+                try:
+                    await publisher.close()
+                except RbFlyError as ex:
+                    error.add_note(f'closing the publisher failed, too: {ex!r}')
+            else:  # a cancelled task does not wait
+                publisher._abort(PublisherError(f'{publisher!r} was closed by {error!r}'))
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        assert self._session is not None
+        try:
+            self._session.registration.close()
+        finally:
+            self._names.discard((self._info.stream, self._info.name))
