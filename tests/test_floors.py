@@ -56,8 +56,8 @@ FLOORS = {
     'rbfly.streams': [
         ['error', 'offset', 'types', '_confirm'],
         ['_sending'],
-        ['waiting', 'offsets', 'arguments'],
-        ['tracking', 'watchdog', 'publishing'],
+        ['waiting', 'failures', 'offsets', 'arguments'],
+        ['tracking', 'watchdog', 'publishing', 'confirmation'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],
         ['publisher_batch', 'opening'],

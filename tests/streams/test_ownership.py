@@ -13,9 +13,9 @@ import uvloop
 
 import rbfly.streams as rbs
 from rbfly.protocol._iteration import MessageIterator
+from rbfly.streams.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
 from rbfly.streams.publisher import BasePublisher
-from rbfly.streams.waiting import Confirmation
 from rbfly.testing import StreamBroker
 
 HANG = 20.0  # seconds; only a safeguard

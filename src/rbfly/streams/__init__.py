@@ -9,6 +9,7 @@ from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
 from .client import StreamsClient, streams_client
+from .confirmation import Confirmation
 from .decorator import connection
 from .publisher import Publisher, PublisherBin
 from .publisher_batch import (
@@ -21,7 +22,6 @@ from .publisher_batch import (
 from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, StreamStats
-from .waiting import Confirmation
 
 Subscriber = Subscription  # its name in RbFly 0.x
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..error import PublisherError, RbFlyError
+from ..net.cluster import Cluster
 from .publisher import BasePublisher
 from .publishing import PublisherSession
-
-if TYPE_CHECKING:
-    from ..net.cluster import Cluster
-    from .types import PublisherInfo
+from .types import PublisherInfo
 
 __all__ = ['OpenPublisher']
 
@@ -22,41 +21,32 @@ P = TypeVar('P')
 ID_MAX = 2**64 - 1
 
 
+@dataclass(eq=False, repr=False)
 class OpenPublisher(AbstractAsyncContextManager[P]):
     """One publisher, open within `async with`.
 
     :param client: the publisher keeps it alive.
-    :param names: stream and name of the client's named publishers that are open.
-    :param cls: class of the publisher.
+    :param names: stream and name of each named publisher that the client has open.
+    :param make: class of the publisher.
     """
 
-    def __init__(
-        self,
-        client: object,
-        cluster: Cluster,
-        names: set[tuple[str, str]],
-        cls: Callable[[int, PublisherInfo, object, int], P],
-        info: PublisherInfo,
-    ) -> None:
-        self._client = client
-        self._cluster = cluster
-        self._names = names
-        self._cls = cls
-        self._info = info
-        self._session: PublisherSession | None = None
-        self._publisher: Any = None
+    client: object
+    cluster: Cluster
+    names: set[tuple[str, str]]
+    make: Callable[[int, PublisherInfo, object, int], P]
+    info: PublisherInfo
 
     async def __aenter__(self) -> P:
-        stream, name = key = self._info.stream, self._info.name
-        self._cluster.check_loop()
-        if key in self._names:
+        stream, name = key = self.info.stream, self.info.name
+        self.cluster.check_loop()
+        if key in self.names:
             raise RbFlyError(
                 f'stream {stream!r} has an open publisher named {name!r} already:'
                 ' close it, or choose another name'
             )
-        self._session = session = PublisherSession(self._cluster, stream, name)
+        self._session = session = PublisherSession(self.cluster, stream, name)
         if name:
-            self._names.add(key)
+            self.names.add(key)
         try:
             await session.registration.open()
             if session.last_id == ID_MAX:
@@ -65,13 +55,13 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
                     ' highest there is: choose another name'
                 )
             next_id = session.last_id + 1
-            publisher = self._cls(session.registration.id, self._info, self._client, next_id)
+            publisher = self.make(session.registration.id, self.info, self.client, next_id)
             if isinstance(publisher, BasePublisher):
                 publisher._attach(session)
         except BaseException:
             self._release()
             raise
-        self._publisher = publisher
+        self._publisher: Any = publisher
         return publisher
 
     async def __aexit__(
@@ -95,8 +85,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
             self._release()
 
     def _release(self) -> None:
-        assert self._session is not None
         try:
             self._session.registration.close()
         finally:
-            self._names.discard((self._info.stream, self._info.name))
+            self.names.discard((self.info.stream, self.info.name))

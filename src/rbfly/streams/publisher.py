@@ -7,20 +7,21 @@ await; the window below keeps what is unconfirmed and tells whose messages are s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable
-from dataclasses import replace
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..checks import check_type
-from ..error import ConfirmTimeout, PublisherError, SendProgress, WindowTimeout
+from ..error import ConfirmTimeout, PublisherError, PublishError, SendProgress, WindowTimeout
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
 from ._sending import PublisherBase, PublisherCore
+from .confirmation import Confirmation
+from .failures import Failures, summary
 from .publishing import Unusable
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
-from .waiting import Confirmation, Failures, WindowSemaphore, deadline, in_time
+from .waiting import WindowSemaphore, deadline, in_time
 
 if TYPE_CHECKING:
     from .publishing import PublisherSession
@@ -37,14 +38,11 @@ class BasePublisher(PublisherBase):
     :ivar stream: name of the stream.
     """
 
+    _amqp = True  # if false, messages are bytes, whatever the program asks for
+    _batched = False  # messages wait for a flush
+
     def __init__(
-        self,
-        publisher_id: int,
-        info: PublisherInfo,
-        client: object,
-        message_id: int,
-        *,
-        batched: bool = False,
+        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
     ) -> None:
         self.name = info.name
         self.stream = info.stream
@@ -60,14 +58,15 @@ class BasePublisher(PublisherBase):
             info.max_unconfirmed,
             message_id,
             info.filter_extract,
-            info.amqp,
-            batched,
+            info.amqp and self._amqp,
+            self._batched,
             sub_entry,
         )
         loop = asyncio.get_running_loop()
         self._core = PublisherCore(Unusable(UNDECLARED), loop, window, WindowSemaphore)
         self._core.fail(PublisherError(UNDECLARED))  # what is compiled asks the session then
-        self._told = False  # close has raised what went wrong
+        self._failures = Failures()  # that `close` raises
+        self._reported = False  # `close` has raised them
 
     @property
     def message_id(self) -> int:
@@ -92,10 +91,27 @@ class BasePublisher(PublisherBase):
 
         Calls that still wait for a confirm after that raise :class:`.PublisherError`.
 
+        :raises PublishError: the broker refused messages of `submit` whose results the program has
+            not looked at, or messages that no `flush` has reported; `errors` lists them, the first
+            1,000 of `submit`, and `total` counts all.
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
             `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
+        :raises StreamConnectionError: the connection was lost before such messages were confirmed.
         """
-        await self._declared().close()
+        session, failures = self._declared(), self._unreported()
+        try:
+            await session.close()
+        except ConfirmTimeout as ex:
+            self._reported = True
+            raise ex from summary([e for e in failures() if isinstance(e, PublishError)])
+        if not self._reported:  # also if an earlier call was cancelled
+            self._reported = True
+            if error := summary(failures(), self._failures.count):
+                raise error
+
+    def _unreported(self) -> Callable[[], list[Exception]]:
+        """Return a function that returns the failures for `close` to raise."""
+        return self._failures.errors
 
     def _abort(self, error: Exception) -> None:
         """Close without waiting for confirms; queued messages are still sent."""
@@ -104,12 +120,6 @@ class BasePublisher(PublisherBase):
 
 class Publisher(BasePublisher):
     """Sends messages and waits for their confirms; safe to use from many tasks at once."""
-
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        super().__init__(publisher_id, info, client, message_id)
-        self._failures = Failures()
 
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
         """Send a message; returns when the broker has confirmed it.
@@ -219,32 +229,8 @@ class Publisher(BasePublisher):
             check_type('progress', progress, SendProgress)
         return await ManyMessages(self._declared()).send(messages, timeout, progress)
 
-    async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed.
-
-        Calls that still wait for a confirm after that raise :class:`.PublisherError`.
-
-        :raises PublishError: the broker refused messages of `submit` whose results the program
-            has not looked at; `errors` lists the first 1,000 of them, `total` counts all.
-        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
-            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
-        :raises StreamConnectionError: the connection was lost before a message of `submit` was
-            confirmed, and the program has not looked at its result.
-        """
-        try:
-            await super().close()
-        except ConfirmTimeout as ex:
-            self._told = True
-            raise ex from self._failures.refused()
-        if not self._told:  # also if an earlier call was cancelled
-            self._told = True
-            self._failures.tell()
-
 
 class PublisherBin(Publisher):
     """:class:`Publisher` of raw bytes; ignores `amqp`."""
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
+    _amqp = False

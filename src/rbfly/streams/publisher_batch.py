@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from ..checks import check_integer
-from ..error import ConfirmTimeout, PublishError, WindowTimeout
+from ..error import ConfirmTimeout, WindowTimeout
 from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
+from .failures import summary
 from .publisher import BasePublisher
 from .publishing import PublisherSession
-from .types import AMQPBody, MessageCtx, PublisherInfo
-from .waiting import WindowSemaphore, deadline, in_time, summary
+from .types import AMQPBody, MessageCtx
+from .waiting import WindowSemaphore, deadline, in_time
 
 __all__ = [
     'PublisherBatch',
@@ -29,15 +32,15 @@ USER = 3  # frames from a constructor up to `async with client.publisher(...)`
 class PublisherBatchFast(BatchBase, BasePublisher):
     """Encodes messages with `batch`, sends them with `flush`."""
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        super().__init__(publisher_id, info, client, message_id, batched=True)
-        self._batches = Batches(self._core)
+    _batched = True
+    _semaphore: type[WindowSemaphore] | None = None
 
     def _attach(self, session: PublisherSession) -> None:
         self._session = session
+        self._batches = Batches(self._core, self._semaphore)
         session.bind(self._core, repr(self), self._batches.release)
+        if self._batches.capacity is not None:
+            session.queues.append(self._batches.capacity)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is queued; returns when the broker has confirmed all of it.
@@ -60,46 +63,22 @@ class PublisherBatchFast(BatchBase, BasePublisher):
                 await batch.wait()
             elif not await in_time(batch.wait(), until):
                 raise ConfirmTimeout(f'not all confirms within {timeout} s')
-        self._tell(batches)
-
-    def _tell(self, batches: list[ConfirmGroup]) -> None:
-        """Raise what went wrong with them, once."""
         self._batches.forget(batches)
-        if error := summary([batch.error for batch in batches if batch.error is not None]):
+        if error := summary(errors_of(batches)):
             raise error
 
-    async def close(self) -> None:
-        """Send what is batched and wait until it is confirmed.
+    def _unreported(self) -> Callable[[], list[Exception]]:
+        return partial(errors_of, [*self._batches.sent, self._batches.filling])
 
-        :raises PublishError: the broker did not store a message, and no flush has told.
-        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
-            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
-        :raises StreamConnectionError: the connection was lost before every confirm.
-        """
-        batches = [] if self._told else [*self._batches.sent, self._batches.filling]
-        try:
-            await super().close()
-        except ConfirmTimeout as ex:
-            self._told = True
-            errors = [batch.error for batch in batches if isinstance(batch.error, PublishError)]
-            raise ex from summary(errors)
-        if not self._told:  # also if an earlier call was cancelled
-            self._told = True
-            self._tell(batches)
+
+def errors_of(batches: list[ConfirmGroup]) -> list[Exception]:
+    return [batch.error for batch in batches if batch.error is not None]
 
 
 class PublisherBatchLimit(PublisherBatchFast):
     """The same for tasks that batch while others flush: `batch` waits while too much is queued."""
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        super().__init__(publisher_id, info, client, message_id)
-        self._batches = Batches(self._core, WindowSemaphore)
-
-    def _attach(self, session: PublisherSession) -> None:
-        super()._attach(session)
-        session.queues.append(self._batches.capacity)
+    _semaphore = WindowSemaphore
 
     async def batch(  # type: ignore[override]
         self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
@@ -138,27 +117,20 @@ class PublisherBatchLimit(PublisherBatchFast):
 class PublisherBinBatch(PublisherBatchFast):
     """:class:`PublisherBatchFast` of raw bytes, which is not `amqp` whatever is asked for."""
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
-        super().__init__(publisher_id, replace(info, amqp=False), client, message_id)
+    _amqp = False
 
 
 class PublisherBatch(PublisherBatchFast):
     """Deprecated name of :class:`PublisherBatchFast`."""
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
+    def __init__(self, *args: Any) -> None:
         warnings.warn('use PublisherBatchFast', DeprecationWarning, stacklevel=USER)
-        super().__init__(publisher_id, info, client, message_id)
+        super().__init__(*args)
 
 
 class PublisherBatchMem(PublisherBatchLimit):
     """Deprecated name of :class:`PublisherBatchLimit`."""
 
-    def __init__(
-        self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
-    ) -> None:
+    def __init__(self, *args: Any) -> None:
         warnings.warn('use PublisherBatchLimit', DeprecationWarning, stacklevel=USER)
-        super().__init__(publisher_id, info, client, message_id)
+        super().__init__(*args)

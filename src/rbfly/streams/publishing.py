@@ -18,7 +18,8 @@ from ..net.cluster import Cluster, Role
 from ..net.connection import disconnected
 from ..net.registration import Registration
 from ..protocol import commands
-from .waiting import WindowSemaphore, publish_error
+from .failures import publish_error
+from .waiting import WindowSemaphore
 
 if TYPE_CHECKING:
     from ..net.connection import Connection
