@@ -22,7 +22,7 @@ from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk, ChunkQueue
 from rbfly.protocol._cursor import KINDS, POLICIES, MessageCursor
 from rbfly.protocol._engine import Engine
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import ChunkError, CompressionError, FrameError
 from rbfly.streams.types import MessageFilter

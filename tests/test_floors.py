@@ -37,6 +37,7 @@ FLOORS = {
         ['fields', '_entry'],
         ['chunks'],
         ['commands'],
+        ['_pending'],
         ['_frames'],
         ['_chunk', '_publish'],
         ['_identity', '_batch'],

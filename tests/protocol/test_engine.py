@@ -16,7 +16,7 @@ from rbfly.error import RbFlyError
 from rbfly.protocol import commands
 from rbfly.protocol._chunk import Chunk, ChunkQueue
 from rbfly.protocol._engine import Engine
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import ChunkError, FrameError
 from tests.stream_wire import (

@@ -11,7 +11,7 @@ import pytest
 
 from rbfly.amqp import stream_message_ctx
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from tests.protocol.test_publish_window import Feed, take_all
 

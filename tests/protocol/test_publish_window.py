@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.protocol._engine import Engine
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._confirm import ConfirmGroup
 from rbfly.streams.error import PublisherError

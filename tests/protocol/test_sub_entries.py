@@ -16,7 +16,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from rbfly.amqp import encode_amqp_bytes
 from rbfly.error import AMQPEncoderError
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.protocol.compression import Compression, compressor
 from rbfly.streams._confirm import ConfirmGroup

@@ -8,7 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.protocol._entry import SubEntry
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import PublisherError, PublishError
 from rbfly.streams.types import PublisherInfo

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rbfly.error import RbFlyError
-from rbfly.protocol._frames import PendingConfirms
+from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams.error import MessageTooLarge, PublisherError
 

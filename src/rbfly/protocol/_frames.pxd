@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer
 from rbfly.protocol._entry cimport SubEntry
+from rbfly.protocol._pending cimport PendingConfirms
 
 
 cdef enum:
@@ -12,37 +13,6 @@ cdef enum:
 # A frame length is u32; an entry's start and size are kept as u32 too.
 cdef enum:
     UNLIMITED = 0x7FFFFFFF
-
-
-# Why a message of a group is not confirmed: also which list of `ConfirmGroup.missed` holds it.
-cdef enum Miss:
-    REFUSED             # by the broker, or it is too large
-    DROPPED             # it never left
-    UNKNOWN             # it left, and its confirm is given up
-
-
-cdef class PendingConfirms:
-    cdef public object future
-    cdef readonly Py_ssize_t remaining
-    cdef readonly bint sealed
-    cdef readonly bint unsent
-    cdef readonly uint64_t count
-    cdef readonly list errors
-    cdef readonly tuple too_large
-    cdef uint64_t _index(self, uint32_t order) noexcept
-    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
-    cdef int _skip(self) except -1
-
-
-cdef class SubEntrySpan:
-    cdef PendingConfirms waiter
-    cdef Py_ssize_t count
-    cdef uint32_t order
-
-
-cdef inline PendingConfirms waiter_of(object item):
-    return (<SubEntrySpan> item).waiter if type(item) is SubEntrySpan else <PendingConfirms> item
 
 
 cdef class Frame:

@@ -21,6 +21,7 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._entry cimport SubEntry, put_filter, put_message, trim
+from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
 from rbfly.amqp._message import MessageCtx as _MessageCtx
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError
@@ -43,59 +44,6 @@ cdef tuple PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0)
 
 cdef inline bint is_plain(object message):
     return type(message) is bytes or type(message) is str or type(message) is int
-
-
-@cython.freelist(256)
-cdef class PendingConfirms:
-    """Counts the unsettled messages that one caller waits for.
-
-    :ivar future: anything of the caller's; not touched here.
-    :ivar remaining: how many of its messages are not settled.
-    :ivar count: how many messages were taken for it so far.
-    :ivar errors: `(publish id, code)` of each message that was refused, or None.
-    :ivar unsent: it was given up, and none of the messages that it still waited for was ever sent.
-    :ivar too_large: `(publish id, size, limit, messages)` of the first entry that fits no frame of
-        a new connection, sizes in bytes; or None.
-    """
-
-    def __init__(self, future=None, bint sealed=False):
-        self.future = future
-        self.sealed = sealed
-
-    @cython.final
-    cdef uint64_t _index(self, uint32_t order) noexcept:
-        # `order` wraps; what is in flight is far less than 2**32
-        return self.count - <uint32_t> (<uint32_t> self.count - order)
-
-    @cython.final
-    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1:
-        if self.errors is None:
-            self.errors = []
-        self.errors.append((id, code))
-        return self._miss(self._index(order), count, REFUSED)
-
-    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
-        # Some of its messages, from `index` on, are not confirmed; a group notes which.
-        return 0
-
-    @cython.final
-    cdef int _skip(self) except -1:
-        # A message was taken that never enters the window.
-        self._miss(self.count, 1, DROPPED)
-        self.count += 1
-        return 0
-
-    def seal(self):
-        """No more messages will be added; true if all of them are settled already."""
-        self.sealed = True
-        return self.remaining == 0
-
-
-@cython.final
-@cython.freelist(256)
-cdef class SubEntrySpan:
-    # Messages of one waiter in one sub-entry, one behind the other: `count`, from `order` on.
-    pass
 
 
 @cython.final
@@ -218,35 +166,27 @@ cdef class FrameBuilder:
 
         :raises ArgumentError: an id that is not above the one before it; `index` tells which.
         """
-        cdef bint has_last = self.has_last
-        cdef uint64_t last = self.last_id
-        cdef uint64_t next_id = self.next_id
-        cdef uint64_t id
+        cdef bint has_last = self.has_last or before is not None
+        cdef uint64_t last = self.last_id if before is None else before
         cdef Py_ssize_t i
         # Messages of one sub-entry share their id; how many that will be is not known here.
         cdef bint shared = self.sub_entry is not None and (
             before is not None or self.sub_entry.count > 0
         )
-        if before is not None:
-            has_last = True
-            last = before
-            next_id = max(next_id, last + 1)
         for i in range(start, min(stop, <Py_ssize_t> len(messages))):
             message = messages[i]
             if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
-                id = (<MessageCtx> message)._publish_id
-                if has_last and id <= last:
+                if has_last and (<MessageCtx> message)._publish_id <= last:
                     error = ArgumentError(
-                        f'message {i} of send_many: publish id {id} is not above those before it'
+                        f'message {i} of send_many: publish id {message.stream_publish_id} is not'
+                        f' above {last}, the id before it'
                     )
                     error.index = i
                     raise error
-                last = id
-                next_id = max(next_id, id + 1)
+                last = (<MessageCtx> message)._publish_id
                 shared = False
             elif not shared:
-                last = next_id
-                next_id += 1
+                last = max(self.next_id, last + has_last)
                 shared = self.sub_entry is not None
             has_last = True
         return last if has_last else None

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, PendingConfirms
+from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder
 
 
 cdef class PublishWindow(FrameBuilder):
@@ -18,14 +18,10 @@ cdef class PublishWindow(FrameBuilder):
     cdef bint any_written
     cdef uint64_t written           # highest id that ever left, up to the last replay
 
-    cdef bytes _take(self)
-    cdef int _release_queued(self) except -1
-    cdef list _replay(self, uint8_t publisher_id, Py_ssize_t frame_max)
-    cdef list _fail_pending(self)
+    cdef list _unsettled(self)
     cdef int _note_written(self) noexcept
     cdef int _refuse_too_large(self) except -1
     cdef int _repack(self, uint64_t first) except -1
-    cdef int _note_size(self, Frame frame, Entry *entry) except -1
     cdef int _mark_released(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept
     cdef int _settle(self, uint64_t id, int code, list done) except -1

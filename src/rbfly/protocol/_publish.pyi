@@ -3,7 +3,8 @@ from typing import final
 
 from ..amqp import MessageCtx
 from ._entry import SubEntry
-from ._frames import FrameBuilder, PendingConfirms
+from ._frames import FrameBuilder
+from ._pending import PendingConfirms
 
 @final
 class PublishWindow(FrameBuilder):

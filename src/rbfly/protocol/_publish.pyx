@@ -13,16 +13,13 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
 from rbfly.protocol._entry cimport SubEntry
-from rbfly.protocol._frames cimport (
-    DROPPED,
-    PREFIX,
-    UNKNOWN,
-    Entry,
-    Frame,
-    FrameBuilder,
+from rbfly.protocol._frames cimport PREFIX, Entry, Frame, FrameBuilder, offset
+from rbfly.protocol._pending cimport (
     PendingConfirms,
     SubEntrySpan,
-    offset,
+    add_indexes,
+    count_of,
+    give_up,
     waiter_of,
 )
 
@@ -41,37 +38,6 @@ cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
     for i in range(entry.waiter, entry.waiter + entry.shares):
         count += (<SubEntrySpan> frame.waiters[i]).count
     return count
-
-
-cdef Py_ssize_t span_of(object item, uint32_t *order) noexcept:
-    # How many messages of its waiter it stands for; a span has an order of its own.
-    if type(item) is not SubEntrySpan:
-        return 1
-    order[0] = (<SubEntrySpan> item).order
-    return (<SubEntrySpan> item).count
-
-
-cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
-    # `unsent` of a waiter is that of its first message that is not settled.
-    cdef PendingConfirms waiter = waiter_of(item)
-    cdef Py_ssize_t count = span_of(item, &order)
-    waiter._miss(waiter._index(order), count, DROPPED if unsent else UNKNOWN)
-    if waiter.remaining:
-        waiter.remaining = 0
-        waiter.unsent = unsent
-        done.append(waiter)
-    return 0
-
-
-cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list found) except -1:
-    # Those of the messages, if they are the waiter's.
-    cdef Py_ssize_t count
-    cdef uint64_t first
-    if waiter_of(item) is waiter:
-        count = span_of(item, &order)
-        first = waiter._index(order)
-        found.extend(range(first, first + count))
-    return 0
 
 
 @cython.final
@@ -131,51 +97,44 @@ cdef class PublishWindow(FrameBuilder):
 
     def take(self):
         """The next frame to write (bytes); None if nothing waits or the window is full."""
+        cdef Frame frame
         self._enter()
         try:
-            return self._take()
+            if self.batched:
+                if self.next_frame == self.released:
+                    return None
+            elif self.next_frame == self.frames_base + <uint64_t> len(self.frames):
+                # the open frame, and in it the open sub-entry; all that is queued
+                if self.queued == 0:
+                    return None
+                if self.in_flight and self.in_flight + self.queued > self.max_unconfirmed:
+                    return None
+                self._close_open()
+            frame = <Frame> self.frames[self.next_frame - self.frames_base]
+            if self.in_flight and self.in_flight + frame.count > self.max_unconfirmed:
+                return None
+            self.next_frame += 1
+            self.in_flight += frame.count
+            self.queued -= frame.count
+            self.sent += <uint64_t> frame.entries
+            return frame.data
         finally:
             self.busy = False
-
-    cdef bytes _take(self):
-        cdef Frame frame
-        if self.batched:
-            if self.next_frame == self.released:
-                return None
-        elif self.next_frame == self.frames_base + <uint64_t> len(self.frames):
-            # the open frame, and in it the open sub-entry; all that is queued
-            if self.queued == 0:
-                return None
-            if self.in_flight and self.in_flight + self.queued > self.max_unconfirmed:
-                return None
-            self._close_open()
-        frame = <Frame> self.frames[self.next_frame - self.frames_base]
-        if self.in_flight and self.in_flight + frame.count > self.max_unconfirmed:
-            return None
-        self.next_frame += 1
-        self.in_flight += frame.count
-        self.queued -= frame.count
-        self.sent += <uint64_t> frame.entries
-        return frame.data
 
     def release(self):
         """Let `take` give what was appended so far, ascending by id."""
         self._enter()
         try:
-            self._release_queued()
+            self._close_open()
+            if self.unsorted:
+                self._repack(self.released_end)
+            self.batch_ids = None
+            self._mark_released()
+            if self.has_last:
+                self.last_released = self.last_id
+                self.has_released = True
         finally:
             self.busy = False
-
-    cdef int _release_queued(self) except -1:
-        self._close_open()
-        if self.unsorted:
-            self._repack(self.released_end)
-        self.batch_ids = None
-        self._mark_released()
-        if self.has_last:
-            self.last_released = self.last_id
-            self.has_released = True
-        return 0
 
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         """Queue everything unsettled again, in order, for a publisher declared anew.
@@ -184,98 +143,79 @@ cdef class PublishWindow(FrameBuilder):
 
         :returns: waiters that this has settled (list).
         """
+        cdef list done
         self._enter()
         try:
-            return self._replay(publisher_id, frame_max)
+            self.publisher_id = publisher_id
+            self._set_frame_max(frame_max)
+            self.needs_redeclare = False
+            self._note_written()
+            self._close_open()
+            self._refuse_too_large()
+            self._repack(self.head)
+            self.queued += self.in_flight
+            self.in_flight = 0
+            done, self.too_large = self.too_large, []
+            return done
         finally:
             self.busy = False
-
-    cdef list _replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
-        cdef list done
-        self.publisher_id = publisher_id
-        self._set_frame_max(frame_max)
-        self.needs_redeclare = False
-        self._note_written()
-        self._close_open()
-        self._refuse_too_large()
-        self._repack(self.head)
-        self.queued += self.in_flight
-        self.in_flight = 0
-        done, self.too_large = self.too_large, []
-        return done
 
     def count_unsent(self):
         """Number of unsettled messages that `take` has never returned, on any connection (int)."""
-        cdef Py_ssize_t count = 0 if self.sub_entry is None else self.sub_entry.count
-        cdef Py_ssize_t n
-        cdef Entry *entry
-        cdef uint64_t i
-        for i in range(self.sent, self.tail):
-            entry = &self.ring[i & self.mask]
-            if not self.any_written or entry.id > self.written:
-                n = offset(entry.frame, self.frames_base)
-                frame = self.frames[n] if n < len(self.frames) else self.open
-                count += messages_of(frame, entry) if entry.shares else 1
-        return count
+        return sum([count_of(item) for item, _, unsent in self._unsettled() if unsent])
 
     def fail_pending(self):
         """Forget everything unsettled; return the waiters that had messages in it (list)."""
-        self._enter()
-        try:
-            return self._fail_pending()
-        finally:
-            self.busy = False
-
-    cdef list _fail_pending(self):
+        cdef list unsettled = self._unsettled()
         cdef list done
-        cdef list waiters
-        cdef Entry *entry
-        cdef uint64_t i
-        cdef Py_ssize_t n
-        cdef bint unsent
         done, self.too_large = self.too_large, []
-        if self.open is not None:
-            self.frames.append(self.open)
-            self.open = None
-            out_discard(&self.out)
         self._note_written()
-        for i in range(self.head, self.tail):
-            entry = &self.ring[i & self.mask]
-            if not entry.settled:
-                waiters = (<Frame> self.frames[offset(entry.frame, self.frames_base)]).waiters
-                unsent = not self.any_written or entry.id > self.written
-                for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
-                    give_up(waiters[n], entry.order, unsent, done)
-        if self.sub_entry is not None:
-            for share in self.sub_entry_spans:
-                give_up(share, 0, True, done)
-            self.sub_entry_spans = []
-            self.sub_entry._drop(out_size(&self.sub_entry.out))
-        self.frames_base += <uint64_t> len(self.frames)
+        self.frames_base += <uint64_t> len(self.frames) + (self.open is not None)
         self.next_frame = self.released = self.frames_base
         self.frames = []
+        self.open = None
+        out_discard(&self.out)
+        if self.sub_entry is not None:
+            self.sub_entry_spans = []
+            self.sub_entry._drop(out_size(&self.sub_entry.out))
         self.head = self.sent = self.cursor = self.released_end = self.tail
         self.batch_ids = None
         self.in_flight = self.queued = 0
         self.unsorted = False
+        for item, order, unsent in unsettled:
+            give_up(item, order, unsent, done)
         return done
 
     def unsettled_of(self, PendingConfirms waiter not None):
         """Numbers of the messages of a waiter that are queued or in flight (list of int)."""
+        cdef list found = []
+        for item, order, _ in self._unsettled():
+            add_indexes(item, order, waiter, found)
+        return found
+
+    cdef list _unsettled(self):
+        # For each message or span that is queued or in flight: its waiter or the span, its order,
+        # and whether it never left.
         cdef list found = []
         cdef list frames = [*self.frames, self.open]
         cdef list waiters
         cdef Entry *entry
         cdef uint64_t i
         cdef Py_ssize_t n
-        for i in range(self.head, self.tail):
-            entry = &self.ring[i & self.mask]
-            if not entry.settled:
-                waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
-                for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
-                    add_indexes(waiters[n], entry.order, waiter, found)
-        for share in self.sub_entry_spans:
-            add_indexes(share, 0, waiter, found)
+        cdef bint unsent
+        self._enter()
+        try:
+            for i in range(self.head, self.tail):
+                entry = &self.ring[i & self.mask]
+                if not entry.settled:
+                    unsent = i >= self.sent and not (self.any_written and entry.id <= self.written)
+                    waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
+                    for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+                        found.append((waiters[n], entry.order, unsent))
+            for span in self.sub_entry_spans:
+                found.append((span, 0, True))
+        finally:
+            self.busy = False
         return found
 
     # -- sending again
@@ -289,16 +229,22 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _refuse_too_large(self) except -1:
         # What fits no frame any more: a sub-entry as a whole, for it has one id.
-        cdef Py_ssize_t count
+        cdef Py_ssize_t n, limit, count
         cdef Entry *entry
         cdef Frame frame
+        cdef PendingConfirms waiter
         cdef uint64_t i
         for i in range(self.head, self.tail):
             entry = &self.ring[i & self.mask]
             if entry.settled or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
                 continue
             frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
-            self._note_size(frame, entry)
+            for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+                waiter = waiter_of(frame.waiters[n])
+                if waiter.too_large is None:  # the caller is told why
+                    limit = max(self.frame_max - (PREFIX - 4), 0)
+                    count = messages_of(frame, entry) if entry.shares else 1
+                    waiter.too_large = (entry.id, entry.size, limit, count)
             count = self._settle_entry(frame, entry, FRAME_TOO_LARGE, self.too_large)
             entry.settled = True
             frame.unsettled -= 1
@@ -385,19 +331,6 @@ cdef class PublishWindow(FrameBuilder):
             raise
         finally:
             PyMem_Free(saved)
-        return 0
-
-    cdef int _note_size(self, Frame frame, Entry *entry) except -1:
-        # Those who waited for it are told why.
-        cdef Py_ssize_t count = messages_of(frame, entry) if entry.shares else 1
-        cdef Py_ssize_t i
-        cdef PendingConfirms waiter
-        for i in range(entry.waiter, entry.waiter + max(1, entry.shares)):
-            item = frame.waiters[i]
-            waiter = waiter_of(item)
-            if waiter.too_large is None:
-                limit = max(self.frame_max - (PREFIX - 4), 0)
-                waiter.too_large = (entry.id, entry.size, limit, count)
         return 0
 
     cdef int _mark_released(self) except -1:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._frames cimport Miss, PendingConfirms
+from rbfly.protocol._pending cimport Miss, PendingConfirms
 
 
 cdef class ConfirmFuture(PendingConfirms):

@@ -3,7 +3,7 @@ from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import Any, Final, final
 
-from ..protocol._frames import PendingConfirms
+from ..protocol._pending import PendingConfirms
 
 @final
 class ConfirmFuture(PendingConfirms):

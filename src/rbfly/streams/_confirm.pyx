@@ -9,7 +9,7 @@ from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 
 from libc.stdint cimport uint64_t
 
-from rbfly.protocol._frames cimport Miss, PendingConfirms
+from rbfly.protocol._pending cimport Miss, PendingConfirms
 
 from asyncio import CancelledError
 

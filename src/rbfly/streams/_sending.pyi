@@ -4,7 +4,7 @@ from typing import Any, Protocol, final
 
 from ..amqp import MessageCtx
 from ..net.connection import Connection
-from ..protocol._frames import PendingConfirms
+from ..protocol._pending import PendingConfirms
 from ..protocol._publish import PublishWindow
 from ..types import AMQPBody
 from ._confirm import ConfirmFuture, ConfirmGroup

@@ -8,7 +8,7 @@ cimport cython
 from rbfly._cpython cimport (
     rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_watch_forks,
 )
-from rbfly.protocol._frames cimport PendingConfirms
+from rbfly.protocol._pending cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 

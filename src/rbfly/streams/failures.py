@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..error import PublishError, PublishErrorInfo, RbFlyError
-from ..protocol._frames import PendingConfirms
+from ..protocol._pending import PendingConfirms
 
 __all__ = ['Failures', 'of_message', 'publish_error', 'set_attribute', 'summary']
 

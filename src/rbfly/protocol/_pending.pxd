@@ -1,0 +1,39 @@
+# Callers that wait for confirms.  No ABI promise between releases.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+
+# Why a message of a group is not confirmed: also which list of `ConfirmGroup.missed` holds it.
+cdef enum Miss:
+    REFUSED             # by the broker, or it is too large
+    UNSENT              # it never left
+    UNKNOWN             # it left, and the publisher gave up waiting for its confirm
+
+
+cdef class PendingConfirms:
+    cdef public object future
+    cdef readonly Py_ssize_t remaining
+    cdef readonly bint sealed
+    cdef readonly bint unsent
+    cdef readonly uint64_t count
+    cdef readonly list errors
+    cdef readonly tuple too_large
+
+    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1
+    cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
+    cdef int _skip(self) except -1
+
+
+cdef class SubEntrySpan:
+    cdef PendingConfirms waiter
+    cdef Py_ssize_t count
+    cdef uint32_t order
+
+
+cdef inline PendingConfirms waiter_of(object item):
+    return (<SubEntrySpan> item).waiter if type(item) is SubEntrySpan else <PendingConfirms> item
+
+
+cdef Py_ssize_t count_of(object item) noexcept
+cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1
+cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list found) except -1
