@@ -126,7 +126,7 @@ def test_a_large_message_alone_is_compressed() -> None:
 
 
 def test_gzip_is_the_same_at_any_time() -> None:
-    compress = compressor('gzip')
+    compress = compressor(Compression.GZIP)
     assert compress is not None
     data = compress(memoryview(b'abc'))
     assert gzip.decompress(data) == b'abc'
@@ -137,7 +137,7 @@ def test_compressions() -> None:
     assert [item.code for item in Compression] == [0, 1, 2, 3, 4]
     assert compressor(Compression.NONE) is None
     with pytest.raises(ValueError, match=r"'brotli'.*"):
-        compressor('brotli')
+        Compression('brotli')
 
 
 @pytest.mark.parametrize('compression', ['snappy', 'lz4', 'zstd'])
@@ -146,9 +146,9 @@ def test_library_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, 'cramjam', None)
     with pytest.raises(CompressionError, match='cramjam') as caught:
-        compressor(compression)
+        compressor(Compression(compression))
     assert isinstance(caught.value, ImportError)
-    assert compressor('gzip') is not None
+    assert compressor(Compression.GZIP) is not None
 
 
 @pytest.mark.parametrize('size', [0, -1, 65536])

@@ -45,6 +45,7 @@ cdef class FrameBuilder:
     cdef readonly uint64_t next_id
     cdef readonly Py_ssize_t queued
     cdef readonly Py_ssize_t frame_max
+    cdef readonly Py_ssize_t max_unconfirmed
     cdef readonly Py_ssize_t frame_entries
     cdef object filter_extract
     cdef bint amqp

@@ -1,9 +1,12 @@
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+from typing_extensions import disjoint_base
 
 from .._turn import Turn
 from ..amqp import MessageCtx
 from ..types import AMQPBody
+from ._entry import SubEntry
 from ._pending import PendingConfirms
 
 @final
@@ -20,8 +23,20 @@ class FrameBuilder:
     @property
     def frame_max(self) -> int: ...
     @property
+    def max_unconfirmed(self) -> int: ...
+    @property
     def frame_entries(self) -> int: ...
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...  # those of PublishWindow
+    def __init__(
+        self,
+        publisher_id: int,
+        frame_max: int,
+        max_unconfirmed: int,
+        next_id: int,
+        filter_extract: Callable[[MessageCtx], str | None] | None = None,
+        amqp: bool = True,
+        batched: bool = False,
+        sub_entry: SubEntry | None = None,
+    ) -> None: ...
     def append(self, message: AMQPBody | MessageCtx, waiter: PendingConfirms) -> int: ...
     def put(self, message: AMQPBody | MessageCtx, future: Any) -> int: ...
     def extend(

@@ -57,11 +57,11 @@ cdef class FrameBuilder:
 
     :param publisher_id: id of the publisher on its connection, 0 to 255.
     :param frame_max: limit of a frame's size field in bytes; 0 for none.
-    :param frame_entries: how many messages a frame has at most.
+    :param max_unconfirmed: how many messages may be in flight.
     :param next_id: publishing id of the next message.
     :param filter_extract: gives a message's filter value (str or None); None for Publish v1.
     :param amqp: encode as AMQP 1.0; if false, messages are bytes and sent as they are.
-    :param batched: ids may come in any order until they are released.
+    :param batched: messages wait for `release`, and may come in any order of their ids until then.
     :param sub_entry: collects the messages of a sub-entry; None for none.
     :ivar queued: how many messages are encoded and not yet sent (int).
     """
@@ -70,20 +70,26 @@ cdef class FrameBuilder:
         self,
         uint8_t publisher_id,
         Py_ssize_t frame_max,
-        Py_ssize_t frame_entries,
+        Py_ssize_t max_unconfirmed,
         uint64_t next_id,
         filter_extract=None,
         bint amqp=True,
         bint batched=False,
         SubEntry sub_entry=None,
     ):
+        if max_unconfirmed < 1:
+            raise ArgumentError('max_unconfirmed must be at least 1')
+        # Several frames fill the window, so that one is on its way while another is confirmed.
+        self.frame_entries = max(1, max_unconfirmed // 10)
         if sub_entry is not None:
             if filter_extract is not None:
                 raise ArgumentError('messages in sub-entries cannot have filter values')
-            frame_entries = max(1, frame_entries // sub_entry.limit) * sub_entry.limit
+            if sub_entry.limit > max_unconfirmed:
+                raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
+            self.frame_entries = max(1, self.frame_entries // sub_entry.limit) * sub_entry.limit
         self.publisher_id = publisher_id
+        self.max_unconfirmed = max_unconfirmed
         self._set_frame_max(frame_max)
-        self.frame_entries = frame_entries
         self.next_id = next_id
         self.filter_extract = filter_extract
         self.amqp = amqp

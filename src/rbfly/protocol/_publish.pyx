@@ -12,7 +12,6 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
-from rbfly.protocol._entry cimport SubEntry
 from rbfly.protocol._frames cimport PREFIX, Entry, Frame, FrameBuilder, offset
 from rbfly.protocol._pending cimport (
     PendingConfirms,
@@ -22,9 +21,6 @@ from rbfly.protocol._pending cimport (
     give_up,
     waiter_of,
 )
-
-from rbfly.error import ArgumentError
-
 
 cdef enum:
     CONFIRMED = -1          # any code of a PublishError is a refusal, 0 and OK too
@@ -44,47 +40,12 @@ cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
 cdef class PublishWindow(FrameBuilder):
     """Frames of one publisher: open, waiting to be sent, and in flight.
 
-    :param publisher_id: id of the publisher on its connection, 0 to 255.
-    :param frame_max: limit of a frame's size field in bytes; 0 for none.
-    :param max_unconfirmed: how many messages may be in flight.
-    :param next_id: publishing id of the next message.
-    :param filter_extract: gives a message's filter value (str or None); None for Publish v1.
-    :param amqp: encode as AMQP 1.0; if false, messages are bytes and sent as they are.
-    :param batched: messages wait for `release`, and may come in any order of their ids until then.
-    :param sub_entry: collects the messages of a sub-entry; None for none.
     :ivar in_flight: how many messages are sent and not settled (int).
     :ivar needs_redeclare: the broker does not know the publisher; `replay` is to follow (bool).
     """
 
-    def __init__(
-        self,
-        uint8_t publisher_id,
-        Py_ssize_t frame_max,
-        Py_ssize_t max_unconfirmed,
-        uint64_t next_id,
-        filter_extract=None,
-        bint amqp=True,
-        bint batched=False,
-        SubEntry sub_entry=None,
-    ):
-        if max_unconfirmed < 1:
-            raise ArgumentError('max_unconfirmed must be at least 1')
-        if sub_entry is not None and sub_entry.limit > max_unconfirmed:
-            raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
+    def __cinit__(self):
         self.too_large = []
-        # Several frames fill the window, so that one is on its way while another is confirmed.
-        FrameBuilder.__init__(
-            self,
-            publisher_id,
-            frame_max,
-            max(1, max_unconfirmed // 10),
-            next_id,
-            filter_extract,
-            amqp,
-            batched,
-            sub_entry,
-        )
-        self.max_unconfirmed = max_unconfirmed
 
     def listen(self, on_settled):
         """Tell of waiters whose messages are settled, of all at once; None: tell nobody."""
@@ -345,19 +306,14 @@ cdef class PublishWindow(FrameBuilder):
     # -- settling
 
     cdef Entry *_find(self, uint64_t id) noexcept:
-        cdef uint64_t low = self.head, high = self.tail, middle
+        # What was sent is sorted.
+        cdef uint64_t low = self.head, high = self.sent, middle
         cdef Entry *entry
-        if self.cursor < self.tail:
+        if self.cursor < self.sent:
             entry = &self.ring[self.cursor & self.mask]
             if entry.id == id:
                 self.cursor += 1
                 return entry
-        if self.unsorted:
-            for middle in range(self.head, self.tail):
-                entry = &self.ring[middle & self.mask]
-                if entry.id == id:
-                    return entry
-            return NULL
         while low < high:
             middle = low + (high - low) // 2
             entry = &self.ring[middle & self.mask]
@@ -372,15 +328,11 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _settle(self, uint64_t id, int code, list done) except -1:
         cdef Entry *entry = self._find(id)
-        cdef Py_ssize_t number
         cdef Frame frame
         # Unknown or settled: a late or a second confirm, e.g. of a deduplicated message.
         if entry is NULL or entry.settled:
             return 0
-        number = offset(entry.frame, self.frames_base)
-        if number >= <Py_ssize_t> (self.next_frame - self.frames_base):
-            return 0
-        frame = <Frame> self.frames[number]
+        frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
         self.in_flight -= self._settle_entry(frame, entry, code, done)
         entry.settled = True
         frame.unsettled -= 1

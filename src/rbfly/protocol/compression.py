@@ -13,8 +13,9 @@ import importlib
 import zlib
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
+from ..checks import check_type
 from ..error import ArgumentError, ChunkError, CompressionError
 
 __all__ = ['BATCH_MAX', 'CHUNK_MAX', 'Compression', 'compressor', 'decompress']
@@ -38,6 +39,12 @@ class Compression(StrEnum):
     LZ4 = 'lz4'
     ZSTD = 'zstd'
 
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        check_type('compression', value, str)
+        known = ', '.join(map(repr, map(str, cls)))
+        raise ArgumentError(f'compression must be one of {known}, not {value!r}')
+
     @property
     def code(self) -> int:
         """Its number in the stream protocol."""
@@ -57,17 +64,11 @@ def library(compression: Compression) -> Any:
         ) from None
 
 
-def compressor(compression: Compression | str) -> Callable[[memoryview], bytes] | None:
+def compressor(compression: Compression) -> Callable[[memoryview], bytes] | None:
     """A function that compresses bytes; None for no compression.
 
-    :raises ArgumentError: there is no such compression.
     :raises CompressionError: the library that it needs is not installed.
     """
-    try:
-        compression = Compression(compression)
-    except ValueError:
-        known = ', '.join(map(repr, map(str, Compression)))
-        raise ArgumentError(f'compression must be one of {known}, not {compression!r}') from None
     if compression is Compression.NONE:
         return None
     if compression is Compression.GZIP:

@@ -9,12 +9,12 @@ from ..error import ArgumentError, ArgumentTypeError
 from ..net.uri import AuthMechanism, ConnectionInfo
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
-from .types import BloomFilterExtract, MessageFilter, PublisherInfo, timedelta
+from .types import MessageFilter, PublisherInfo, timedelta
 
 if TYPE_CHECKING:
     from ..net.cluster import Settings
 
-__all__ = ['check_filter', 'check_settings', 'publisher_info', 'stream_arguments']
+__all__ = ['check_filter', 'check_publisher', 'check_settings', 'stream_arguments']
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
@@ -51,23 +51,25 @@ def stream_arguments(
     filter_size: int | None,
 ) -> dict[str, str]:
     """The arguments of a stream, as the broker has them."""
+    limits = [
+        ('max_length_bytes', max_length_bytes, 'max-length-bytes', 1, 2**63 - 1),
+        ('segment_size', segment_size, 'stream-max-segment-size-bytes', 1, SEGMENT_SIZE_MAX),
+        ('initial_cluster_size', initial_cluster_size, 'initial-cluster-size', 1, 2**31 - 1),
+        ('filter_size', filter_size, 'stream-filter-size-bytes', 16, 255),
+    ]
     arguments: dict[str, str] = {}
-
-    def integer(key: str, name: str, value: int | None, low: int, high: int) -> None:
+    for name, value, key, low, high in limits:
         if value is not None:
             check_integer(name, value, low, high)
             arguments[key] = str(value)
-
-    integer('max-length-bytes', 'max_length_bytes', max_length_bytes, 1, 2**63 - 1)
     if max_age is not None:
-        check_type('max_age', max_age, timedelta, None)
-        seconds = max_age // timedelta(seconds=1)
-        if seconds < 1 or max_age != timedelta(seconds=seconds):
+        import datetime  # few streams have a limit of age
+
+        check_type('max_age', max_age, datetime.timedelta)
+        seconds = max_age // datetime.timedelta(seconds=1)
+        if seconds < 1 or max_age != datetime.timedelta(seconds=seconds):
             raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
         arguments['max-age'] = f'{seconds}s'
-    size = 'stream-max-segment-size-bytes'
-    integer(size, 'segment_size', segment_size, 1, SEGMENT_SIZE_MAX)
-    integer('initial-cluster-size', 'initial_cluster_size', initial_cluster_size, 1, 2**31 - 1)
     check_type('leader_locator', leader_locator, str, None)
     if leader_locator is not None:
         if leader_locator not in ('client-local', 'balanced'):
@@ -75,7 +77,6 @@ def stream_arguments(
                 f"leader_locator must be 'client-local' or 'balanced', not {leader_locator!r}"
             )
         arguments['queue-leader-locator'] = leader_locator
-    integer('stream-filter-size-bytes', 'filter_size', filter_size, 16, 255)
     return arguments
 
 
@@ -91,35 +92,23 @@ def check_filter(filter: MessageFilter) -> None:
     commands.string_map(filter.properties())
 
 
-def publisher_info(
-    stream: str,
-    name: str | None,
-    filter_extract: BloomFilterExtract | None,
-    amqp: bool,
-    max_unconfirmed: int,
-    sub_entry_size: int,
-    compression: Compression | str | None,
-) -> PublisherInfo:
-    """Check what a publisher is opened with."""
-    check_stream(stream)
-    check_type('name', name, str, None)
-    commands.reference(name or '', 'publisher name')
-    check_integer('max_unconfirmed', max_unconfirmed, 1, 2**31 - 1)
-    if filter_extract is not None and not callable(filter_extract):
+def check_publisher(info: PublisherInfo) -> PublisherInfo:
+    """Check what a publisher is opened with, and return it."""
+    check_stream(info.stream)
+    check_type('name', info.name, str)
+    commands.reference(info.name, 'publisher name')
+    check_integer('max_unconfirmed', info.max_unconfirmed, 1, 2**31 - 1)
+    check_integer('sub_entry_size', info.sub_entry_size, 0, SUB_ENTRY_MAX)
+    compressor(info.compression)  # is its library installed?
+    if info.filter_extract is not None and not callable(info.filter_extract):
         raise ArgumentTypeError('filter_extract must be callable')
-    check_integer('sub_entry_size', sub_entry_size, 0, SUB_ENTRY_MAX)
-    check_type('compression', compression, str, None)
-    compressor(compression or Compression.NONE)
-    kind = Compression(compression or Compression.NONE)
-    if sub_entry_size > max_unconfirmed:
+    if info.sub_entry_size > info.max_unconfirmed:
         raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
-    if sub_entry_size and filter_extract is not None:
+    if info.sub_entry_size and info.filter_extract is not None:
         raise ArgumentError(
             'messages in sub-entries cannot have filter values:'
             ' use either sub_entry_size or filter_extract'
         )
-    if kind is not Compression.NONE and not sub_entry_size:
+    if info.compression is not Compression.NONE and not info.sub_entry_size:
         raise ArgumentError('only sub-entries are compressed: compression needs sub_entry_size')
-    return PublisherInfo(
-        stream, name or '', filter_extract, amqp, max_unconfirmed, sub_entry_size, kind
-    )
+    return info

@@ -26,14 +26,21 @@ from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
-from .arguments import check_filter, check_settings, publisher_info, stream_arguments
+from .arguments import check_filter, check_publisher, check_settings, stream_arguments
 from .consuming import SubscriptionSession
 from .offsets import stored_offset
 from .opening import OpenPublisher
 from .publisher import Publisher
 from .subscription import Subscription
 from .tracking import OffsetTracking
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, StreamStats, timedelta
+from .types import (
+    BloomFilterExtract,
+    MessageFilter,
+    OnDecodeError,
+    PublisherInfo,
+    StreamStats,
+    timedelta,
+)
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -260,17 +267,9 @@ class StreamsClient:
         check_stream(stream)
         locator = await self._cluster.locator()
         found = await locator.request(commands.StreamStats(stream))
-
-        def position(key: str) -> int | None:
-            value = found.get(key, -1)
-            return None if value < 0 else value
-
-        return StreamStats(
-            position('first_chunk_id'),
-            position('last_chunk_id'),
-            position('committed_chunk_id'),
-            position('committed_offset'),
-        )
+        keys = 'first_chunk_id', 'last_chunk_id', 'committed_chunk_id', 'committed_offset'
+        positions = [found.get(key, -1) for key in keys]
+        return StreamStats(*[None if value < 0 else value for value in positions])
 
     # -- publishing and subscribing
 
@@ -335,16 +334,16 @@ class StreamsClient:
         """
         if not callable(cls):
             raise ArgumentTypeError(f'cls must be a class, not {type(cls).__name__}')
-        info = publisher_info(
+        info = PublisherInfo(
             stream,
-            name,
+            '' if name is None else name,
             filter_extract,
             amqp,
             max_unconfirmed,
             sub_entry_size,
-            compression,
+            Compression.NONE if compression is None else Compression(compression),
         )
-        return OpenPublisher(self, self._cluster, self._names, cls, info)
+        return OpenPublisher(self, self._cluster, self._names, cls, check_publisher(info))
 
     def subscribe(
         self,
