@@ -1,10 +1,9 @@
-# How long a task has kept the event loop from other tasks; asked for every message.
+# Measures how long a task has kept the event loop from other tasks; called for every message.
 #
-# Reading the processor's counter takes half the time of reading a clock, but still a sixth of the
-# time of a small message.  So while messages take less than a microsecond each, the counter is read
-# for every sixteenth message only.  If such messages become slow unnoticed, the turn looks at the
-# clock for each of the next ten thousand.  The counter measures the few milliseconds of a turn: if
-# it jumps, e.g. between processors, a turn ends early.
+# Reading the processor's cycle counter takes half as long as reading a clock, but still a sixth of
+# the time of a small message.  While messages take less than a microsecond each, only every
+# sixteenth call reads the counter.  After such messages have become slow unnoticed, each of the
+# next ten thousand calls does.  If the counter jumps, e.g. between processors, the turn ends early.
 
 from libc.stdint cimport uint64_t
 
@@ -50,12 +49,12 @@ cdef class Turn:
     cdef uint64_t since             # ticks
     cdef uint64_t limit             # ticks
     cdef uint64_t checked           # ticks
-    cdef uint64_t cheap             # ticks
+    cdef uint64_t cheap             # CHEAP, in ticks
     cdef int every                  # messages between two checks
-    cdef int skip                   # messages until the next check
-    cdef int wary                   # messages until checks may become fewer again
+    cdef int skip                   # messages left until the next check
+    cdef int wary                   # checks left until there may be fewer of them
 
-    # True if other tasks should run now.
+    # True if the turn is over.
     cdef inline bint _is_over(self) noexcept:
         if self.skip:
             self.skip -= 1

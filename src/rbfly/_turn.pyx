@@ -1,4 +1,4 @@
-"""A task's turn of the event loop, which is kept short because other tasks wait."""
+"""Limits how long a task keeps the event loop from other tasks."""
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -6,10 +6,10 @@ from libc.stdint cimport uint64_t
 cdef enum:
     WINDOW = 100_000_000            # nanoseconds between two measurements of the rate
     SHORTEST = 1_000_000            # the same, before the first one
-    CHEAP = 1_000                   # nanoseconds that a cheap message takes at most
+    CHEAP = 1_000                   # nanoseconds; messages that take less are cheap
     EVERY = 16                      # cheap messages between two checks
-    SLOW = 500_000                  # nanoseconds between two checks, of which a turn has to spare
-    WARY = 10_000                   # messages that are all checked, once that was exceeded
+    SLOW = 500_000                  # nanoseconds between two checks that a turn can tolerate
+    WARY = 10_000                   # checks for every message, after SLOW was exceeded
 
 cdef double RATE = 1                # ticks per nanosecond
 cdef bint measured = False
@@ -26,7 +26,7 @@ cdef int measure() noexcept:
     if elapsed < <uint64_t> (WINDOW if measured else SHORTEST):
         return 0
     rate = <double> (counted - ticks) / <double> elapsed
-    if 0.001 < rate < 10:           # otherwise the computer was suspended
+    if 0.001 < rate < 10:           # else the computer was suspended
         RATE = rate
         measured = True
     clock, ticks = now, counted
@@ -35,9 +35,9 @@ cdef int measure() noexcept:
 
 @cython.final
 cdef class Turn:
-    """A turn of limited length; it begins when it is created.
+    """A turn of the event loop with a time limit, which begins when it is created.
 
-    :param seconds: its length; infinity for no limit.
+    :param seconds: the limit; infinity for none.
     """
 
     def __init__(self, double seconds):

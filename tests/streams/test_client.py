@@ -368,7 +368,7 @@ async def test_connection_requires_a_client() -> None:
 
 
 async def test_client_uses_the_first_uri_of_the_list(broker: RabbitMQ) -> None:
-    with pytest.raises(ValueError, match='at least one URI'):
+    with pytest.raises(ValueError, match='at least one broker'):
         rbs.streams_client([])
     async with FakeBroker() as fake:
         async with rbs.streams_client([fake.uri, broker.uri]) as client:

@@ -242,7 +242,7 @@ async def test_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> 
         first = asyncio.create_task(publisher.send('first'))
         await until(lambda: bool(held), 'the window is full')
         for call in (publisher.send, publisher.submit):
-            with pytest.raises(WindowTimeout, match='no room'):  # it was not sent
+            with pytest.raises(WindowTimeout, match='no capacity'):  # it was not sent
                 await call('x', timeout=0.02)
         with pytest.raises(ConfirmTimeout, match='0 of 0'):
             await publisher.send_many(['x'], timeout=0.02)

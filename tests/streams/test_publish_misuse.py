@@ -57,9 +57,9 @@ async def test_name_that_has_used_the_highest_publish_id(
     async with client.publisher(stream, name='n') as publisher:
         await publisher.send(highest)
         for call in (publisher.send, publisher.submit):
-            with pytest.raises(PublisherError, match='none above'):
+            with pytest.raises(PublisherError, match='the highest'):
                 await call('y')
-        with pytest.raises(PublisherError, match='none above'):
+        with pytest.raises(PublisherError, match='the highest'):
             await publisher.send_many(['y'])
         with pytest.raises(ValueError, match='not above'):
             await publisher.send(highest)

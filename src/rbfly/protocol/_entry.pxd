@@ -1,16 +1,16 @@
-# The bytes of entries.  No ABI promise between releases.
+# Encoding of entries.  The ABI may change in any release.
 
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport OutBuffer
 
-# Append u32 length and message.  Whoever calls rolls back on an error.
+# Append u32 length and message.  On an error, the caller rolls back.
 cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
-# Append the filter value of Publish v2, with its length.
+# Append u16 length and filter value, for Publish v2.
 cdef int put_filter(OutBuffer *out, object value) except -1
 
-# Give back memory of bytes that were rolled back.
+# Free memory after a roll-back, if it is much.
 cdef int trim(OutBuffer *out) except -1
 
 

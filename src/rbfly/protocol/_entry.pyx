@@ -1,9 +1,9 @@
-"""The bytes of one entry of a Publish frame.
+"""Encodes one entry of a Publish frame.
 
     message      length u32 (bit 31 = 0) | bytes
     sub-entry    u8 (0x80 | compression << 4) | count u16 | size u32 | stored size u32 | messages
 
-The messages of a sub-entry are collected here until it is full, and then compressed together.
+SubEntry collects messages until the sub-entry is full, then compresses them together.
 """
 
 cimport cython
@@ -28,23 +28,23 @@ from rbfly.error import ArgumentError, ArgumentTypeError, MessageTooLarge
 cdef enum:
     FILTER_MAX = 0xFFFE
     RECORDS_MAX = 0xFFFF
-    SLACK = 1 << 20         # bytes of room that are not worth giving back
+    SLACK = 1 << 20         # unused bytes that `trim` does not free
     FIRST = 1 << 10
 
 
 cdef int fail_long(str size, Py_ssize_t limit) except -1:
-    limit = max(limit, 0)       # a frame_max of a few bytes leaves less than none
+    limit = max(limit, 0)       # negative if frame_max is only a few bytes
     raise MessageTooLarge(f'message of {size} fits no frame; the limit is {limit} bytes')
 
 
 cdef int refuse_long(object message, Py_ssize_t limit) except -1:
-    """Refuse a message that is too long, before its bytes are copied."""
+    # Refuse a message that is too long before copying it.
     cdef object body = message
     cdef Py_ssize_t size
     if type(message) is MessageCtx and (<MessageCtx> message)._body_ready:
         body = (<MessageCtx> message)._body
     if isinstance(body, (bytes, str, bytearray)):
-        size = len(body)        # of a str: it has at least as many bytes
+        size = len(body)        # a str has at least as many bytes as characters
     elif isinstance(body, memoryview):
         size = body.nbytes
     else:
@@ -105,7 +105,7 @@ cdef int put_filter(OutBuffer *out, object value) except -1:
         if n > FILTER_MAX:
             raise ArgumentError(f'filter value of {n} bytes; the limit is {FILTER_MAX}')
     out_reserve(out, 2 + n)
-    # none is not null: 4.0.5 crashes on that where it does not know the publisher
+    # Not null for None: on that, 4.0.5 crashes if it does not know the publisher.
     put_u16(out, <uint16_t> n)
     if n:
         put_bytes(out, text, n)
@@ -129,11 +129,11 @@ cdef int trim(OutBuffer *out) except -1:
 
 @cython.final
 cdef class SubEntry:
-    """Messages that are to share a publishing id.
+    """Messages that share a publishing id.
 
-    :param limit: how many messages at most, 1 to 65535.
-    :param code: which compression that is.
-    :param compress: makes bytes of a memoryview; None for no compression.
+    :param limit: maximum number of messages, 1 to 65535.
+    :param code: the protocol's code of the compression.
+    :param compress: returns compressed bytes of a memoryview; None for no compression.
     """
 
     def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None):
@@ -148,7 +148,7 @@ cdef class SubEntry:
         out_discard(&self.out)
 
     cdef Py_ssize_t _put(self, object message, bint amqp, Py_ssize_t limit) except -1:
-        # Where the message begins; it is not counted.  Nothing has changed after an error.
+        # Returns the position of the message, which the caller counts.  On an error, rolls back.
         cdef Py_ssize_t start = out_size(&self.out)
         try:
             put_message(&self.out, message, amqp, limit)
@@ -159,7 +159,7 @@ cdef class SubEntry:
         return start
 
     cdef bytes _compressed(self, Py_ssize_t size, Py_ssize_t limit):
-        # None if that is not below the limit; the compressor must not keep the memoryview.
+        # None unless the result is below the limit.  The compressor must not keep the memoryview.
         cdef bytes stored
         if self.compress is None:
             return None
@@ -167,7 +167,7 @@ cdef class SubEntry:
         return stored if stored is not None and PyBytes_GET_SIZE(stored) < limit else None
 
     cdef int _drop(self, Py_ssize_t size) except -1:
-        # So many bytes at the front are done with.
+        # Remove the first `size` bytes.
         cdef Py_ssize_t left = out_size(&self.out) - size
         if left:
             memmove(self.out.start, self.out.start + size, left)

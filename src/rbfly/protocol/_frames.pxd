@@ -1,4 +1,4 @@
-# Frames and their entries.  No ABI promise between releases.
+# Frames and their entries.  The ABI may change in any release.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -8,17 +8,17 @@ from rbfly.protocol._pending cimport PendingConfirms
 
 
 cdef enum:
-    PREFIX = 13             # of a frame: size, key, version, publisher id, count
+    PREFIX = 13             # bytes: size, key, version, publisher id, count
 
-# A frame length is u32; an entry's start and size are kept as u32 too.
+# Positions in a frame are stored as u32.
 cdef enum:
     UNLIMITED = 0x7FFFFFFF
 
 
 cdef class Frame:
     cdef bytes data
-    cdef list waiters               # of simple entries; the shares of sub-entries
-    cdef PendingConfirms last                # of the waiters
+    cdef list waiters               # of simple entries; SubEntrySpan of sub-entries
+    cdef PendingConfirms last       # last item of `waiters`; None behind a span
     cdef Py_ssize_t count           # messages
     cdef Py_ssize_t entries
     cdef Py_ssize_t unsettled       # entries
@@ -26,17 +26,17 @@ cdef class Frame:
 
 cdef struct Entry:
     uint64_t id
-    uint32_t frame      # number of the frame that holds it, modulo 2**32
-    uint32_t start      # where it begins in the frame
+    uint32_t frame      # number of its frame, modulo 2**32
+    uint32_t start      # position in the frame
     uint32_t size       # from its publishing id to the end of its message
     uint32_t waiter     # index into the frame's waiters
-    uint32_t order      # which of its waiter's messages it is, modulo 2**32
-    uint16_t shares     # of a sub-entry: how many, from `waiter` on; of a simple one 0
+    uint32_t order      # index among its waiter's messages, modulo 2**32
+    uint16_t spans      # of a sub-entry: number of spans, from `waiter` on; else 0
     uint8_t settled
 
 
 cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:
-    # How far behind frame `base` a frame is; their numbers are kept modulo 2**32.
+    # Index of a frame in a list that begins with frame `base`.
     return <Py_ssize_t> <uint32_t> (number - <uint32_t> base)
 
 
@@ -50,39 +50,39 @@ cdef class FrameBuilder:
     cdef object filter_extract
     cdef bint amqp
     cdef bint busy
-    cdef bint unsorted              # queued ids are not ascending
-    cdef set batch_ids              # ids not released, once one came out of order; else None
+    cdef bint unsorted              # ids of the batch are not ascending
+    cdef set batch_ids              # ids of the batch, once one was out of order; else None
     cdef bint has_last
-    cdef uint64_t last_id           # highest id given so far, if has_last
+    cdef uint64_t last_id           # highest id used so far, if has_last
     cdef bint batched
     cdef bint has_released
     cdef uint64_t last_released     # highest id released, if has_released
-    cdef uint64_t released_end      # if batched: the position behind the last entry released
+    cdef uint64_t released_end      # if batched: position after the last released entry
     cdef Py_ssize_t capacity_hint
-    cdef SubEntry sub_entry         # the open one, whose messages are in no frame; or None
+    cdef SubEntry sub_entry         # messages of the open sub-entry, in no frame yet; or None
     cdef uint64_t sub_entry_id
     cdef list sub_entry_spans
     cdef OutBuffer out              # the open frame
     cdef Frame open
-    cdef list frames                # finished and not all settled, in order; not the open one
+    cdef list frames                # finished frames that are not settled, in order
     cdef uint64_t frames_base       # number of frames[0]
     cdef Entry *ring
     cdef uint64_t mask
-    cdef uint64_t head              # positions: [head, tail) are not all settled
+    cdef uint64_t head              # positions in the ring: [head, tail) may be unsettled
     cdef uint64_t tail
-    cdef uint64_t bytes_encoded     # ever
+    cdef uint64_t bytes_encoded     # in total
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1
     cdef int _enter(self) except -1
     cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
-    cdef int _give_id(self, uint64_t id) except -1
-    cdef bint _check_explicit(self, uint64_t id) except -1
+    cdef int _use_id(self, uint64_t id) except -1
+    cdef int _check_explicit(self, uint64_t id) except -1
     cdef object _filter_value(self, object message)
     cdef int _open_frame(self) except -1
     cdef int _move_entry(self, Py_ssize_t start) except -1
-    cdef int _make_room(self, Py_ssize_t size, Py_ssize_t count) except -1
+    cdef int _reserve(self, Py_ssize_t size, Py_ssize_t count) except -1
     cdef int _close_open(self) except -1
     cdef int _finish_frame(self) except -1
     cdef int _put_entry(self, uint64_t id, object message, object value) except -1
@@ -91,4 +91,4 @@ cdef class FrameBuilder:
     cdef int _add_simple(
         self, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
     ) except -1
-    cdef int _add_shared(self, uint64_t id, Py_ssize_t start, list shares) except -1
+    cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1

@@ -1,7 +1,5 @@
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
-
-from typing_extensions import disjoint_base
+from typing import Any
 
 from .._turn import Turn
 from ..amqp import MessageCtx
@@ -9,10 +7,6 @@ from ..types import AMQPBody
 from ._entry import SubEntry
 from ._pending import PendingConfirms
 
-@final
-class Frame: ...
-
-@disjoint_base
 class FrameBuilder:
     @property
     def publisher_id(self) -> int: ...

@@ -1,12 +1,12 @@
-"""Messages into Publish frames.
+"""Encodes messages into Publish frames.
 
-A value is encoded once, directly behind its publishing id in the outgoing frame.
+Each message is encoded once, into the outgoing frame, after its publishing id.
 
     Publish v1   size u32 | key u16 | version u16 | publisher u8 | count u32 | entries
     entry v1     id u64 | length u32 | message;  or id u64 | sub-entry
     entry v2     id u64 | filter value (u16 length, 0 for none) | length u32 | message
 
-A sub-entry has one publishing id for all of its messages, and one confirm.
+All messages of a sub-entry share one publishing id and one confirm.
 """
 
 cimport cython
@@ -30,15 +30,14 @@ from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError
 cdef enum:
     KEY_PUBLISH = 0x0002
     SUB_HEADER = 19         # publishing id, kind, count, two sizes
-    SUB_MAX = 1 << 26       # of a sub-entry's messages: what 4.3.5 accepts
+    SUB_MAX = 1 << 26       # bytes of a sub-entry's messages that RabbitMQ 4.3.5 accepts
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
     RING = 64
-    RUN_BYTES = 1 << 18     # what `extend` encodes at most before the loop has its turn
+    RUN_BYTES = 1 << 18     # `extend` returns to the event loop after encoding this many
 
 cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF
-
-# Neither these nor the encoding of these values run code of the user.
+# Iterators and values (see is_plain) that run no user code.
 cdef tuple PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))))
 
 
@@ -53,17 +52,17 @@ cdef class Frame:
 
 
 cdef class FrameBuilder:
-    """Frames of one publisher that are finished or open, and the ring of their entries.
+    """Frames of one publisher, finished or open, and a ring buffer of their entries.
 
     :param publisher_id: id of the publisher on its connection, 0 to 255.
-    :param frame_max: limit of a frame's size field in bytes; 0 for none.
+    :param frame_max: limit for a frame's size field, in bytes; 0 for none.
     :param max_unconfirmed: how many messages may be in flight.
     :param next_id: publishing id of the next message.
-    :param filter_extract: gives a message's filter value (str or None); None for Publish v1.
-    :param amqp: encode as AMQP 1.0; if false, messages are bytes and sent as they are.
-    :param batched: messages wait for `release`, and may come in any order of their ids until then.
-    :param sub_entry: collects the messages of a sub-entry; None for none.
-    :ivar queued: how many messages are encoded and not yet sent (int).
+    :param filter_extract: returns a message's filter value (str or None); None for Publish v1.
+    :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
+    :param batched: hold messages back until `release`, which sorts them by id.
+    :param sub_entry: collects the messages of the open sub-entry; None for no sub-entries.
+    :ivar queued: number of messages that are encoded but not sent (int).
     """
 
     def __init__(
@@ -79,7 +78,7 @@ cdef class FrameBuilder:
     ):
         if max_unconfirmed < 1:
             raise ArgumentError('max_unconfirmed must be at least 1')
-        # Several frames fill the window, so that one is on its way while another is confirmed.
+        # A window of several frames: one is sent while another is being confirmed.
         self.frame_entries = max(1, max_unconfirmed // 10)
         if sub_entry is not None:
             if filter_extract is not None:
@@ -114,14 +113,16 @@ cdef class FrameBuilder:
     def append(self, object message, PendingConfirms waiter not None):
         """Encode a message into the open frame; return its publishing id.
 
-        :raises AMQPEncoderError: the value has no AMQP 1.0 form; nothing has changed then.
-        :raises ArgumentError: an explicit publishing id that was used before or is too low.
-        :raises MessageTooLarge: the message fits no frame; nothing has changed then.
+        After an error, the window is unchanged.
+
+        :raises AMQPEncoderError: the value has no AMQP 1.0 form.
+        :raises ArgumentError: the message's explicit publishing id was used before, or is too low.
+        :raises MessageTooLarge: the message fits no frame.
         """
         return self._append(message, waiter)
 
     def put(self, object message, object future):
-        """`append` with a waiter of its own for that future; return the publishing id."""
+        """Append a message whose confirm completes a future; return its publishing id."""
         cdef PendingConfirms waiter = PendingConfirms.__new__(PendingConfirms)
         waiter.future = future
         waiter.sealed = True
@@ -130,18 +131,17 @@ cdef class FrameBuilder:
     def extend(
         self, object iterator, Py_ssize_t limit, PendingConfirms waiter not None, Turn turn=None
     ):
-        """Append messages of an iterator: at most `limit`, or about 256 kB, within a turn.
+        """Append messages of an iterator until `limit`, about 256 kB, or the end of the turn.
 
-        Returns whether there may be more.  Takes nothing from the iterator after a message that
-        cannot be appended.
+        Returns False when the iterator is exhausted.  Stops at a message that cannot be appended.
 
-        :param turn: limits how long other tasks wait; None for no limit.
-        :raises Exception: errors of the iterator, and of `append`: `waiter` counts that message.
+        :param turn: the caller's turn of the event loop; None for no limit.
+        :raises Exception: an error of the iterator, or of `append`; `waiter` counts that message.
         """
         cdef uint64_t full = self.bytes_encoded + RUN_BYTES
         cdef uint64_t end = waiter.count + <uint64_t> limit
         cdef Py_ssize_t left = limit
-        # The user's code may be slow for each message, and compression for each sub-entry.
+        # User code may be slow for any message; compression may be slow for any sub-entry.
         cdef bint timed = turn is not None and (
             type(iterator) not in PLAIN_ITERATORS or self.filter_extract is not None
         )
@@ -166,30 +166,30 @@ cdef class FrameBuilder:
         return False
 
     def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
-        """Check that explicit publishing ids in a list or tuple ascend, nothing else.
+        """Check that the explicit publishing ids in messages[start:stop] ascend.
 
-        Gives the highest id behind messages[start:stop] (int): `before` of the next call.
+        Returns the highest id so far (int), which is `before` of the next call.
 
-        :raises ArgumentError: an id that is not above the one before it; `index` tells which.
+        :raises ArgumentError: an id is not above the id before it; `index` says of which message.
         """
         cdef bint has_last = self.has_last or before is not None
-        cdef uint64_t last = self.last_id if before is None else before
+        cdef uint64_t id, last = self.last_id if before is None else before
         cdef Py_ssize_t i
-        # Messages of one sub-entry share their id; how many that will be is not known here.
+        # Messages of a sub-entry share an id; how many will fit into it is unknown.
         cdef bint shared = self.sub_entry is not None and (
             before is not None or self.sub_entry.count > 0
         )
         for i in range(start, min(stop, <Py_ssize_t> len(messages))):
             message = messages[i]
             if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
-                if has_last and (<MessageCtx> message)._publish_id <= last:
+                id = (<MessageCtx> message)._publish_id
+                if has_last and id <= last:
                     error = ArgumentError(
-                        f'message {i} of send_many: publish id {message.stream_publish_id} is not'
-                        f' above {last}, the id before it'
+                        f'message {i} of send_many: publish id {id} is not above {last}'
                     )
                     error.index = i
                     raise error
-                last = (<MessageCtx> message)._publish_id
+                last = id
                 shared = False
             elif not shared:
                 last = max(self.next_id, last + has_last)
@@ -198,10 +198,10 @@ cdef class FrameBuilder:
         return last if has_last else None
 
     cdef int _enter(self) except -1:
-        # Encoders, filters, compressors and the garbage collector may run any Python code, and
-        # compressors release the GIL: none of it may come back here meanwhile.
+        # Encoders, filters, compressors (which release the GIL) and the garbage collector may run
+        # any Python code: it must not use this object meanwhile.
         if self.busy:
-            raise PublisherError('a publisher cannot be used while it encodes a message')
+            raise PublisherError('the publisher is encoding a message: it cannot be used meanwhile')
         self.busy = True
         return 0
 
@@ -211,18 +211,17 @@ cdef class FrameBuilder:
         cdef uint64_t id = self.next_id
         cdef Py_ssize_t start
         cdef object value = None
-        cdef bint disorder = False
         self._enter()
         try:
             if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
                 if self.sub_entry is not None:
                     self._close_sub_entry(out_size(&self.sub_entry.out))
                 id = (<MessageCtx> message)._publish_id
-                disorder = self._check_explicit(id)
+                self._check_explicit(id)
             elif self.sub_entry is not None:
                 return self._append_to_sub_entry(message, waiter)
             elif self.has_last and id == self.last_id:
-                raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
+                raise PublisherError(f'publish id {self.last_id}, the highest, is used up')
             if self.tail - self.head > self.mask:
                 self._grow_ring()
             if self.filter_extract is not None:
@@ -244,16 +243,14 @@ cdef class FrameBuilder:
             self.queued += 1
             waiter.count += 1
             waiter.remaining += 1
-            if disorder:
-                self.unsorted = True
-            self._give_id(id)
+            self._use_id(id)
             if self.open.count >= self.frame_entries:
                 self._finish_frame()
             return id
         finally:
             self.busy = False
 
-    cdef int _give_id(self, uint64_t id) except -1:
+    cdef int _use_id(self, uint64_t id) except -1:
         if self.batch_ids is not None:
             self.batch_ids.add(id)
         if not self.has_last or id > self.last_id:
@@ -267,11 +264,11 @@ cdef class FrameBuilder:
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead:
         cdef SubEntry sub_entry = self.sub_entry
         cdef Py_ssize_t start, end, limit
-        cdef SubEntrySpan share = None
+        cdef SubEntrySpan span = None
         start = sub_entry._put(message, self.amqp, self.frame_max - (PREFIX - 4 + 12))
         end = out_size(&sub_entry.out)
         limit = min(self.frame_max - (PREFIX - 4 + SUB_HEADER), SUB_MAX)
-        # Full: closed before the next message, so that no error here concerns one that is queued.
+        # Close a full sub-entry only now, so that its errors concern no message queued before.
         if sub_entry.count == sub_entry.limit or end > limit and start:
             try:
                 self._close_sub_entry(start)
@@ -284,18 +281,18 @@ cdef class FrameBuilder:
         if sub_entry.count == 0:
             if self.has_last and self.next_id == self.last_id:
                 sub_entry._drop(end)
-                raise PublisherError(f'publish id {self.last_id} was used; there is none above it')
+                raise PublisherError(f'publish id {self.last_id}, the highest, is used up')
             self.sub_entry_id = self.next_id
-            self._give_id(self.sub_entry_id)
-        elif (<SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]).waiter is waiter:
-            share = <SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]
-        if share is None:
-            share = SubEntrySpan.__new__(SubEntrySpan)
-            share.waiter = waiter
-            share.count = 0
-            share.order = <uint32_t> waiter.count
-            self.sub_entry_spans.append(share)
-        share.count += 1
+            self._use_id(self.sub_entry_id)
+        else:
+            span = <SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]
+        if span is None or span.waiter is not waiter:
+            span = SubEntrySpan.__new__(SubEntrySpan)
+            span.waiter = waiter
+            span.count = 0
+            span.order = <uint32_t> waiter.count
+            self.sub_entry_spans.append(span)
+        span.count += 1
         sub_entry.count += 1
         self.queued += 1
         waiter.count += 1
@@ -303,20 +300,20 @@ cdef class FrameBuilder:
         return self.sub_entry_id
 
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1:
-        # The first `used` bytes of the open sub-entry, with all messages that it counts.
+        # Move the first `used` bytes of the open sub-entry, all of its messages, into a frame.
         cdef SubEntry sub_entry = self.sub_entry
         cdef Py_ssize_t count = sub_entry.count
         cdef Py_ssize_t size = 8 + used
         cdef Py_ssize_t start
         cdef bytes stored
-        cdef list shares = self.sub_entry_spans
+        cdef list spans = self.sub_entry_spans
         if count == 0:
             return 0
-        # alone, a message needs no header of a sub-entry
+        # a single uncompressed message is a simple entry
         stored = sub_entry._compressed(used, used if count > 1 else used + 8 - SUB_HEADER)
         if count > 1 or stored is not None:
             size = SUB_HEADER + (used if stored is None else PyBytes_GET_SIZE(stored))
-        self._make_room(size, count)
+        self._reserve(size, count)
         start = out_size(&self.out)
         put_u64(&self.out, self.sub_entry_id)
         if count > 1 or stored is not None:
@@ -329,26 +326,25 @@ cdef class FrameBuilder:
         else:
             put_bytes(&self.out, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
         self.sub_entry_spans = []
-        self._add_shared(self.sub_entry_id, start, shares)
+        self._add_sub_entry(self.sub_entry_id, start, spans)
         sub_entry._drop(used)
         if self.open.count >= self.frame_entries:
             self._finish_frame()
         return 0
 
-    cdef bint _check_explicit(self, uint64_t id) except -1:
-        # True if the id comes behind a higher one, in a batch.
+    cdef int _check_explicit(self, uint64_t id) except -1:
         cdef uint64_t i
-        if not self.has_last or id > self.last_id:
-            return False
-        if not self.batched or self.has_released and id <= self.last_released:
-            raise ArgumentError(f'publish id {id} is not above those sent before')
-        if self.batch_ids is None:
-            self.batch_ids = {
-                self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
-            }
-        if id in self.batch_ids:
-            raise ArgumentError(f'publish id {id} is in the batch already')
-        return True
+        if self.has_last and id <= self.last_id:
+            if not self.batched or self.has_released and id <= self.last_released:
+                raise ArgumentError(f'publish id {id} is not above the ids sent before')
+            if self.batch_ids is None:
+                self.batch_ids = {
+                    self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
+                }
+            if id in self.batch_ids:
+                raise ArgumentError(f'publish id {id} is already in the batch')
+            self.unsorted = True
+        return 0
 
     cdef object _filter_value(self, object message):
         cdef object value = self.filter_extract(
@@ -362,7 +358,6 @@ cdef class FrameBuilder:
     # -- frames
 
     cdef int _open_frame(self) except -1:
-        self.open = None
         out_open(&self.out, self.capacity_hint)
         self.out.p += PREFIX
         self.open = Frame.__new__(Frame)
@@ -370,7 +365,7 @@ cdef class FrameBuilder:
         return 0
 
     cdef int _move_entry(self, Py_ssize_t start) except -1:
-        # The entry at `start` is too much for the open frame: it opens the next one.
+        # The entry at `start` does not fit into the open frame: move it into a new one.
         cdef Py_ssize_t size = out_size(&self.out) - start
         cdef OutBuffer full = self.out
         full.p = full.start + start
@@ -389,8 +384,8 @@ cdef class FrameBuilder:
         self.out = full
         return 0
 
-    cdef int _make_room(self, Py_ssize_t size, Py_ssize_t count) except -1:
-        # For an entry of so many bytes and messages; also in the ring.
+    cdef int _reserve(self, Py_ssize_t size, Py_ssize_t count) except -1:
+        # Make space for an entry of this size and number of messages, also in the ring.
         if self.tail - self.head > self.mask:
             self._grow_ring()
         if self.open is not None and self.open.count and (
@@ -403,7 +398,7 @@ cdef class FrameBuilder:
         return out_reserve(&self.out, size)
 
     cdef int _close_open(self) except -1:
-        # Everything queued is in finished frames then.
+        # Afterwards all that is queued is in finished frames.
         if self.sub_entry is not None:
             self._close_sub_entry(out_size(&self.sub_entry.out))
         if self.open is not None:
@@ -419,7 +414,7 @@ cdef class FrameBuilder:
         cdef Py_ssize_t size = out_size(&self.out)
         cdef Frame frame = self.open
         cdef uint8_t *end = self.out.p
-        if p is NULL:               # it could not be finished before
+        if p is NULL:               # an earlier call failed
             raise MemoryError
         store_u32(p, <uint32_t> (size - 4))
         self.out.p = p + 4
@@ -462,7 +457,7 @@ cdef class FrameBuilder:
         return 0
 
     cdef Entry *_add_entry(self, uint64_t id, Py_ssize_t start, Py_ssize_t count) noexcept:
-        # From `start` to the end of the open frame; there is room in the ring.
+        # The entry extends from `start` to the end of the open frame; the ring has space.
         cdef Entry *entry = &self.ring[self.tail & self.mask]
         entry.id = id
         entry.frame = <uint32_t> (self.frames_base + <uint64_t> len(self.frames))
@@ -486,19 +481,19 @@ cdef class FrameBuilder:
         entry = self._add_entry(id, start, 1)
         entry.waiter = <uint32_t> (len(frame.waiters) - 1)
         entry.order = order
-        entry.shares = 0
+        entry.spans = 0
         return 0
 
-    cdef int _add_shared(self, uint64_t id, Py_ssize_t start, list shares) except -1:
+    cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1:
         cdef Frame frame = self.open
         cdef Py_ssize_t count = 0
         cdef Entry *entry
-        for share in shares:
-            count += (<SubEntrySpan> share).count
+        for span in spans:
+            count += (<SubEntrySpan> span).count
         entry = self._add_entry(id, start, count)
         entry.waiter = <uint32_t> len(frame.waiters)
         entry.order = 0
-        entry.shares = <uint16_t> len(shares)
-        frame.waiters.extend(shares)
+        entry.spans = <uint16_t> len(spans)
+        frame.waiters.extend(spans)
         frame.last = None
         return 0

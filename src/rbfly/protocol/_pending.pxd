@@ -1,13 +1,13 @@
-# Callers that wait for confirms.  No ABI promise between releases.
+# Callers that wait for confirms.  The ABI may change in any release.
 
 from libc.stdint cimport uint32_t, uint64_t
 
 
-# Why a message of a group is not confirmed: also which list of `ConfirmGroup.missed` holds it.
+# Why a message of a group is not confirmed; also the index of its list in `ConfirmGroup.missed`.
 cdef enum Miss:
-    REFUSED             # by the broker, or it is too large
-    UNSENT              # it never left
-    UNKNOWN             # it left, and the publisher gave up waiting for its confirm
+    REFUSED             # refused by the broker, or too large
+    UNSENT              # never sent
+    UNKNOWN             # sent, but the publisher gave up waiting for the confirm
 
 
 cdef class PendingConfirms:

@@ -1,8 +1,5 @@
-from typing import Any, final
+from typing import Any
 
-from typing_extensions import disjoint_base
-
-@disjoint_base
 class PendingConfirms:
     future: Any
     @property
@@ -19,6 +16,3 @@ class PendingConfirms:
     def too_large(self) -> tuple[int, int, int, int] | None: ...
     def __init__(self, future: Any = None, sealed: bool = False) -> None: ...
     def seal(self) -> bool: ...
-
-@final
-class SubEntrySpan: ...

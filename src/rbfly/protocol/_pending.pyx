@@ -1,11 +1,15 @@
-"""Callers that wait for confirms: whose messages an entry holds, and what became of them."""
+"""Callers that wait for confirms.
+
+An item is what a frame knows of the owner of an entry: the PendingConfirms of a single message, or
+a SubEntrySpan for several messages of one caller in a sub-entry.
+"""
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef uint64_t index_of(PendingConfirms waiter, uint32_t order) noexcept:
-    # `order` wraps; what is in flight is far less than 2**32
+    # `order` is modulo 2**32; far fewer messages are in flight
     return waiter.count - <uint32_t> (<uint32_t> waiter.count - order)
 
 
@@ -14,14 +18,14 @@ cdef Py_ssize_t count_of(object item) noexcept:
 
 
 cdef uint64_t first_of(object item, uint32_t order) noexcept:
-    # Number of its first message among those of its waiter.
+    # Index of its first message among those of its waiter.
     if type(item) is SubEntrySpan:
         order = (<SubEntrySpan> item).order
     return index_of(waiter_of(item), order)
 
 
 cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
-    # `unsent` of a waiter is that of its first message that is not settled.
+    # The first unsettled message decides `unsent` of its waiter.
     cdef PendingConfirms waiter = waiter_of(item)
     waiter._miss(first_of(item, order), count_of(item), UNSENT if unsent else UNKNOWN)
     if waiter.remaining:
@@ -32,7 +36,7 @@ cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
 
 
 cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list found) except -1:
-    # Those of the messages, if they are the waiter's.
+    # Indexes of its messages, if they are the waiter's.
     cdef uint64_t first
     if waiter_of(item) is waiter:
         first = first_of(item, order)
@@ -42,15 +46,16 @@ cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list f
 
 @cython.freelist(256)
 cdef class PendingConfirms:
-    """Counts the unsettled messages that one caller waits for.
+    """Counts the unsettled messages of one caller.
 
-    :ivar future: anything of the caller's; not touched here.
-    :ivar remaining: how many of its messages are not settled.
-    :ivar count: how many messages were taken for it so far.
-    :ivar errors: `(publish id, code)` of each message that was refused, or None.
-    :ivar unsent: it was given up, and none of the messages that it still waited for was ever sent.
-    :ivar too_large: `(publish id, size, limit, messages)` of the first entry that fits no frame of
-        a new connection, sizes in bytes; or None.
+    :ivar future: belongs to the caller; not used here.
+    :ivar remaining: number of its messages that are not settled.
+    :ivar count: number of its messages so far.
+    :ivar errors: `(publish id, code)` of each refused message; None for none.
+    :ivar sealed: it gets no more messages.
+    :ivar unsent: the publisher gave up before it sent the first of its unsettled messages.
+    :ivar too_large: `(publish id, size, limit, messages)` of its first entry that does not fit into
+        the frames of a new connection, sizes in bytes; None for none.
     """
 
     def __init__(self, future=None, bint sealed=False):
@@ -65,18 +70,18 @@ cdef class PendingConfirms:
         return self._miss(index_of(self, order), count, REFUSED)
 
     cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
-        # Some of its messages, from `index` on, are not confirmed; a group notes which.
+        # The `count` messages from `index` on are not confirmed: a group records them.
         return 0
 
     @cython.final
     cdef int _skip(self) except -1:
-        # A message was taken that never enters the window.
+        # Count a message that was taken but does not enter the window.
         self._miss(self.count, 1, UNSENT)
         self.count += 1
         return 0
 
     def seal(self):
-        """No more messages will be added; true if all of them are settled already."""
+        """Add no more messages; return True if all of them are settled."""
         self.sealed = True
         return self.remaining == 0
 
@@ -84,5 +89,5 @@ cdef class PendingConfirms:
 @cython.final
 @cython.freelist(256)
 cdef class SubEntrySpan:
-    # Messages of one waiter in one sub-entry, one behind the other: `count`, from `order` on.
+    # Consecutive messages of one waiter in one sub-entry: `count` of them, from `order` on.
     pass

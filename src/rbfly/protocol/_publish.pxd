@@ -1,4 +1,4 @@
-# Declarations for the engine.  No ABI promise between releases.
+# The publish window.  The ABI may change in any release.
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -9,13 +9,13 @@ cdef class PublishWindow(FrameBuilder):
     cdef readonly Py_ssize_t in_flight
     cdef readonly bint needs_redeclare
     cdef object on_settled
-    cdef uint64_t released          # if batched: number of the first frame not released
-    cdef uint64_t next_frame        # number of the first finished frame that was not sent
+    cdef uint64_t released          # if batched: number of the first frame that is held back
+    cdef uint64_t next_frame        # number of the next frame to send
     cdef uint64_t sent              # positions: [head, sent) in flight, [sent, tail) queued
-    cdef uint64_t cursor            # where the next confirm is expected
-    cdef list too_large             # waiters whose messages no replay could fit, not given yet
+    cdef uint64_t cursor            # position of the entry whose confirm is expected next
+    cdef list too_large             # waiters settled by a replay that has not returned them
     cdef bint any_written
-    cdef uint64_t written           # highest id that ever left, up to the last replay
+    cdef uint64_t written           # highest id sent before the last replay, if any_written
 
     cdef list _unsettled(self)
     cdef int _note_written(self) noexcept

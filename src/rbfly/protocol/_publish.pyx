@@ -1,15 +1,13 @@
-"""What is queued and what is unconfirmed of a publisher.
+"""The publish window: messages of a publisher that are queued or in flight.
 
-The bytes of a frame are kept until every id in it is settled, so that what is unsettled can be sent
-again.
-
-It answers questions: it holds no future, calls no transport and knows no loop.
+It keeps the bytes of a frame until every entry of it is settled, so that the publisher can resend
+what the broker has not confirmed.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
 from rbfly.protocol._frames cimport PREFIX, Entry, Frame, FrameBuilder, offset
@@ -23,41 +21,43 @@ from rbfly.protocol._pending cimport (
 )
 
 cdef enum:
-    CONFIRMED = -1          # any code of a PublishError is a refusal, 0 and OK too
+    CONFIRMED = -1          # every code in a PublishError is a refusal, even 0 and OK
     FRAME_TOO_LARGE = 0x0E
     PUBLISHER_DOES_NOT_EXIST = 0x12
 
 
 cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
-    # How many messages a sub-entry has.
     cdef Py_ssize_t i, count = 0
-    for i in range(entry.waiter, entry.waiter + entry.shares):
+    if entry.spans == 0:
+        return 1
+    for i in range(entry.waiter, entry.waiter + entry.spans):
         count += (<SubEntrySpan> frame.waiters[i]).count
     return count
 
 
 @cython.final
 cdef class PublishWindow(FrameBuilder):
-    """Frames of one publisher: open, waiting to be sent, and in flight.
+    """Messages of one publisher that the broker has not confirmed.
 
-    :ivar in_flight: how many messages are sent and not settled (int).
-    :ivar needs_redeclare: the broker does not know the publisher; `replay` is to follow (bool).
+    :ivar in_flight: number of messages that are sent but not settled (int).
+    :ivar needs_redeclare: the broker does not know the publisher: redeclare it, then call `replay`
+        (bool).
     """
 
     def __cinit__(self):
         self.too_large = []
 
     def listen(self, on_settled):
-        """Tell of waiters whose messages are settled, of all at once; None: tell nobody."""
+        """Set the function to call with the list of waiters that a frame of confirms settles."""
         self.on_settled = on_settled
 
     @property
     def unsettled(self):
-        """How many messages are queued or in flight (int)."""
+        """Number of messages that are queued or in flight (int)."""
         return self.in_flight + self.queued
 
     def take(self):
-        """The next frame to write (bytes); None if nothing waits or the window is full."""
+        """Return the next frame to write (bytes); None if the queue is empty or the window full."""
         cdef Frame frame
         self._enter()
         try:
@@ -65,7 +65,7 @@ cdef class PublishWindow(FrameBuilder):
                 if self.next_frame == self.released:
                     return None
             elif self.next_frame == self.frames_base + <uint64_t> len(self.frames):
-                # the open frame, and in it the open sub-entry; all that is queued
+                # All that is queued is in the open frame and the open sub-entry.
                 if self.queued == 0:
                     return None
                 if self.in_flight and self.in_flight + self.queued > self.max_unconfirmed:
@@ -83,7 +83,7 @@ cdef class PublishWindow(FrameBuilder):
             self.busy = False
 
     def release(self):
-        """Let `take` give what was appended so far, ascending by id."""
+        """Let `take` return the messages of the batch, ascending by id."""
         self._enter()
         try:
             self._close_open()
@@ -98,11 +98,11 @@ cdef class PublishWindow(FrameBuilder):
             self.busy = False
 
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
-        """Queue everything unsettled again, in order, for a publisher declared anew.
+        """Queue all unsettled messages again, in order, for a redeclared publisher.
 
-        Messages that fit no frame any more are refused with code 0x0e (frame too large).
+        Refuses messages that fit no frame any more, with code 0x0e (frame too large).
 
-        :returns: waiters that this has settled (list).
+        :returns: waiters that these refusals settle (list).
         """
         cdef list done
         self._enter()
@@ -122,11 +122,11 @@ cdef class PublishWindow(FrameBuilder):
             self.busy = False
 
     def count_unsent(self):
-        """Number of unsettled messages that `take` has never returned, on any connection (int)."""
+        """Count the unsettled messages that `take` has never returned, on any connection."""
         return sum([count_of(item) for item, _, unsent in self._unsettled() if unsent])
 
     def fail_pending(self):
-        """Forget everything unsettled; return the waiters that had messages in it (list)."""
+        """Drop all unsettled messages; return the waiters that they belong to (list)."""
         cdef list unsettled = self._unsettled()
         cdef list done
         done, self.too_large = self.too_large, []
@@ -148,15 +148,14 @@ cdef class PublishWindow(FrameBuilder):
         return done
 
     def unsettled_of(self, PendingConfirms waiter not None):
-        """Numbers of the messages of a waiter that are queued or in flight (list of int)."""
+        """Return the indexes of a waiter's messages that are queued or in flight (list of int)."""
         cdef list found = []
         for item, order, _ in self._unsettled():
             add_indexes(item, order, waiter, found)
         return found
 
     cdef list _unsettled(self):
-        # For each message or span that is queued or in flight: its waiter or the span, its order,
-        # and whether it never left.
+        # (item, order, whether it was never sent) of everything queued or in flight.
         cdef list found = []
         cdef list frames = [*self.frames, self.open]
         cdef list waiters
@@ -171,7 +170,7 @@ cdef class PublishWindow(FrameBuilder):
                 if not entry.settled:
                     unsent = i >= self.sent and not (self.any_written and entry.id <= self.written)
                     waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
-                    for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+                    for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                         found.append((waiters[n], entry.order, unsent))
             for span in self.sub_entry_spans:
                 found.append((span, 0, True))
@@ -179,17 +178,17 @@ cdef class PublishWindow(FrameBuilder):
             self.busy = False
         return found
 
-    # -- sending again
+    # -- resending
 
     cdef int _note_written(self) noexcept:
-        # Ids ascend in the order in which they leave.
+        # Messages are sent in ascending order of their ids.
         if self.sent > self.head:
             self.any_written = True
             self.written = self.ring[(self.sent - 1) & self.mask].id
         return 0
 
     cdef int _refuse_too_large(self) except -1:
-        # What fits no frame any more: a sub-entry as a whole, for it has one id.
+        # A sub-entry is refused as a whole, because it has one id.
         cdef Py_ssize_t n, limit, count
         cdef Entry *entry
         cdef Frame frame
@@ -200,11 +199,11 @@ cdef class PublishWindow(FrameBuilder):
             if entry.settled or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
                 continue
             frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
-            for n in range(entry.waiter, entry.waiter + max(1, entry.shares)):
+            for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                 waiter = waiter_of(frame.waiters[n])
-                if waiter.too_large is None:  # the caller is told why
+                if waiter.too_large is None:
                     limit = max(self.frame_max - (PREFIX - 4), 0)
-                    count = messages_of(frame, entry) if entry.shares else 1
+                    count = messages_of(frame, entry)
                     waiter.too_large = (entry.id, entry.size, limit, count)
             count = self._settle_entry(frame, entry, FRAME_TOO_LARGE, self.too_large)
             entry.settled = True
@@ -216,13 +215,12 @@ cdef class PublishWindow(FrameBuilder):
         return 0
 
     cdef int _repack(self, uint64_t first) except -1:
-        # Unsettled entries from `first` on move into new frames, ascending by id.
-        # Where that fails, everything stays as it was.
+        # Move unsettled entries from position `first` on into new frames, ascending by id.
+        # On failure, restore the state before.
         cdef list old = self.frames
         cdef uint64_t old_base = self.frames_base
         cdef Py_ssize_t kept, released = 0, position = 0
         cdef uint64_t size, n, i
-        cdef Py_ssize_t count
         cdef Entry *saved
         cdef Entry *entry
         cdef Frame source
@@ -259,16 +257,13 @@ cdef class PublishWindow(FrameBuilder):
                 position += 1
                 entry = &saved[i]
                 source = <Frame> old[offset(entry.frame, old_base)]
-                count = 1
-                if entry.shares:
-                    count = messages_of(source, entry)
-                self._make_room(entry.size, count)
+                self._reserve(entry.size, messages_of(source, entry))
                 put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
-                if entry.shares:
-                    self._add_shared(
+                if entry.spans:
+                    self._add_sub_entry(
                         entry.id,
                         out_size(&self.out) - entry.size,
-                        source.waiters[entry.waiter:entry.waiter + entry.shares],
+                        source.waiters[entry.waiter:entry.waiter + entry.spans],
                     )
                 else:
                     self._add_simple(
@@ -295,7 +290,7 @@ cdef class PublishWindow(FrameBuilder):
         return 0
 
     cdef int _mark_released(self) except -1:
-        # What a batched publisher released and what it did not never share a frame.
+        # Released messages share no frame with messages that are held back.
         if self.batched:
             if self.open is not None and self.open.count:
                 self._finish_frame()
@@ -306,7 +301,7 @@ cdef class PublishWindow(FrameBuilder):
     # -- settling
 
     cdef Entry *_find(self, uint64_t id) noexcept:
-        # What was sent is sorted.
+        # Entries that were sent ascend by id.
         cdef uint64_t low = self.head, high = self.sent, middle
         cdef Entry *entry
         if self.cursor < self.sent:
@@ -329,7 +324,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef int _settle(self, uint64_t id, int code, list done) except -1:
         cdef Entry *entry = self._find(id)
         cdef Frame frame
-        # Unknown or settled: a late or a second confirm, e.g. of a deduplicated message.
+        # Ignore a late or repeated confirm, e.g. of a deduplicated message.
         if entry is NULL or entry.settled:
             return 0
         frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
@@ -344,11 +339,11 @@ cdef class PublishWindow(FrameBuilder):
     cdef Py_ssize_t _settle_entry(
         self, Frame frame, Entry *entry, int code, list done
     ) except -1:
-        # How many messages it had.
+        # Returns the number of its messages.
         cdef PendingConfirms waiter
-        cdef SubEntrySpan share
+        cdef SubEntrySpan span
         cdef Py_ssize_t i, count = 0
-        if entry.shares == 0:
+        if entry.spans == 0:
             waiter = <PendingConfirms> frame.waiters[entry.waiter]
             if code != CONFIRMED:
                 waiter._refuse(entry.id, code, entry.order, 1)
@@ -356,15 +351,15 @@ cdef class PublishWindow(FrameBuilder):
                 done.append(waiter)
             waiter.remaining -= 1
             return 1
-        for i in range(entry.waiter, entry.waiter + entry.shares):
-            share = <SubEntrySpan> frame.waiters[i]
-            waiter = share.waiter
-            count += share.count
+        for i in range(entry.waiter, entry.waiter + entry.spans):
+            span = <SubEntrySpan> frame.waiters[i]
+            waiter = span.waiter
+            count += span.count
             if code != CONFIRMED:
-                waiter._refuse(entry.id, code, share.order, share.count)
-            if waiter.remaining == share.count and waiter.sealed:
+                waiter._refuse(entry.id, code, span.order, span.count)
+            if waiter.remaining == span.count and waiter.sealed:
                 done.append(waiter)
-            waiter.remaining -= share.count
+            waiter.remaining -= span.count
         return count
 
     cdef int _release(self) except -1:
@@ -397,7 +392,7 @@ cdef class PublishWindow(FrameBuilder):
         for i in range(count):
             code = load_u16(p + 10 * i + 8)
             if code == PUBLISHER_DOES_NOT_EXIST:
-                self.needs_redeclare = True        # what it refuses is sent again by the next one
+                self.needs_redeclare = True     # the redeclared publisher resends the message
             else:
                 self._settle(load_u64(p + 10 * i), code, done)
         self._release()

@@ -1,10 +1,9 @@
-"""Compression of sub-entries, in both directions; a leaf of the streams API.
+"""Compression and decompression of sub-entries.
 
     1 gzip member | 2 snappy, framed (or one raw block) | 3 LZ4 frame | 4 zstd frame
 
-gzip is in the standard library, the others are in the library cramjam, which comes with the extra
-`compression`.  Whatever a sub-entry batch says of itself, no more memory is used than it says, and
-no more than the limits here.
+gzip is in the standard library; the extra `compression` installs cramjam for the others.
+Decompression uses no more memory than the header of a sub-entry states, within the limits below.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from ..error import ArgumentError, ChunkError, CompressionError
 __all__ = ['BATCH_MAX', 'CHUNK_MAX', 'Compression', 'compressor', 'decompress']
 
 BATCH_MAX = 64 * 2**20
-"""Most bytes that a compressed sub-entry batch may have, uncompressed; more is a ChunkError."""
+"""Maximum size of a sub-entry in bytes, uncompressed; a larger one raises ChunkError."""
 CHUNK_MAX = 2**30
-"""The same for all compressed batches of a chunk."""
+"""The same for all compressed sub-entries of a chunk together."""
 
 GZIP_LEVEL = 6
-GZIP_BITS = zlib.MAX_WBITS | 16  # a gzip member, not a zlib stream
-SNAPPY_FRAMES = b'\xff\x06\x00\x00sNaPpY'  # how a framed stream begins
+GZIP_BITS = zlib.MAX_WBITS | 16  # with gzip header and trailer
+SNAPPY_FRAMES = b'\xff\x06\x00\x00sNaPpY'  # start of a framed stream
 
 
 class Compression(StrEnum):
-    """How the messages of a sub-entry are compressed; the name as a string does as well."""
+    """How the messages of a sub-entry are compressed.  Strings such as `'gzip'` work, too."""
 
     NONE = 'none'
     GZIP = 'gzip'
@@ -47,7 +46,7 @@ class Compression(StrEnum):
 
     @property
     def code(self) -> int:
-        """Its number in the stream protocol."""
+        """Code in the stream protocol (int)."""
         return CODES.index(self)
 
 
@@ -59,15 +58,15 @@ def library(compression: Compression) -> Any:
         return importlib.import_module('cramjam')
     except ImportError:
         raise CompressionError(
-            f"compression {compression.value!r} needs the library cramjam: install RbFly's extra"
-            ' `compression`, or cramjam itself'
+            f"compression {compression.value!r} needs the library cramjam: install it, or RbFly's"
+            ' extra `compression`'
         ) from None
 
 
 def compressor(compression: Compression) -> Callable[[memoryview], bytes] | None:
-    """A function that compresses bytes; None for no compression.
+    """Return a function that compresses bytes; None for no compression.
 
-    :raises CompressionError: the library that it needs is not installed.
+    :raises CompressionError: the library for it is not installed.
     """
     if compression is Compression.NONE:
         return None
@@ -79,13 +78,13 @@ def compressor(compression: Compression) -> Callable[[memoryview], bytes] | None
 
 
 def decompress(code: int, data: memoryview, size: int) -> bytes:
-    """The messages of a compressed batch.
+    """Decompress the messages of a sub-entry.
 
-    :param code: number of the compression.
-    :param data: the batch as it is stored.
-    :param size: how many bytes it has uncompressed, as it says; at most `BATCH_MAX`.
-    :raises ChunkError: it has not, it is damaged, or nobody knows the compression.
-    :raises CompressionError: the library that it needs is not installed.
+    :param code: code of the compression.
+    :param data: the compressed messages.
+    :param size: size in bytes that the header states, at most `BATCH_MAX`.
+    :raises ChunkError: the size is wrong, the data is damaged, or the compression is unknown.
+    :raises CompressionError: the library for it is not installed.
     """
     if code >= len(CODES):
         raise ChunkError(f'sub-entry batch with unknown compression {code}')

@@ -1,4 +1,4 @@
-# What a task awaits.  No ABI promise between releases.
+# What tasks await.  The ABI may change in any release.
 
 from libc.stdint cimport uint64_t
 
@@ -7,7 +7,7 @@ from rbfly.protocol._pending cimport Miss, PendingConfirms
 
 cdef class ConfirmFuture(PendingConfirms):
     cdef readonly object _loop
-    cdef object callback            # of the task that awaits this
+    cdef object callback            # wakes the task that awaits this
     cdef object context
     cdef object error
     cdef object traceback
@@ -21,7 +21,7 @@ cdef class ConfirmFuture(PendingConfirms):
 
 cdef class ConfirmGroup(PendingConfirms):
     cdef object loop
-    cdef list waits                 # of the tasks that await it
+    cdef list waits                 # ConfirmFuture of each task that awaits it
     cdef readonly bint settled
     cdef readonly object error
     cdef readonly tuple missed

@@ -1,7 +1,7 @@
 """What a task awaits until the broker has confirmed its messages.
 
-It has of asyncio's future protocol what a task needs: `_asyncio_future_blocking`, `_loop`, and a
-callback in a context.
+Implements the part of asyncio's future protocol that tasks use: `_asyncio_future_blocking`, `_loop`
+and a callback with its context.
 """
 
 cimport cython
@@ -16,9 +16,7 @@ from asyncio import CancelledError
 
 @cython.final
 cdef class ConfirmFuture(PendingConfirms):
-    """What one task awaits: the confirm of its message, or of a group.
-
-    To asyncio this is a future that nobody else can see.
+    """The confirm of a message or a group, awaited by one task.
 
     :param loop: the event loop of the task.
     """
@@ -43,12 +41,13 @@ cdef class ConfirmFuture(PendingConfirms):
     def add_done_callback(self, callback, *, context):
         self.callback = callback
         self.context = context
-        if self.settled:    # since it was awaited
+        if self.settled:    # after the task began to await it
             self._call_soon()
 
     @cython.binding(False)
     def result(self):
-        # Asked once.  The error is not kept: its traceback leads to the frame that holds this.
+        # The task calls this once.  Drop the error: its traceback refers to a frame that refers to
+        # this.
         cdef object error = self.error
         cdef object traceback = self.traceback
         self.error = self.traceback = None
@@ -61,7 +60,7 @@ cdef class ConfirmFuture(PendingConfirms):
         self._finish(CancelledError() if msg is None else CancelledError(msg))
         return True
 
-    # -- what settles it
+    # -- what the publisher calls
 
     def done(self):
         return self.settled
@@ -87,8 +86,8 @@ cdef class ConfirmFuture(PendingConfirms):
         return 0
 
     cdef int _wake(self, object confirmed) except -1:
-        # In a callback of the loop, as that does it.  The task asks what it is called with for the
-        # result; a plain future that has one answers faster.
+        # Call the callback as the loop does.  The task reads its result from the argument, and
+        # `confirmed`, a plain future, is the fastest to read.
         cdef object callback = self.callback
         cdef object context = self.context
         if callback is None:
@@ -104,13 +103,13 @@ cdef class ConfirmFuture(PendingConfirms):
 
 @cython.final
 cdef class ConfirmGroup(PendingConfirms):
-    """Messages that are waited for together: their outcome, and who waits for it.
+    """Messages whose confirms are awaited together.
 
-    :param loop: the event loop of those who wait.
-    :ivar settled: all of them are confirmed, refused or given up.
-    :ivar error: what went wrong; None if they were confirmed.
-    :ivar missed: numbers of the messages that are not confirmed, three lists of int: messages that
-        the broker refused, that were never sent, and that were sent and abandoned; None for none.
+    :param loop: event loop of the publisher.
+    :ivar settled: all messages are confirmed or refused, or the publisher gave up on them.
+    :ivar error: why they are not all confirmed; None if they are.
+    :ivar missed: indexes of the messages that are not confirmed, as three lists of int: refused,
+        never sent, and sent but given up; None for none.
     """
 
     def __init__(self, loop):
@@ -118,12 +117,12 @@ cdef class ConfirmGroup(PendingConfirms):
         self.waits = []
 
     def wait(self):
-        """What a task awaits until all are settled; `error` is None if they were confirmed."""
+        """Return what a task awaits until all messages are settled; it does not raise `error`."""
         cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
         wait._loop = self.loop
         wait.settled = self.settled
         while self.waits and (<ConfirmFuture> self.waits[len(self.waits) - 1]).settled:
-            self.waits.pop()        # given up
+            self.waits.pop()        # its task was cancelled or timed out
         self.waits.append(wait)
         return wait
 
@@ -134,7 +133,7 @@ cdef class ConfirmGroup(PendingConfirms):
         return 0
 
     def skip(self):
-        """Count a message that was taken and cannot be sent."""
+        """Count a message that was taken but cannot be sent."""
         self._skip()
 
     def done(self):

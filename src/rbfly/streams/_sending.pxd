@@ -1,4 +1,4 @@
-# What publishers do for each message.  No ABI promise between releases.
+# Per-message work of publishers.  The ABI may change in any release.
 
 from rbfly._cpython cimport rbfly_step
 from rbfly.protocol._publish cimport PublishWindow
@@ -19,12 +19,12 @@ cdef class PublisherCore:
     cdef readonly object error
     cdef readonly bint closed
     cdef readonly bint scheduled
-    cdef object confirmed           # a future that is done
-    cdef unsigned long place        # thread that the loop runs in
-    cdef unsigned long forks        # process that the loop runs in
-    cdef rbfly_step step            # in which the loop was checked last
-    cdef bint waking                # the tasks in `woken` run now
-    cdef list woken                 # who is woken in this turn of the loop
+    cdef object confirmed           # a future that is done, to wake tasks with
+    cdef unsigned long place        # thread of the loop
+    cdef unsigned long forks        # number of forks before the process of the loop
+    cdef rbfly_step step            # task step in which the loop was last checked
+    cdef bint waking                # `_wake` is running tasks
+    cdef list woken                 # futures whose tasks `_wake` runs next
 
     cdef ConfirmFuture _begin(self, object message)
     cdef int _check_loop(self) except -1

@@ -1,6 +1,6 @@
-"""What publishers do for each message and for each confirm, compiled.
+"""Per-message and per-confirm work of publishers, compiled.
 
-All tasks whose confirms came at once are woken by one callback of the loop, in their order.
+One callback of the event loop wakes all tasks whose confirms arrived together, in order.
 """
 
 cimport cython
@@ -20,25 +20,25 @@ rbfly_watch_forks()
 
 
 cdef class SemaphoreState:
-    """Of room that tasks wait for: what is looked at for every message.
+    """The fields of a semaphore that are read for every message.
 
-    :ivar reserved: room that was given to tasks and that they have not used yet.
-    :ivar waiting: who waits, in order.
+    :ivar reserved: capacity granted to tasks that have not used it yet.
+    :ivar waiting: the tasks that wait, in order.
     """
 
 
 @cython.final
 cdef class PublisherCore:
-    """What a publisher does for each message and for each confirm: its window, and who waits.
+    """Puts messages into the window, writes frames, and wakes the tasks that await confirms.
 
-    :param session: has `check`, which raises unless messages are taken; `settle`, which tells a
-        waiter other than a confirm; and `after_settled`.
-    :param loop: the event loop that it belongs to.
+    :param session: has `check`, which raises if the publisher takes no messages; `settle`, which
+        passes the outcome to a waiter; and `after_settled`, called after each frame of confirms.
+    :param loop: event loop of the publisher.
     :param window: messages that are not settled.
-    :param semaphore: class of who waits for room in it, given `has_capacity`.
-    :ivar connection: where frames are written; None while there is none.
-    :ivar closed: no message is taken any more.
-    :ivar error: why none is taken now.
+    :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
+    :ivar connection: where to write frames; None while there is none.
+    :ivar closed: the publisher takes no more messages.
+    :ivar error: why the publisher takes no messages for now; None if it does.
     """
 
     def __init__(self, session, loop, PublishWindow window not None, semaphore):
@@ -54,43 +54,43 @@ cdef class PublisherCore:
         window.listen(self.on_settled)
 
     def bind(self, session):
-        """Take messages from now on, which a session sends."""
+        """Take messages from now on, on behalf of a session."""
         self.session = session
         self.error = None
 
     def resume(self, connection, publisher_id):
-        """Write on a connection, what is unsettled first."""
+        """Write to a connection, beginning with all unsettled messages."""
         done = self.window.replay(publisher_id, connection.frame_max)
         self.connection = connection
-        for waiter in done:         # too large for this connection
+        for waiter in done:         # their messages are too large for this connection
             self.session.settle(waiter)
         self._write()
 
     def suspend(self):
-        """Write nothing, for want of a connection."""
+        """Stop writing: the connection is gone."""
         self.connection = None
 
     def fail(self, error):
-        """Take no messages for now, for an error."""
+        """Take no messages until `bind`."""
         self.error = error
 
     def close(self):
-        """Take no messages any more."""
+        """Take no more messages."""
         self.closed = True
 
     def end(self, session):
-        """Refer to nobody but a session that does nothing: it goes with the last reference."""
+        """Drop the references to the session, in favour of a stand-in, and to the event loop."""
         self.window.listen(None)
         self.session = session
 
     def has_capacity(self, Py_ssize_t count):
-        """True if so many messages fit into the window, and the connection takes more."""
+        """True if the window has capacity for `count` messages and the connection is not paused."""
         cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.capacity.reserved
         return used + count <= self.window.max_unconfirmed and not self.is_paused()
 
     def is_paused(self):
-        """True if the connection takes no more for now."""
-        # without a connection the window is all that there is to fill
+        """True if the write buffer of the connection is full."""
+        # Without a connection, messages fill the window.
         return self.connection is not None and self.connection.paused
 
     def check_loop(self):
@@ -102,10 +102,10 @@ cdef class PublisherCore:
         self._check_loop()
 
     cdef ConfirmFuture _begin(self, object message):
-        # What to await; None if there is no room.
+        # Returns what to await; None if there is no capacity.
         cdef PublishWindow window = self.window
         cdef SemaphoreState capacity = self.capacity
-        # Tasks that `_wake` runs are in the loop.
+        # `_wake` runs tasks in the loop.
         if not self.waking or rbfly_place() != self.place:
             self._check_loop()
         if self.closed or self.error is not None:
@@ -138,7 +138,7 @@ cdef class PublisherCore:
         return wait
 
     def schedule(self):
-        """Write soon.  Idle: at once; else what is sent in this turn leaves together."""
+        """Write at once if nothing is in flight; else at the end of this turn of the loop."""
         self._schedule()
 
     cdef int _schedule(self) except -1:
@@ -152,7 +152,7 @@ cdef class PublisherCore:
 
     @cython.binding(False)
     def write(self):
-        """Write what the window lets out."""
+        """Write the frames that the window has capacity for."""
         self._write()
 
     cdef int _write(self) except -1:
@@ -171,7 +171,7 @@ cdef class PublisherCore:
 
     @cython.binding(False)
     def on_settled(self, list done not None):
-        """Wake those who wait for nothing more."""
+        """Wake the tasks of waiters whose messages are all settled."""
         cdef list woken = self.woken
         cdef bint begun = bool(woken)
         cdef Py_ssize_t n = 0
@@ -195,7 +195,7 @@ cdef class PublisherCore:
                 self.loop.call_soon(self._wake)
         if not self.scheduled:
             if len(woken) > 1:
-                # They run next, in this turn: what they send leaves together.
+                # `_wake` writes what these tasks send, in one go.
                 self.scheduled = True
             elif len(done) > 1:
                 self.scheduled = True
@@ -232,27 +232,28 @@ cdef class PublisherCore:
 
 
 cdef class PublisherBase:
-    """A publisher's methods that run for each message."""
+    """Methods of publishers that run for each message."""
 
     @cython.binding(False)
     def _begin(self, message):
-        """Put a message into the window if there is room; gives what to await, or None."""
+        """Put a message into the window; return what to await, or None for lack of capacity."""
         return self._core._begin(message)
 
     @cython.binding(False)
     def _put(self, message):
-        """Put a message into the window, in room that was waited for; gives what to await."""
+        """Put a message into the window, after waiting for capacity; return what to await."""
         return self._core._put(message)
 
 
 @cython.final
 cdef class Batches:
-    """What a batch publisher has queued, and what it has sent without having told the outcome.
+    """The batches of a publisher: one that is being filled, and those whose outcome is unreported.
 
-    :param semaphore: class of who waits for room in the batch, given `fits`; None if nobody does.
-    :ivar filling: the batch that messages come into (ConfirmGroup).
-    :ivar sent: those that no flush has told of yet (list).
-    :ivar capacity: who waits for room.
+    :param semaphore: class of the semaphore for the batch's capacity, called with `fits`; None for
+        no limit.
+    :ivar filling: the batch that takes messages (ConfirmGroup).
+    :ivar sent: batches that were sent, and whose outcome no flush has reported (list).
+    :ivar capacity: tasks that wait for capacity of the batch, or None.
     """
 
     def __init__(self, PublisherCore core not None, semaphore=None):
@@ -262,47 +263,47 @@ cdef class Batches:
         self.sent = []
 
     def fits(self, Py_ssize_t max_len):
-        """True if fewer messages are queued, or about to be."""
+        """True if fewer than `max_len` messages are queued or have reserved capacity."""
         return self.filling.remaining + self.capacity.reserved < max_len
 
     cdef int _next(self) except -1:
-        """Begin another batch; the next flush tells what became of this one."""
+        # Begin a new batch; the next flush reports the outcome of this one.
         self.sent.append(self.filling)
         self.filling = ConfirmGroup(self.core.loop)
         return 0
 
     @cython.binding(False)
     def release(self):
-        """Send what is queued."""
+        """Send the batch that is being filled."""
         cdef PublisherCore core = self.core
         cdef ConfirmGroup batch = self.filling
         if batch.count:
-            core.window.release()       # if this fails, another flush retries
+            core.window.release()       # if this fails, the next flush retries
             self._next()
-            if batch.seal():            # none fits a frame of a new connection
+            if batch.seal():            # all were too large for a new connection
                 core.session.settle(batch)
         core._write()
         if self.capacity is not None:
             self.capacity.grant()
 
-    def forget(self, list told not None):
-        """Those of these batches that were sent were told of."""
-        self.sent = [batch for batch in self.sent if batch not in told]
+    def forget(self, list reported not None):
+        """Forget batches whose outcome was reported."""
+        self.sent = [batch for batch in self.sent if batch not in reported]
 
 
 cdef class BatchBase(PublisherBase):
-    """The same of publishers that send later."""
+    """Methods of batch publishers that run for each message."""
 
     @cython.binding(False)
     def batch(self, message):
         """batch($self, message)\n--\n
-        Encode a message and queue it; nothing leaves before `flush` or `close`.
+        Encode a message and queue it until `flush` or `close`.
 
         Never blocks.  Explicit publish ids may come in any order; `flush` sorts them.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last sent.
+        :raises ValueError: its explicit publish id is in the batch, or not above the last one sent.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
         :raises EventLoopError: another event loop, thread or process uses the publisher.
@@ -313,6 +314,6 @@ cdef class BatchBase(PublisherBase):
             core._check_loop()
         if core.closed or core.error is not None:
             core.session.check()
-        if batches.filling.settled:     # given up: what is batched from now on is not lost
+        if batches.filling.settled:     # the publisher gave it up: later messages need another one
             batches._next()
         core.window._append(message, batches.filling)

@@ -1,7 +1,8 @@
-"""What the client is given, checked before anything is sent."""
+"""Checks of the arguments of the client's methods, before anything is sent."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -9,7 +10,7 @@ from ..error import ArgumentError, ArgumentTypeError
 from ..net.uri import AuthMechanism, ConnectionInfo
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
-from .types import MessageFilter, PublisherInfo, timedelta
+from .types import MessageFilter, PublisherInfo
 
 if TYPE_CHECKING:
     from ..net.cluster import Settings
@@ -24,7 +25,7 @@ FRAME_MIN = 512
 
 
 def check_settings(settings: Settings) -> Settings:
-    """Check what a client is made with, and return it."""
+    """Check the settings of a client, and return them."""
     for info in settings.infos:
         check_type('connection_info', info, ConnectionInfo)
     check_type('auth_mechanism', settings.auth_mechanism, AuthMechanism)
@@ -50,7 +51,7 @@ def stream_arguments(
     leader_locator: str | None,
     filter_size: int | None,
 ) -> dict[str, str]:
-    """The arguments of a stream, as the broker has them."""
+    """Check the arguments of a stream, and convert them for the broker."""
     limits = [
         ('max_length_bytes', max_length_bytes, 'max-length-bytes', 1, 2**63 - 1),
         ('segment_size', segment_size, 'stream-max-segment-size-bytes', 1, SEGMENT_SIZE_MAX),
@@ -63,11 +64,9 @@ def stream_arguments(
             check_integer(name, value, low, high)
             arguments[key] = str(value)
     if max_age is not None:
-        import datetime  # few streams have a limit of age
-
-        check_type('max_age', max_age, datetime.timedelta)
-        seconds = max_age // datetime.timedelta(seconds=1)
-        if seconds < 1 or max_age != datetime.timedelta(seconds=seconds):
+        check_type('max_age', max_age, timedelta)
+        seconds = max_age // timedelta(seconds=1)
+        if seconds < 1 or max_age != timedelta(seconds=seconds):
             raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
         arguments['max-age'] = f'{seconds}s'
     check_type('leader_locator', leader_locator, str, None)
@@ -82,10 +81,10 @@ def stream_arguments(
 
 def check_filter(filter: MessageFilter) -> None:
     if not callable(filter.extract):
-        raise ArgumentTypeError('extract of a filter must be callable')
+        raise ArgumentTypeError('extract of a MessageFilter must be callable')
     if not isinstance(filter.values, frozenset):
         raise ArgumentTypeError(
-            f'values of a filter must be a set of str, not {type(filter.values).__name__}'
+            f'values of a MessageFilter must be a set of str, not {type(filter.values).__name__}'
         )
     for value in filter.values:
         check_type('a filter value', value, str)
@@ -93,13 +92,13 @@ def check_filter(filter: MessageFilter) -> None:
 
 
 def check_publisher(info: PublisherInfo) -> PublisherInfo:
-    """Check what a publisher is opened with, and return it."""
+    """Check the arguments of a publisher, and return them."""
     check_stream(info.stream)
     check_type('name', info.name, str)
     commands.reference(info.name, 'publisher name')
     check_integer('max_unconfirmed', info.max_unconfirmed, 1, 2**31 - 1)
     check_integer('sub_entry_size', info.sub_entry_size, 0, SUB_ENTRY_MAX)
-    compressor(info.compression)  # is its library installed?
+    compressor(info.compression)  # raises CompressionError if its library is missing
     if info.filter_extract is not None and not callable(info.filter_extract):
         raise ArgumentTypeError('filter_extract must be callable')
     if info.sub_entry_size > info.max_unconfirmed:

@@ -1,10 +1,11 @@
-"""The client."""
+"""The client: manages streams, and opens publishers and subscriptions."""
 
 from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -39,14 +40,13 @@ from .types import (
     OnDecodeError,
     PublisherInfo,
     StreamStats,
-    timedelta,
 )
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
 P = TypeVar('P')
 
-MANAGE_TIMEOUT = 60.0  # seconds for a stream to be created or deleted, at least
+MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
 
 def streams_client(
@@ -64,20 +64,20 @@ def streams_client(
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
 ) -> StreamsClient:
-    """Make a client; nothing is connected before its first use.
+    """Make a client; it connects when it is first used.
 
     :param uri: `rabbitmq-stream://user:password@host:port/vhost`, each part percent-encoded, or
         `rabbitmq-stream+tls://...`; or several of them, tried in turn.
     :param auth_mechanism: how to authenticate; also takes an SSL context.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
-    :param connection_name: shown by the broker's management.
-    :param connect_timeout: seconds until the first use gives up; None or 0 for no limit.
-    :param reconnect_timeout: the same once the client has been connected: for each use, and for
-        each outage of a publisher or a subscription, from the loss of the connection until the
-        publisher or subscription resumes.
-    :param heartbeat: interval to ask the broker for, in seconds; 0 leaves it to the broker.
-    :param frame_max: limit of a frame to ask the broker for, in bytes, at least 512; 0 leaves it to
-        the broker.
+    :param connection_name: name of the connections in the broker's management UI.
+    :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.
+    :param reconnect_timeout: the same once the client has been connected, for each call, and for
+        each outage of a publisher or a subscription, from the loss of its connection until it
+        resumes.
+    :param heartbeat: interval in seconds to request from the broker; 0 to accept the broker's.
+    :param frame_max: frame size limit in bytes to request from the broker, at least 512; 0 to
+        accept the broker's.
     :param load_balancer: the URIs lead to any node of the cluster.  The client does not use the
         nodes' own addresses; it reconnects through the URIs until it reaches the node it needs.
     :param request_timeout: seconds for the broker to answer a request, at least 60 to create or
@@ -97,7 +97,7 @@ def streams_client(
     check_type('ssl', ssl, ssl_module.SSLContext, None)
     uris = [uri] if isinstance(uri, str) else list(uri)
     if not uris:
-        raise ArgumentError('at least one URI is needed')
+        raise ArgumentError('uri must name at least one broker')
     return StreamsClient(
         Settings(
             [parse_uri(item, ssl) for item in uris],
@@ -116,8 +116,8 @@ def streams_client(
 class StreamsClient:
     """Creates and deletes streams, publishes to them and subscribes to them.
 
-    Made by :func:`streams_client`.  `async with client` closes its connections at the end; a
-    client that was closed connects again when it is used.
+    :func:`streams_client` makes one.  `async with client` closes its connections at the end; the
+    client can be used again, and then reconnects.
 
     A client belongs to the event loop that first uses it, until the client is closed or the loop
     ends.  In another event loop, thread or forked child, its methods raise
@@ -149,16 +149,16 @@ class StreamsClient:
         return self._cluster.connected
 
     async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
-        """An open connection, made if there is none.
+        """Return an open connection; connect if there is none.
 
-        :param wait_connected: if false, a client that is not connected raises ConnectionError.
+        :param wait_connected: if false, raise ConnectionError instead of connecting.
         """
         if not wait_connected and not self.connected:
             raise StreamConnectionError('the client is not connected')
         return await self._cluster.locator()
 
     async def disconnect(self) -> None:
-        """Close every connection; silent if there is none.  The client can be used again.
+        """Close all connections, if there are any.  The client can be used again.
 
         Gives up waiting for the broker after `close_timeout`.
         """
@@ -196,15 +196,15 @@ class StreamsClient:
         leader_locator: Literal['client-local', 'balanced'] | None = None,
         filter_size: int | None = None,
     ) -> None:
-        """Create a stream; silent if it exists with the same arguments.
+        """Create a stream; do nothing if it exists with the same arguments.
 
-        :param stream: name of the stream, together with that of the virtual host at most 234
-            characters.
+        :param stream: name of the stream, at most 234 characters together with that of the virtual
+            host.
         :param max_length_bytes: size in bytes above which the broker removes the oldest segments.
         :param max_age: age at which the broker removes segments; whole seconds.
         :param segment_size: size of a segment in bytes, at most 3,000,000,000.
-        :param initial_cluster_size: how many nodes replicate the stream, at least 1.
-        :param leader_locator: which node leads.
+        :param initial_cluster_size: number of replicas, at least 1.
+        :param leader_locator: how the broker chooses the node of the leader.
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
         :raises ProtocolError: the broker refused, e.g. because the stream exists with other
             arguments (code 0x11).
@@ -228,7 +228,7 @@ class StreamsClient:
                 raise
 
     async def delete_stream(self, stream: str) -> None:
-        """Delete a stream; silent if there is none.
+        """Delete a stream; do nothing if it does not exist.
 
         :raises ProtocolError: the broker refused.
         """
@@ -239,13 +239,13 @@ class StreamsClient:
             pass
 
     async def _manage(self, command: Command[None]) -> None:
-        """A request that may take the broker long."""
+        """Send a request that may take the broker a long time."""
         limit = self._cluster.settings.request_timeout
         connection = await self._cluster.manager()
         await connection.request(command, max(limit, MANAGE_TIMEOUT) if limit else 0)
 
     async def stream_exists(self, stream: str) -> bool:
-        """Ask whether there is a stream of that name.
+        """Return whether a stream exists.
 
         :raises ProtocolError: the broker refused the request.
         """
@@ -259,10 +259,10 @@ class StreamsClient:
         return True
 
     async def stream_stats(self, stream: str) -> StreamStats:
-        """Ask for the first and the last positions of a stream.
+        """Return the first and last positions of a stream.
 
         :raises StreamDoesNotExist: there is no such stream.
-        :raises ProtocolError: the broker refused.
+        :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
         locator = await self._cluster.locator()
@@ -310,26 +310,26 @@ class StreamsClient:
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
     ) -> AbstractAsyncContextManager[Any]:
-        """A publisher to a stream, closed at the end of `async with`.
+        """Open a publisher for `async with`, which closes it at the end.
 
         :param stream: name of the stream.
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.
-        :param filter_extract: returns the filter value of a message, None for none.
+        :param filter_extract: returns the filter value of a message, or None.
         :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
-        :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent as they are.
-        :param max_unconfirmed: how many messages may be in flight.
-        :param sub_entry_size: how many messages share a sub-entry, at most 65535: one publishing id
-            and one confirm, which is much less work for the broker; 0 for no sub-entries.
-            Messages sent in one turn of the event loop share sub-entries.
-        :param compression: of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`; the last
-            three need the extra `compression`.
+        :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
+        :param max_unconfirmed: maximum number of messages in flight.
+        :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
+            sub-entries.  Messages sent in one turn of the event loop share sub-entries.  The broker
+            has much less work with them: a sub-entry has one publishing id and one confirm.
+        :param compression: compression of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`;
+            the last three need the extra `compression`.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
             requested.
-        :raises CompressionError: a library for the compression is missing.
+        :raises CompressionError: the library for the compression is not installed.
         :raises StreamDoesNotExist: there is no such stream.
-        :raises ProtocolError: the broker refused.
-        :raises RbFlyError: this client has a publisher of that name on the stream already.
-        :raises PublisherError: the name has used the highest publish id there is.
+        :raises ProtocolError: the broker refused the publisher.
+        :raises RbFlyError: this client already has a publisher of that name on the stream.
+        :raises PublisherError: the name has used up the highest publish id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         if not callable(cls):
@@ -357,20 +357,19 @@ class StreamsClient:
         initial_credit: int = 10,
         auto_offset: OffsetTracking | None = None,
     ) -> Subscription:
-        """Messages of a stream, by `async for`.
+        """Read the messages of a stream, with `async for`.
 
         :param stream: name of the stream.
         :param offset: where to start.
-        :param filter: which messages to get; None for all.
-        :param timeout: seconds to wait for each next message; None or 0 for no limit.
+        :param filter: selects messages; None for all.
+        :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.
         :param on_decode_error: what to do with a message that is not AMQP 1.0: `'raise'` an
-            :class:`~rbfly.error.AMQPDecoderError` with its offset and its bytes, after which the
+            :class:`~rbfly.error.AMQPDecoderError` with its offset and bytes, after which the
             iteration can continue; `'skip'` it; or yield its bytes (`'raw'`).
         :param initial_credit: number of chunks that the broker may send ahead, 1 to 65,535; this
-            and the size of chunks bound the memory.
-        :param auto_offset: how to store the offset of the last finished message; None to store
-            none.
+            and the size of chunks limit the memory used.
+        :param auto_offset: how to store the offset of the last processed message; None not to.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -410,7 +409,7 @@ class StreamsClient:
 
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-        :param value: offset of the last finished message; None for the message that this task
+        :param value: offset of the last processed message; None for the message that this task
             received last, which must be from that stream.
         :raises MessageContextError: a LookupError: `value` is None, and this task has not received
             a message, or received the last one from another stream.

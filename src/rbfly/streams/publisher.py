@@ -1,7 +1,6 @@
-"""Publishers, as users know them.
+"""Publishers that send each message at once, and the base of all publishers.
 
-Ids are given and values are encoded when a message enters the outgoing frame, never after an
-await; the window below keeps what is unconfirmed and tells whose messages are settled.
+A message gets its publishing id and is encoded when it enters the window, without an await between.
 """
 
 from __future__ import annotations
@@ -31,6 +30,10 @@ __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
 UNDECLARED = 'the publisher is not declared'
 
 
+def window_full(timeout: float | None) -> str:
+    return f'the window had no capacity within {timeout} s; the message was not sent'
+
+
 class BasePublisher(PublisherBase):
     """Base of all publishers; made by :meth:`StreamsClient.publisher`.
 
@@ -38,7 +41,7 @@ class BasePublisher(PublisherBase):
     :ivar stream: name of the stream.
     """
 
-    _amqp = True  # if false, messages are bytes, whatever the program asks for
+    _amqp = True  # if false, messages are bytes, whatever `amqp` says
     _batched = False  # messages wait for a flush
 
     def __init__(
@@ -47,7 +50,7 @@ class BasePublisher(PublisherBase):
         self.name = info.name
         self.stream = info.stream
         self._client = client  # keeps the client alive
-        self._session: PublisherSession | None = None  # until it is declared
+        self._session: PublisherSession | None = None  # set by `_attach`
         sub_entry = None
         if info.sub_entry_size:
             compress = compressor(info.compression)
@@ -64,24 +67,24 @@ class BasePublisher(PublisherBase):
         )
         loop = asyncio.get_running_loop()
         self._core = PublisherCore(Unusable(UNDECLARED), loop, window, WindowSemaphore)
-        self._core.fail(PublisherError(UNDECLARED))  # what is compiled asks the session then
-        self._failures = Failures()  # that `close` raises
-        self._reported = False  # `close` has raised them
+        self._core.fail(PublisherError(UNDECLARED))  # so that the core calls `session.check`
+        self._failures = Failures()
+        self._reported = False  # `close` has raised the failures
 
     @property
     def message_id(self) -> int:
-        """Publishing id of the next message, or of the next sub-entry that is begun."""
+        """Publishing id of the next message, or of the next sub-entry to begin."""
         return self._core.window.next_id
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
 
     def _attach(self, session: PublisherSession) -> None:
-        """Publish by a session whose registration is open."""
+        """Publish through a session whose registration is open."""
         self._session = session
         session.bind(self._core, repr(self))
 
-    def _declared(self) -> PublisherSession:
+    def _require_session(self) -> PublisherSession:
         if self._session is None:
             raise PublisherError(UNDECLARED)
         return self._session
@@ -89,16 +92,17 @@ class BasePublisher(PublisherBase):
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
 
-        Calls that still wait for a confirm after that raise :class:`.PublisherError`.
+        Other calls that still wait for a confirm then raise :class:`.PublisherError`.
 
-        :raises PublishError: the broker refused messages of `submit` whose results the program has
-            not looked at, or messages that no `flush` has reported; `errors` lists them, the first
-            1,000 of `submit`, and `total` counts all.
+        :raises PublishError: the broker refused messages, and no `flush` and no result of `submit`
+            has reported that to the program; `errors` lists them (at most 1,000 of `submit`),
+            `total` counts all.
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
             `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
-        :raises StreamConnectionError: the connection was lost before such messages were confirmed.
+        :raises StreamConnectionError: the connection was lost before unreported messages were
+            confirmed.
         """
-        session, failures = self._declared(), self._unreported()
+        session, failures = self._require_session(), self._unreported()
         try:
             await session.close()
         except ConfirmTimeout as ex:
@@ -110,33 +114,33 @@ class BasePublisher(PublisherBase):
                 raise error
 
     def _unreported(self) -> Callable[[], list[Exception]]:
-        """Return a function that returns the failures for `close` to raise."""
+        """Return a function that returns the failures, as of then, for `close` to raise."""
         return self._failures.errors
 
     def _abort(self, error: Exception) -> None:
-        """Close without waiting for confirms; queued messages are still sent."""
-        self._declared().abort(error)
+        """Close without waiting for confirms; still send what is queued."""
+        self._require_session().abort(error)
 
 
 class Publisher(BasePublisher):
     """Sends messages and waits for their confirms; safe to use from many tasks at once."""
 
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
-        """Send a message; returns when the broker has confirmed it.
+        """Send a message and wait until the broker has confirmed it.
 
-        Messages that many tasks send in one turn of the event loop share frames.  If the wait is
-        cancelled or times out, the message may still be stored.
+        Messages that several tasks send in one turn of the event loop share frames.  If the wait is
+        cancelled or times out, the broker may still store the message.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for the confirm; None or 0 for no limit.
         :raises PublishError: the broker did not store the message.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
-        :raises ValueError: its explicit publish id is not above the last one used, or the timeout
-            is negative.
+        :raises ValueError: the explicit publish id of the message is not above the last one used,
+            or the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises ConfirmTimeout: no confirm in time; :class:`.WindowTimeout` if the message was not
-            sent.
+        :raises ConfirmTimeout: the broker did not confirm the message in time;
+            :class:`.WindowTimeout` if the publisher did not send it.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
@@ -144,45 +148,47 @@ class Publisher(BasePublisher):
         until = None if timeout is None else deadline(timeout)
         wait = self._begin(message)
         if wait is None:
-            if not await self._declared().wait_capacity(1, until):
-                raise WindowTimeout(f'no room in the window within {timeout} s')
+            if not await self._require_session().wait_capacity(1, until):
+                raise WindowTimeout(window_full(timeout))
             try:
                 wait = self._put(message)
             except BaseException:
-                self._core.capacity.grant()  # the room that this message does not need
+                self._core.capacity.grant()  # the capacity that this message does not need
                 raise
         if until is None:
             await wait
         elif not await in_time(wait, until):
-            raise ConfirmTimeout(f'no confirm within {timeout} s')
+            raise ConfirmTimeout(
+                f'the broker did not confirm the message within {timeout} s; it may still be stored'
+            )
 
     async def submit(
         self, message: AMQPBody | MessageCtx, timeout: float | None = None
     ) -> Confirmation:
-        """Send a message without waiting for its confirm; wait only for room in the window.
+        """Send a message without waiting for its confirm; wait only until the window has capacity.
 
-        To wait for the broker's confirm, await the result: `await (await publisher.submit(m))`.
+        To wait for the confirm, await the result: `await (await publisher.submit(message))`.
         `close` raises the failures of results that the program has never looked at.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param timeout: seconds to wait for room; None or 0 for no limit.
-        :returns: a future of the confirm, which fails as `send` does.
+        :param timeout: seconds to wait for capacity; None or 0 for no limit.
+        :returns: a future of the confirm, which raises the errors of `send`.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form.
-        :raises ValueError: its explicit publish id is not above the last one used, or the timeout
-            is negative.
+        :raises ValueError: the explicit publish id of the message is not above the last one used,
+            or the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises WindowTimeout: no room in time; the message was not sent.
+        :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
         until = None if timeout is None else deadline(timeout)
-        session, core = self._declared(), self._core
+        session, core = self._require_session(), self._core
         session.check()
         if not await session.wait_capacity(1, until):
-            raise WindowTimeout(f'no room in the window within {timeout} s')
+            raise WindowTimeout(window_full(timeout))
         try:
             confirmation = Confirmation(message, core, self._failures)
         except BaseException:
-            core.capacity.grant()  # the room that this message does not need
+            core.capacity.grant()  # the capacity that this message does not need
             raise
         core.schedule()
         return confirmation
@@ -194,9 +200,9 @@ class Publisher(BasePublisher):
         *,
         progress: SendProgress | None = None,
     ) -> int:
-        """Send messages, as many at once as the window takes; returns when all are confirmed.
+        """Send messages as fast as the window permits, and wait until all are confirmed.
 
-        Takes a message only when the window has room for it, and sends every message that it
+        Takes a message only when the window has capacity for it, and sends every message that it
         takes, however the call ends.  Stops at the first error, waits for the confirms of the
         messages sent, and raises the error.  If the broker refused a message, that error takes
         precedence.  The error's `index` is the number of the message that it is about, or None if
@@ -205,8 +211,8 @@ class Publisher(BasePublisher):
         wait for confirms: messages in flight are unknown, and may still be stored.
 
         If the call ends while it waits for `__anext__`, it cancels that wait.  This finishes an
-        asynchronous generator.  An iterator that survives it, such as :class:`Subscription`, can be
-        passed to another call.
+        asynchronous generator.  An iterator that survives a cancellation, such as
+        :class:`Subscription`, can be passed to another call.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None or 0 for no limit.
@@ -218,7 +224,7 @@ class Publisher(BasePublisher):
             tuple, no message is sent then.  Or the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: a message fits no frame.
-        :raises ConfirmTimeout: not all confirms in time.
+        :raises ConfirmTimeout: the broker did not confirm all messages in time.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
@@ -227,10 +233,10 @@ class Publisher(BasePublisher):
             progress = SendProgress()
         else:
             check_type('progress', progress, SendProgress)
-        return await ManyMessages(self._declared()).send(messages, timeout, progress)
+        return await ManyMessages(self._require_session()).send(messages, timeout, progress)
 
 
 class PublisherBin(Publisher):
-    """:class:`Publisher` of raw bytes; ignores `amqp`."""
+    """A :class:`Publisher` of raw bytes, whatever `amqp` says."""
 
     _amqp = False

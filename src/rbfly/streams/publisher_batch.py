@@ -1,4 +1,4 @@
-"""Publishers that send what was batched, when they are told to."""
+"""Publishers that queue messages until they are flushed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 MAX_LEN = 2**63 - 1
-USER = 3  # frames from a constructor up to `async with client.publisher(...)`
+USER = 3  # stack level of `async with client.publisher(...)`, from a constructor
 
 
 class PublisherBatchFast(BatchBase, BasePublisher):
-    """Encodes messages with `batch`, sends them with `flush`."""
+    """Encodes messages with `batch` and sends them with `flush`."""
 
     _batched = True
     _semaphore: type[WindowSemaphore] | None = None
@@ -43,18 +43,18 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             session.queues.append(self._batches.capacity)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is queued; returns when the broker has confirmed all of it.
+        """Send what is queued and wait until the broker has confirmed all of it.
 
         :param timeout: seconds to wait for the confirms; None or 0 for no limit.
         :raises PublishError: the broker did not store messages; `errors` lists them.
-        :raises ConfirmTimeout: not every confirm came in time.
+        :raises ConfirmTimeout: the broker did not confirm all messages in time.
         :raises ValueError: the timeout is negative.
         :raises StreamConnectionError: the connection was lost before the confirms.
         """
         until = None if timeout is None else deadline(timeout)
-        self._declared().check()
+        self._require_session().check()
         self._batches.release()
-        # Those of a flush that was given up, or runs beside this one, are waited for as well.
+        # Includes batches of a flush that timed out, or that runs concurrently.
         batches = self._batches.sent.copy()
         for batch in batches:
             if batch.settled:
@@ -62,7 +62,7 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             if until is None:
                 await batch.wait()
             elif not await in_time(batch.wait(), until):
-                raise ConfirmTimeout(f'not all confirms within {timeout} s')
+                raise ConfirmTimeout(f'the broker did not confirm all messages within {timeout} s')
         self._batches.forget(batches)
         if error := summary(errors_of(batches)):
             raise error
@@ -76,46 +76,48 @@ def errors_of(batches: list[ConfirmGroup]) -> list[Exception]:
 
 
 class PublisherBatchLimit(PublisherBatchFast):
-    """The same for tasks that batch while others flush: `batch` waits while too much is queued."""
+    """A batch publisher for concurrent tasks: `batch` waits while too many messages are queued."""
 
     _semaphore = WindowSemaphore
 
     async def batch(  # type: ignore[override]
         self, message: AMQPBody | MessageCtx, *, max_len: int, timeout: float | None = None
     ) -> None:
-        """Encode a message and queue it; nothing leaves before `flush` or `close`.
+        """Encode a message and queue it until `flush` or `close`.
 
-        Waits while `max_len` messages are queued; whoever calls `flush` makes room.
+        Waits while `max_len` messages are queued, until another task calls `flush`.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param max_len: how many messages may be queued, at least 1.
-        :param timeout: seconds to wait for room; None or 0 for no limit.
+        :param max_len: maximum number of queued messages, at least 1.
+        :param timeout: seconds to wait for capacity; None or 0 for no limit.
         :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last sent; or
-            the timeout is negative.
+        :raises ValueError: its explicit publish id is in the batch, or not above the last one sent;
+            or the timeout is negative.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message fits no frame.
-        :raises WindowTimeout: no room in time; the message was not queued.
+        :raises WindowTimeout: no capacity in time; the message was not queued.
         :raises StreamConnectionError: the connection was lost.
         """
         until = None if timeout is None else deadline(timeout)
         check_integer('max_len', max_len, 1, MAX_LEN)
-        check = self._declared().check
+        check = self._require_session().check
         check()
         queue = self._batches.capacity
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
-            raise WindowTimeout(f'{max_len} messages were queued for {timeout} s')
+            raise WindowTimeout(
+                f'{max_len} messages were queued for {timeout} s; this one was not: call flush'
+            )
         try:
             check()
             super().batch(message)
         except BaseException:
-            queue.grant()  # the room that this message does not need
+            queue.grant()  # the capacity that this message does not need
             raise
 
 
 class PublisherBinBatch(PublisherBatchFast):
-    """:class:`PublisherBatchFast` of raw bytes, which is not `amqp` whatever is asked for."""
+    """A :class:`PublisherBatchFast` of raw bytes, whatever `amqp` says."""
 
     _amqp = False
 
@@ -124,7 +126,11 @@ class PublisherBatch(PublisherBatchFast):
     """Deprecated name of :class:`PublisherBatchFast`."""
 
     def __init__(self, *args: Any) -> None:
-        warnings.warn('use PublisherBatchFast', DeprecationWarning, stacklevel=USER)
+        warnings.warn(
+            'PublisherBatch is deprecated: use PublisherBatchFast',
+            DeprecationWarning,
+            stacklevel=USER,
+        )
         super().__init__(*args)
 
 
@@ -132,5 +138,9 @@ class PublisherBatchMem(PublisherBatchLimit):
     """Deprecated name of :class:`PublisherBatchLimit`."""
 
     def __init__(self, *args: Any) -> None:
-        warnings.warn('use PublisherBatchLimit', DeprecationWarning, stacklevel=USER)
+        warnings.warn(
+            'PublisherBatchMem is deprecated: use PublisherBatchLimit',
+            DeprecationWarning,
+            stacklevel=USER,
+        )
         super().__init__(*args)

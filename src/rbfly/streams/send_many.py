@@ -1,4 +1,4 @@
-"""Sending many messages at once, as many as the window takes."""
+"""Sends many messages, as fast as the window permits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ['ManyMessages']
 
 RUN = 200  # messages between two looks at the clock, if they are cheap
-CHECK = 10_000  # the same, to check their publish ids
+CHECK = 10_000  # the same, while publish ids are checked
 
 Message = AMQPBody | MessageCtx
 Messages = Iterable[Message] | AsyncIterable[Message]
@@ -36,7 +36,7 @@ Messages = Iterable[Message] | AsyncIterable[Message]
 class ManyMessages:
     """One call of `send_many`.
 
-    :param session: of the publisher.
+    :param session: session of the publisher.
     """
 
     def __init__(self, session: PublisherSession) -> None:
@@ -63,7 +63,7 @@ class ManyMessages:
             del error  # its traceback refers to this frame
 
     async def wait(self, progress: SendProgress) -> None:
-        """Wait until no message is in the window; see :meth:`SendProgress.wait`."""
+        """Wait until the window holds no message of this call; see :meth:`SendProgress.wait`."""
         self._core.check_loop()
         if not self._waiter.seal():
             await self._waiter.wait()
@@ -94,9 +94,8 @@ class ManyMessages:
                 try:
                     error = await self._send(messages)
                 except RbFlyError as ex:
-                    error = copy_error(
-                        ex
-                    )  # the publisher has failed; other calls raise the same error
+                    # The publisher has failed, and other calls raise the same error.
+                    error = copy_error(ex)
                 if not waiter.seal():
                     await waiter.wait()
         except TimeoutError:
@@ -120,7 +119,9 @@ class ManyMessages:
     def _late(self, timeout: float | None, error: Exception | None) -> ConfirmTimeout:
         taken, missing = self._waiter.count, self._waiter.remaining
         refused = sum(map(len, self._waiter.missed or ()))
-        text = f'{taken - missing - refused} of {taken} messages were confirmed within {timeout} s'
+        text = (
+            f'the broker confirmed {taken - missing - refused} of {taken} messages in {timeout} s'
+        )
         failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
         failure.__cause__ = error
         return failure
@@ -141,7 +142,7 @@ class ManyMessages:
             await session.wait_capacity(step)
             session.check()
             if waiter.errors or waiter.settled:
-                core.capacity.grant()  # the room that it does not need
+                core.capacity.grant()  # the capacity that this call does not need
                 break
             try:
                 more = self._fill(messages, step)
@@ -150,7 +151,7 @@ class ManyMessages:
             finally:
                 core.write()
             if more and self._turn.is_over:
-                await self._share()
+                await self._yield()
         return None
 
     def _of_last(self, error: Exception) -> Exception:
@@ -160,24 +161,24 @@ class ManyMessages:
         return of_message(error, count - in_hand)
 
     def _fill(self, messages: Iterator[Message], step: int) -> bool:
-        """Fill the window while its turn lasts; true if there may be more messages."""
+        """Fill the window until the turn is over; return True if there may be more messages."""
         core, waiter = self._core, self._waiter
         window = core.window
-        room = window.max_unconfirmed - window.unsettled - core.capacity.reserved
-        goal = waiter.count + room - room % step
+        free = window.max_unconfirmed - window.unsettled - core.capacity.reserved
+        goal = waiter.count + free - free % step
         more = True
         while more and waiter.count < goal and not self._turn.is_over:
             run = min(goal - waiter.count, RUN)
             limit = waiter.count + run
             more = window.extend(messages, run, waiter, self._turn)
-            if more and waiter.count < limit:  # large messages: not all of the window at once
+            if more and waiter.count < limit:  # large messages: write them before encoding more
                 core.write()
                 if core.is_paused():
                     break
         return more
 
     async def _send_aiter_until(self, messages: AsyncIterator[Message]) -> Exception | None:
-        """`_send_aiter`; what fails meanwhile is not kept back until the next message comes."""
+        """Call `_send_aiter`, and stop waiting for the next message when an earlier one fails."""
         receiving = self._session.receiving
         stop = receiving[self._waiter] = asyncio.timeout(None)
         try:
@@ -188,18 +189,18 @@ class ManyMessages:
                 raise
         finally:
             del receiving[self._waiter], stop  # it refers to the task
-        return None  # the waiter knows what was refused, or lost
+        return None  # the waiter has the error
 
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
-        """`_send_iter` of an asynchronous iterator."""
+        """Send the messages of an asynchronous iterator, as `_send_iter`."""
         session, core, waiter = self._session, self._core, self._waiter
         while True:
             if core.capacity.waiting or not core.has_capacity(1):
                 await session.wait_capacity()
             if core.closed or core.error is not None:
                 session.check()
-            # Other tasks may use the room while the iterator waits. Its message is then queued,
-            # one more than `max_unconfirmed`, until the window has room.
+            # Other tasks may use the capacity while the iterator waits.  Its message is then one
+            # more than `max_unconfirmed`, queued until the window has capacity.
             if core.capacity.waiting:
                 core.loop.call_soon(core.capacity.grant)
             if waiter.errors or waiter.settled:
@@ -210,8 +211,8 @@ class ManyMessages:
                 return None
             except Exception as ex:
                 return self._of_last(ex)
-            # From here on nothing is awaited: a message that was taken is sent.
-            if waiter.settled:  # the publisher gave up in this turn
+            # No await from here on: a message that was taken is sent.
+            if waiter.settled:  # the publisher gave up meanwhile
                 waiter.skip()
                 return None
             try:
@@ -221,17 +222,17 @@ class ManyMessages:
             if not core.scheduled:
                 core.schedule()
             if self._turn.is_over:  # the iterator may never have suspended
-                await self._share()
+                await self._yield()
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
-        """Raise ValueError for explicit publish ids that do not ascend."""
+        """Raise ValueError unless explicit publish ids ascend; no message is sent then."""
         last: int | None = None
         for start in range(0, len(messages), CHECK):
             if self._turn.is_over:
-                await self._share()
+                await self._yield()
             last = self._core.window.check_ids(messages, start, start + CHECK, last)
 
-    async def _share(self) -> None:
+    async def _yield(self) -> None:
         """Let other tasks run, then begin a new turn."""
         await let_others_run()
         self._turn.begin()
