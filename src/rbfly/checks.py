@@ -1,4 +1,4 @@
-"""Checks of arguments, made where they are given; below the sans-IO line."""
+"""Argument checks that raise before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TIME_DIGITS = 19  # nanoseconds since 1970
 
 
 def check_type(name: str, value: object, *types: type | None) -> None:
-    """Check the type of an argument; a bool is no number.
+    """Check the type of an argument; a bool does not count as an int.
 
-    :param types: what it may be; None for None.
-    :raises ArgumentTypeError: it is something else.
+    :param types: allowed types; None allows None.
+    :raises ArgumentTypeError: the argument has another type.
     """
     if value is None and None in types:
         return
@@ -27,10 +27,10 @@ def check_type(name: str, value: object, *types: type | None) -> None:
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """Check an argument that is an int of a range, both ends of which are allowed.
+    """Check that an argument is an int from `low` to `high`, both included.
 
-    :raises ArgumentTypeError: it is no int.
-    :raises ArgumentError: it is out of range.
+    :raises ArgumentTypeError: the argument is not an int.
+    :raises ArgumentError: the argument is out of range.
     """
     check_type(name, value, int)
     if not low <= value <= high:  # type: ignore[operator]
@@ -38,10 +38,10 @@ def check_integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def check_timeout(name: str, value: object) -> None:
-    """Check seconds to wait; None and 0 are no limit.
+    """Check a timeout in seconds; None and 0 mean no limit.
 
-    :raises ArgumentTypeError: it is neither a number nor None.
-    :raises ArgumentError: it is negative, NaN or infinite.
+    :raises ArgumentTypeError: the timeout is neither a number nor None.
+    :raises ArgumentError: the timeout is negative, NaN or infinite.
     """
     check_type(name, value, int, float, None)
     if value is not None and not 0 <= value < float('inf'):  # type: ignore[operator]
@@ -49,14 +49,14 @@ def check_timeout(name: str, value: object) -> None:
 
 
 def check_stream(stream: str) -> None:
-    """Check the name of a stream.
+    """Check a stream name.
 
-    :raises ArgumentTypeError: it is no str.
-    :raises ArgumentError: it is empty, or holds line ends.
+    :raises ArgumentTypeError: the name is not a str.
+    :raises ArgumentError: the name is empty or contains line breaks.
     """
     check_type('stream', stream, str)
     if not stream or '\r' in stream or '\n' in stream:
-        raise ArgumentError(f'stream name must not be empty or hold line ends: {stream!r}')
+        raise ArgumentError(f'stream name must not be empty or contain line breaks: {stream!r}')
 
 
 def check_folder(stream: str, vhosts: Sequence[str]) -> None:
@@ -65,13 +65,13 @@ def check_folder(stream: str, vhosts: Sequence[str]) -> None:
     :param vhosts: virtual hosts that may contain the stream.
     :raises ArgumentError: the name is too long.
     """
-    # A node keeps a stream in the folder `VHOST_NAME_TIME`, each other character than [A-Za-z0-9-]
-    # replaced by one `_`.  If the file system refuses that name, RabbitMQ (4.0.5, 4.3.6)
+    # A node stores a stream in the folder `VHOST_NAME_TIME`, with `_` for every character outside
+    # [A-Za-z0-9-].  If the file system refuses that name, RabbitMQ (4.0.5, 4.3.6)
     # retries forever, even after the stream is deleted: one core stays busy, and no leader appears.
     vhost = min(vhosts, key=len)
     limit = FOLDER_MAX - len(vhost) - len('__') - TIME_DIGITS
     if len(stream) > limit:
         raise ArgumentError(
-            f'stream name of {len(stream)} characters is too long for the file system of a broker;'
-            f' the limit is {limit} in virtual host {vhost!r}'
+            f'stream name has {len(stream)} characters, but the file system of a broker allows only'
+            f' {limit} in virtual host {vhost!r}'
         )

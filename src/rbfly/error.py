@@ -1,6 +1,6 @@
-"""Errors of the package; a leaf that every floor may import.
+"""All errors that RbFly raises.
 
-Everything raised on purpose is a :class:`RbFlyError`.  There are three families: wrong use of the
+Every error raised on purpose is a :class:`RbFlyError`.  There are three families: wrong use of the
 API, values or bytes that AMQP 1.0 does not allow, and failures of a broker or the network.
 Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
 """
@@ -71,7 +71,7 @@ class SendProgress:
         self.taken = 0
         self.refused: list[int] = []
         self.unknown: list[int] = []
-        self._sending: Any = None  # the call, while confirms of unknown messages may arrive
+        self._sending: Any = None  # the call, while confirms may still arrive
 
     @property
     def confirmed(self) -> int:
@@ -129,7 +129,7 @@ class RbFlyError(Exception):
 
 
 def _restore(kind: type[RbFlyError], args: tuple[Any, ...]) -> RbFlyError:
-    # Not by the class's own constructor: `args` is the finished text, not what that one takes.
+    # Bypass the constructor of the class: `args` holds the finished text, not its parameters.
     error = kind.__new__(kind, *args)
     builtin: Any = next(item for item in kind.__mro__ if item.__module__ == 'builtins')
     builtin.__init__(error, *args)
@@ -141,8 +141,8 @@ class RbFlyBufferError(RbFlyError):
 
 
 class MessageContextError(RbFlyError, LookupError):
-    """There is no such message: this task or subscription has not received one, or the task
-    received its last message from another stream."""
+    """The task or subscription has not received a message, or the task received its last message
+    from another stream."""
 
 
 class MessageTypeError(RbFlyError, TypeError):
@@ -173,7 +173,7 @@ class AMQPEncoderError(AMQPError):
 
 
 class AMQPEncoderTypeError(AMQPEncoderError, TypeError):
-    """A type that AMQP 1.0 has no counterpart for, at that place of the message."""
+    """A type that cannot be encoded in that part of a message."""
 
 
 class AMQPEncoderValueError(AMQPEncoderError, ValueError):
@@ -181,15 +181,15 @@ class AMQPEncoderValueError(AMQPEncoderError, ValueError):
 
 
 class AMQPEncoderOverflowError(AMQPEncoderError, OverflowError):
-    """A number out of the range of its AMQP 1.0 type."""
+    """A number outside the range of its AMQP 1.0 type."""
 
 
 class AMQPEncoderIntegerError(AMQPEncoderOverflowError, AMQPEncoderTypeError):
-    """An integer of more than 64 bits, for which AMQP 1.0 has no type at all."""
+    """An integer of more than 64 bits; AMQP 1.0 has no type for it."""
 
 
 def text_of(code: int) -> str:
-    """What a response code says: its name."""
+    """The name of a response code, in words."""
     if code == ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK:
         return 'user may connect from loopback only'
     try:
@@ -200,7 +200,7 @@ def text_of(code: int) -> str:
 
 
 class ProtocolError(RbFlyError):
-    """The broker refused a request, or broke the protocol.
+    """The broker refused a request or violated the protocol.
 
     :ivar code: response code of the stream protocol (int).
     """
@@ -224,15 +224,16 @@ class StreamDoesNotExist(ProtocolError):
 
 
 class AuthenticationError(ProtocolError):
-    """Wrong user or password, or no SASL mechanism in common (codes 0x07 to 0x0b)."""
+    """The user or password is wrong, or client and broker share no SASL mechanism (codes 0x07 to
+    0x0b)."""
 
 
 class VirtualHostError(ProtocolError):
-    """The virtual host is unknown, or the user may not enter it (code 0x0c)."""
+    """The virtual host does not exist, or the user has no access to it (code 0x0c)."""
 
 
 class PublishErrorInfo(NamedTuple):
-    """A message that was not stored: its publishing id, and the response code (both int)."""
+    """The publishing id of a message that was not stored, and the response code (both int)."""
 
     publish_id: int
     code: int
@@ -257,28 +258,28 @@ class PublishError(ProtocolError):
 
 
 class ArgumentError(RbFlyError, ValueError):
-    """An argument that cannot be used, e.g. a name that is too long for the protocol."""
+    """An argument has an invalid value, e.g. a name that is too long for the protocol."""
 
 
 class ArgumentTypeError(RbFlyError, TypeError):
-    """An argument of a type that cannot be used."""
+    """An argument has the wrong type."""
 
 
 class ArgumentOverflowError(RbFlyError, OverflowError):
-    """A number that its field in the protocol cannot carry."""
+    """A number does not fit into its protocol field."""
 
 
 class PublisherError(RbFlyError):
-    """A publisher was used wrongly, e.g. after it was closed."""
+    """A publisher was misused, e.g. after it was closed."""
 
 
 class MessageTooLarge(PublisherError, ValueError):
-    """A message that fits no frame; it was not sent and has no id."""
+    """A message does not fit into a frame; it was not sent and has no publishing id."""
 
 
 class SubscriptionError(RbFlyError):
-    """A subscription was used wrongly: two tasks iterated it at once, or it was started from a
-    stored offset that no message can follow."""
+    """A subscription was misused: two tasks iterated it at once, or it was to start after a stored
+    offset that no message can follow."""
 
 
 class EventLoopError(RbFlyError, RuntimeError):
@@ -291,7 +292,7 @@ class EventLoopError(RbFlyError, RuntimeError):
 
 
 def wrong_loop(owned: object) -> EventLoopError:
-    """The error of using `owned` outside its event loop, thread or process."""
+    """Create the error for using `owned` outside its event loop, thread or process."""
     return EventLoopError(
         f'{owned} belongs to another event loop: from another thread, use'
         ' asyncio.run_coroutine_threadsafe(); in another event loop or process, make another client'
@@ -315,21 +316,21 @@ class TLSError(StreamConnectionError):
 
 
 class FrameError(StreamConnectionError):
-    """The peer sent bytes that are not frames of the stream protocol."""
+    """The peer sent bytes that are not valid frames of the stream protocol."""
 
     retriable = False
 
 
 class ChunkError(SubscriptionError):
-    """A chunk is damaged: its CRC, its header or the sizes in it are wrong."""
+    """A chunk is corrupt: its CRC, its header or a size in it is wrong."""
 
 
 class CompressionError(RbFlyError, ImportError):
-    """A compression needs a library that is not installed."""
+    """A compression algorithm needs a library that is not installed."""
 
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):
-    """No connection within `connect_timeout` or `reconnect_timeout`."""
+    """The client could not connect within `connect_timeout` or `reconnect_timeout`."""
 
 
 class RequestTimeout(StreamConnectionError, TimeoutError):
@@ -355,7 +356,7 @@ class ConfirmTimeout(RbFlyError, TimeoutError):
 
 
 class WindowTimeout(ConfirmTimeout):
-    """The publisher's window had no room in time; the message was not sent and has no id."""
+    """The publisher's window stayed full; the message was not sent and has no publishing id."""
 
 
 RoomTimeout = WindowTimeout
@@ -374,7 +375,7 @@ _BY_CODE: dict[int, type[ProtocolError]] = {
 def protocol_error(
     code: int, detail: str = '', stream: str = '', command: Key | None = None
 ) -> ProtocolError:
-    """The error of the class that belongs to a response code."""
+    """Create the error for a response code."""
     if code == ResponseCode.STREAM_DOES_NOT_EXIST:
         return StreamDoesNotExist(stream)
     if stream:
@@ -385,7 +386,7 @@ def protocol_error(
 
 
 def copy_error(error: E) -> E:
-    """A copy of an error that several callers raise, so that each has its own traceback."""
+    """Copy an error, so that each of several callers raises one with its own traceback."""
     found = copy.copy(error)
     found.__cause__ = error.__cause__
     return found

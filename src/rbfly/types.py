@@ -1,5 +1,4 @@
-"""Types of values that AMQP 1.0 messages consist of: aliases for type checkers, and classes for the
-AMQP types that Python lacks.
+"""AMQP 1.0 values: type aliases, and classes for the AMQP types that Python lacks.
 
 A `datetime` is sent as an AMQP timestamp, which counts milliseconds from 1970 in UTC.  RbFly treats
 a naive one, without `tzinfo`, as UTC, not as local time.  It rounds microseconds down to
@@ -58,21 +57,22 @@ __all__ = [
     'UShort',
 ]
 
-# bool and the integer classes are int, Float32 is float, Char is str, Decimal* are bytes.
+# Includes subclasses: bool and the integer classes, Float32, Char, and Decimal* of bytes.
 AMQPScalar: TypeAlias = (
     int | float | str | bytes | bytearray | memoryview | Symbol | datetime | UUID | None
 )
-"""A value that holds no other ones."""
+"""A value that contains no other values."""
 
 AMQPBody: TypeAlias = (
     AMQPScalar | Described | AMQPArray | Sequence['AMQPBody'] | Mapping[Any, 'AMQPBody']
 )
-"""Any AMQP value, and the body of a message."""
+"""Any AMQP value; also the type of a message body."""
 
 AMQPSequence: TypeAlias = Sequence[AMQPBody]
 AMQPMap: TypeAlias = Mapping[Any, AMQPBody]
 AMQPAppProperties: TypeAlias = dict[str, AMQPScalar]
-"""As the specification has them; other values are written too, see `stream_message_ctx`."""
+"""Application properties as the specification allows them; RbFly also encodes other values, see
+`stream_message_ctx`."""
 
 AMQPAnnotations: TypeAlias = dict[Symbol | str | int, AMQPBody]
 AMQPMessageId: TypeAlias = int | UUID | bytes | str

@@ -320,7 +320,7 @@ def test_size_limit_of_a_chunk() -> None:
         except ChunkError as ex:
             errors.append(str(ex))
     assert len(errors) == count + 1
-    assert 'is no gzip' in errors[-2]
+    assert 'is not gzip' in errors[-2]
     assert f'larger than {CHUNK_MAX} bytes' in errors[-1]
 
 

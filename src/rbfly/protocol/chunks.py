@@ -1,7 +1,7 @@
-"""Entries of Publish frames and of chunks, and chunks to be stored and delivered.
+"""Encode chunks, and the entries of chunks and Publish frames.
 
-An entry has the same bytes in both: a message behind its length, or a sub-entry, which is stored
-as it came.  The layouts are in :mod:`rbfly.protocol._chunk`, which reads chunks.
+An entry has the same bytes in both: a length and a message, or a sub-entry, which the broker stores
+unchanged.  :mod:`rbfly.protocol._chunk`, which decodes chunks, describes the layouts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .fields import NULL, SHORT, Codec, Reader
 HEADER = struct.Struct('>BBHIqQQIIIB3x')
 MAGIC = 0x50
 ENTRIES_MAX = 0xFFFF
-SUB_ENTRY = 0x80  # bit of the first byte
+SUB_ENTRY = 0x80  # bit in the first byte
 NO_FILTER = b'\xff\xff'
 
 
 class PublishEntry(NamedTuple):
-    """An entry of a Publish frame; in one of version 1, `filter` is None."""
+    """An entry of a Publish frame; `filter` is None in version 1."""
 
     publishing_id: int
     filter: bytes | None
@@ -30,12 +30,12 @@ class PublishEntry(NamedTuple):
 
 
 def message(data: bytes) -> bytes:
-    """The entry of a message."""
+    """Encode a message as an entry."""
     return struct.pack('>I', len(data)) + data
 
 
 def records(entry: bytes) -> int:
-    """How many messages an entry has."""
+    """Count the messages of an entry."""
     return int.from_bytes(entry[1:3], 'big') if entry[0] & SUB_ENTRY else 1
 
 
@@ -50,9 +50,9 @@ def read_entry(reader: Reader) -> bytes:
 
 
 def split_entries(data: bytes) -> list[bytes]:
-    """The entries of a chunk.
+    """Split the data of a chunk into entries.
 
-    :raises FrameError: they end within one.
+    :raises FrameError: the data ends within an entry.
     """
     reader = Reader(data)
     entries = []
@@ -72,18 +72,18 @@ def write_chunk(
     trailer: bytes = b'',
     stored: bool = False,
 ) -> bytes:
-    """A chunk of entries.
+    """Encode a chunk.
 
-    :param offset: of its first message, which is the id of the chunk.
+    :param offset: offset of the first message, which is also the chunk id.
     :param timestamp: milliseconds since the epoch.
     :param epoch: term of the stream's leader.
-    :param type: 0 for messages, 1 and 2 for stored offsets and ids of publishers.
+    :param type: 0 for messages, 1 for stored offsets, 2 for publisher ids.
     :param filter: Bloom filter of the filter values.
-    :param stored: whether filter and trailer are in it, as on disk; what is delivered has only
-        their sizes.
+    :param stored: include filter and trailer, as on disk; delivered chunks contain only their
+        sizes.
     """
     if len(entries) > ENTRIES_MAX:
-        raise ArgumentError(f'a chunk has at most {ENTRIES_MAX} entries, not {len(entries)}')
+        raise ArgumentError(f'a chunk can have at most {ENTRIES_MAX} entries, not {len(entries)}')
     data = b''.join(entries)
     count = sum(map(records, entries))
     sizes = len(data), len(trailer), len(filter)
@@ -94,7 +94,7 @@ def write_chunk(
 
 
 def publish_entries(filtered: bool) -> Codec[tuple[PublishEntry, ...]]:
-    """The entries of a Publish frame, with a filter value each in version 2."""
+    """Codec for the entries of a Publish frame; in version 2 each has a filter value."""
 
     def encode(entries: tuple[PublishEntry, ...]) -> bytes:
         parts = [struct.pack('>I', len(entries))]
@@ -113,7 +113,7 @@ def publish_entries(filtered: bool) -> Codec[tuple[PublishEntry, ...]]:
             value = None if size == NULL else reader.take(size)
         data = read_entry(reader)
         if filtered and data[0] & SUB_ENTRY:
-            raise FrameError('a Publish frame with filter values has no sub-entries')
+            raise FrameError('a Publish frame with filter values cannot have sub-entries')
         return PublishEntry(publishing_id, value, data)
 
     return Codec(encode, lambda reader: reader.items(decode, 14 if filtered else 12), 4, ())

@@ -101,8 +101,8 @@ class Command(Fields, Generic[T]):
     ) -> bytes:
         """Encode the response; one that refuses the request needs no value."""
         head = struct.pack('>IH', correlation_id, code)[: 6 if cls.coded else 4]
-        held = cls.answer.encode(cls.answer.empty if value is None else value)
-        return frame(cls.key | RESPONSE, head + held)
+        body = cls.answer.encode(cls.answer.empty if value is None else value)
+        return frame(cls.key | RESPONSE, head + body)
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Close(Command[None], key=Key.CLOSE):
 
 
 class ServerClose(Fields):
-    """The broker's own Close request, with its correlation id."""
+    """A Close request from the broker, with its correlation id."""
 
     correlation_id: U32
     code: U16

@@ -99,9 +99,9 @@ def decompress(code: int, data: memoryview, size: int) -> bytes:
     try:
         found = into(data, target)
     except cramjam.DecompressionError as ex:
-        raise ChunkError(f'sub-entry batch is no {compression} of {size} bytes: {ex}') from ex
+        raise ChunkError(f'sub-entry batch is not {compression} of {size} bytes: {ex}') from ex
     if found != size:
-        raise ChunkError(f'sub-entry batch says {size} bytes of {compression} and holds {found}')
+        raise ChunkError(f'sub-entry batch declares {size} bytes of {compression} but has {found}')
     return bytes(target)
 
 
@@ -110,7 +110,7 @@ def gunzip(data: memoryview, size: int) -> bytes:
     try:
         found = stream.decompress(data, size + 1)
     except zlib.error as ex:
-        raise ChunkError(f'sub-entry batch is no gzip: {ex}') from ex
+        raise ChunkError(f'sub-entry batch is not gzip: {ex}') from ex
     if len(found) != size or not stream.eof or stream.unused_data:
-        raise ChunkError(f'sub-entry batch is no gzip of {size} bytes')
+        raise ChunkError(f'sub-entry batch is not gzip of {size} bytes')
     return found

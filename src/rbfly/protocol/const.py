@@ -1,4 +1,4 @@
-"""Numbers of the RabbitMQ stream protocol; a leaf."""
+"""Ports, command keys and response codes of the RabbitMQ stream protocol."""
 
 from enum import IntEnum
 
@@ -10,7 +10,7 @@ RESPONSE = 0x8000  # bit of the key that marks a response
 
 
 class Key(IntEnum):
-    """Commands."""
+    """Command keys."""
 
     DECLARE_PUBLISHER = 0x0001
     PUBLISH = 0x0002
@@ -42,11 +42,11 @@ class Key(IntEnum):
     STREAM_STATS = 0x001C
     CREATE_SUPER_STREAM = 0x001D
     DELETE_SUPER_STREAM = 0x001E
-    RESOLVE_OFFSET_SPEC = 0x001F  # RabbitMQ 4.3; for 4.0 it is an unknown frame
+    RESOLVE_OFFSET_SPEC = 0x001F  # since RabbitMQ 4.3; 4.0 answers UNKNOWN_FRAME
 
 
 class ResponseCode(IntEnum):
-    """Codes of responses and of publish errors."""
+    """Codes in responses and publish errors."""
 
     OK = 0x01
     STREAM_DOES_NOT_EXIST = 0x02

@@ -1,11 +1,11 @@
-"""Fields of the stream protocol: the type of a field says how it is written, in both directions.
+"""Fields of the stream protocol: the type annotation of a field defines its encoding.
 
     U8, I64, String, ...     as named; integers are big-endian
-    tuple[U64, U16]          one behind the other
+    tuple[U64, U16]          one after the other
     tuple[U64, ...]          an array: count u32 | items
     dict[String, I64]        an array of keys and values
 
-A class below :class:`Fields` is declared by its fields alone.
+Subclasses of :class:`Fields` only declare their fields.
 """
 
 import struct
@@ -32,14 +32,14 @@ NAME_MAX = 255  # bytes of a publisher, consumer or offset reference
 STRING_MAX = 0xFFFE  # 0xffff is the length of a null string
 NULL = 0xFFFF
 NULL_BYTES = 0xFFFF_FFFF
-TIME_MAX = 2**50  # milliseconds to the year 37,648: as good as any later one, and exact as seconds
+TIME_MAX = 2**50  # milliseconds, to the year 37,648; larger values are not exact in seconds
 
 
 class Reader:
     """Reads the fields of a frame in order.
 
-    :param strict: whether text has to be UTF-8 and not null; else it is shown as far as it goes.
-    :raises FrameError: the frame ends before the field.
+    :param strict: reject strings that are null or not UTF-8; otherwise replace what is invalid.
+    :raises FrameError: the frame ends within a field.
     """
 
     def __init__(self, data: bytes, strict: bool = False) -> None:
@@ -61,14 +61,14 @@ class Reader:
         return int.from_bytes(self.take(4), 'big')
 
     def count(self, size: int) -> int:
-        """How many items follow, of at least so many bytes each."""
+        """Read the length of an array whose items have at least `size` bytes each."""
         n = self.u32()
         if n * size > self.left:
-            raise FrameError(f'frame of {len(self.data)} bytes says that it has {n} items')
+            raise FrameError(f'frame of {len(self.data)} bytes declares {n} items')
         return n
 
     def items(self, decode: Callable[['Reader'], T], size: int) -> tuple[T, ...]:
-        """An array of items of at least so many bytes each, behind their number."""
+        """Read an array of items that have at least `size` bytes each."""
         return tuple([decode(self) for _ in range(self.count(size))])
 
     def string(self) -> str:
@@ -90,10 +90,10 @@ class Reader:
 
 
 class Codec(Generic[T]):
-    """How a field is written and read.
+    """Encodes and decodes a field.
 
-    :ivar size: the fewest bytes it has.
-    :ivar empty: what it is in a response that refuses.
+    :ivar size: minimum size in bytes.
+    :ivar empty: value in a response that reports an error.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Codec(Generic[T]):
 
 
 def codec_of(kind: Any) -> Codec[Any]:
-    """The codec of a field's type."""
+    """Return the codec for the type of a field."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         codec: Codec[Any] = kind.__metadata__[0]
@@ -140,8 +140,8 @@ def record(*parts: Codec[Any]) -> Codec[Any]:
     return Codec(encode, decode, sum(part.size for part in parts), ())
 
 
-def left_out(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
-    """A last field that may be left out: where it is, it is read as `absent()`."""
+def optional(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
+    """A trailing field that may be missing and is then decoded as `absent()`."""
     return Codec(
         lambda value: b'' if value is None else codec.encode(value),
         lambda reader: absent() if reader.at_end else codec.decode(reader),
@@ -151,7 +151,7 @@ def left_out(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
 
 @dataclass_transform()
 class Fields:
-    """A value with fields that are written and read as their types say."""
+    """Base of dataclasses whose fields are encoded and decoded according to their types."""
 
     codecs: ClassVar[tuple[tuple[str, Codec[Any]], ...]] = ()
 
@@ -161,9 +161,10 @@ class Fields:
         cls.codecs = tuple((item.name, codec_of(item.type)) for item in fields(cls))  # type: ignore[arg-type]
 
     def body(self) -> bytes:
-        """
-        :raises ArgumentError: a string that the protocol cannot carry.
-        :raises ArgumentOverflowError: a number that its field cannot carry.
+        """Encode the fields.
+
+        :raises ArgumentError: a string does not fit into its field.
+        :raises ArgumentOverflowError: a number does not fit into its field.
         """
         try:
             return b''.join([codec.encode(getattr(self, name)) for name, codec in self.codecs])
@@ -211,7 +212,7 @@ def string(value: str) -> bytes:
 
 
 def reference(value: str, what: str) -> bytes:
-    """A string that the broker takes up to 255 bytes."""
+    """Encode a string that the broker limits to 255 bytes."""
     data = string(value)
     if len(data) - 2 > NAME_MAX:
         raise ArgumentError(f'{what} {clip(value)} is longer than {NAME_MAX} bytes')
@@ -247,13 +248,13 @@ SHORT = Codec[bytes](
     2,
     b'',
 )
-# To the end of the frame.
+# The remaining bytes of the frame.
 Rest = Annotated[bytes, Codec[bytes](bytes, lambda reader: reader.take(reader.left), 0, b'')]
 
 MAP = codec_of(dict[String, String])
-LastMap = Annotated[Mapping[str, str], left_out(MAP, dict)]
-# As RabbitMQ writes it; the protocol's document has 4 bytes for the length.
-Challenge = Annotated[bytes | None, left_out(SHORT, lambda: None)]
+LastMap = Annotated[Mapping[str, str], optional(MAP, dict)]
+# As RabbitMQ encodes it; the protocol's specification says 4 bytes for the length.
+Challenge = Annotated[bytes | None, optional(SHORT, lambda: None)]
 
 
 def string_map(items: Mapping[str, str]) -> bytes:
@@ -285,7 +286,7 @@ def read_offset(reader: Reader) -> Offset:
         return Offset.timestamp(max(-TIME_MAX, min(milliseconds, TIME_MAX)) / 1000)
     if OffsetType.FIRST <= code <= OffsetType.NEXT:
         return Offset(OffsetType(code))
-    raise FrameError(f'there is no type {code} of an offset')
+    raise FrameError(f'unknown offset type {code}')
 
 
 def read_any_offset(reader: Reader) -> Offset | None:

@@ -1,4 +1,4 @@
-"""Where in a stream a subscription starts."""
+"""Where a subscription starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ['Offset', 'OffsetType']
 
 
 class OffsetType(IntEnum):
-    """Kinds of an offset; all but `REFERENCE` are those of the stream protocol."""
+    """Types of offsets; all but `REFERENCE` are part of the stream protocol."""
 
     FIRST = 1
     LAST = 2
@@ -51,7 +51,7 @@ class Offset:
 
     type: OffsetType
     value: int | float | str | None = None
-    default: Offset | None = None  # of a reference
+    default: Offset | None = None  # if nothing is stored under the reference
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, OffsetType):
@@ -61,7 +61,9 @@ class Offset:
             or not isinstance(self.default, Offset)
             or self.default.type == OffsetType.REFERENCE
         ):
-            raise ArgumentTypeError('only a reference has a default, which is no reference')
+            raise ArgumentTypeError(
+                'only a reference offset can have a default, an Offset of another type'
+            )
         kinds = VALUES.get(self.type, ())
         if not isinstance(self.value, kinds or type(None)) or isinstance(self.value, bool):
             names = ' or '.join(kind.__name__ for kind in kinds) or 'None'
@@ -82,7 +84,7 @@ class Offset:
 
     @staticmethod
     def offset(offset: int) -> Offset:
-        """Start exactly at a message, or at the next one if retention has removed it.
+        """Start at the message with this offset, or at the next one if retention has removed it.
 
         Until the first message is received, the offset belongs to the name of the stream: if the
         stream is deleted and created again, and the client does not notice, the subscription starts
@@ -90,7 +92,7 @@ class Offset:
         :class:`~rbfly.error.StreamDoesNotExist`, and then starts at the first message.
 
         :param offset: absolute offset, 0 to 2**64 - 1.
-        :raises OverflowError: out of range.
+        :raises OverflowError: the offset is out of range.
         """
         return Offset(OffsetType.OFFSET, offset)
 
@@ -101,7 +103,7 @@ class Offset:
         If the time is ahead of the broker's clock, start with messages published from now on.
 
         :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
-        :raises OverflowError: out of range: the protocol has 64-bit milliseconds.
+        :raises OverflowError: the time does not fit into 64-bit milliseconds.
         """
         return Offset(OffsetType.TIMESTAMP, timestamp)
 

@@ -23,7 +23,7 @@ from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, StreamStats
 
-Subscriber = Subscription  # its name in RbFly 0.x
+Subscriber = Subscription  # the name in RbFly 0.10
 
 __all__ = [
     'AMQPAnnotations',
@@ -58,5 +58,5 @@ __all__ = [
     'stream_message_ctx',
     'streams_client',
 ]
-# Every error: what is raised here can be caught here.
+# All errors, so that programs can catch what this module raises.
 __all__ += _errors.__all__

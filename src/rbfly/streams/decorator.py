@@ -1,4 +1,4 @@
-"""A client that is kept connected while a function runs."""
+"""The `connection` decorator."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 
 def connection(coro: F) -> F:
-    """Decorator: keep a client connected while a coroutine or an asynchronous generator runs.
+    """Decorator: close a client's connections when a coroutine or asynchronous generator ends.
 
-    The client is the first argument that is a :class:`StreamsClient`.  Its connections are closed
-    when the last of the nested or parallel calls that use it ends.
+    The client is the first argument that is a :class:`StreamsClient`.  If nested or parallel calls
+    use the same client, the last one to end closes its connections.
 
-    :raises RbFlyError: `coro` is neither, or it is called without a client.
+    :raises RbFlyError: `coro` is not a coroutine or asynchronous generator function, or it was
+        called without a client.
     """
     function: Any = coro
     while isinstance(function, functools.partial):
@@ -33,7 +34,7 @@ def connection(coro: F) -> F:
         for value in (*args, *kwargs.values()):
             if isinstance(value, StreamsClient):
                 return value
-        raise RbFlyError(f'{function.__name__} was called without a streams client')
+        raise RbFlyError(f'{function.__name__} was called without a StreamsClient')
 
     if inspect.iscoroutinefunction(function):
 
@@ -55,5 +56,5 @@ def connection(coro: F) -> F:
 
         wrapper = iterate
     else:
-        raise RbFlyError(f'{coro!r} is neither a coroutine function nor an async generator one')
+        raise RbFlyError(f'{coro!r} is not a coroutine function or asynchronous generator function')
     return cast(F, functools.update_wrapper(wrapper, function))

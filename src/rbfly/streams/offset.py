@@ -1,4 +1,4 @@
-"""Where a subscription starts."""
+"""Where a subscription starts; also importable from :mod:`rbfly.streams`."""
 
 from ..protocol.offset import Offset, OffsetType
 

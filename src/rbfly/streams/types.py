@@ -32,15 +32,15 @@ OnDecodeError = Literal['raise', 'skip', 'raw']
 bytes."""
 
 BloomFilterExtract = Callable[[MessageCtx], str | None]
-"""Returns the filter value of a message; None for a message without one."""
+"""Returns the filter value of a message, or None."""
 
 
 @dataclass(frozen=True)
 class MessageFilter:
     """Selects the messages of a subscription by their filter values.
 
-    The broker sends whole chunks that contain such a message, or seem to; RbFly drops the other
-    messages in them.
+    The broker sends the chunks that may contain such messages; RbFly drops all other messages of
+    these chunks.
 
     :param extract: returns the filter value of a message; None for a message without one.
     :param values: filter values to select; the empty string selects messages without one.
@@ -52,33 +52,33 @@ class MessageFilter:
     match_unfiltered: bool = False
 
     def __post_init__(self) -> None:
-        # An iterator gives its values once only; what is no set of str, `subscribe` refuses.
+        # An iterator can be read only once.  `subscribe` rejects values that are not strings.
         if not isinstance(self.values, str):
             with suppress(TypeError):
                 object.__setattr__(self, 'values', frozenset(self.values))
 
     def matches(self, message: MessageCtx) -> bool:
-        """True if the filter selects a message."""
+        """Return True if the filter selects a message."""
         value = self.extract(message) or ''
         return value in self.values or (self.match_unfiltered and not value)
 
     def properties(self) -> dict[str, str]:
-        """Properties of a subscription that ask the broker for these messages."""
+        """Return the subscription properties that make the broker filter."""
         found = {f'filter.{i}': value for i, value in enumerate(sorted(self.values))}
         return found | {'match-unfiltered': 'true'} if self.match_unfiltered else found
 
 
 @dataclass(frozen=True)
 class PublisherInfo:
-    """What a publisher is constructed with.
+    """Settings of a publisher; see `StreamsClient.publisher`.
 
     :param stream: name of the stream.
-    :param name: name for deduplication, empty for none.
-    :param filter_extract: gives the filter value of a message; None for no filtering.
-    :param amqp: messages are AMQP 1.0; if false, raw bytes.
-    :param max_unconfirmed: how many messages may be in flight.
-    :param sub_entry_size: how many messages share a sub-entry at most; 0 for no sub-entries.
-    :param compression: how they are compressed.
+    :param name: name for deduplication; empty for none.
+    :param filter_extract: returns the filter value of a message; None for no filtering.
+    :param amqp: True to encode messages as AMQP 1.0, False to send raw bytes.
+    :param max_unconfirmed: maximum number of messages in flight.
+    :param sub_entry_size: maximum number of messages per sub-entry; 0 for no sub-entries.
+    :param compression: compression of sub-entries.
     """
 
     stream: str
@@ -92,13 +92,13 @@ class PublisherInfo:
 
 @dataclass(frozen=True)
 class SubscriptionInfo:
-    """What a subscription is made with; see `StreamsClient.subscribe`.
+    """Settings of a subscription; see `StreamsClient.subscribe`.
 
     :param stream: name of the stream.
-    :param offset: where it starts.
-    :param filter: which messages it gets; None for all.
-    :param timeout: seconds to wait for each next message; None or 0 for no limit.
-    :param amqp: messages are AMQP 1.0; if false, raw bytes.
+    :param offset: where to start.
+    :param filter: selects messages; None for all.
+    :param timeout: seconds to wait for each message; None or 0 for no limit.
+    :param amqp: True to decode messages as AMQP 1.0, False to return raw bytes.
     """
 
     stream: str
@@ -110,7 +110,7 @@ class SubscriptionInfo:
 
 @runtime_checkable
 class PSubscriber(Protocol):
-    """What gives the messages of a stream, by `async for`; a `Subscription` does.
+    """Protocol of an iterator over the messages of a stream, such as `Subscription`.
 
     :ivar stream: name of the stream.
     """
@@ -126,12 +126,12 @@ class PSubscriber(Protocol):
 
 @dataclass(frozen=True)
 class StreamStats:
-    """Positions of a stream; None where an empty stream has none, or the broker does not tell.
+    """Positions in a stream; None if the stream is empty or the broker does not report them.
 
     :param first_chunk_id: offset of the first message of the first chunk.
     :param last_chunk_id: offset of the first message of the last chunk.
-    :param committed_chunk_id: the same of the last chunk that may be read.
-    :param committed_offset: offset of the last message that may be read (from RabbitMQ 4.3 on).
+    :param committed_chunk_id: offset of the first message of the last committed chunk.
+    :param committed_offset: offset of the last committed message (since RabbitMQ 4.3).
     """
 
     first_chunk_id: int | None
