@@ -21,9 +21,10 @@ from rbfly.amqp._encode cimport (
 from rbfly.amqp._layout cimport (
     ANNOTATIONS, APP_PROPERTIES, DATA, DELIVERY_ANNOTATIONS, FOOTER, HEADER, I_ANNOTATIONS,
     I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES,
-    SEQUENCE, VALUE, Layout, build_body, data_head, is_one_section, scan,
+    SEQUENCE, VALUE, Layout, Sections, build_body, data_head, get_field, is_one_section,
+    open_sections, scan,
 )
-from rbfly.amqp._message cimport MessageCtx, Sections, get_field, open_sections
+from rbfly.amqp._message cimport MessageCtx
 from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
@@ -142,7 +143,7 @@ cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
     if ctx._sections is None and ctx._owner is None:
         return put_body(out, ctx._body)
     if ctx._sections is None:
-        ctx._sections = open_sections(ctx)
+        ctx._sections = open_sections(ctx._owner, ctx._p, ctx._n)
     sections = ctx._sections
     put_sections(out, ctx, sections)
     put_body(out, ctx.take_body())

@@ -70,3 +70,48 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
     if n >= 8 and load_u32(p) == DATA32 and load_u32(p + 4) == n - 8:
         return 8
     return 0
+
+
+# The sections other than the body: their values, or where their bytes begin (-1: absent).
+cdef class Sections:
+    cdef object header
+    cdef object delivery_annotations
+    cdef object annotations
+    cdef object properties
+    cdef object app_properties
+    cdef object footer
+    cdef Py_ssize_t[6] at
+
+
+cdef inline object get_field(Sections sections, int index):
+    if index == I_HEADER:
+        return sections.header
+    if index == I_DELIVERY_ANNOTATIONS:
+        return sections.delivery_annotations
+    if index == I_ANNOTATIONS:
+        return sections.annotations
+    if index == I_PROPERTIES:
+        return sections.properties
+    if index == I_APP_PROPERTIES:
+        return sections.app_properties
+    return sections.footer
+
+
+cdef inline int set_field(Sections sections, int index, object value) except -1:
+    if index == I_HEADER:
+        sections.header = value
+    elif index == I_DELIVERY_ANNOTATIONS:
+        sections.delivery_annotations = value
+    elif index == I_ANNOTATIONS:
+        sections.annotations = value
+    elif index == I_PROPERTIES:
+        sections.properties = value
+    elif index == I_APP_PROPERTIES:
+        sections.app_properties = value
+    else:
+        sections.footer = value
+    return 0
+
+
+# Find the sections in the bytes of a message; all are absent if `owner` is None.
+cdef Sections open_sections(object owner, const uint8_t *p, Py_ssize_t n)

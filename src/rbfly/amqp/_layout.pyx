@@ -1,6 +1,7 @@
 # cython: language_level=3str
 """The structure of messages: their sections and what these contain (part 3, section 3.2)."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
@@ -8,7 +9,7 @@ from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._decode cimport Cursor, decode_error, decode_value
+from rbfly.amqp._decode cimport Cursor, cursor_open, decode_error, decode_value
 from rbfly.amqp._sections cimport AMQPHeader, decoded_properties
 from rbfly.amqp._types cimport Symbol
 
@@ -254,3 +255,25 @@ cdef object build_section(Cursor *c, int index):
         kind = type(<object> key).__name__
         return decode_error(c, at, f'{SECTION_NAMES[index]} with a key of type {kind}')
     return value
+
+
+@cython.final
+@cython.no_gc
+cdef class Sections:
+    pass
+
+
+cdef Sections open_sections(object owner, const uint8_t *p, Py_ssize_t n):
+    cdef Sections sections = Sections.__new__(Sections)
+    cdef Layout layout
+    cdef Cursor c
+    cdef int i
+    if owner is None:
+        for i in range(6):
+            sections.at[i] = -1
+    else:
+        cursor_open(&c, p, p, p + n)
+        scan(&c, &layout)
+        for i in range(6):
+            sections.at[i] = layout.at[i]
+    return sections

@@ -3,15 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-
-cdef class Sections:
-    cdef object header
-    cdef object delivery_annotations
-    cdef object annotations
-    cdef object properties
-    cdef object app_properties
-    cdef object footer
-    cdef Py_ssize_t[6] at
+from rbfly.amqp._layout cimport Sections
 
 
 cdef class MessageCtx:
@@ -33,8 +25,5 @@ cdef class MessageCtx:
     cdef object section(self, int index)
 
 
-cdef object get_field(Sections sections, int index)
-# Find the sections of a context on first access.
-cdef Sections open_sections(MessageCtx ctx)
 # The context that `set_message_ctx` has set last, in any task.
 cdef object LAST_SET

@@ -15,7 +15,8 @@ from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open
 from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER,
-    I_PROPERTIES, SECTION_NAMES, Layout, build_body, build_section, scan, take_descriptor,
+    I_PROPERTIES, SECTION_NAMES, Sections, build_body, build_section, get_field, open_sections,
+    set_field, take_descriptor,
 )
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
@@ -59,44 +60,6 @@ globals().update(AMQPHeader=AMQPHeader, AMQPProperties=AMQPProperties)
 
 cdef object CONTEXT = ContextVar('rbfly_message_ctx')
 cdef object LAST_SET = None
-
-
-@cython.final
-@cython.no_gc
-@cython.auto_pickle(False)
-cdef class Sections:
-    # The sections other than the body: their values, or where their bytes begin (-1: absent).
-    pass
-
-
-cdef object get_field(Sections sections, int index):
-    if index == I_HEADER:
-        return sections.header
-    if index == I_DELIVERY_ANNOTATIONS:
-        return sections.delivery_annotations
-    if index == I_ANNOTATIONS:
-        return sections.annotations
-    if index == I_PROPERTIES:
-        return sections.properties
-    if index == I_APP_PROPERTIES:
-        return sections.app_properties
-    return sections.footer
-
-
-cdef int set_field(Sections sections, int index, object value) except -1:
-    if index == I_HEADER:
-        sections.header = value
-    elif index == I_DELIVERY_ANNOTATIONS:
-        sections.delivery_annotations = value
-    elif index == I_ANNOTATIONS:
-        sections.annotations = value
-    elif index == I_PROPERTIES:
-        sections.properties = value
-    elif index == I_APP_PROPERTIES:
-        sections.app_properties = value
-    else:
-        sections.footer = value
-    return 0
 
 
 @cython.final
@@ -171,7 +134,7 @@ is_set_stream_publish_id=None)\n--\n
         cdef Cursor c
         cdef object owner = self._owner     # hold a reference, as in take_body
         if sections is None:
-            sections = self._sections = open_sections(self)
+            sections = self._sections = open_sections(self._owner, self._p, self._n)
         value = get_field(sections, index)
         if value is None:
             if sections.at[index] >= 0 and owner is not None:
@@ -401,22 +364,6 @@ cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n):
     return memoryview(owner)[start:start + n]
 
 
-cdef Sections open_sections(MessageCtx ctx):
-    cdef Sections sections = Sections.__new__(Sections)
-    cdef Layout layout
-    cdef Cursor c
-    cdef int i
-    if ctx._owner is None:
-        for i in range(6):
-            sections.at[i] = -1
-    else:
-        cursor_open(&c, ctx._p, ctx._p, ctx._p + ctx._n)
-        scan(&c, &layout)
-        for i in range(6):
-            sections.at[i] = layout.at[i]
-    return sections
-
-
 cdef int set_section(MessageCtx ctx, int index, object value) except -1:
     if value is not None:
         if index == I_HEADER:
@@ -432,7 +379,7 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
                 f'{SECTION_NAMES[index]} must be dict, not {type(value).__name__}'
             )
     if ctx._sections is None:
-        ctx._sections = open_sections(ctx)
+        ctx._sections = open_sections(ctx._owner, ctx._p, ctx._n)
     set_field(ctx._sections, index, value)
     ctx._sections.at[index] = -1
     return 0
