@@ -23,7 +23,7 @@ FLOORS = {
     'rbfly.amqp': [
         ['_native', '_constructors'],
         ['_types'],
-        ['rbfly.types'],  # names for the types
+        ['rbfly.types'],  # type aliases
         ['_scalars'],
         ['_encode', '_decode'],
         ['_sections'],
@@ -88,7 +88,7 @@ for floor, rows in FLOORS.items():
     for row in rows:
         names = [f'{floor}.{name}'.strip('.') if '.' not in name else name for name in row]
         HEIGHTS |= dict.fromkeys(names, max(HEIGHTS.values()) + 1)
-SANS_IO = HEIGHTS['rbfly.net']  # below there is no socket, loop, task, clock or log
+SANS_IO = HEIGHTS['rbfly.net']  # below: no socket, event loop, task, clock or log
 IO_MODULES = {
     'asyncio', 'concurrent', 'logging', 'multiprocessing', 'random', 'select', 'selectors',
     'signal', 'socket', 'ssl', 'subprocess', 'threading', 'time', 'uvloop', 'warnings',

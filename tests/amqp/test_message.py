@@ -359,7 +359,7 @@ def test_body(body: Any, data: str) -> None:
     assert encode_amqp_bytes(received).hex() == data
 
 
-# --- 8: several data sections, sequence body ---
+# --- several data sections, sequence body ---
 
 
 def test_several_data_sections() -> None:

@@ -37,7 +37,6 @@ from .fields import (
     String,
     codec_of,
 )
-from .fields import NAME_MAX as NAME_MAX
 from .fields import STRING_MAX as STRING_MAX
 from .fields import Reader as Reader
 from .fields import reference as reference
