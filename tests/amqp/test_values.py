@@ -451,8 +451,9 @@ def test_class_that_only_looks_like_uuid() -> None:
     class Other(metaclass=Names):
         pass
 
-    fake = type('UUID', (), {'bytes': bytes(16), '__module__': 'uuid'})
-    for value in (Other(), fake()):
+    fake: Any = type('UUID', (), {'bytes': bytes(16), '__module__': 'uuid'})
+    values: list[Any] = [Other(), fake()]
+    for value in values:
         with pytest.raises(AMQPEncoderTypeError):
             encode_value(value)
         with pytest.raises(AMQPEncoderTypeError):
