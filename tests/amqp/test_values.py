@@ -457,7 +457,7 @@ def test_class_that_only_looks_like_uuid() -> None:
         with pytest.raises(AMQPEncoderTypeError):
             encode_value(value)
         with pytest.raises(AMQPEncoderTypeError):
-            AMQPProperties(message_id=value)  # type: ignore[arg-type]
+            AMQPProperties(message_id=value)
 
 
 def test_symbol() -> None:
