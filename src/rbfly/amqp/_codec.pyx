@@ -143,7 +143,7 @@ cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
     if ctx._sections is None and ctx._owner is None:
         return put_body(out, ctx._body)
     if ctx._sections is None:
-        ctx._sections = open_sections(ctx._owner, ctx._p, ctx._n)
+        ctx._sections = open_sections(ctx._p, ctx._n)
     sections = ctx._sections
     put_sections(out, ctx, sections)
     put_body(out, ctx.take_body())

@@ -113,5 +113,5 @@ cdef inline int set_field(Sections sections, int index, object value) except -1:
     return 0
 
 
-# Find the sections in the bytes of a message; all are absent if `owner` is None.
-cdef Sections open_sections(object owner, const uint8_t *p, Py_ssize_t n)
+# Find the sections in the bytes of a message; all are absent if there are no bytes.
+cdef Sections open_sections(const uint8_t *p, Py_ssize_t n)

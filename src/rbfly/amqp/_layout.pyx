@@ -263,12 +263,12 @@ cdef class Sections:
     pass
 
 
-cdef Sections open_sections(object owner, const uint8_t *p, Py_ssize_t n):
+cdef Sections open_sections(const uint8_t *p, Py_ssize_t n):
     cdef Sections sections = Sections.__new__(Sections)
     cdef Layout layout
     cdef Cursor c
     cdef int i
-    if owner is None:
+    if p is NULL:
         for i in range(6):
             sections.at[i] = -1
     else:

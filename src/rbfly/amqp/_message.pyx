@@ -134,7 +134,7 @@ is_set_stream_publish_id=None)\n--\n
         cdef Cursor c
         cdef object owner = self._owner     # hold a reference, as in take_body
         if sections is None:
-            sections = self._sections = open_sections(self._owner, self._p, self._n)
+            sections = self._sections = open_sections(self._p, self._n)
         value = get_field(sections, index)
         if value is None:
             if sections.at[index] >= 0 and owner is not None:
@@ -379,7 +379,7 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
                 f'{SECTION_NAMES[index]} must be dict, not {type(value).__name__}'
             )
     if ctx._sections is None:
-        ctx._sections = open_sections(ctx._owner, ctx._p, ctx._n)
+        ctx._sections = open_sections(ctx._p, ctx._n)
     set_field(ctx._sections, index, value)
     ctx._sections.at[index] = -1
     return 0
