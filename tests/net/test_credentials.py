@@ -60,9 +60,7 @@ async def test_traceback_with_local_variables_shows_no_password(
     caplog.set_level(logging.DEBUG)
     async with FakeBroker(at={step: handler}) as fake:
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
-        cluster = client._cluster
-        (address,) = cluster._addresses
-        credentials = cluster._credentials[address]
+        ((address, credentials),) = client._cluster.settings.credentials.items()
         with pytest.raises(RbFlyError) as caught:
             await connect(address, credentials, '', Tune(0, 0), lambda step: None, None, Counters())
         if step > Step.SASL_HANDSHAKE:
@@ -78,7 +76,7 @@ def test_no_text_of_a_cluster_shows_the_password() -> None:
     cluster = rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost')._cluster
     routes = cluster._routes(None), cluster._routes(Broker('node', 5552))
     assert str(routes[0][0][0]) == 'rabbitmq-stream://localhost:5552'
-    for item in (routes, cluster.settings, vars(cluster), *map(vars, cluster._credentials)):
+    for item in (routes, cluster.settings, vars(cluster), cluster.settings.credentials):
         assert SECRET not in repr(item)
 
 

@@ -71,6 +71,14 @@ class Settings:
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
 
+    @functools.cached_property
+    def credentials(self) -> dict[Address, Credentials]:
+        """The credentials for each address, in the order of `infos`."""
+        found: dict[Address, Credentials] = {}
+        for info in self.infos:
+            found.setdefault(info.address, Credentials.of(info, self.auth_mechanism))
+        return found
+
 
 class WrongNodeError(StreamConnectionError):
     """A load balancer has led to another node."""
@@ -98,11 +106,7 @@ class Cluster:
         self._connects: dict[tuple[Role, Broker | None], SharedConnect] = {}
         self._metadata: dict[Connection, MetadataBatch] = {}
         self._probes: dict[Connection, asyncio.Task[None]] = {}
-        self._credentials: dict[Address, Credentials] = {}
-        for info in settings.infos:
-            credentials = Credentials.of(info, settings.auth_mechanism)
-            self._credentials.setdefault(info.address, credentials)
-        self._addresses = list(self._credentials)  # of the URIs
+        self._advertised: dict[Address, Credentials] = {}
         self._reached: dict[Broker, Address] = {}
         self._unreachable: dict[Broker, float] = {}  # until when
         self._failed: dict[Address, float] = {}  # when
@@ -124,7 +128,7 @@ class Cluster:
         if left:
             for connection in left:
                 connection.abort_soon()
-            text = 'unclosed client of ' + ', '.join(map(str, self._addresses))
+            text = 'unclosed client of ' + ', '.join(str(info) for info in self.settings.infos)
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     @property
@@ -163,7 +167,7 @@ class Cluster:
 
         check()
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        return Deadline(limit or None, ', '.join(map(str, self._addresses)), check)
+        return Deadline(limit or None, ', '.join(map(str, settings.infos)), check)
 
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
@@ -365,11 +369,12 @@ class Cluster:
         These may not be reachable, through NAT or a proxy: then the URIs, which reach some node.
         """
         # One that did not answer comes last, so that it delays nothing more.
-        addresses = sorted(self._addresses, key=lambda address: self._failed.get(address, 0.0))
+        known = self.settings.credentials
+        addresses = sorted(known, key=lambda address: self._failed.get(address, 0.0))
         if node is None or self.settings.load_balancer:
             return addresses, []
         advertised = Address(node.host, node.port, addresses[0].ssl)
-        self._credentials.setdefault(advertised, self._credentials[addresses[0]])
+        self._advertised.setdefault(advertised, known[addresses[0]])
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
         return own, [address for address in addresses if address not in own]
 
@@ -387,7 +392,7 @@ class Cluster:
             async with asyncio.timeout(limit):
                 connection = await connect(
                     address,
-                    self._credentials[address],
+                    settings.credentials.get(address) or self._advertised[address],
                     settings.connection_name,
                     settings.tune,
                     progress.on_step,

@@ -356,7 +356,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             logger.warning('%s: frame 0x%04x version %d skipped', self.address, key, version)
 
     def _on_heartbeat(self, body: bytes) -> None:
-        """Do nothing: all data, not only heartbeats, shows that the broker is alive."""
+        """Ignore it: any data shows that the broker is alive."""
 
     def _on_tune(self, body: bytes) -> None:
         if not self.tune.done():
@@ -378,7 +378,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         logger.debug('%s: credit for a subscription that has ended', self.address)
 
     def _on_consumer_update(self, body: bytes) -> None:
-        """Accept, and start where the subscription said; a broker disconnects silent clients."""
+        """Start at the offset of Subscribe; without an answer, the broker closes the connection."""
         correlation_id = commands.Reader(body).u32()
         self.write(commands.ConsumerUpdate.respond(correlation_id))
 
@@ -419,7 +419,7 @@ HANDLERS: dict[int, Callable[[Connection, bytes], None]] = {
     Key.CREDIT | RESPONSE: Connection._on_credit_error,
     Key.CONSUMER_UPDATE: Connection._on_consumer_update,
 }
-"""What handles a frame that the broker sends by itself, by its key."""
+"""Handlers of the frames that the broker sends by itself, by key."""
 
 
 def disconnected() -> StreamConnectionError:
