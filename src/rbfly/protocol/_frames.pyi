@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from .._turn import Turn
 from ..amqp import MessageCtx
@@ -8,18 +8,12 @@ from ._entry import SubEntry
 from ._pending import PendingConfirms
 
 class FrameBuilder:
-    @property
-    def publisher_id(self) -> int: ...
-    @property
-    def next_id(self) -> int: ...
-    @property
-    def queued(self) -> int: ...
-    @property
-    def frame_max(self) -> int: ...
-    @property
-    def max_unconfirmed(self) -> int: ...
-    @property
-    def frame_entries(self) -> int: ...
+    publisher_id: Final[int]
+    next_id: Final[int]
+    queued: Final[int]
+    frame_max: Final[int]
+    max_unconfirmed: Final[int]
+    frame_entries: Final[int]
     def __init__(
         self,
         publisher_id: int,

@@ -1,17 +1,14 @@
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from ._frames import FrameBuilder
 from ._pending import PendingConfirms
 
 @final
 class PublishWindow(FrameBuilder):
-    @property
-    def in_flight(self) -> int: ...
-    @property
-    def needs_redeclare(self) -> bool: ...
-    @property
-    def unsettled(self) -> int: ...
+    in_flight: Final[int]
+    needs_redeclare: Final[bool]
+    unsettled: Final[int]
     def listen(self, on_settled: Callable[[list[PendingConfirms]], None] | None) -> None: ...
     def take(self) -> bytes | None: ...
     def release(self) -> None: ...

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from ..amqp import MessageCtx
 from ..net.connection import Connection
@@ -20,22 +20,14 @@ class SemaphoreState:
 
 @final
 class PublisherCore:
-    @property
-    def session(self) -> _Session: ...
-    @property
-    def connection(self) -> Connection | None: ...
-    @property
-    def error(self) -> Exception | None: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def window(self) -> PublishWindow: ...
-    @property
-    def scheduled(self) -> bool: ...
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-    @property
-    def capacity(self) -> Any: ...
+    session: Final[_Session]
+    connection: Final[Connection | None]
+    error: Final[Exception | None]
+    closed: Final[bool]
+    window: Final[PublishWindow]
+    scheduled: Final[bool]
+    loop: Final[asyncio.AbstractEventLoop]
+    capacity: Final[Any]
     def __init__(
         self,
         session: _Session,
@@ -64,12 +56,9 @@ class PublisherBase:
 
 @final
 class Batches:
-    @property
-    def sent(self) -> list[ConfirmGroup]: ...
-    @property
-    def filling(self) -> ConfirmGroup: ...
-    @property
-    def capacity(self) -> Any: ...
+    sent: Final[list[ConfirmGroup]]
+    filling: Final[ConfirmGroup]
+    capacity: Final[Any]
     def __init__(
         self,
         core: PublisherCore,
