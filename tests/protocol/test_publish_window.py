@@ -54,12 +54,12 @@ def take_all(window: PublishWindow) -> list[bytes]:
 
 
 def taken(window: PublishWindow) -> list[list[tuple[int, bytes]]]:
-    """Entries of each frame that the window gives."""
+    """Entries of each frame that `take` returns."""
     return [read_publish(data)[1] for data in take_all(window)]
 
 
 def settle(window: PublishWindow, *ids: int) -> list[PendingConfirms]:
-    """The waiters that a PublishConfirm of these ids ends."""
+    """The waiters that a PublishConfirm of these ids settles."""
     return Feed(window).confirm(*ids)
 
 
@@ -174,7 +174,7 @@ def test_memoryview_that_is_not_contiguous() -> None:
 # -- many messages at once
 
 
-def test_extend_takes_no_more_than_it_appends() -> None:
+def test_extend_takes_only_what_it_appends() -> None:
     window = make()
     waiter = PendingConfirms()
     source = iter([b'%d' % i for i in range(10)])
@@ -201,7 +201,7 @@ def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
     assert taken(window) == [[(0, b'a'), (1, b'b'), (2, b'c')]]
 
 
-def test_extend_passes_on_what_the_iterator_raises() -> None:
+def test_extend_passes_errors_of_the_iterator_on() -> None:
     def source() -> Iterator[bytes]:
         yield b'a'
         window.append(b'b', waiter)  # another message, meanwhile
@@ -215,7 +215,7 @@ def test_extend_passes_on_what_the_iterator_raises() -> None:
     assert taken(window) == [[(0, b'a'), (1, b'b')]]
 
 
-def test_extend_gives_way_after_some_bytes() -> None:
+def test_extend_returns_after_some_bytes() -> None:
     window = make()
     waiter = PendingConfirms()
     source = iter([bytes(100_000)] * 10)
@@ -245,7 +245,7 @@ def test_group_knows_which_of_its_messages_were_refused() -> None:
     assert (first.count, second.count) == (10, 10)
 
 
-def test_group_knows_which_of_its_messages_are_unsettled_or_given_up() -> None:
+def test_group_knows_which_messages_are_unsettled_or_abandoned() -> None:
     window = make(frame_max=100, max_unconfirmed=12)
     feed = Feed(window)
     first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
@@ -372,7 +372,7 @@ def test_long_message_is_refused_with_its_size_and_the_limit(message: Any) -> No
 
 
 @pytest.mark.parametrize('message', ['ż' * 500, ['x' * 2000], {'k': bytes(2000)}])
-def test_message_that_is_long_when_it_is_encoded(message: Any) -> None:
+def test_message_too_long_only_when_encoded(message: Any) -> None:
     window = make(frame_max=1000, amqp=True)
     size = len(encode_amqp_bytes(message))
     with pytest.raises(PublisherError, match=f'message of {size} bytes .* limit is 979 bytes'):
@@ -389,7 +389,7 @@ def test_filter_value_counts_in_the_limit() -> None:
     assert len(data) == 1004
 
 
-def test_memory_of_refused_messages_is_given_back() -> None:
+def test_memory_of_refused_messages_is_freed() -> None:
     window = make(frame_max=2**20, amqp=True)
     add(window, 'before')
     tracemalloc.start()
@@ -538,7 +538,7 @@ def test_window_cannot_be_used_while_it_encodes(
 # -- ids
 
 
-def test_explicit_ids_go_on_from_there() -> None:
+def test_automatic_ids_continue_after_explicit_ones() -> None:
     window = make()
     assert add(window, b'a', explicit(5), b'b', explicit(100), b'c') == [0, 5, 6, 100, 101]
     assert window.next_id == 102
@@ -570,7 +570,7 @@ def test_first_explicit_id_may_be_one_that_the_broker_knows() -> None:
     assert add(window, b'a') == [50]
 
 
-def test_highest_id_is_the_last_one() -> None:
+def test_no_id_follows_the_highest() -> None:
     window = make()
     assert add(window, explicit(MAX_ID)) == [MAX_ID]
     with pytest.raises(PublisherError):
@@ -592,7 +592,7 @@ def test_batch_is_sorted_when_it_is_released(ids: list[int]) -> None:
     assert window.unsettled == 0
 
 
-def test_batch_sorts_given_ids_among_explicit_ones() -> None:
+def test_batch_sorts_automatic_ids_among_explicit_ones() -> None:
     window = make(batched=True)
     assert add(window, explicit(5), b'a', explicit(3), b'b', explicit(4)) == [5, 6, 3, 7, 4]
     window.release()
@@ -609,7 +609,7 @@ def test_duplicate_in_a_batch() -> None:
     assert [i for i, _ in taken(window)[0]] == [3, 5]
 
 
-def test_id_below_what_was_released() -> None:
+def test_id_below_a_released_one() -> None:
     window = make(batched=True)
     add(window, explicit(5))
     window.release()
@@ -636,7 +636,7 @@ def test_order_of_a_large_batch_over_several_frames(rng: random.Random) -> None:
 # -- what a batch releases
 
 
-def test_nothing_leaves_a_batch_before_its_release() -> None:
+def test_batch_is_held_back_until_its_release() -> None:
     window = make(frame_max=100, batched=True)
     add(window, *[b'x' * 50] * 5)
     assert window.take() is None
@@ -662,7 +662,7 @@ def test_release_of_nothing() -> None:
 
 
 @pytest.mark.parametrize('limit', [1, 2, 9, 10, 25, 100])
-def test_in_flight_never_passes_the_limit(limit: int) -> None:
+def test_in_flight_never_exceeds_the_limit(limit: int) -> None:
     window = make(max_unconfirmed=limit)
     add(window, *[b'x'] * 250)
     confirmed = 0
@@ -709,7 +709,7 @@ def test_confirm_twice_and_of_unknown_ids() -> None:
     assert (waiter.remaining, window.in_flight) == (0, 0)
 
 
-def test_confirm_of_what_was_not_sent() -> None:
+def test_confirm_of_an_unsent_message() -> None:
     window = make()
     waiter = PendingConfirms(None, True)
     add(window, b'a', waiter=waiter)
@@ -732,7 +732,7 @@ def test_waiters_of_several_frames() -> None:
     assert settle(window, 7, 6, 4, 3) == [second, third]
 
 
-def test_waiter_is_told_only_when_it_is_sealed() -> None:
+def test_waiter_settles_only_when_sealed() -> None:
     window = make()
     waiter = PendingConfirms()
     add(window, b'a', waiter=waiter)
@@ -761,7 +761,7 @@ def test_refused_messages() -> None:
     assert window.unsettled == 0
 
 
-def test_messages_of_an_unknown_publisher_wait_for_the_next() -> None:
+def test_messages_of_an_unknown_publisher_wait_for_its_redeclaration() -> None:
     window = make()
     feed = Feed(window)
     waiter = PendingConfirms(None, True)
@@ -774,7 +774,7 @@ def test_messages_of_an_unknown_publisher_wait_for_the_next() -> None:
     assert taken(window) == [[(1, b'b')]]
 
 
-def test_replay_refuses_what_fits_no_frame_any_more() -> None:
+def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     window = make()
     alone, shared = PendingConfirms(None, True), PendingConfirms(None, True)
     add(window, b'a' * 50, waiter=shared)
@@ -806,7 +806,7 @@ def test_confirm_after_refusal_and_refusal_after_confirm() -> None:
 
 
 @pytest.mark.parametrize('code', [0, 1])
-def test_publish_error_of_no_error_code_confirms_nothing(code: int) -> None:
+def test_publish_error_with_code_ok_confirms_nothing(code: int) -> None:
     window = make()
     waiters = [PendingConfirms(i, True) for i in range(2)]
     for waiter in waiters:
@@ -820,7 +820,7 @@ def test_publish_error_of_no_error_code_confirms_nothing(code: int) -> None:
 # -- fail_pending
 
 
-def test_abandon_gives_each_waiter_once() -> None:
+def test_fail_pending_returns_each_waiter_once() -> None:
     window = make(frame_max=100)
     waiters = [PendingConfirms(i, True) for i in range(4)]
     for i in range(24):
@@ -837,7 +837,7 @@ def test_abandon_gives_each_waiter_once() -> None:
     assert settle(window, 1, 2, 3) == []
 
 
-def test_abandon_after_confirms_out_of_order() -> None:
+def test_fail_pending_after_confirms_out_of_order() -> None:
     window = make(frame_max=60)
     waiters = [PendingConfirms(i, True) for i in range(5)]
     for waiter in waiters:
@@ -848,7 +848,7 @@ def test_abandon_after_confirms_out_of_order() -> None:
 
 
 @pytest.mark.parametrize('batched', [False, True])
-def test_window_can_be_used_after_abandon(batched: bool) -> None:
+def test_window_can_be_used_after_fail_pending(batched: bool) -> None:
     window = make(batched=batched)
     add(window, b'a', b'b')
     window.release()
@@ -867,7 +867,7 @@ def test_window_can_be_used_after_abandon(batched: bool) -> None:
 # -- count_unsent
 
 
-def test_what_was_never_sent_is_counted() -> None:
+def test_count_unsent() -> None:
     window = make(frame_max=100)
     add(window, *[b'x' * 30] * 6)
     assert window.count_unsent() == 6
@@ -887,7 +887,7 @@ def test_what_was_never_sent_is_counted() -> None:
 # -- replay
 
 
-def test_replay_cuts_out_what_is_settled() -> None:
+def test_replay_omits_settled_messages() -> None:
     window = make(frame_max=100)
     waiter = PendingConfirms(None, True)
     add(window, *[b'%02d' % i * 10 for i in range(20)], waiter=waiter)
@@ -919,7 +919,7 @@ def test_replay_cuts_frames_at_the_new_limit_to_the_byte(slack: int) -> None:
     assert counts == [each] * (7 // each) + [7 % each]
 
 
-def test_replay_sends_what_waited_behind_what_was_in_flight() -> None:
+def test_replay_sends_queued_messages_after_those_in_flight() -> None:
     window = make(max_unconfirmed=4)
     add(window, *[b'x'] * 10)
     assert [i for entries in taken(window) for i, _ in entries] == [0, 1, 2, 3]
@@ -952,7 +952,7 @@ def test_replay_of_nothing(batched: bool) -> None:
     assert read_publish(data) == (5, [(1, b'b')])
 
 
-def test_replay_twice_sends_nothing_twice() -> None:
+def test_second_replay_resends_each_message_once() -> None:
     window = make(frame_max=100)
     add(window, *[b'x' * 30] * 6)
     take_all(window)
@@ -1008,7 +1008,7 @@ def test_refusal_before_a_replay_is_kept() -> None:
     assert waiter.errors == [(0, 0x11)]
 
 
-def test_a_frame_given_away_is_not_changed_by_what_follows() -> None:
+def test_frame_is_not_changed_after_take() -> None:
     window = make(max_unconfirmed=10_000)
     add(window, b'a' * 100)
     first = window.take()
@@ -1031,7 +1031,7 @@ def test_errors_are_of_the_family() -> None:
 
 
 class TooLong(RuleBasedStateMachine):
-    """What every model does: messages that fit no frame change nothing."""
+    """Common to all models: messages that fit no frame change nothing."""
 
     window: PublishWindow
     waiter: PendingConfirms
@@ -1045,7 +1045,7 @@ class TooLong(RuleBasedStateMachine):
 
 
 class Model(TooLong):
-    """The window beside a plain list: nothing is lost, doubled, reordered or settled twice."""
+    """The window against a plain list: nothing is lost, duplicated, reordered or settled twice."""
 
     batched = False
 
@@ -1197,7 +1197,7 @@ class Model(TooLong):
             assert waiter.errors == errors
 
     def teardown(self) -> None:
-        """Whatever happened, what is left can be sent and confirmed."""
+        """Whatever happened, the remaining messages can be sent and confirmed."""
         self.release()
         while self.waiting:
             self.take()

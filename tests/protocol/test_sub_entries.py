@@ -49,7 +49,7 @@ def make(
 
 
 def entries(window: PublishWindow) -> list[tuple[int, int | None, list[bytes]]]:
-    """Entries of all frames that the window gives."""
+    """Entries of all frames that `take` returns."""
     return [entry for data in take_all(window) for entry in read_entries(data)]
 
 
@@ -72,7 +72,7 @@ def test_bytes_of_a_sub_entry() -> None:
     assert type(data) is bytes
 
 
-def test_ids_are_of_sub_entries() -> None:
+def test_sub_entries_have_ids() -> None:
     window = make(4, next_id=10)
     assert add(window, *bodies(*range(10))) == [10] * 4 + [11] * 4 + [12] * 2
     assert window.next_id == 13
@@ -84,7 +84,7 @@ def test_ids_are_of_sub_entries() -> None:
     assert add(window, b'x') == [13]
 
 
-def test_a_message_alone_needs_no_sub_entry() -> None:
+def test_single_message_needs_no_sub_entry() -> None:
     window = make(4)
     add(window, b'a')
     assert entries(window) == [(0, None, [b'a'])]
@@ -112,20 +112,20 @@ def test_compression(compression: str) -> None:
 
 
 @pytest.mark.parametrize('compression', ['gzip', 'snappy', 'lz4', 'zstd'])
-def test_what_does_not_get_smaller_is_not_compressed(compression: str, rng: random.Random) -> None:
+def test_incompressible_messages_are_not_compressed(compression: str, rng: random.Random) -> None:
     window = make(2, compression)
     noise = rng.randbytes(1000)
     add(window, noise, noise[::-1], b'a')
     assert entries(window) == [(0, 0, [noise, noise[::-1]]), (1, None, [b'a'])]
 
 
-def test_a_large_message_alone_is_compressed() -> None:
+def test_single_large_message_is_compressed() -> None:
     window = make(4, 'gzip')
     add(window, b'a' * 10_000)
     assert entries(window) == [(0, 1, [b'a' * 10_000])]
 
 
-def test_gzip_is_the_same_at_any_time() -> None:
+def test_gzip_contains_no_time() -> None:
     compress = compressor(Compression.GZIP)
     assert compress is not None
     data = compress(memoryview(b'abc'))
@@ -141,9 +141,7 @@ def test_compressions() -> None:
 
 
 @pytest.mark.parametrize('compression', ['snappy', 'lz4', 'zstd'])
-def test_library_that_is_missing_is_named(
-    compression: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_a_missing_library(compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'cramjam', None)
     with pytest.raises(CompressionError, match='cramjam') as caught:
         compressor(Compression(compression))
@@ -168,7 +166,7 @@ def test_sub_entries_have_no_filter_values() -> None:
         PublishWindow(0, 0, 100, 0, lambda ctx: None, True, False, SubEntry(5))
 
 
-def test_sub_entry_that_no_window_takes() -> None:
+def test_sub_entry_larger_than_the_window() -> None:
     with pytest.raises(ValueError, match='max_unconfirmed'):
         make(11, max_unconfirmed=10)
 
@@ -257,7 +255,7 @@ def test_frames_have_whole_sub_entries() -> None:
 # -- explicit ids
 
 
-def test_message_with_an_explicit_id_has_it_alone() -> None:
+def test_message_with_an_explicit_id_shares_no_sub_entry() -> None:
     window = make(4)
     assert add(window, b'a', b'b', explicit(7, b'c'), b'd', b'e', explicit(9, b'f')) == [
         0, 0, 7, 8, 8, 9,
@@ -297,7 +295,7 @@ def test_batch_sorts_sub_entries() -> None:
     ]
 
 
-def test_highest_id_is_the_last_one() -> None:
+def test_no_id_follows_the_highest() -> None:
     window = make(2, next_id=2**64 - 1)
     assert add(window, b'a', b'b') == [2**64 - 1] * 2
     with pytest.raises(PublisherError):
@@ -308,7 +306,7 @@ def test_highest_id_is_the_last_one() -> None:
 # -- confirms
 
 
-def test_each_waiter_is_told_by_the_confirm_of_its_sub_entries() -> None:
+def test_confirm_of_a_sub_entry_settles_each_of_its_waiters() -> None:
     window = make(4)
     first, second, third = (PendingConfirms(name, True) for name in ('first', 'second', 'third'))
     for waiter in (first, first, second, first, third, first, second, second, third):
@@ -379,7 +377,7 @@ def test_open_sub_entry_waits_while_the_window_is_full() -> None:
 # -- fail_pending, replay
 
 
-def test_abandon_gives_each_waiter_once() -> None:
+def test_fail_pending_returns_each_waiter_once() -> None:
     window = make(3)
     waiters = [PendingConfirms(i, True) for i in range(4)]
     for i in range(10):
@@ -415,7 +413,7 @@ def test_replay_sends_the_same_sub_entries(compression: str) -> None:
     assert set(settle(window, *(publish_id for publish_id, _, _ in left))) == set(waiters)
 
 
-def test_replay_refuses_what_fits_no_frame_any_more() -> None:
+def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     window = make(3)
     waiter = ConfirmGroup(Mock())
     add(window, b'a' * 50, b'b' * 50, b'c' * 50, b'd', waiter=waiter)
@@ -479,7 +477,7 @@ def test_window_cannot_be_used_while_it_encodes() -> None:
 
 
 class Model(TooLong):
-    """The window beside plain lists: nothing is lost, doubled, reordered or settled twice."""
+    """The window against plain lists: nothing is lost, duplicated, reordered or settled twice."""
 
     batched = False
     compression = 'none'
@@ -614,7 +612,7 @@ class Model(TooLong):
             assert waiter.remaining == values.count(waiter)
 
     def teardown(self) -> None:
-        """Whatever happened, what is left can be sent and confirmed."""
+        """Whatever happened, the remaining messages can be sent and confirmed."""
         self.release()
         while self.owner:
             self.take()
@@ -644,13 +642,13 @@ TestCompressedModel.settings = CHECKS
 
 
 def compressing(during: Callable[[memoryview], bytes], size: int = 2) -> PublishWindow:
-    """A window whose sub-entries are compressed by a function."""
+    """A window that compresses sub-entries with a given function."""
     return PublishWindow(3, 0, 100, 0, None, False, True, SubEntry(size, 1, during))
 
 
 @pytest.mark.parametrize('thread', [False, True], ids=['same thread', 'another thread'])
 def test_window_is_refused_while_it_compresses(thread: bool) -> None:
-    """As by a thread that runs while the compressor has released the GIL."""
+    """Another thread may run while the compressor has released the GIL."""
     refused: list[str] = []
 
     def use() -> None:
@@ -690,7 +688,7 @@ def test_window_is_refused_while_it_compresses(thread: bool) -> None:
 
 
 def test_messages_are_kept_when_the_compressor_fails() -> None:
-    """The message at hand is not queued; those before it are compressed by the next call."""
+    """The failing message is not queued; the next call compresses those before it."""
     failing = [True]
 
     def compress(data: memoryview) -> bytes:

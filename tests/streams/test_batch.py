@@ -16,7 +16,7 @@ from tests.streams.test_publish import stored
 
 
 async def settle() -> None:
-    """Let every task go on that can."""
+    """Let every task run that is ready."""
     for _ in range(10):
         await asyncio.sleep(0)
 

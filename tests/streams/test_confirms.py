@@ -1,4 +1,4 @@
-"""Every message is confirmed once, or its sender is told: whoever closes, waits or is late."""
+"""Every message is confirmed once, or its sender gets an error, in spite of closes and timeouts."""
 
 import asyncio
 from collections import Counter
@@ -36,7 +36,7 @@ def publishing_ids(held: Held) -> int:
 
 
 def holding(held: Held) -> dict[int, wire.Handler]:
-    """Publish frames are kept, not confirmed."""
+    """Keep Publish frames without confirming them."""
     return {wire.PUBLISH: lambda connection, request: held.append((connection, request))}
 
 
@@ -106,7 +106,9 @@ async def test_many_publishers_of_many_tasks(client: rbs.StreamsClient, stream: 
 # -- stop while sending
 
 
-async def test_close_while_sending_settles_all(client: rbs.StreamsClient, stream: str) -> None:
+async def test_close_while_sending_settles_every_call(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
         sends = [asyncio.create_task(publisher.send(b'%d' % i)) for i in range(1000)]
         many = asyncio.create_task(publisher.send_many(numbers(1000, 100_000)))
@@ -119,7 +121,7 @@ async def test_close_while_sending_settles_all(client: rbs.StreamsClient, stream
     assert {i for i, outcome in zip(sent, outcomes, strict=False) if outcome is None} <= found
 
 
-async def test_close_without_confirms_settles_all() -> None:
+async def test_close_without_confirms_settles_every_call() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri, close_timeout=0.05) as client,
@@ -156,7 +158,7 @@ async def test_code_reaches_the_caller_of_the_message() -> None:
 
 
 @pytest.mark.parametrize('code', [0, 1])
-async def test_publish_error_of_no_error_code_is_no_confirm(code: int) -> None:
+async def test_publish_error_with_code_ok_is_not_a_confirm(code: int) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.refuse(code)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -174,7 +176,7 @@ async def test_publish_error_of_no_error_code_is_no_confirm(code: int) -> None:
 # -- a confirm that is early
 
 
-async def test_confirm_before_anybody_waits_for_it() -> None:
+async def test_confirm_before_it_is_awaited() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -194,7 +196,7 @@ async def test_confirm_before_anybody_waits_for_it() -> None:
         assert await asyncio.wait_for(publisher.send_many(slow()), 10) == 20
 
 
-async def test_confirm_of_a_batch_before_anybody_flushes_it() -> None:
+async def test_confirm_of_a_batch_before_its_flush_waits() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -211,7 +213,7 @@ async def test_confirm_of_a_batch_before_anybody_flushes_it() -> None:
 # -- the bound of what is in flight
 
 
-async def test_bound_blocks_then_frees() -> None:
+async def test_full_window_blocks_until_a_confirm() -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -232,7 +234,7 @@ async def test_bound_blocks_then_frees() -> None:
 
 
 @pytest.mark.parametrize('timeout', [None, 0])
-async def test_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> None:
+async def test_wait_for_capacity_ends_at_its_timeout_or_never(timeout: float | None) -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -258,7 +260,7 @@ async def test_waiting_for_room_ends_in_time_or_never(timeout: float | None) -> 
 
 
 @pytest.mark.parametrize('bound', [1, 9, 10])
-async def test_tiny_bound_waits_for_confirms_only(
+async def test_window_of_one_waits_only_for_confirms(
     client: rbs.StreamsClient, stream: str, bound: int
 ) -> None:
     # were there a timer, however short, this would take minutes
@@ -310,7 +312,7 @@ async def test_late_confirms_are_ignored() -> None:
 
 @pytest_asyncio.fixture
 async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[RabbitMQ]:
-    """A broker of this run's own, whose alarms are off at the end."""
+    """A private broker, whose alarms are off at the end."""
     broker = private_broker()
     yield broker
     for setting in (('set_disk_free_limit', '50MB'), ('set_vm_memory_high_watermark', '0.6')):

@@ -23,7 +23,7 @@ from tests.fake import FakeConnection as Peer
 
 
 async def stored(client: rbs.StreamsClient, stream: str) -> list[Any]:
-    """Everything in a stream, up to a mark that is published now, but for earlier marks."""
+    """Return all messages of a stream, up to a marker that is published now, without markers."""
     mark = f'mark {uuid4()}'.encode()
     async with client.publisher(stream, amqp=False) as publisher:
         await publisher.send(mark)
@@ -75,7 +75,7 @@ async def test_batch_and_flush_keep_the_order(client: rbs.StreamsClient, stream:
     assert await stored(client, stream) == [b'%d' % i for i in range(30_000)]
 
 
-async def test_nothing_leaves_before_flush(client: rbs.StreamsClient, stream: str) -> None:
+async def test_nothing_is_sent_before_flush(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchFast, amqp=False) as publisher:
         publisher.batch(b'a')
         assert await stored(client, stream) == []
@@ -125,7 +125,7 @@ async def test_message_context(client: rbs.StreamsClient, stream: str) -> None:
     assert context.stream_offset == 0
 
 
-async def test_message_without_amqp_form_is_refused_alone(
+async def test_message_without_amqp_form_fails_alone(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream) as publisher:
@@ -185,7 +185,7 @@ async def test_publishers_without_a_name_share_a_stream(
     assert sorted(await stored(client, stream)) == [b'1', b'2']
 
 
-async def test_named_publisher_goes_on_and_deduplicates(
+async def test_named_publisher_continues_and_deduplicates(
     broker: RabbitMQ, client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, name='n', amqp=False) as publisher:
@@ -220,13 +220,13 @@ async def test_publisher_name_too_long(client: rbs.StreamsClient, stream: str) -
         await publisher.send('x')
 
 
-async def test_bad_window(client: rbs.StreamsClient) -> None:
+async def test_max_unconfirmed_out_of_range(client: rbs.StreamsClient) -> None:
     with pytest.raises(ValueError, match='max_unconfirmed'):
         async with client.publisher('test', max_unconfirmed=0):
             pytest.fail('no window')
 
 
-async def test_more_publishers_than_ids_of_a_connection(
+async def test_more_publishers_than_a_connection_has_ids(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async def publish(i: int) -> None:
@@ -258,7 +258,7 @@ async def test_publisher_beyond_256_opens_another_connection() -> None:
             await publisher.__aexit__(None, None, None)
 
 
-async def test_publisher_ids_are_used_again(client: rbs.StreamsClient, stream: str) -> None:
+async def test_publisher_ids_are_reused(client: rbs.StreamsClient, stream: str) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as other:
         for _ in range(300):
             async with other.publisher('test'):
@@ -272,7 +272,7 @@ async def test_publisher_ids_are_used_again(client: rbs.StreamsClient, stream: s
     assert await stored(client, stream) == [b'%d' % i for i in range(301)]
 
 
-async def test_refused_message_tells_its_id_and_code() -> None:
+async def test_publish_error_has_id_and_code() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refuse()}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -289,7 +289,7 @@ async def test_refused_message_tells_its_id_and_code() -> None:
             assert caught.value.errors == [(1, 0x11), (2, 0x11), (3, 0x11)]
 
 
-async def test_what_is_sent_in_a_turn_leaves_together_and_waits_for_no_confirm() -> None:
+async def test_messages_sent_in_one_turn_share_a_frame_and_wait_for_no_confirm() -> None:
     held: list[list[int]] = []
     async with (
         FakeBroker(
@@ -322,7 +322,7 @@ async def test_what_is_sent_in_a_turn_leaves_together_and_waits_for_no_confirm()
         publisher._abort(PublisherError('of the test'))
 
 
-async def test_cancelled_send_touches_no_other(client: rbs.StreamsClient, stream: str) -> None:
+async def test_cancelled_send_affects_no_other(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, amqp=False) as publisher:
         tasks = [asyncio.create_task(publisher.send(b'%d' % i)) for i in range(100)]
         await asyncio.sleep(0)
@@ -335,7 +335,7 @@ async def test_cancelled_send_touches_no_other(client: rbs.StreamsClient, stream
 
 
 @pytest.mark.own_clock
-async def test_no_connection_again_while_waiting_for_confirms() -> None:
+async def test_connection_lost_for_good_while_waiting_for_confirms() -> None:
     def drop(connection: Peer, request: Frame) -> None:
         connection.transport.abort()
         connection.broker.handlers[Step.OPEN] = wire.CLOSING
@@ -349,7 +349,7 @@ async def test_no_connection_again_while_waiting_for_confirms() -> None:
         await client.disconnect()
 
 
-async def test_refusal_of_messages_that_were_not_flushed_is_told_by_close() -> None:
+async def test_close_raises_refusals_of_unflushed_messages() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refuse()}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -361,7 +361,7 @@ async def test_refusal_of_messages_that_were_not_flushed_is_told_by_close() -> N
         assert caught.value.errors == [(1, 0x11), (2, 0x11)]
 
 
-async def test_loss_of_messages_that_were_not_flushed_is_told_by_close() -> None:
+async def test_close_raises_the_loss_of_unflushed_messages() -> None:
     async with FakeBroker() as fake:
         client = rbs.streams_client(fake.uri)
         with pytest.raises(StreamConnectionError, match='was disconnected'):  # noqa: PT012

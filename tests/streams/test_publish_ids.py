@@ -1,4 +1,4 @@
-"""Publishing ids of named publishers: the broker drops those it has, and they go on behind them."""
+"""Publishing ids of named publishers: the broker deduplicates, a new publisher continues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ WAYS: dict[str, Callable[[str, int | None], rbs.MessageCtx]] = {
 
 
 @pytest.mark.parametrize('way', WAYS.values(), ids=list(WAYS))
-async def test_id_that_the_broker_has(
+async def test_publish_id_that_the_broker_already_has(
     client: rbs.StreamsClient, stream: str, way: Callable[[str, int | None], rbs.MessageCtx]
 ) -> None:
     async with client.publisher(stream, name='app') as publisher:
@@ -39,7 +39,7 @@ async def test_id_that_the_broker_has(
         assert [await anext(messages) for _ in range(2)] == ['first', 'next']
 
 
-async def test_named_publisher_goes_on_behind_its_last_id(
+async def test_named_publisher_continues_after_its_last_id(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     def message(publish_id: int) -> Any:

@@ -1,4 +1,4 @@
-"""Publishing with errors, cancelling and closing at the wrong moment: all end, all are told."""
+"""Errors, cancellation and closing at the wrong moment: every call ends with its outcome."""
 
 import asyncio
 import struct
@@ -35,7 +35,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
 
 
-async def test_room_that_a_refused_send_many_does_not_need_goes_to_the_next() -> None:
+async def test_capacity_of_a_refused_send_many_goes_to_the_next_call() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing(1)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -70,7 +70,7 @@ async def test_name_that_has_used_the_highest_publish_id(
 
 
 @pytest.mark.parametrize('begun', [False, True])
-async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
+async def test_cancelled_reconnect(begun: bool) -> None:
     def cancel(error: Exception | None = None) -> None:
         for task in asyncio.all_tasks() - {test, sending}:
             task.cancel()
@@ -98,7 +98,7 @@ async def test_reconnecting_that_somebody_cancels(begun: bool) -> None:
 @pytest.mark.parametrize(
     'key', [wire.METADATA, wire.DECLARE_PUBLISHER, wire.QUERY_PUBLISHER_SEQUENCE]
 )
-async def test_leaving_while_another_task_opens_a_publisher(key: int) -> None:
+async def test_client_closes_while_another_task_opens_a_publisher(key: int) -> None:
     async def publish() -> None:
         async with client.publisher('test', name='me'):
             pytest.fail('the client was closed meanwhile')
@@ -117,8 +117,8 @@ async def test_leaving_while_another_task_opens_a_publisher(key: int) -> None:
 
 @pytest.mark.own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
-async def test_leaving_without_waiting_ends_a_close_that_waits(cls: type) -> None:
-    """No confirm can come behind it: waiting for `close_timeout` would be in vain."""
+async def test_interrupted_close_ends_a_concurrent_close(cls: type) -> None:
+    """No confirm can arrive any more, so that it need not wait for `close_timeout`."""
     loop = asyncio.get_running_loop()
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
@@ -148,7 +148,7 @@ async def test_leaving_without_waiting_ends_a_close_that_waits(cls: type) -> Non
 
 
 @pytest.mark.own_clock
-async def test_node_that_closes_each_connection_at_once() -> None:
+async def test_node_that_closes_every_connection_at_once() -> None:
     def close(connection: Peer, request: Frame) -> None:
         connection.answer(request, struct.pack('>I', 0))
         body = struct.pack('>IH', 1, 1) + wire.string('go away')
@@ -193,7 +193,7 @@ class Silent:
 
 
 @pytest.mark.parametrize('how', ['refused', 'deleted', 'closed', 'cancelled'])
-async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) -> None:
+async def test_send_many_stops_waiting_for_messages_after_a_failure(how: str) -> None:
     held = Held()
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
@@ -228,7 +228,7 @@ async def test_send_many_does_not_wait_for_a_message_behind_a_failure(how: str) 
 
 @pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
 async def test_broker_that_does_not_read(ending: str) -> None:
-    """What is written to it is bounded, not by the window alone; whoever waits can give up."""
+    """Not only the window limits what is written, and callers can time out."""
     body = bytes(100_000)
     async with FakeBroker() as fake, rbs.streams_client(fake.uri, close_timeout=0.05) as client:
         context = client.publisher('test', amqp=False)
@@ -264,7 +264,7 @@ async def test_broker_that_does_not_read(ending: str) -> None:
         await context.__aexit__(None, None, None)
 
 
-async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:
+async def test_concurrent_flushes_raise_their_own_errors() -> None:
     held = Held()
     async with (
         FakeBroker(on={wire.PUBLISH: held}) as fake,
@@ -283,7 +283,7 @@ async def test_flushes_side_by_side_are_each_told_of_their_own() -> None:
         assert [getattr(error, 'errors', None) for error in errors] == [both[:1], both, both]
 
 
-async def test_flush_in_time_that_ends_for_want_of_a_connection() -> None:
+async def test_flush_ends_for_lack_of_a_connection_before_its_timeout() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client,
@@ -295,7 +295,7 @@ async def test_flush_in_time_that_ends_for_want_of_a_connection() -> None:
             await publisher.flush(timeout=HANG)
 
 
-async def test_flush_tells_of_messages_that_fit_no_frame_of_a_new_connection() -> None:
+async def test_flush_raises_for_messages_too_large_for_a_new_connection() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,

@@ -1,4 +1,4 @@
-"""A broker that misbehaves at random, callers that give up at random: every call ends."""
+"""A broker that misbehaves at random and callers that time out at random: every call ends."""
 
 import asyncio
 import random
@@ -96,7 +96,7 @@ class Fickle:
 
 
 class Caller:
-    """Opens a publisher, calls it in every way, gives up here and there, and closes it."""
+    """Opens a publisher, calls every method, cancels some calls, and closes the publisher."""
 
     def __init__(self, source: random.Random, client: rbs.StreamsClient, name: str) -> None:
         self.source = source
@@ -168,7 +168,7 @@ class Caller:
 
 
 def is_fair(outcome: Any) -> bool:
-    """What a call may end with."""
+    """Errors that a call may raise."""
     if isinstance(outcome, asyncio.Future):  # of a message that was submitted
         assert outcome.done()
         outcome = None if outcome.cancelled() else outcome.exception()

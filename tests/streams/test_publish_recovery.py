@@ -38,7 +38,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def once(handler: Handler, other: Handler) -> Handler:
-    """The one handler at first, the other from then on."""
+    """Use one handler for the first request, another one for the following."""
     handlers: Iterator[Handler] = iter([handler])
     return lambda connection, request: next(handlers, other)(connection, request)
 
@@ -53,7 +53,7 @@ def moved(connection: Peer, request: Frame) -> None:
 
 
 def missing(connection: Peer, request: Frame) -> None:
-    """Metadata of a stream that is not there."""
+    """Metadata of a stream that does not exist."""
     name = request.body[8:]
     body = request.body[:4] + struct.pack('>II', 0, 1) + name + struct.pack('>HHI', 2, 0xFFFF, 0)
     connection.send(wire.frame(0x8000 | wire.METADATA, body))
@@ -69,7 +69,7 @@ def cluster(connection: Peer, request: Frame) -> None:
 
 
 def published(fake: FakeBroker) -> list[list[int]]:
-    """Publishing ids of each frame that came."""
+    """Publishing ids of each received frame."""
     return [
         request.publishing_ids
         for connection in fake.connections
@@ -81,7 +81,7 @@ def published(fake: FakeBroker) -> list[list[int]]:
 # -- connections of publishers and of other requests are lost separately
 
 
-async def test_lost_connections_do_not_concern_each_other() -> None:
+async def test_lost_connections_are_independent() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -107,7 +107,7 @@ async def test_lost_connections_do_not_concern_each_other() -> None:
 
 @pytest.mark.parametrize('how', [wire.RESETTING, wire.CLOSING, refuse(0x12), moved])
 @pytest.mark.parametrize('name', [None, 'me'])
-async def test_unsettled_messages_are_sent_again(how: Handler, name: str | None) -> None:
+async def test_unsettled_messages_are_resent(how: Handler, name: str | None) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(how, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -122,7 +122,7 @@ async def test_unsettled_messages_are_sent_again(how: Handler, name: str | None)
         assert publisher.message_id == 7
 
 
-async def test_batch_is_sent_again() -> None:
+async def test_batch_is_resent() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -134,7 +134,7 @@ async def test_batch_is_sent_again() -> None:
         assert published(fake) == [[1, 2, 3, 4, 5]] * 2
 
 
-async def test_what_was_batched_before_the_loss_is_sent_behind_it() -> None:
+async def test_messages_batched_before_the_loss_are_sent_after_those_in_flight() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -149,7 +149,7 @@ async def test_what_was_batched_before_the_loss_is_sent_behind_it() -> None:
         assert list(chain(*published(fake))) == [1, 2]
 
 
-async def test_only_what_is_unsettled_is_sent_again() -> None:
+async def test_only_unsettled_messages_are_resent() -> None:
     def confirm_one(connection: Peer, request: Frame) -> None:
         first = request.publishing_ids[0]
         body = struct.pack('>BIQ', request.body[0], 1, first)
@@ -167,7 +167,7 @@ async def test_only_what_is_unsettled_is_sent_again() -> None:
         assert published(fake) == [[1, 2, 3], [2, 3]]
 
 
-async def test_delays_begin_anew_when_there_was_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backoff_restarts_after_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     backoff = Mock(side_effect=lambda: repeat(0.001))
 
     def confirm_one(connection: Peer, request: Frame) -> None:
@@ -210,7 +210,7 @@ async def test_metadata_update_is_one_outage() -> None:
 
 
 @pytest.mark.parametrize('code', [0x06, 0x11])
-async def test_declaring_again_is_tried_until_it_works(code: int) -> None:
+async def test_redeclaring_is_retried_until_it_succeeds(code: int) -> None:
     tries = 0
 
     def declare(connection: Peer, request: Frame) -> None:
@@ -233,7 +233,7 @@ async def test_declaring_again_is_tried_until_it_works(code: int) -> None:
         assert tries == 5
 
 
-async def test_stream_that_is_not_available_yet_is_waited_for() -> None:
+async def test_publisher_waits_for_an_unavailable_stream() -> None:
     async with (
         FakeBroker(on={wire.DECLARE_PUBLISHER: once(refuse(0x06), default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -254,9 +254,7 @@ async def test_deleted_stream_ends_the_publisher() -> None:
                 await publisher.send('x')
 
 
-async def test_stream_that_is_deleted_while_it_is_published_to(
-    client: rbs.StreamsClient, stream: str
-) -> None:
+async def test_stream_deleted_while_publishing(client: rbs.StreamsClient, stream: str) -> None:
     async def send() -> None:
         while True:
             await publisher.send('x')
@@ -273,7 +271,7 @@ async def test_stream_that_is_deleted_while_it_is_published_to(
                 await publisher.send('late')
 
 
-async def test_wrong_password_at_the_reconnect_is_told_at_once() -> None:
+async def test_wrong_password_at_the_reconnect_is_raised_at_once() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -328,7 +326,7 @@ async def test_close_while_reconnecting() -> None:
         await publisher.close()
 
 
-async def test_cancelled_while_closing_while_reconnecting() -> None:
+async def test_close_cancelled_while_reconnecting() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -363,7 +361,7 @@ async def test_close_in_the_turn_of_the_loss() -> None:
         assert client._cluster.registrations == {}
 
 
-async def test_close_of_an_idle_publisher_without_connection() -> None:
+async def test_close_of_an_idle_publisher_without_a_connection() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -394,7 +392,7 @@ async def test_lost_again_while_it_reconnects(key: int) -> None:
 # -- a half-open socket
 
 
-async def test_connection_that_is_silent_is_given_up() -> None:
+async def test_silent_connection_is_closed() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.SILENT, default)}, tune=(1048576, 1)) as fake,
         rbs.streams_client(fake.uri, heartbeat=1) as client,
@@ -404,7 +402,7 @@ async def test_connection_that_is_silent_is_given_up() -> None:
         assert published(fake) == [[1], [1]]
 
 
-async def test_latency_loses_and_doubles_nothing() -> None:
+async def test_latency_loses_and_duplicates_nothing() -> None:
     delay = 0.2
 
     def write(peer: Peer, data: bytes) -> None:
@@ -460,7 +458,7 @@ async def test_senders_beyond_the_window_wait_through_a_reconnect() -> None:
 # -- several addresses, and a load balancer
 
 
-async def test_next_address_when_the_first_is_gone() -> None:
+async def test_next_address_when_the_first_is_unreachable() -> None:
     async with (
         FakeBroker() as second,
         FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as first,
@@ -507,7 +505,7 @@ async def test_load_balancer_that_never_leads_to_the_leader() -> None:
                 pass
 
 
-async def test_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
+async def test_load_balancer_is_dialled_until_it_leads_to_the_leader() -> None:
     opened = 0
 
     def other_node(connection: Peer, request: Frame) -> None:
@@ -527,7 +525,7 @@ async def test_load_balancer_is_asked_until_it_leads_to_the_leader() -> None:
         assert opened == 5
 
 
-async def test_restart_of_the_broker_loses_and_doubles_nothing(
+async def test_broker_restart_loses_and_duplicates_nothing(
     private_broker: Callable[[], RabbitMQ], private_stream: str
 ) -> None:
     broker = private_broker()
@@ -550,8 +548,8 @@ async def test_restart_of_the_broker_loses_and_doubles_nothing(
         assert sorted(map(int, found)) == list(range(1, count + 1))
 
 
-async def test_refused_by_a_new_connection_ends_the_wait_for_an_iterator() -> None:
-    """What fits no frame any more is told before the iterator gives the next message."""
+async def test_message_too_large_for_a_new_connection_ends_the_wait_for_an_iterator() -> None:
+    """A message too large for the new connection raises before the iterator yields another one."""
     asked = asyncio.Event()
 
     async def messages() -> AsyncIterator[bytes]:
@@ -573,8 +571,8 @@ async def test_refused_by_a_new_connection_ends_the_wait_for_an_iterator() -> No
             await asyncio.wait_for(sending, 5)
 
 
-async def test_failure_of_sending_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E.g. where there is no memory for it: nobody waits for ever, and the next try is anew."""
+async def test_failure_to_resend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example for lack of memory: no call waits forever, and the next one tries again."""
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.CLOSING, default)}) as fake,
         rbs.streams_client(fake.uri) as client,

@@ -25,7 +25,7 @@ BODIES = [b'message %d ' % i * (i % 20) for i in range(5000)]
 
 
 def chunk_entries(uri: str, stream: str, count: int) -> list[tuple[int | None, list[bytes]]]:
-    """Compression and messages of each entry in a stream, as the broker keeps them."""
+    """Compression and messages of each entry in a stream, as stored."""
     connection = wire.Connection(uri)
     entries: list[tuple[int | None, list[bytes]]] = []
     try:
@@ -49,7 +49,7 @@ async def entries_of(broker: RabbitMQ, stream: str, count: int) -> Any:
 
 
 @pytest.mark.parametrize('compression', list(Compression))
-async def test_what_the_broker_keeps(
+async def test_sub_entries_as_stored(
     broker: RabbitMQ, client: rbs.StreamsClient, stream: str, compression: Compression
 ) -> None:
     async with client.publisher(
@@ -71,7 +71,7 @@ async def test_what_the_broker_keeps(
         (read_rstream, 'gzip'),
     ],
 )
-async def test_who_reads_them(
+async def test_other_clients_read_sub_entries(
     broker: RabbitMQ, client: rbs.StreamsClient, stream: str, reader: Any, compression: str
 ) -> None:
     async with client.publisher(stream, sub_entry_size=64, compression=compression) as publisher:
@@ -95,7 +95,7 @@ async def test_messages_of_many_tasks_share_sub_entries(
     assert len(entries) < 1000
 
 
-async def test_a_message_alone_is_sent_at_once(client: rbs.StreamsClient, stream: str) -> None:
+async def test_single_message_is_sent_at_once(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, sub_entry_size=100, amqp=False) as publisher:
         for i in range(5):
             await asyncio.wait_for(publisher.send(b'%d' % i), 10)
@@ -122,7 +122,7 @@ async def test_batches_and_submitted_messages(
     assert [body for _, messages in entries for body in messages] == [b'%d' % i for i in range(46)]
 
 
-async def test_message_without_amqp_form_is_refused_alone(
+async def test_message_without_amqp_form_fails_alone(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, sub_entry_size=10) as publisher:
@@ -146,7 +146,7 @@ async def test_frames_of_sub_entries_stay_below_the_limit(broker: RabbitMQ, stre
         assert await stored(client, stream) == bodies
 
 
-async def test_deduplication_is_of_sub_entries(
+async def test_sub_entries_are_deduplicated_as_a_whole(
     broker: RabbitMQ, client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, name='n', sub_entry_size=10, amqp=False) as publisher:
@@ -178,7 +178,7 @@ async def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception]
             pytest.fail('it is not to be opened')
 
 
-async def test_compression_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_compression_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'cramjam', None)
     client = rbs.streams_client('rabbitmq-stream://127.0.0.1:1/')
     with pytest.raises(CompressionError, match=r'cramjam.*extra'):
@@ -186,14 +186,14 @@ async def test_compression_that_is_not_installed(monkeypatch: pytest.MonkeyPatch
             pytest.fail('it is not to be opened')
 
 
-async def test_no_compression_by_name(client: rbs.StreamsClient, stream: str) -> None:
+async def test_compression_none_by_name(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, compression='none') as publisher:
         await publisher.send('x')
     (message,) = await stored(client, stream)
     assert decode_amqp(message).body == 'x'
 
 
-async def test_batch_that_could_not_be_compressed_leaves_with_the_next_flush(
+async def test_batch_that_failed_to_compress_is_sent_by_the_next_flush(
     client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = [MemoryError('no memory for the compressor')]

@@ -1,4 +1,4 @@
-"""Who gives up waiting for a publisher leaves nothing behind, whatever was waited for."""
+"""Timeouts of publishers: a call that times out leaves nothing behind."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ def forever() -> Iterator[bytes]:
 
 
 def work(name: str) -> tuple[type[Any], Work]:
-    """A class of publishers, and what is called of it with a timeout."""
+    """A class of publishers, and a call with a timeout."""
     works: dict[str, tuple[type[Any], Work]] = {
         'send': (rbs.Publisher, lambda p, t: p.send(b'x', timeout=t)),
         'send without room': (rbs.Publisher, lambda p, t: p.send(b'x', timeout=t)),
@@ -49,7 +49,7 @@ WORKS = ['send', 'send_many', 'send_many forever', 'send_many async', 'flush', *
 
 
 async def filled(name: str) -> tuple[Any, Connection, Work]:
-    """A publisher of which that work has to wait."""
+    """A publisher for which a call has to wait."""
     cls, run = work(name)
     connection = Connection()
     publisher = attach(cls, connection)
@@ -64,7 +64,7 @@ async def filled(name: str) -> tuple[Any, Connection, Work]:
 
 @pytest.mark.parametrize('timeout', [None, SOON], ids=['cancelled', 'timed out'])
 @pytest.mark.parametrize('name', WORKS)
-async def test_given_up_waits_are_in_no_cycle(
+async def test_abandoned_waits_form_no_cycle(
     task_factory: Any, name: str, timeout: float | None
 ) -> None:
     publisher, _, run = await filled(name)
@@ -95,7 +95,7 @@ async def test_given_up_waits_are_in_no_cycle(
 
 
 @pytest.mark.parametrize('name', WITHOUT_ROOM)
-async def test_what_found_no_room_in_time_was_not_sent(name: str) -> None:
+async def test_message_without_capacity_in_time_is_not_sent(name: str) -> None:
     publisher, _, run = await filled(name)
     queued = publisher._core.window.queued
     with pytest.raises(RoomTimeout):
@@ -104,7 +104,7 @@ async def test_what_found_no_room_in_time_was_not_sent(name: str) -> None:
     publisher._session._give_up(ValueError('the end'))
 
 
-async def test_batch_goes_on_when_there_is_room_in_time() -> None:
+async def test_batch_continues_when_there_is_capacity_in_time() -> None:
     publisher, connection, _ = await filled('batch')
     waiting = asyncio.create_task(publisher.batch(b'y', max_len=1, timeout=3600))
     await turn()
@@ -116,13 +116,13 @@ async def test_batch_goes_on_when_there_is_room_in_time() -> None:
     publisher._session._give_up(ValueError('the end'))
 
 
-async def test_confirmed_in_the_turn_in_which_the_time_is_over(task_factory: Any) -> None:
+async def test_confirm_arrives_in_the_turn_of_the_timeout(task_factory: Any) -> None:
     world = World(task_factory)
     world.connection.write = lambda data: world.loop.call_soon(world.connection.confirm, 0)  # type: ignore
     await world.task(world.publisher.send(b'x', timeout=1e-12))
 
 
-async def test_send_with_a_timeout_leaves_with_those_without(task_factory: Any) -> None:
+async def test_sends_with_and_without_a_timeout_share_a_frame(task_factory: Any) -> None:
     world = World(task_factory)
     tasks = [world.task(world.publisher.send(b'x', timeout=t)) for t in (None, 5, None, 5, 0)]
     await turn()
@@ -133,7 +133,7 @@ async def test_send_with_a_timeout_leaves_with_those_without(task_factory: Any) 
 
 @pytest.mark.parametrize('value', [-1, -0.5, float('nan'), float('inf'), '1', True, b'1', [1]])
 @pytest.mark.parametrize('name', WORKS)
-async def test_timeout_that_is_none(name: str, value: Any) -> None:
+async def test_no_timeout(name: str, value: Any) -> None:
     cls, run = work(name)
     connection = Connection()
     publisher = attach(cls, connection)
@@ -143,7 +143,7 @@ async def test_timeout_that_is_none(name: str, value: Any) -> None:
     assert (publisher.message_id, connection.written) == (0, [])
 
 
-async def test_flushes_that_are_given_up_do_not_add_up() -> None:
+async def test_abandoned_flushes_do_not_accumulate() -> None:
     publisher, connection, _ = await filled('flush')
     for _ in range(10):
         with pytest.raises(ConfirmTimeout):

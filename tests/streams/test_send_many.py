@@ -1,4 +1,4 @@
-"""`send_many` and `submit`: pipelined publishing, and what is left when it ends early."""
+"""`send_many` and `submit`: pipelined publishing, and how it ends early."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ def numbers(count: int) -> Iterator[bytes]:
 
 
 async def later(count: int) -> AsyncIterator[bytes]:
-    """The same from an asynchronous iterator, which waits now and then."""
+    """Yield the same items asynchronously, with occasional waits."""
     for i in range(count):
         if i % 100 == 0:
             await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def test_send_many_from_many_tasks(client: rbs.StreamsClient, stream: str)
         assert [i for t, i in found if t == task] == list(range(2000 if task < 5 else 100))
 
 
-async def test_loop_has_its_turn_while_many_are_sent() -> None:
+async def test_other_tasks_run_during_send_many() -> None:
     turns = 0
     seen = []
 
@@ -142,7 +142,7 @@ async def test_loop_has_its_turn_while_many_are_sent() -> None:
 
 
 @pytest.mark.parametrize('window', [1, 10, 99])
-async def test_window_is_never_passed(window: int) -> None:
+async def test_window_is_never_exceeded(window: int) -> None:
     unconfirmed: list[int] = []
     most = 0
 
@@ -167,7 +167,7 @@ async def test_window_is_never_passed(window: int) -> None:
 
 
 @pytest.mark.parametrize('asynchronous', [False, True])
-async def test_message_without_amqp_form_ends_it_there(
+async def test_send_many_stops_at_a_message_without_amqp_form(
     client: rbs.StreamsClient, stream: str, asynchronous: bool
 ) -> None:
     taken = []
@@ -193,7 +193,7 @@ async def test_message_without_amqp_form_ends_it_there(
     assert await count(client, stream) == 2346
 
 
-async def test_what_the_iterator_raises(client: rbs.StreamsClient, stream: str) -> None:
+async def test_error_of_the_iterator(client: rbs.StreamsClient, stream: str) -> None:
     def source() -> Iterator[bytes]:
         yield from numbers(1500)
         raise KeyError('lost')
@@ -211,7 +211,7 @@ async def test_what_the_iterator_raises(client: rbs.StreamsClient, stream: str) 
     assert await count(client, stream) == 3000
 
 
-async def test_message_that_fits_no_frame_ends_it_there(
+async def test_send_many_stops_at_a_message_that_fits_no_frame(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, amqp=False) as publisher:
@@ -223,7 +223,7 @@ async def test_message_that_fits_no_frame_ends_it_there(
 
 
 @pytest.mark.parametrize('asynchronous', [False, True])
-async def test_refused_message_ends_it_and_is_named(asynchronous: bool) -> None:
+async def test_send_many_stops_at_a_refused_message_and_names_it(asynchronous: bool) -> None:
     def source() -> Iterator[bytes]:
         for i, item in enumerate(numbers(100_000)):
             last.append(i)
@@ -286,7 +286,7 @@ async def test_explicit_ids_of_a_list_are_checked_before_anything_is_sent(
     assert await count(client, stream) == 6
 
 
-async def test_one_message_is_not_many(client: rbs.StreamsClient, stream: str) -> None:
+async def test_send_many_takes_no_single_message(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream) as publisher:
         for message in ('abc', b'abc', bytearray(b'abc'), {'a': 1}, stream_message_ctx('a')):
             with pytest.raises(TypeError, match='send_many'):
@@ -315,7 +315,7 @@ async def test_send_many_cancelled(client: rbs.StreamsClient, stream: str) -> No
     assert await stored(client, stream) == [*taken, b'behind']
 
 
-async def test_send_many_in_time() -> None:
+async def test_send_many_with_a_timeout() -> None:
     held: list[tuple[Peer, Frame]] = []
     async with (
         FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,
@@ -338,7 +338,7 @@ def failing(error: Exception) -> Iterator[bytes]:
     raise error
 
 
-async def test_send_many_when_the_publisher_is_closed_meanwhile() -> None:
+async def test_publisher_closes_during_send_many() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -356,7 +356,9 @@ async def test_send_many_when_the_publisher_is_closed_meanwhile() -> None:
 # -- submit
 
 
-async def test_submit_gives_a_future_of_the_confirm(client: rbs.StreamsClient, stream: str) -> None:
+async def test_submit_returns_a_future_of_the_confirm(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     async with client.publisher(stream, amqp=False) as publisher:
         confirmations = [await publisher.submit(item) for item in numbers(1000)]
         assert [item.publish_id for item in confirmations] == list(range(1, 1001))
@@ -365,7 +367,7 @@ async def test_submit_gives_a_future_of_the_confirm(client: rbs.StreamsClient, s
         assert await stored(client, stream) == list(numbers(1000))
 
 
-async def test_submit_waits_for_room_only() -> None:
+async def test_submit_waits_only_for_capacity() -> None:
     held: list[tuple[Peer, Frame]] = []
     async with (
         FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,
@@ -418,7 +420,7 @@ async def test_submitted_messages_that_were_lost() -> None:
         await client.disconnect()
 
 
-async def test_failures_that_somebody_asked_about_are_not_raised_again() -> None:
+async def test_close_does_not_raise_failures_that_the_program_has_seen() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -463,7 +465,7 @@ async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
     assert numbers[498:500] == [503, 504]
 
 
-async def test_close_raises_failures_beyond_the_first_that_were_asked_about() -> None:
+async def test_close_raises_later_failures_after_the_first_were_seen() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -478,7 +480,7 @@ async def test_close_raises_failures_beyond_the_first_that_were_asked_about() ->
     assert caught.value.total == 500
 
 
-async def test_asking_too_early_is_not_to_have_seen_the_failure() -> None:
+async def test_asking_before_the_outcome_does_not_count_as_seen() -> None:
     async with FakeBroker(on={wire.PUBLISH: refusing()}) as fake:
         client = rbs.streams_client(fake.uri)
         with pytest.raises(PublishError) as caught:  # noqa: PT012

@@ -108,7 +108,7 @@ async def items(queue: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
 
 
 async def test_generators_of_one_queue(client: rbs.StreamsClient, stream: str) -> None:
-    """A cancelled call ends its generator; the next one has what is left in the queue."""
+    """A cancelled call ends its generator; the next call takes the rest of the queue."""
     queue: asyncio.Queue[bytes] = asyncio.Queue()
     sent: list[bytes] = []
     async with client.publisher(stream, amqp=False, max_unconfirmed=5) as publisher:
@@ -126,7 +126,7 @@ async def test_generators_of_one_queue(client: rbs.StreamsClient, stream: str) -
     assert await stored(client, stream) == sent
 
 
-async def test_other_tasks_use_the_room_while_the_iterator_waits() -> None:
+async def test_other_tasks_use_the_capacity_while_the_iterator_waits() -> None:
     held: list[tuple[Peer, Frame]] = []
     queue: asyncio.Queue[bytes] = asyncio.Queue()
     async with (

@@ -182,7 +182,7 @@ class Slotted(Exception):
         raise AttributeError(name)
 
 
-async def test_error_that_takes_no_attributes(client: rbs.StreamsClient, stream: str) -> None:
+async def test_error_without_attributes(client: rbs.StreamsClient, stream: str) -> None:
     def failing() -> Iterator[int]:
         yield 1
         raise Slotted
@@ -194,7 +194,7 @@ async def test_error_that_takes_no_attributes(client: rbs.StreamsClient, stream:
         assert numbers(progress) == (1, 1, [], [])
 
 
-async def test_nothing_is_taken_from_a_call_that_is_refused(
+async def test_call_with_wrong_arguments_takes_nothing(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream) as publisher:
@@ -220,7 +220,7 @@ async def test_nothing_is_taken_from_a_call_that_is_refused(
 @KINDS
 @pytest.mark.own_clock
 async def test_connection_lost_for_too_long(asynchronous: bool) -> None:
-    """Two calls share the publisher, and the error; each knows its own messages."""
+    """Two calls share the publisher and the error; each reports its own messages."""
     holding = Holding(last=3)
     async with FakeBroker(on={wire.PUBLISH: holding}) as fake:
         client = rbs.streams_client(fake.uri, reconnect_timeout=0.2)
@@ -250,8 +250,8 @@ async def test_connection_lost_for_too_long(asynchronous: bool) -> None:
 
 
 @KINDS
-async def test_messages_that_never_left(asynchronous: bool) -> None:
-    """They are known not to be stored."""
+async def test_messages_that_were_never_sent(asynchronous: bool) -> None:
+    """Their progress says that they are not stored."""
     holding = Holding()
     async with (
         FakeBroker(on={wire.PUBLISH: holding}) as fake,
@@ -312,7 +312,7 @@ async def test_sub_entries(asynchronous: bool) -> None:
         assert numbers(progress) == (first + 20, first + 16, refused, [])
 
 
-async def test_messages_of_others_do_not_count(client: rbs.StreamsClient, stream: str) -> None:
+async def test_progress_ignores_other_calls(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, max_unconfirmed=20) as publisher:
         several = [SendProgress() for _ in range(10)]
         tasks: list[asyncio.Task[Any]] = [
@@ -355,7 +355,7 @@ def test_errors_of_other_calls_have_no_progress() -> None:
 
 
 @KINDS
-async def test_calls_that_wait_for_room_have_errors_of_their_own(asynchronous: bool) -> None:
+async def test_calls_that_wait_for_capacity_raise_separate_errors(asynchronous: bool) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri) as client,

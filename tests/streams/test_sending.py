@@ -1,4 +1,4 @@
-"""Tasks that await confirms are woken as by futures: in order, each in its context, cancellable."""
+"""Tasks that await confirms wake as from futures: in order, in their contexts, cancellable."""
 
 import asyncio
 import contextvars
@@ -24,7 +24,7 @@ P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
 
 
 class Connection(Engine):
-    """Has of a connection what a publisher needs."""
+    """The part of a connection that a publisher uses."""
 
     frame_max = 1 << 20
     is_open = False  # nothing is asked
@@ -45,7 +45,7 @@ class Connection(Engine):
         raise error
 
     def ids(self) -> list[list[int]]:
-        """Of the messages of each frame that was written."""
+        """Publishing ids of each frame that was written."""
         return [[publish_id for publish_id, _ in read_publish(data)[1]] for data in self.written]
 
     def confirm(self, *ids: int) -> None:
@@ -56,7 +56,7 @@ class Connection(Engine):
 
 
 class Cluster:
-    """Gives a registration one connection, and no other."""
+    """A cluster with one connection, which is open."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -73,7 +73,7 @@ class Cluster:
 
 
 def session_of(connection: Connection) -> PublisherSession:
-    """A session whose registration is open."""
+    """Return a session whose registration is open."""
     cluster = Cluster(connection)
     session = PublisherSession(cluster, 'stream', '')  # type: ignore[arg-type]
     registration: Any = session.registration
@@ -109,7 +109,7 @@ def task_factory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 class World:
-    """A publisher whose broker is the test."""
+    """A publisher, with the test as its broker."""
 
     def __init__(self, task_factory: Any) -> None:
         self.connection = Connection()
@@ -138,7 +138,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_woken_in_order(task_factory: Any) -> None:
+async def test_tasks_wake_in_order(task_factory: Any) -> None:
     world = World(task_factory)
     order: list[int] = []
 
@@ -162,7 +162,7 @@ async def test_woken_in_order(task_factory: Any) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_who_comes_before_the_woken_sends_with_them(task_factory: Any) -> None:
+async def test_new_sender_shares_a_frame_with_woken_tasks(task_factory: Any) -> None:
     world = World(task_factory)
 
     async def each() -> None:
@@ -179,7 +179,7 @@ async def test_who_comes_before_the_woken_sends_with_them(task_factory: Any) -> 
     await asyncio.gather(*tasks)
 
 
-async def test_each_in_its_context(task_factory: Any) -> None:
+async def test_tasks_wake_in_their_contexts(task_factory: Any) -> None:
     world = World(task_factory)
     variable = contextvars.ContextVar('variable', default=-1)
 
@@ -227,7 +227,7 @@ async def test_refused(task_factory: Any) -> None:
 
 
 @pytest.mark.parametrize('how', ['send', 'send_many', 'flush'])
-async def test_one_error_of_many_tasks_stays_as_it_is(task_factory: Any, how: str) -> None:
+async def test_error_shared_by_many_tasks_does_not_grow(task_factory: Any, how: str) -> None:
     world = World(task_factory)
     publisher: Any = world.publisher
     if how == 'flush':
@@ -254,7 +254,7 @@ async def test_one_error_of_many_tasks_stays_as_it_is(task_factory: Any, how: st
 
 
 @pytest.mark.parametrize('how', ['cancelled', 'refused', 'given up'])
-async def test_nothing_is_kept_of_a_task_that_failed(how: str) -> None:
+async def test_failed_task_is_released(how: str) -> None:
     class Kept:
         pass
 
@@ -283,14 +283,14 @@ async def test_nothing_is_kept_of_a_task_that_failed(how: str) -> None:
         gc.enable()
 
 
-async def test_error_while_it_is_written(task_factory: Any) -> None:
+async def test_error_during_write(task_factory: Any) -> None:
     world = World(task_factory)
     world.connection.write = lambda data: session(world).on_failed(ValueError('gone'))  # type: ignore
     with pytest.raises(ValueError, match='gone'):
         await world.task(world.publisher.send(b'x'))
 
 
-def test_a_task_that_ends_the_loop_does_not_keep_the_others_asleep(task_factory: Any) -> None:
+def test_other_tasks_wake_after_one_ends_the_loop(task_factory: Any) -> None:
     ended: list[int] = []
 
     async def each(world: World, number: int) -> None:
@@ -321,9 +321,9 @@ def test_a_task_that_ends_the_loop_does_not_keep_the_others_asleep(task_factory:
         loop.close()
 
 
-async def test_settled_before_its_task_can_be_called(task_factory: Any) -> None:
+async def test_confirm_before_the_task_awaits_it(task_factory: Any) -> None:
     class Late:
-        """What a coroutine awaits comes to the task later."""
+        """Passes what a coroutine awaits to the task later."""
 
         def __init__(self, how: str) -> None:
             self.how = how
@@ -357,7 +357,7 @@ async def test_used_before_it_is_declared() -> None:
         batch.batch(b'x')
 
 
-async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
+async def test_concurrent_flushes_and_a_cancelled_one() -> None:
     connection = Connection()
     publisher = attach(rbs.PublisherBatchFast, connection)
     publisher.batch(b'a')
@@ -382,7 +382,7 @@ async def test_flushes_side_by_side_and_one_that_is_cancelled() -> None:
     await asyncio.wait_for(asyncio.gather(*pair), 10)
 
 
-async def test_error_of_going_on_is_told_each_time(task_factory: Any) -> None:
+async def test_failure_to_reopen_is_raised_each_time(task_factory: Any) -> None:
     world = World(task_factory)
     session(world).registration.reset()
     session(world).on_failed(StreamConnectionError('lost'))

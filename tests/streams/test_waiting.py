@@ -1,4 +1,4 @@
-"""Waiting for room: fair, cancellable, and nobody is forgotten."""
+"""Waiting for capacity: fair and cancellable, and every waiter is served."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from rbfly.streams.waiting import WindowSemaphore
 
 
 class Window:
-    """So much room, which is given back in the order it was taken."""
+    """Limited capacity, released in the order in which it was taken."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -36,7 +36,7 @@ class Window:
 
 
 async def settle() -> None:
-    """Let every task go on that can."""
+    """Let every task run that is ready."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -64,7 +64,7 @@ async def test_first_come_first_served() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_who_waits_behind_one_that_was_cancelled() -> None:
+async def test_cancelled_waiter_lets_the_next_one_through() -> None:
     window = Window(10)
     await window.take(8)
     large = asyncio.create_task(window.take(5))
@@ -77,7 +77,7 @@ async def test_who_waits_behind_one_that_was_cancelled() -> None:
     assert not window.capacity.waiting
 
 
-async def test_room_of_one_that_was_cancelled_as_it_was_granted() -> None:
+async def test_capacity_granted_to_a_cancelled_task_goes_to_the_next() -> None:
     window = Window(1)
     await window.take(1)
     first, second = (asyncio.create_task(window.take(1)) for _ in range(2))
@@ -90,7 +90,7 @@ async def test_room_of_one_that_was_cancelled_as_it_was_granted() -> None:
     assert (window.used, window.capacity.reserved) == (1, 0)
 
 
-async def test_cancelled_as_the_one_before_it_gives_way() -> None:
+async def test_two_tasks_cancelled_as_capacity_is_granted() -> None:
     window = Window(1)
     await window.take(1)
     tasks = [asyncio.create_task(window.take(1)) for _ in range(3)]
@@ -103,7 +103,7 @@ async def test_cancelled_as_the_one_before_it_gives_way() -> None:
     assert tasks[2].done()
 
 
-async def test_failure_reaches_all_who_wait() -> None:
+async def test_failure_reaches_every_waiter() -> None:
     window = Window(1)
     await window.take(1)
     tasks = [asyncio.create_task(window.take(1)) for _ in range(3)]
@@ -115,7 +115,7 @@ async def test_failure_reaches_all_who_wait() -> None:
     assert (window.capacity.reserved, len(window.capacity.waiting)) == (0, 0)
 
 
-async def test_those_who_gave_up_leave_nothing_behind() -> None:
+async def test_timeouts_leave_nothing_behind() -> None:
     window = Window(1)
     await window.take(1)
     patient = asyncio.create_task(window.take(1))

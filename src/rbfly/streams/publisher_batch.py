@@ -106,7 +106,8 @@ class PublisherBatchLimit(PublisherBatchFast):
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
             raise WindowTimeout(
-                f'{max_len} messages were queued for {timeout} s; this one was not: call flush'
+                f'the batch was full for {timeout} s (max_len is {max_len}), and the message was not'
+                ' queued: flush'
             )
         try:
             check()
