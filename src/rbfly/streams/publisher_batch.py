@@ -106,8 +106,8 @@ class PublisherBatchLimit(PublisherBatchFast):
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
             raise WindowTimeout(
-                f'the batch was full for {timeout} s (max_len is {max_len}), and the message was not'
-                ' queued: flush'
+                f'the batch was full for {timeout} s (max_len is {max_len});'
+                ' the message was not queued: call flush'
             )
         try:
             check()
