@@ -284,7 +284,7 @@ async def test_late_confirms_are_ignored() -> None:
         client.publisher('test') as publisher,
         client.publisher('test', cls=rbs.PublisherBatchFast) as batch,
     ):
-        with pytest.raises(ConfirmTimeout, match='no confirm') as caught:
+        with pytest.raises(ConfirmTimeout, match='did not confirm') as caught:
             await publisher.send('x', timeout=0.02)
         assert not isinstance(caught.value, WindowTimeout)  # it was
         with pytest.raises(ConfirmTimeout, match='0 of 3'):
