@@ -32,9 +32,9 @@ nitpick_ignore_regex = [
     # the standard library, whose inventory would have to be downloaded
     (
         'py:(class|func)',
-        r'(_?asyncio|collections\.abc|datetime|ssl|tls|uuid)\..*|AbstractAsyncContextManager',
+        r'(_?asyncio|collections\.abc|contextlib|datetime|ssl|tls|uuid)\..*',
     ),
-    ('py:class', r'(rbfly\.streams\.decorator\.)?[FP]'),  # type variables
+    ('py:class', r'(rbfly\.streams\.\w+\.)?[FP]'),  # type variables
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
 ]
