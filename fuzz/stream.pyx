@@ -20,7 +20,8 @@ compression.CHUNK_MAX = 1 << 17
 
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk, ChunkQueue
-from rbfly.protocol._cursor import KINDS, POLICIES, MessageCursor
+from rbfly.protocol._cursor import KINDS, MessageCursor
+from rbfly.protocol._decoder import POLICIES, Decoder
 from rbfly.protocol._engine import Engine
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
@@ -46,8 +47,8 @@ class Cursor(MessageCursor):
     """A message cursor that stands in for a subscription, without an event loop."""
 
     def __init__(self, amqp, chunk, start=0, policy='raise', filter=None):
-        super().__init__(self, amqp, filter, policy)
-        self.rewind(start)
+        super().__init__(self, Decoder(amqp, policy), filter)
+        self.resume(start)
         self.consumed = 0
         self.queue.push(chunk)
 
@@ -82,7 +83,7 @@ cdef list drain(object cursor, Py_ssize_t limit):
             try:
                 cursor.last.context()
             except AMQPDecoderError:
-                if cursor.amqp:
+                if cursor.decoder.amqp:
                     finding('message has a body but no context')
     if cursor.consumed != 1:
         finding(f'chunk was consumed {cursor.consumed} times')
@@ -106,7 +107,7 @@ cdef list outcome(object cursor, str kind, Py_ssize_t limit, Py_ssize_t max_mess
         else:
             received.append(item if kind != 'body' else cursor.last.context())
     # inspect the results after the chunk is gone
-    cursor.rewind()
+    cursor.drop()
     for item in received:
         if type(item) is MessageBatch:
             if not 0 < len(item) <= limit:

@@ -7,7 +7,8 @@ from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol._cursor import KINDS, MessageCursor
-from rbfly.protocol._iteration import SubscriptionBase
+from rbfly.protocol._decoder import Decoder
+from rbfly.streams._iteration import SubscriptionBase
 from rbfly.streams.types import MessageFilter
 
 
@@ -20,7 +21,7 @@ class Cursor(MessageCursor):
         filter: MessageFilter | None = None,
         on_decode_error: Literal['raise', 'skip', 'raw'] = 'raise',
     ) -> None:
-        super().__init__(self, amqp, filter, on_decode_error)
+        super().__init__(self, Decoder(amqp, on_decode_error), filter)
         self.consumed: list[int] = []
         self.progress: list[int | None] = []
 
@@ -40,18 +41,18 @@ class Cursor(MessageCursor):
         raise AssertionError
 
     def __aiter__(self) -> SubscriptionBase:
-        return SubscriptionBase(self)
+        return SubscriptionBase(self, self)
 
     def __anext__(self) -> Coroutine[Any, Any, Any]:
-        return anext(SubscriptionBase(self))
+        return anext(SubscriptionBase(self, self))
 
     def on_probed(self) -> None:
         raise AssertionError
 
-    async def wait(self, kind: int, limit: int, subscription: object) -> Any:
-        if not self.advance(kind, limit):
+    async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
+        if not subscription._advance(self, kind, limit):
             raise StopAsyncIteration
-        return self.take(kind)
+        return subscription._take(self, kind)
 
 
 def contexts(cursor: Cursor) -> list[MessageCtx]:

@@ -34,7 +34,7 @@ FLOORS = {
     ],
     'rbfly.protocol': [
         ['', 'compression', 'offset'],
-        ['fields', '_entry'],
+        ['fields', '_entry', '_decoder'],
         ['chunks'],
         ['commands'],
         ['_pending'],
@@ -43,7 +43,7 @@ FLOORS = {
         ['_identity', '_batch'],
         ['_cursor'],
         ['start'],
-        ['_iteration', '_engine'],
+        ['_engine'],
     ],
     'rbfly.net': [
         ['', 'uri', 'waiting'],
@@ -55,9 +55,10 @@ FLOORS = {
         ['registration'],
     ],
     'rbfly.streams': [
-        ['error', 'offset', 'types', '_confirm'],
+        ['error', 'offset', 'types', '_confirm', '_iteration'],
         ['_sending'],
         ['waiting', 'failures', 'offsets', 'arguments'],
+        ['reading'],
         ['tracking', 'watchdog', 'publishing', 'confirmation'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],

@@ -141,7 +141,7 @@ def test_sub_batch_without_records(entries: list[bytes]) -> None:
     assert Chunk.parse(data).messages() == [b'a']
     for start in (0, 5):
         cursor = Cursor()
-        cursor.rewind(start)
+        cursor.resume(start)
         cursor.push(data)
         assert drain(cursor) == [(5, b'a')]
         assert cursor.consumed == [5]
@@ -149,7 +149,7 @@ def test_sub_batch_without_records(entries: list[bytes]) -> None:
 
 def test_chunk_of_nothing_but_an_empty_sub_batch() -> None:
     cursor = Cursor()
-    cursor.rewind(9)
+    cursor.resume(9)
     cursor.push(chunk([sub_batch([])], 0, offset=3))
     cursor.push(plain_chunk([b'a'], 9))
     assert drain(cursor) == [(9, b'a')]
@@ -243,7 +243,7 @@ def test_any_entries_end_in_messages_or_a_chunk_error(
     data: bytes, records: int, start: int
 ) -> None:
     cursor = Cursor()
-    cursor.rewind(start)
+    cursor.resume(start)
     cursor.push(chunk([data], records))
     try:
         found = drain(cursor)

@@ -15,7 +15,7 @@ from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, MessageContextError
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._cursor import KINDS
-from rbfly.protocol._iteration import MessageIterator, SubscriptionBase
+from rbfly.streams._iteration import MessageIterator, SubscriptionBase
 from rbfly.streams.error import ChunkError, SubscriptionError
 from rbfly.streams.types import MessageFilter
 from tests.cursors import Cursor, amqp, batches, contexts, drain
@@ -39,7 +39,7 @@ def test_offsets_count_every_record() -> None:
 @pytest.mark.parametrize('start', range(98, 108))
 def test_messages_below_the_start_are_dropped(start: int) -> None:
     cursor = Cursor()
-    cursor.rewind(start)
+    cursor.resume(start)
     entries = [message(b'a'), sub_batch([b'b', b'c', b'd']), message(b'e')]
     cursor.push(chunk(entries, 5, offset=100))
     cursor.push(plain_chunk([b'f', b'g'], 105))
@@ -50,7 +50,7 @@ def test_messages_below_the_start_are_dropped(start: int) -> None:
 
 def test_highest_offset() -> None:
     cursor = Cursor()
-    cursor.rewind(2**64 - 1)
+    cursor.resume(2**64 - 1)
     cursor.push(plain_chunk([b'a', b'b'], 2**64 - 2))
     assert drain(cursor) == [(2**64 - 1, b'b')]
 
@@ -59,19 +59,19 @@ def test_highest_offset_is_of_the_same_stream() -> None:
     cursor = Cursor()
     cursor.push(chunk([message(b'a')], 1, offset=2**64 - 3, timestamp=1))
     assert drain(cursor) == [(2**64 - 3, b'a')]
-    cursor.rewind(2**64 - 2)
+    cursor.resume(2**64 - 2)
     cursor.push(chunk([message(b'b')], 1, offset=2**64 - 2, timestamp=2))
     assert drain(cursor) == [(2**64 - 2, b'b')]
     assert cursor.consumed == [2**64 - 3, 2**64 - 2]
 
 
-def test_rewind_forgets_what_is_at_hand() -> None:
+def test_resume_drops_the_current_chunk() -> None:
     cursor = Cursor()
     cursor.push(plain_chunk([b'a', b'b'], 0))
     cursor.push(plain_chunk([b'c'], 2))
     assert cursor.advance()
     assert cursor.take() == b'a'
-    cursor.rewind(1)
+    cursor.resume(1)
     assert not cursor.advance()
     cursor.push(plain_chunk([b'a', b'b'], 0))
     assert drain(cursor) == [(1, b'b')]
@@ -209,7 +209,7 @@ def test_async_for_gives_any_body_as_it_is(body: Any) -> None:
 
 def test_position_is_behind_what_was_given_or_dropped() -> None:
     cursor = Cursor()
-    cursor.rewind(11)
+    cursor.resume(11)
     assert cursor.position is None
     cursor.push(plain_chunk([b'a', b'b', b'c'], 10))
     cursor.push(plain_chunk([b'd'], 20))
@@ -223,7 +223,7 @@ def test_position_is_behind_what_was_given_or_dropped() -> None:
 
 def test_position_never_falls_below_the_start() -> None:
     cursor = Cursor()
-    cursor.rewind(100)
+    cursor.resume(100)
     cursor.push(plain_chunk([b'a', b'b'], 10))
     assert drain(cursor) == []
     assert cursor.position == 100
@@ -247,7 +247,7 @@ def drain_one(cursor: Cursor) -> Any:
 @pytest.mark.parametrize('after', [-1, 9, 10, 15, 20])
 def test_chunks_up_to_an_id_are_dropped(after: int) -> None:
     cursor = Cursor()
-    cursor.rewind(0, after)
+    cursor.resume(0, after)
     for offset in (10, 20):
         cursor.push(chunk([message(b'a'), sub_batch([b'b', b'c'])], 3, offset=offset))
     cursor.push(plain_chunk([b'd'], 30))
@@ -276,7 +276,7 @@ def test_a_message_is_finished_when_the_next_is_asked_for() -> None:
 def test_the_first_message_given_is_where_progress_begins() -> None:
     """What is below the start was not finished by this program."""
     cursor = Cursor()
-    cursor.rewind(12)
+    cursor.resume(12)
     cursor.push(plain_chunk([b'a', b'b', b'c'], 10))
     assert drain_one(cursor) == b'c'
     assert cursor.finished is None
@@ -489,11 +489,11 @@ def test_batch_behind_single_messages() -> None:
 def test_iterators_of_contexts_and_batches() -> None:
     async def run() -> tuple[list[Any], list[Any]]:
         first: MessageIterator[MessageCtx] = MessageIterator(
-            SubscriptionBase(cursor), KINDS['context']
+            SubscriptionBase(cursor, cursor), KINDS['context']
         )
         found = [await anext(first), await anext(first)]
         rest: MessageIterator[MessageBatch] = MessageIterator(
-            SubscriptionBase(cursor), KINDS['batch'], 2
+            SubscriptionBase(cursor, cursor), KINDS['batch'], 2
         )
         return [ctx.body for ctx in found], [list(batch) async for batch in rest]
 
@@ -685,7 +685,7 @@ def test_error_of_a_filter_is_told_and_left_behind(kind: str) -> None:
 def test_kinds_agree(chunks: list[list[Any]], start: int, limit: int, policy: Any) -> None:
     def make() -> Cursor:
         cursor = Cursor(True, None, policy)
-        cursor.rewind(start)
+        cursor.resume(start)
         offset = 0
         for items in chunks:
             data = [sub_batch(i) if isinstance(i, list) else message(i) for i in items]

@@ -148,7 +148,7 @@ def test_messages_outlive_their_sub_entry() -> None:
     entries = [packed([amqp(body) for body in pair], GZIP) for pair in bodies]
     cursor.push(chunk(entries, 8))
     found = contexts(cursor)
-    cursor.rewind()
+    cursor.resume()
     gc.collect()
     assert [bytes(ctx.body_view()) for ctx in found] == [body for pair in bodies for body in pair]
 
@@ -156,7 +156,7 @@ def test_messages_outlive_their_sub_entry() -> None:
 @pytest.mark.parametrize('start', range(9, 18))
 def test_start_inside_a_compressed_sub_entry(start: int) -> None:
     cursor = Cursor()
-    cursor.rewind(start)
+    cursor.resume(start)
     words = [b'%d' % i for i in range(10, 16)]
     cursor.push(chunk([packed(words[:3], GZIP), packed(words[3:], GZIP)], 6, offset=10))
     cursor.push(chunk([message(b'20')], 1, offset=20))
@@ -166,7 +166,7 @@ def test_start_inside_a_compressed_sub_entry(start: int) -> None:
 
 def test_sub_entry_below_the_start_is_not_decompressed() -> None:
     cursor = Cursor()
-    cursor.rewind(12)
+    cursor.resume(12)
     damaged = packed([b'a', b'b'], GZIP, stored=b'no gzip')
     cursor.push(chunk([damaged, packed([b'c'], GZIP)], 3, offset=10))
     assert drain(cursor) == [(12, b'c')]

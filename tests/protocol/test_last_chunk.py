@@ -32,7 +32,7 @@ def reader(first: int | None = 0, committed: int | None = 100) -> Reader:
     found.push(piece(7, 3, timestamp=2000))
     found.push(piece(10, 3))
     assert len(drain(found)) == 6
-    found.rewind(END)
+    found.resume(END)
     found.last_chunk.seek(first, committed)
     return found
 
@@ -155,7 +155,7 @@ def test_where_to_seek(committed: int | None, offset: int) -> None:
 def presumed(after: int = 10) -> Reader:
     """At `NEXT`: nothing is known of the last chunk but its id."""
     cursor = Reader()
-    cursor.rewind(0, after)
+    cursor.resume(0, after)
     cursor.last_chunk.assume(after)
     return cursor
 
@@ -165,7 +165,7 @@ def test_the_last_chunk_at_next_is_dropped_and_known_from_then_on() -> None:
     cursor.push(piece(10, 3, timestamp=9000))
     assert drain(cursor) == []
     assert cursor.position == END
-    cursor.rewind(END, 10)
+    cursor.resume(END, 10)
     cursor.last_chunk.seek(0, 100)
     cursor.push(piece(10, 3, timestamp=9001))
     with pytest.raises(Replaced):

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 import rbfly.streams as rbs
-from rbfly.protocol._iteration import MessageIterator
+from rbfly.streams._iteration import MessageIterator
 from rbfly.streams.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
 from rbfly.streams.publisher import BasePublisher

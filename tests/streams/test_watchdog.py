@@ -33,6 +33,17 @@ def asked(stream: FakeStream) -> int:
     return stream.reader.peer.commands().count(wire.STREAM_STATS)
 
 
+async def expired(messages: rbs.Subscription) -> None:
+    """Wait until the timer has expired and is set again."""
+    found = messages._session._watchdog
+    before = found.timer
+    await until(lambda: found.timer is not before, 'the timer has expired')
+
+
+def far(timer: asyncio.TimerHandle) -> bool:
+    return timer.when() > asyncio.get_running_loop().time() + NEVER / 2
+
+
 async def ended(task: 'asyncio.Future[Any]') -> None:
     task.cancel()
     await asyncio.wait([task])
@@ -63,7 +74,7 @@ async def test_reader_that_the_broker_has_lost(
             stream.append(b'%d' % i)
             assert await waiting == b'%d' % i
             assert len(stream.readers) == i
-    assert caplog.text.count('subscribing anew') == 3
+    assert caplog.text.count('subscribing again') == 3
 
 
 async def test_reader_that_was_lost_before_its_first_chunk() -> None:
@@ -152,23 +163,24 @@ async def test_what_is_on_its_way_is_waited_for(
             await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
         stream.ahead = 1
-        await until(lambda: messages._session._watchdog._lacking is not None, 'it has heard of it')
+        found = messages._session._watchdog
+        await until(lambda: found.timer is not None and far(found.timer), 'the chunk was reported')
         stream.append(b'2')
         assert await waiting == b'2'
         assert len(stream.readers) == 1
-    assert 'subscribing anew' not in caplog.text
+    assert 'subscribing again' not in caplog.text
 
 
 async def test_it_asks_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float] = []
-    listen = watchdog.DeliveryWatchdog.listen
+    set_timer = watchdog.DeliveryWatchdog._set
 
-    def recorded(item: watchdog.DeliveryWatchdog, *args: Any, **options: Any) -> bool:
-        goes_on = listen(item, *args, **options)
-        found.append(item._seconds)
-        return goes_on
+    def recorded(item: watchdog.DeliveryWatchdog, seconds: float, *args: Any) -> None:
+        set_timer(item, seconds, *args)
+        if item._waiter.is_waiting():
+            found.append(seconds)
 
-    monkeypatch.setattr(watchdog.DeliveryWatchdog, 'listen', recorded)
+    monkeypatch.setattr(watchdog.DeliveryWatchdog, '_set', recorded)
     stream = filled(1)
     async with reading(stream) as messages:
         await anext(messages)
@@ -201,11 +213,12 @@ async def test_nobody_asks_for_one_that_is_not_waited_for() -> None:
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: asked(stream) > 0, 'asked')
         await ended(waiting)
-        await until(lambda: messages._session._watchdog.timer is None, 'its time is over')
+        await expired(messages)  # perhaps with a request on its way
         stream.reader.live = False
         stream.append(b'1')
         before = asked(stream)
-        await asyncio.sleep(0)
+        for _ in range(3):
+            await expired(messages)
         assert asked(stream) == before
         assert await anext(messages) == b'1'
 
@@ -252,7 +265,7 @@ def test_event_loop_ends(
             await anext(messages)
         assert messages._session._watchdog.timer is not None
         if over:
-            await until(lambda: messages._session._watchdog.timer is None, 'its time is over')
+            await expired(messages)
 
     async def go_on() -> None:
         async with client, messages:

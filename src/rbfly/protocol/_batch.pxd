@@ -1,49 +1,58 @@
-# Declarations for the cursor.  No ABI promise between releases.
+# A batch of messages.  No ABI promise between releases.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.protocol._chunk cimport Chunk
+from rbfly.protocol._decoder cimport Decoder
 
 
-# Where a message lies; the owner of its bytes is in the batch's list of owners.
+# The bytes of a message.  The batch's list of owners keeps the owner alive.
 ctypedef struct Slice:
     const uint8_t *p
     Py_ssize_t n
     PyObject *owner
 
-# Messages that lie one behind the other, each behind its length.
+# Adjacent messages, each after its length.
 ctypedef struct Run:
-    const uint8_t *p                # length of the first
-    Py_ssize_t first                # its index in the batch
+    const uint8_t *p                # length of the first message
+    Py_ssize_t first                # index of that message in the batch
     PyObject *owner
 
 
 cdef class MessageBatch:
+    cdef Decoder decoder
     cdef list bodies
-    cdef list ready                 # contexts, if they had to be made for the filter; or None
-    cdef list owners                # what keeps the messages alive
-    cdef PyObject *owner            # the last one of them
-    cdef const uint8_t *behind      # end of the last message
+    cdef list filtered              # contexts that the filter has seen; None without a filter
+    cdef list owners                # keep the messages alive
+    cdef PyObject *owner            # the last of them
+    cdef const uint8_t *end         # of the last message
     cdef Run *runs
     cdef Py_ssize_t run_count
-    cdef Py_ssize_t run_room
-    cdef Slice *slices              # made of the runs when a context is asked for
-    cdef bint amqp
+    cdef Py_ssize_t run_capacity
+    cdef Slice *slices              # computed from the runs for the first context
     cdef uint64_t start             # offset of the first message
     cdef int64_t chunk_timestamp
+    cdef uint64_t unpacked_max      # of the chunk, above which a new sub-entry ends the batch
 
-    # The next message lies behind its length at p.
+    # True if another message of the chunk may be added.
+    cdef inline bint has_capacity(self, Chunk chunk, Py_ssize_t limit) except -1:
+        return len(self.bodies) < limit and (
+            chunk.unpacked < self.unpacked_max or chunk.batch_left
+        )
+
+    # Note that the next message's length is at p.
     cdef inline int place(self, const uint8_t *p, PyObject *owner) except -1:
-        return 0 if p == self.behind and owner == self.owner else self.begin_run(p, owner)
+        return 0 if p == self.end and owner == self.owner else self.begin_run(p, owner)
 
     cdef int begin_run(self, const uint8_t *p, PyObject *owner) except -1
     cdef int locate(self) except -1
+    cdef int fill(self, Chunk chunk, Py_ssize_t limit) except -1
+    cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1
     cdef int add_context(self, MessageCtx ctx) except -1
     cdef MessageCtx build(self, Py_ssize_t index)
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0
 
 
-cdef MessageBatch new_batch(
-    bint amqp, bint filtered, uint64_t start, int64_t timestamp, Py_ssize_t room
-)
+cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit)

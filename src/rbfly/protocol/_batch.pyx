@@ -1,37 +1,41 @@
-"""Many messages given at once.
+"""Many messages of a chunk at once.
 
-The bodies are decoded in one loop; where runs of messages lie is kept beside them, and a context is
-built when it is asked for.
+One loop decodes the bodies.  The batch notes where runs of messages are, and builds a context on
+demand.
 """
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from rbfly._cpython cimport rbfly_list
+from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_u32
 from rbfly.amqp._codec cimport decode_context
+from rbfly.amqp._decode cimport keep_error
+from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.protocol._chunk cimport Chunk
+from rbfly.protocol._decoder cimport Decoder, rbfly_bytes, rbfly_steal
 
 from collections.abc import Sequence
 
 
 cdef enum:
     RUNS_FIRST = 4
-    ROOM_MAX = 1 << 16              # bodies; more is made when they are there
+    CAPACITY_MAX = 1 << 16          # bodies to allocate memory for in advance
+    BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
 
 
-cdef MessageBatch new_batch(
-    bint amqp, bint filtered, uint64_t start, int64_t timestamp, Py_ssize_t room
-):
+cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit):
     cdef MessageBatch batch = MessageBatch.__new__(MessageBatch)
-    batch.amqp = amqp
-    batch.bodies = rbfly_list(min(room, ROOM_MAX))
+    batch.decoder = decoder
+    batch.bodies = rbfly_list(min(min(<Py_ssize_t> chunk.left, limit), CAPACITY_MAX))
     batch.owners = []
-    batch.ready = [] if filtered else None
-    batch.start = start
-    batch.chunk_timestamp = timestamp
+    batch.filtered = [] if filtered else None
+    batch.start = chunk.next_offset
+    batch.chunk_timestamp = chunk.timestamp
+    batch.unpacked_max = chunk.unpacked + BATCH_UNPACKED
     return batch
 
 
@@ -39,9 +43,9 @@ cdef MessageBatch new_batch(
 cdef class MessageBatch:
     """Messages of one chunk: a sequence of their bodies, in the order of the stream.
 
-    It can be kept; messages that it holds stay as they are.
+    A batch can be kept: its messages never change.
 
-    :ivar timestamp: when the broker wrote them, seconds since the epoch (float).
+    :ivar timestamp: time when the broker stored the messages, seconds since the epoch (float).
     :ivar offsets: offset of each message (sequence of int).
     """
 
@@ -50,15 +54,15 @@ cdef class MessageBatch:
         PyMem_Free(self.slices)
 
     cdef int begin_run(self, const uint8_t *p, PyObject *owner) except -1:
-        cdef Py_ssize_t room = self.run_room
+        cdef Py_ssize_t capacity = self.run_capacity
         cdef void *runs
-        if self.run_count == room:
-            room = 2 * room if room else RUNS_FIRST
-            runs = PyMem_Realloc(self.runs, room * sizeof(Run))
+        if self.run_count == capacity:
+            capacity = 2 * capacity if capacity else RUNS_FIRST
+            runs = PyMem_Realloc(self.runs, capacity * sizeof(Run))
             if runs is NULL:
                 raise MemoryError()
             self.runs = <Run *> runs
-            self.run_room = room
+            self.run_capacity = capacity
         if owner != self.owner:
             self.owners.append(<object> owner)
             self.owner = owner
@@ -67,7 +71,7 @@ cdef class MessageBatch:
         return 0
 
     cdef int locate(self) except -1:
-        """Find where each message lies."""
+        """Compute the slice of each message."""
         cdef Py_ssize_t count = len(self.bodies)
         cdef Py_ssize_t i = 0, r = 0, end
         cdef const uint8_t *p
@@ -84,28 +88,86 @@ cdef class MessageBatch:
         self.slices = slices
         return 0
 
+    cdef int fill(self, Chunk chunk, Py_ssize_t limit) except -1:
+        """Add messages of a chunk, but none after a skipped one: the offsets have no gaps."""
+        cdef Decoder decoder = self.decoder
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        cdef PyObject *found
+        cdef object owner
+        while chunk.left and self.has_capacity(chunk, limit):
+            if self.fill_run(chunk, limit):
+                continue
+            chunk._next(&p, &n)
+            owner = <object> chunk._owner()     # a finalizer may read on while this decodes
+            found = decoder._decode(p, n)
+            if found is not NULL:
+                body = rbfly_steal(found)
+            else:
+                body = decoder._undecodable(p, n, chunk.next_offset - 1)
+                if body is None:
+                    if self.bodies:
+                        break
+                    self.start = chunk.next_offset
+                    continue
+            self.place(p - 4, <PyObject *> owner)
+            self.bodies.append(body)
+            self.end = p + n
+        return 0
+
+    cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1:
+        """Add adjacent messages that only have to be copied; return their number."""
+        cdef const uint8_t *p = NULL
+        cdef const uint8_t *end = NULL
+        cdef Py_ssize_t most = min(<Py_ssize_t> chunk._run(&p, &end), limit - len(self.bodies))
+        cdef Py_ssize_t n, head = 0, i = 0
+        cdef bint amqp = self.decoder.amqp
+        cdef bint failed = False
+        cdef list bodies = self.bodies
+        cdef PyObject *body
+        while i < most and end - p >= 4:
+            n = load_u32(p)
+            if n > end - p - 4:
+                break
+            if amqp:
+                head = data_head(p + 4, n)
+                if not head:
+                    break
+            if not i:
+                self.place(p, chunk._owner())
+            body = rbfly_bytes(p + 4 + head, n - head)
+            failed = body is NULL or rbfly_list_give(bodies, body) < 0
+            if failed:
+                break
+            p += 4 + n
+            i += 1
+        if i:
+            self.end = p
+            chunk._leave_run(p, <uint32_t> i)
+        return keep_error() if failed else i
+
     cdef int add_context(self, MessageCtx ctx) except -1:
-        self.ready.append(ctx)
+        self.filtered.append(ctx)
         self.bodies.append(ctx.take_body())
         return 0
 
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0:
-        if self.ready is not None:
-            return (<MessageCtx> self.ready[index])._offset
+        if self.filtered is not None:
+            return (<MessageCtx> self.filtered[index])._offset
         return self.start + <uint64_t> index
 
     cdef MessageCtx build(self, Py_ssize_t index):
         cdef MessageCtx ctx
         cdef Slice *at
         cdef uint64_t offset = self.offset_at(index)
-        if self.ready is not None:
-            return self.ready[index]
+        if self.filtered is not None:
+            return self.filtered[index]
         if self.slices is NULL:
             self.locate()
         at = &self.slices[index]
         body = self.bodies[index]
-        # One as long as its message was given as it is.
-        if self.amqp and not (type(body) is bytes and len(<bytes> body) == at.n):
+        # A body as long as its message was not AMQP 1.0 and is returned as bytes.
+        if self.decoder.amqp and not (type(body) is bytes and len(<bytes> body) == at.n):
             ctx = decode_context(
                 <object> at.owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0
             )
@@ -122,25 +184,25 @@ cdef class MessageBatch:
 
     @property
     def offsets(self):
-        if self.ready is not None:
-            return [ctx.stream_offset for ctx in self.ready]
+        if self.filtered is not None:
+            return [ctx.stream_offset for ctx in self.filtered]
         first: object = self.start
         return range(first, first + len(self.bodies))
 
     def context(self, Py_ssize_t index):
-        """Context of a message: offset, time, header, properties and annotations.
+        """Return the context of a message: offset, time, header, properties and annotations.
 
-        :param index: which message of the batch; negative from its end.
-        :raises IndexError: there is none.
+        :param index: index of the message in the batch; negative indices count from the end.
+        :raises IndexError: the batch has no such message.
         """
         if index < 0:
             index += len(self.bodies)
         if not 0 <= index < len(self.bodies):
-            raise IndexError('the batch has no such message')
+            raise IndexError('batch index out of range')
         return self.build(index)
 
     def contexts(self):
-        """Iterate over the contexts of all messages; each is built when its turn comes."""
+        """Iterate over the contexts of all messages; each is built when it is reached."""
         cdef Py_ssize_t i
         for i in range(len(self.bodies)):
             yield self.build(i)
@@ -161,14 +223,14 @@ cdef class MessageBatch:
         return value in self.bodies
 
     def index(self, value, *bounds):
-        """Index of the first body that equals a value.
+        """Return the index of the first body that equals a value.
 
-        :raises ValueError: there is none.
+        :raises ValueError: there is no such body.
         """
         return self.bodies.index(value, *bounds)
 
     def count(self, value):
-        """How many bodies equal a value."""
+        """Return the number of bodies that equal a value."""
         return self.bodies.count(value)
 
     def __repr__(self):

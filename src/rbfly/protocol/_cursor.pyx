@@ -1,197 +1,140 @@
-"""The messages of a subscription, one after the other.
+"""The position in a stream: which message is next, and which ones are finished.
 
-    queue of chunks -> chunk at hand -> message wanted? -> body, context or batch
+    queue of chunks -> current chunk -> message selected? -> body, context or batch
 """
 
-cimport cython
-from cpython.object cimport PyObject
 from libc.math cimport INFINITY
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from rbfly._cpython cimport (
-    rbfly_list_give, rbfly_mark_step, rbfly_same_step, rbfly_watch_forks,
-)
+from cpython.object cimport PyObject
+
 from rbfly._turn cimport Turn
-from rbfly._wire cimport load_u32
-from rbfly.amqp._codec cimport decode_body, decode_context
-from rbfly.amqp._decode cimport keep_error
-from rbfly.amqp._layout cimport DATA, data_head
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
+from rbfly.protocol._decoder cimport SKIP, Decoder, raw_context, rbfly_steal
 from rbfly.protocol._identity cimport LastChunk
 
-from weakref import ref
+from rbfly.error import AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError
 
-from rbfly.amqp._message import set_message_ctx
-from rbfly.error import (
-    AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError,
-)
-
-cdef extern from *:
-    """
-    /* An object whose reference is taken over. */
-    #define rbfly_steal(found) (found)
-
-    /* Bytes, or NULL with its error left set. */
-    #define rbfly_bytes(p, n) PyBytes_FromStringAndSize((const char *)(p), n)
-    """
-    object rbfly_steal(PyObject *found)
-    PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
-
-
-# What becomes of a message that is not AMQP 1.0.
-cdef enum:
-    RAISE = 0
-    SKIP = 1
-    RAW = 2
-
-POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
-
-cdef enum:
-    BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
+KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}
 
 cdef uint64_t NEVER = 0xffffffffffffffff
 
-rbfly_watch_forks()
 
-# The same function with its error left set, which costs less than try and except.
-ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
-
-
-cdef inline PyObject *read_body(bint amqp, const uint8_t *p, Py_ssize_t n) noexcept:
-    # NULL with its error left set.
-    return (<raw_decode_body> decode_body)(p, n) if amqp else rbfly_bytes(p, n)
-
-
-@cython.final
 cdef class LastMessage:
-    """Where the message that a task got last lies; its context is built when it is asked for.
+    """The message that was returned last; its context is built on demand.
 
-    It is what `get_message_ctx` finds in the task's context (:mod:`contextvars`).  A task that has
-    inherited it gets a MessageContextError, never a later message than the one it was started for.
-
-    :ivar stream: name of the stream of the message; None if the cursor does not know it.
+    :ivar stream: name of the stream; None if the cursor has none.
     """
 
-    def _current_message_ctx(self):
-        if self.task is None or self.task() is not running_task(self.current_task):
-            raise MessageContextError('this task has received no message')
-        return self.context()
+    def __init__(self, MessageCursor cursor not None):
+        self.decoder = cursor.decoder
+        self.stream = cursor.stream
 
     def context(self):
-        """Context of the message; its body is the bytes of the message if it is not AMQP 1.0.
+        """Return its context.  The body of a message that is not AMQP 1.0 is its bytes.
 
-        :raises MessageContextError: no message was given yet.
+        :raises MessageContextError: no message was returned yet.
         """
-        if self.made is None:
+        if self.built is None:
             if self.message is NULL:
                 raise MessageContextError('no message was received yet')
-            self.made = read_message(
-                self.amqp, self.owner, self.message, self.size, self.offset, self.timestamp
+            self.built = self.decoder._context(
+                self.owner, self.message, self.size, self.offset, self.timestamp
             )
-        elif type(self.made) is MessageBatch:
-            self.made = (<MessageBatch> self.made).build(len(self.made) - 1)
-        return self.made
-
-
-cdef LastMessage new_last_message(bint amqp, str stream):
-    cdef LastMessage last = LastMessage.__new__(LastMessage)
-    last.amqp = amqp
-    last.stream = stream
-    return last
-
-
-cdef object running_task(object current_task):
-    try:
-        return current_task()
-    except RuntimeError:
-        return None                 # no event loop runs in this thread
-
-
-cdef MessageCtx read_message(
-    bint amqp, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
-):
-    if amqp:
-        return decode_context(owner, p, n, offset, timestamp / 1000.0)
-    return MessageCtx(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
+        elif type(self.built) is MessageBatch:
+            self.built = (<MessageBatch> self.built).build(len(self.built) - 1)
+        return self.built
 
 
 cdef class MessageCursor:
-    """Takes messages from a :class:`ChunkQueue`, one after the other.
+    """Returns the messages of a :class:`ChunkQueue`, one after the other.
 
-    :param session: has `check_loop`, called in each step of a task before it takes a message, which
-        raises in another event loop; `on_chunk_consumed`, called after the last message of a chunk;
+    :param session: has `on_chunk_consumed`, called after the last message of a chunk;
         `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
-        `on_replaced`, called when a chunk is of another stream than those before, which raises;
-        `on_probed`, called when the first chunk was reported, to subscribe again; and the coroutine
-        `wait(kind, limit, subscription)`, which waits for messages and takes them.
-    :param amqp: decode messages; if false, return their bytes.
-    :param filter: which messages to return; None for all.
-    :param on_decode_error: `'raise'`, `'skip'` or `'raw'`.
-    :param current_task: returns the running task.
+        `on_replaced`, called when a chunk is of another stream than those before, which raises; and
+        `on_probed`, called when the first chunk was reported, to subscribe again.
+    :param decoder: decodes the messages.
+    :param filter: selects the messages to return; None for all.
     :param wake: called when a chunk enters the empty queue.
     :param turn: limits how long other tasks wait; None for no limit.
     :param yield_after: number of chunks to finish in one turn; their credit is returned after it.
     :param stream: name of the stream; None if it is of no interest.
+    :ivar last: the message that was returned last (LastMessage).
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: messages with an offset below are dropped (int).
     :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
     """
 
     def __init__(
-        self, session, bint amqp=True, filter=None, str on_decode_error='raise', current_task=None,
-        wake=None, Turn turn=None, int yield_after=NO_LIMIT, str stream=None,
+        self, session, Decoder decoder not None, filter=None, wake=None, Turn turn=None,
+        int yield_after=NO_LIMIT, str stream=None,
     ):
         self.session = session
+        self.decoder = decoder
         self.queue = ChunkQueue(wake)
+        self.stream = stream
+        self.last = LastMessage(self)
         self.last_chunk = LastChunk()
         self.skip_through_chunk = -1
-        self.amqp = amqp
-        self.stream = stream
         self.filter = filter
-        self.policy = POLICIES[on_decode_error]
-        self.looked_at = filter is not None or (amqp and self.policy == SKIP)
-        self.direct = not self.looked_at
-        self.last = new_last_message(amqp, stream)
-        self.current_task = current_task
+        self.prefetches = filter is not None or (decoder.amqp and decoder.policy == SKIP)
+        self.direct = not self.prefetches
         self.notify_offset = NEVER
         self.turn = Turn(INFINITY) if turn is None else turn
         self.yield_after = yield_after
 
     def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, probe=None):
-        """Forget the chunks that have come; of those to come, some will be dropped.
+        """Drop all chunks, and read on from those that the broker sends for a new subscription.
 
-        :param probe: called with the first chunk; no message is read, neither there nor behind it.
+        :param skip_before: drop messages with an offset below.
+        :param skip_through_chunk: drop chunks up to the one with this id; -1 for none.
+        :param probe: called with the first chunk; neither it nor later chunks are read.
+        """
+        self._drop_chunks(self.position)
+        self.skip_before = skip_before
+        self.skip_through_chunk = skip_through_chunk
+        self.probe = probe
+
+    def drop(self):
+        """Drop everything that was not returned; return the number of chunks (int).
+
+        The position is after the last message that was returned.  To read on from there, subscribe
+        again.  An error that is to be raised after that message is still raised.
         """
         cdef object position = self.position
+        held, self.held = self.held, None
+        if held is not None:
+            position = held.stream_offset if type(held) is MessageCtx else held.offsets[0]
+            self._fail_with(None)
+        return self._drop_chunks(position)
+
+    cdef Py_ssize_t _drop_chunks(self, object position) except -1:
+        cdef Py_ssize_t count = len(self.queue.chunks) + (self.chunk is not None)
         self.queue.chunks.clear()
         self.chunk = None
         if position is not None:
             self.chunk_done = True
             self.next_offset = position
-        self.skip_before = skip_before
-        self.skip_through_chunk = skip_through_chunk
-        self.probe = probe
-
-    def rewind(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1):
-        """Like `resume`; also drop what is ready to be taken."""
-        self.resume(skip_before, skip_through_chunk)
-        self.held = None
-        self._fail_with(None)
+        return count
 
     def start_over(self):
         """Forget everything read: the stream was deleted, and its offsets with it."""
-        self.rewind()
+        self.drop()
+        self.resume()
+        self._fail_with(None)
         self.chunk_done = self.has_delivered = False
         self.next_offset = 0
         self.last_chunk.forget()
         self.notify_offset = NEVER
 
-    def close(self, session):
-        """Refer to nobody but a session that does nothing: it goes with the last reference."""
-        self.session = session
+    def close(self):
+        """Drop all messages, and the references to the session and to the waiting task."""
+        self.drop()
+        self._fail_with(None)
         self.queue.close()
+        self.session = None
 
     @property
     def must_yield(self):
@@ -221,7 +164,7 @@ cdef class MessageCursor:
     @property
     def finished(self):
         """Offset of the last finished message; None if there is none."""
-        if self.has_delivered and self.current_offset > self.first:
+        if self.has_delivered and self.current_offset > self.first_offset:
             return self.current_offset - 1
         return None
 
@@ -232,7 +175,7 @@ cdef class MessageCursor:
     def mark_consumed(self):
         """The program asks for more: everything it received is finished."""
         if self.has_delivered:
-            self._work(self.position)
+            self._finish_below(self.position)
 
     cdef int _notify(self) except -1:
         self.notify_offset = NEVER
@@ -242,9 +185,9 @@ cdef class MessageCursor:
     # -- chunks
 
     cdef bint _open(self) except -1:
-        """True if the chunk at hand has messages left; false also when the turn is over.
+        """True if the current chunk has messages left; false also when the turn is over.
 
-        :raises ChunkError: a chunk is damaged; it is left behind.
+        :raises ChunkError: a chunk is damaged; the next call continues after it.
         """
         cdef Chunk chunk
         cdef const uint8_t *p = NULL
@@ -255,7 +198,7 @@ cdef class MessageCursor:
                 if chunk.left:
                     return True
                 self._leave(chunk, True)
-                chunk._next(&p, &n)     # raises if bytes are left behind the last message
+                chunk._next(&p, &n)     # raises if bytes follow the last message
             if not self.queue.chunks or self.turn._is_over():
                 return False
             chunk = self.queue.chunks.popleft()
@@ -288,7 +231,7 @@ cdef class MessageCursor:
         return 0
 
     cdef int _skip(self, Chunk chunk) except -1:
-        """Leave out what was not asked for; what is damaged on the way is told at the end."""
+        """Skip messages before the start, then raise the first error among them."""
         cdef uint64_t start = self.skip_before
         cdef int64_t through = self.skip_through_chunk
         if through >= 0 and chunk.offset <= <uint64_t> through:
@@ -315,8 +258,6 @@ cdef class MessageCursor:
     # -- messages
 
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
-        if not rbfly_same_step(&self.checked):
-            self._check_loop()
         if kind == BODY and self.direct:
             return self._open()
         if self.held is None:
@@ -325,7 +266,7 @@ cdef class MessageCursor:
                     failure = self.failure
                     self._fail_with(None)
                     raise failure
-                self.held = self._build_batch(limit) if kind == BATCH else self._build_context()
+                self.held = self._next_batch(limit) if kind == BATCH else self._next_context()
             except AMQPDecoderError as ex:
                 self._begin(ex.offset)
                 raise
@@ -333,44 +274,34 @@ cdef class MessageCursor:
 
     cdef int _fail_with(self, object error) except -1:
         self.failure = error
-        self.direct = error is None and not self.looked_at
+        self.direct = error is None and not self.prefetches
         return 0
 
     cdef object _take(self, int kind):
         cdef MessageCtx ctx
-        cdef LastMessage last
         held = self.held
         if held is None:
-            if kind != BODY or not self.direct or self.chunk is None or not self.chunk.left:
+            if kind != BODY or not self._has_body():
                 raise SubscriptionError('no message is ready; one task at a time can iterate')
             return self._take_body()
         if (type(held) is MessageBatch) != (kind == BATCH):
             raise SubscriptionError('what is ready was asked for by another iteration')
-        last = self._last()
         self.held = None
         if kind == BATCH:
-            self._note_made(last, held, (<MessageBatch> held).offset_at(0))
+            self._note_built(held, (<MessageBatch> held).offset_at(0))
             return held
         ctx = held
-        self._note_made(last, ctx, ctx._offset)
+        self._note_built(ctx, ctx._offset)
         return ctx if kind == CONTEXT else ctx.take_body()
 
     cdef object _take_body(self):
         cdef Chunk chunk = self.chunk
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
-        cdef Py_ssize_t head
         cdef PyObject *found
-        cdef LastMessage last = self._last()
-        cdef object _owner
         chunk._next_message(&p, &n)
-        self._note(last, chunk, p, n)
-        head = data_head(p, n) if self.amqp else 0
-        if head or not self.amqp:
-            found = rbfly_bytes(p + head, n - head)
-        else:
-            _owner = <object> chunk._owner()    # keep it: a finalizer may read on meanwhile
-            found = read_body(True, p, n)
+        self._note(chunk, p, n)
+        found = self.decoder._body(p, n, chunk._owner())
         if found is NULL:
             return self._undecodable_body(chunk, p, n)
         return rbfly_steal(found)
@@ -378,21 +309,11 @@ cdef class MessageCursor:
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n):
         cdef uint64_t offset = chunk.next_offset - 1
         try:
-            return self._undecodable(p, n, offset)
+            return self.decoder._undecodable(p, n, offset)
         finally:
-            self.last.made = read_message(False, None, p, n, offset, chunk.timestamp)
+            self.last.built = raw_context(p, n, offset, chunk.timestamp)
 
-    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
-        try:
-            keep_error()
-        except AMQPDecoderError as ex:
-            if self.policy == RAW:
-                return p[:n]
-            ex.offset = offset
-            ex.data = p[:n]
-            raise
-
-    cdef MessageCtx _build_context(self):
+    cdef MessageCtx _next_context(self):
         cdef MessageCtx ctx
         while self._open():
             ctx = self._wanted()
@@ -403,8 +324,9 @@ cdef class MessageCursor:
         return None
 
     cdef MessageCtx _wanted(self):
-        """The next message of the chunk at hand that is wanted; None where it or the turn ends."""
+        """The next selected message of the current chunk; None if it or the turn ends before."""
         cdef Chunk chunk = self.chunk
+        cdef Decoder decoder = self.decoder
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         cdef uint64_t offset
@@ -415,39 +337,25 @@ cdef class MessageCursor:
             owner = <object> chunk._owner()     # kept, whatever the filter does
             offset = chunk.next_offset - 1
             try:
-                ctx = read_message(self.amqp, owner, p, n, offset, chunk.timestamp)
-                # A data section was checked; any other body may hold something undecodable.
-                if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
-                    ctx.take_body()
+                ctx = decoder._full_context(owner, p, n, offset, chunk.timestamp)
                 if self.filter is None or self.filter.matches(ctx):
                     return ctx
             except AMQPDecoderError as ex:
-                if self.policy == RAW:
-                    return read_message(False, None, p, n, offset, chunk.timestamp)
-                if self.policy == RAISE:
-                    ex.offset = offset
-                    ex.data = p[:n]
-                    raise
+                if decoder._handle(ex, p, n, offset) is not None:
+                    return raw_context(p, n, offset, chunk.timestamp)
             if self.turn._is_over():
                 break
         return None
 
-    # -- batches
-
-    cdef MessageBatch _build_batch(self, Py_ssize_t limit):
+    cdef MessageBatch _next_batch(self, Py_ssize_t limit):
         cdef MessageBatch batch
-        cdef Chunk chunk
         while self._open():
-            chunk = self.chunk
-            batch = new_batch(
-                self.amqp, self.filter is not None, chunk.next_offset, chunk.timestamp,
-                min(<Py_ssize_t> chunk.left, limit),
-            )
+            batch = new_batch(self.decoder, self.filter is not None, self.chunk, limit)
             try:
                 if self.filter is not None:
-                    self._fill_wanted(batch, limit)
+                    self._fill_filtered(batch, limit)
                 else:
-                    self._fill(batch, limit)
+                    batch.fill(self.chunk, limit)
             except Exception as ex:
                 if not batch.bodies:
                     raise
@@ -458,147 +366,29 @@ cdef class MessageCursor:
                 break
         return None
 
-    cdef int _fill_wanted(self, MessageBatch batch, Py_ssize_t limit) except -1:
+    cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1:
         cdef MessageCtx ctx
         cdef Chunk chunk = self.chunk
-        cdef uint64_t most = chunk.unpacked + BATCH_UNPACKED
-        while len(batch.bodies) < limit and (chunk.unpacked < most or chunk.batch_left):
+        while batch.has_capacity(chunk, limit):
             ctx = self._wanted()
             if ctx is None:
                 break
             batch.add_context(ctx)
         return 0
 
-    cdef int _fill(self, MessageBatch batch, Py_ssize_t limit) except -1:
-        cdef Chunk chunk = self.chunk
-        cdef const uint8_t *p = NULL
-        cdef Py_ssize_t n = 0
-        cdef PyObject *found
-        cdef object owner
-        cdef uint64_t most = chunk.unpacked + BATCH_UNPACKED
-        while (
-            chunk.left and len(batch.bodies) < limit
-            and (chunk.unpacked < most or chunk.batch_left)
-        ):
-            if self._fill_run(batch, limit):
-                continue
-            chunk._next(&p, &n)
-            owner = <object> chunk._owner()     # kept, whatever a finalizer does meanwhile
-            found = read_body(self.amqp, p, n)
-            if found is not NULL:
-                body = rbfly_steal(found)
-            elif self.policy != SKIP:
-                body = self._undecodable(p, n, chunk.next_offset - 1)
-            else:
-                try:
-                    keep_error()
-                except AMQPDecoderError:
-                    pass
-                # The offsets of a batch are without gaps.
-                if batch.bodies:
-                    break
-                batch.start = chunk.next_offset
-                continue
-            batch.place(p - 4, <PyObject *> owner)
-            batch.bodies.append(body)
-            batch.behind = p + n
-        return 0
-
-    cdef Py_ssize_t _fill_run(self, MessageBatch batch, Py_ssize_t limit) except -1:
-        """As many as lie one behind the other and need no more than to be copied; their number."""
-        cdef Chunk chunk = self.chunk
-        cdef const uint8_t *p = NULL
-        cdef const uint8_t *end = NULL
-        cdef Py_ssize_t most = min(<Py_ssize_t> chunk._run(&p, &end), limit - len(batch.bodies))
-        cdef Py_ssize_t n, head = 0, i = 0
-        cdef bint amqp = self.amqp
-        cdef bint failed = False
-        cdef list bodies = batch.bodies
-        cdef PyObject *body
-        while i < most and end - p >= 4:
-            n = load_u32(p)
-            if n > end - p - 4:
-                break
-            if amqp:
-                head = data_head(p + 4, n)
-                if not head:
-                    break
-            if not i:
-                batch.place(p, chunk._owner())
-            body = rbfly_bytes(p + 4 + head, n - head)
-            failed = body is NULL or rbfly_list_give(bodies, body) < 0
-            if failed:
-                break
-            p += 4 + n
-            i += 1
-        if i:
-            batch.behind = p
-            chunk._leave_run(p, <uint32_t> i)
-        return keep_error() if failed else i
-
-    # -- the message that a task got last
-
-    cdef int _note(
-        self, LastMessage last, Chunk chunk, const uint8_t *p, Py_ssize_t n
-    ) except -1:
-        """The message of a chunk that was read last is given."""
-        cdef PyObject *owner = chunk._owner()
-        if <PyObject *> last.owner != owner:
-            last.owner = <object> owner
-        if last.made is not None:
-            last.made = None
-        last.message = p
-        last.size = n
-        last.offset = chunk.next_offset - 1
-        last.timestamp = chunk.timestamp
-        return self._begin(last.offset)
-
-    cdef int _note_made(self, LastMessage last, object made, uint64_t offset) except -1:
-        """A context is given, or a batch whose first message has that offset."""
-        last.owner = None
-        last.message = NULL
-        last.made = made
-        return self._begin(offset)
-
-    cdef int _check_loop(self) except -1:
-        if self.current_task is not None:
-            self.session.check_loop()
-            rbfly_mark_step(&self.checked)
-        return 0
-
-    cdef LastMessage _note_task(self):
-        cdef LastMessage last = self.last
-        cdef object task
-        if self.current_task is None:
-            return last
-        if not rbfly_same_step(&self.checked):
-            self._check_loop()
-        task = running_task(self.current_task)
-        if task is None or last.task is None or last.task() is not task:
-            # The one that iterated before keeps its own last message.
-            self.last = last = new_last_message(self.amqp, self.stream)
-            last.task = None if task is None else ref(task)
-            last.current_task = self.current_task
-        set_message_ctx(last)
-        rbfly_mark_step(&self.noted)
-        return last
-
-    # -- iteration
+    # -- for Python
 
     def advance(self, int kind=BODY, Py_ssize_t limit=NO_LIMIT):
-        """Make something of a kind ready to be taken; false if none has arrived or the turn ends.
+        """Make a body, context or batch ready; false if none has arrived or the turn is over.
 
-        :raises ChunkError: a chunk is damaged; it is left behind.
-        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call goes on behind it.
+        :raises ChunkError: a chunk is damaged; the next call continues after it.
+        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call continues after it.
         """
         return self._advance(kind, limit)
 
     def take(self, int kind=BODY):
-        """What `advance` made ready.
+        """Return what `advance` made ready.
 
-        :raises AMQPDecoderError: it is not AMQP 1.0; the next call goes on behind it.
+        :raises AMQPDecoderError: it is not AMQP 1.0; the next call continues after it.
         """
         return self._take(kind)
-
-
-KINDS = {'body': BODY, 'context': CONTEXT, 'batch': BATCH}

@@ -23,6 +23,7 @@ from ..net.cluster import Cluster, Settings, existing
 from ..net.connection import Connection
 from ..net.uri import AuthMechanism, ConnectionInfo, parse_uri
 from ..protocol import commands
+from ..protocol._decoder import Decoder
 from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
@@ -32,6 +33,7 @@ from .consuming import SubscriptionSession
 from .offsets import stored_offset
 from .opening import OpenPublisher
 from .publisher import Publisher
+from .reading import MessageWaiter
 from .subscription import Subscription
 from .tracking import OffsetTracking
 from .types import (
@@ -388,18 +390,18 @@ class StreamsClient:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
             check_filter(filter)
+        waiter = MessageWaiter(self._cluster.check_loop, timeout or None)
         session = SubscriptionSession(
             self._cluster,
+            waiter,
             stream,
             offset,
             filter,
-            timeout or None,
-            amqp,
-            on_decode_error,
+            Decoder(amqp, on_decode_error),
             initial_credit,
             auto_offset,
         )
-        return Subscription(session, offset)
+        return Subscription(session, waiter, offset)
 
     async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
         """Store an offset under a reference, for :meth:`Offset.reference`.

@@ -10,9 +10,10 @@ from ..error import ArgumentError, ArgumentTypeError
 from ..net.closing import can_wait
 from ..protocol._batch import MessageBatch
 from ..protocol._cursor import KINDS
-from ..protocol._iteration import MessageIterator, SubscriptionBase
 from ..protocol.offset import Offset
+from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
+from .reading import MessageWaiter
 from .types import MessageCtx
 
 __all__ = ['Subscription']
@@ -46,8 +47,10 @@ class Subscription(SubscriptionBase):
     The iteration can continue after all of these except the first.
     """
 
-    def __init__(self, session: SubscriptionSession, offset: Offset) -> None:
-        super().__init__(session.cursor)
+    def __init__(
+        self, session: SubscriptionSession, waiter: MessageWaiter, offset: Offset
+    ) -> None:
+        super().__init__(session.cursor, waiter)
         self.stream = session.stream
         self._offset = offset
         self._session = session

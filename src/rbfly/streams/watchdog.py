@@ -1,109 +1,112 @@
-"""A broker that has lost its reader without knowing: asked, now and then, what it has."""
+"""Detecting that the broker has stopped delivering, by polling StreamStats."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..error import RbFlyError
+from ..net.connection import Connection
+from ..net.registration import Registration
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
-
-if TYPE_CHECKING:
-    from ..net.connection import Connection
+from .reading import MessageWaiter
 
 __all__ = ['DeliveryWatchdog']
 
 logger = logging.getLogger(__name__)
 
-SILENCE = 30.0  # seconds without a chunk until the broker is asked; each time twice as many
+SILENCE = 30.0  # seconds without a chunk until the first poll; doubled after each poll
 SILENCE_LAST = 3600.0
-GRACE = 1.0  # seconds; what the broker says it has may be on its way
+GRACE = 1.0  # seconds for a chunk to arrive that StreamStats has reported
 
 
 class DeliveryWatchdog:
-    """Hears whether chunks come while a task waits for one.
+    """Resets a registration if a task waits for a chunk that the broker has and does not deliver.
 
-    :param wake: called when its time is over; who waits goes on to `listen`.
-    :ivar timer: for `listen`, which is to be called if there is none.
+    :ivar timer: of the next poll, or of the chunk that StreamStats has reported; None if stopped.
     """
 
-    def __init__(self, stream: str, cursor: MessageCursor, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, stream: str, cursor: MessageCursor, registration: Registration, waiter: MessageWaiter
+    ) -> None:
         self.timer: asyncio.TimerHandle | None = None
         self._stream = stream
         self._cursor = cursor
-        self._wake = wake
+        self._registration = registration
+        self._waiter = waiter
         self._seconds = SILENCE
-        self._heard = -1  # id of the last chunk when the timer was set
-        self._over = False  # its time is
-        self._lacking: int | None = None  # chunk that the broker has, and that does not come
-        self._settled: int | None = None  # the one that it was subscribed anew for
+        self._last_id = -1  # of the last chunk when the timer was set
+        self._is_time = False
+        self._accepted: int | None = None  # chunk whose absence is no reason to subscribe again
 
-    def start_over(self) -> None:
-        """The stream is gone."""
-        self._settled = None
+    def start(self, *, is_time: bool) -> None:
+        """Watch the registration, which is open.
+
+        :param is_time: it starts at a time, perhaps after the last chunk of the stream.
+        """
+        self._is_time = is_time
+        self._set(self._seconds, self._poll)
 
     def stop(self) -> None:
-        """Nobody waits."""
+        """Stop watching: the registration is not open any more."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self._over, self._lacking = False, None
 
-    def listen(self, connection: Connection, *, may_begin_later: bool) -> bool:
-        """A task waits for a chunk; false if it would wait in vain, and is to subscribe anew.
+    def start_over(self) -> None:
+        """The stream was deleted."""
+        self._accepted = None
 
-        :param may_begin_later: the last chunk that there is may lie before what was asked for.
-        """
-        heard = self._cursor.last_chunk.id
-        if heard != self._heard:
-            self._heard, self._seconds, self._over = heard, SILENCE, False
-        elif self._lacking is not None:
-            self._settled = self._lacking
-            # A chunk of stored offsets alone is never given: the broker may well be right.
-            logger.info(
-                'stream %r: chunk %d was not given; subscribing anew to be sure',
-                self._stream,
-                self._settled,
-            )
-            return False
-        elif self._over:
-            self._seconds, self._over = min(2 * self._seconds, SILENCE_LAST), False
+    def _set(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
+        self._last_id = self._cursor.last_chunk.id
+        self.timer = asyncio.get_running_loop().call_later(seconds, callback, *args)
+
+    def _poll(self) -> None:
+        connection = self._registration.connection
+        if self._cursor.last_chunk.id != self._last_id:
+            self._seconds = SILENCE
+        elif self._waiter.is_waiting() and connection is not None and connection.is_open:
+            self._seconds = min(2 * self._seconds, SILENCE_LAST)
             command = commands.StreamStats(self._stream)
             connection.send_request(command).add_done_callback(
-                lambda future: self._on_stats(connection, command, future, may_begin_later)
+                lambda future: self._on_stats(connection, command, future)
             )
-        self._lacking = None
-        self.timer = asyncio.get_running_loop().call_later(self._seconds, self._on_silence)
-        return True
-
-    def _on_silence(self) -> None:
-        self.timer = None
-        self._over = True
-        self._wake()
+        self._set(self._seconds, self._poll)
 
     def _on_stats(
-        self,
-        connection: Connection,
-        command: commands.StreamStats,
-        future: asyncio.Future[bytes],
-        may_begin_later: bool,
+        self, connection: Connection, command: commands.StreamStats, future: asyncio.Future[bytes]
     ) -> None:
         if self.timer is None or future.cancelled() or future.exception() is not None:
             return
         try:
             stats = connection.read(command, future.result())
         except RbFlyError:
-            return  # whoever waits is told of a connection that has ended
+            return  # the waiting task gets the error of the connection
         committed = stats.get('committed_chunk_id', -1)
-        if self._settled is None and may_begin_later:
-            self._settled = committed
+        if self._accepted is None and self._is_time:
+            self._accepted = committed
         cursor = self._cursor
         last = cursor.last_chunk
-        wanted = max(last.id + 1, cursor.skip_through_chunk + 1, cursor.skip_before)
-        if -1 < committed != self._settled and (committed >= wanted or last.unverified):
-            self._lacking = committed
+        expected = max(last.id + 1, cursor.skip_through_chunk + 1, cursor.skip_before)
+        if -1 < committed != self._accepted and (committed >= expected or last.unverified):
             self.timer.cancel()
-            self.timer = asyncio.get_running_loop().call_later(GRACE, self._on_silence)
+            self._set(GRACE, self._on_grace, committed)
+
+    def _on_grace(self, chunk_id: int) -> None:
+        cursor = self._cursor
+        if (
+            not self._waiter.is_waiting()
+            or cursor.queue.chunks
+            or cursor.last_chunk.id != self._last_id
+        ):
+            self._set(self._seconds, self._poll)
+            return
+        # The broker never delivers a chunk of stored offsets: subscribing again once is enough.
+        self._accepted = chunk_id
+        logger.info(
+            'stream %r: chunk %d was not delivered; subscribing again', self._stream, chunk_id
+        )
+        self._registration.reset()
+        self._waiter.wake()

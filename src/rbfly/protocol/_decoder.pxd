@@ -1,0 +1,71 @@
+# How received messages are decoded.  No ABI promise between releases.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from rbfly.amqp._codec cimport decode_body, decode_context
+from rbfly.amqp._layout cimport DATA, data_head
+from rbfly.amqp._message cimport MessageCtx
+
+cdef extern from *:
+    """
+    #ifndef RBFLY_DECODER_H
+    #define RBFLY_DECODER_H
+    /* Take over a reference. */
+    #define rbfly_steal(found) (found)
+    /* New bytes; NULL with an exception set. */
+    #define rbfly_bytes(p, n) PyBytes_FromStringAndSize((const char *)(p), n)
+    #endif
+    """
+    object rbfly_steal(PyObject *found)
+    PyObject *rbfly_bytes(const uint8_t *p, Py_ssize_t n) noexcept
+
+# `decode_body`, but returns NULL with an exception set: cheaper than try and except.
+ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
+
+# What to do with a message that is not AMQP 1.0.
+cdef enum:
+    RAISE = 0
+    SKIP = 1
+    RAW = 2
+
+cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
+
+
+cdef class Decoder:
+    cdef readonly bint amqp
+    cdef int policy
+
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset)
+    cdef object _handle(self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset)
+
+    # The body of a message, without the shortcut for data; NULL with an exception set.
+    cdef inline PyObject *_decode(self, const uint8_t *p, Py_ssize_t n) noexcept:
+        return (<raw_decode_body> decode_body)(p, n) if self.amqp else rbfly_bytes(p, n)
+
+    # The body of a message; NULL with an exception set.  `owner` keeps its bytes alive, even if a
+    # finalizer that runs meanwhile goes on reading.
+    cdef inline PyObject *_body(self, const uint8_t *p, Py_ssize_t n, PyObject *owner) noexcept:
+        cdef bint amqp = self.amqp
+        cdef Py_ssize_t head = data_head(p, n) if amqp else 0
+        cdef object _owner
+        if head or not amqp:
+            return rbfly_bytes(p + head, n - head)
+        _owner = <object> owner
+        return (<raw_decode_body> decode_body)(p, n)
+
+    cdef inline MessageCtx _context(
+        self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+    ):
+        if self.amqp:
+            return decode_context(owner, p, n, offset, timestamp / 1000.0)
+        return raw_context(p, n, offset, timestamp)
+
+    # A context whose body is decodable: only data is checked when a context is created.
+    cdef inline MessageCtx _full_context(
+        self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+    ):
+        cdef MessageCtx ctx = self._context(owner, p, n, offset, timestamp)
+        if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
+            ctx.take_body()
+        return ctx

@@ -1,0 +1,46 @@
+"""How received messages are decoded: as AMQP 1.0 or not at all, and what follows an error."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from rbfly.amqp._decode cimport keep_error
+from rbfly.amqp._message cimport MessageCtx
+
+from rbfly.error import AMQPDecoderError
+
+POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
+
+
+cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp):
+    return MessageCtx(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
+
+
+@cython.final
+cdef class Decoder:
+    """Decodes the messages of a subscription.
+
+    :param amqp: decode messages as AMQP 1.0; if false, return their bytes.
+    :param on_decode_error: what to do with a message that is not AMQP 1.0: `'raise'`, `'skip'`, or
+        return its bytes (`'raw'`).
+    """
+
+    def __init__(self, bint amqp=True, str on_decode_error='raise'):
+        self.amqp = amqp
+        self.policy = POLICIES[on_decode_error]
+
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+        """Handle the current exception: return the message's bytes, None to skip it, or raise."""
+        try:
+            keep_error()
+        except AMQPDecoderError as ex:
+            return self._handle(ex, p, n, offset)
+
+    cdef object _handle(self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+        """Like `_undecodable`, for an exception that was caught."""
+        if self.policy == SKIP:
+            return None
+        if self.policy == RAW:
+            return p[:n]
+        error.offset = offset
+        error.data = p[:n]
+        raise error

@@ -1,0 +1,298 @@
+"""What `async for` over a subscription awaits, and the message that each task received last.
+
+A message that has arrived is returned by an awaitable that is done at once.  Only if there is none
+does a coroutine wait.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+
+from rbfly._cpython cimport (
+    PySendResult, rbfly_inherit_anext, rbfly_mark_step, rbfly_same_step, rbfly_set_next,
+    rbfly_step, rbfly_watch_forks,
+)
+from rbfly.amqp._decode cimport keep_error
+from rbfly.amqp._message cimport LAST_SET
+from rbfly.protocol._cursor cimport BODY, LastMessage, MessageCursor
+
+from asyncio import current_task
+from weakref import ref
+
+from rbfly.amqp._message import set_message_ctx
+from rbfly.error import MessageContextError
+
+cdef extern from *:
+    """
+    /* `take` returns a message, or its argument if a coroutine has to wait: that of `start`. */
+    static PyObject *(*rbfly_take)(PyObject *);
+    static PyObject *(*rbfly_start)(PyObject *);
+
+    Py_NO_INLINE static PySendResult rbfly_start_send(PyObject *item, PyObject **result) {
+        PyObject *waiting = rbfly_start(item);
+        PySendResult sent;
+        Py_DECREF(*result);
+        *result = NULL;
+        if (waiting == NULL) return PYGEN_ERROR;
+        sent = PyIter_Send(waiting, Py_None, result);
+        Py_DECREF(waiting);
+        return sent;
+    }
+    static PySendResult rbfly_next_send(PyObject *item, PyObject *arg, PyObject **result) {
+        PyObject *value = *result = rbfly_take(item);
+        (void)arg;  /* asyncio sends None */
+        if (value == item) return rbfly_start_send(item, result);
+        return value == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+    static PyObject *rbfly_next_next(PyObject *item) {
+        PyObject *stop, *value;
+        PySendResult sent = rbfly_next_send(item, Py_None, &value);
+        if (sent != PYGEN_RETURN) return value;
+        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        Py_DECREF(value);
+        if (stop != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+        return NULL;
+    }
+    static void rbfly_set_functions(PyObject *(*take)(PyObject *), PyObject *(*start)(PyObject *)) {
+        rbfly_take = take;
+        rbfly_start = start;
+    }
+    """
+    PySendResult rbfly_next_send(PyObject *item, PyObject *arg, PyObject **result) noexcept
+    PyObject *rbfly_next_next(PyObject *item) noexcept
+    object next_of "rbfly_next_next"(object item)
+    void rbfly_set_functions(object (*take)(object), object (*start)(object))
+
+# The state of a NextMessage, if it is not the kind of what it returns.
+cdef enum:
+    SPENT = 3               # it has returned
+    WAITING = 4             # a coroutine waits
+    FAILED = 5              # looking for a message raised an error
+
+# `has` with its exception left set: cheaper than try and except.
+ctypedef int (*raw_has)(NextMessage item) noexcept
+
+rbfly_watch_forks()
+
+
+cdef object running_task():
+    try:
+        return current_task()
+    except RuntimeError:
+        return None                 # no event loop runs in this thread
+
+
+@cython.final
+cdef class TaskMessage(LastMessage):
+    """The message that a task received last; :func:`get_message_ctx` asks it for the context.
+
+    A task inherits it with the context (:mod:`contextvars`) of the task that starts it.  There it
+    raises MessageContextError, instead of returning a message received since.
+    """
+
+    cdef object task                # weak reference; None for no task
+
+    def _current_message_ctx(self):
+        if self.task is None or self.task() is not running_task():
+            raise MessageContextError('this task has received no message')
+        return self.context()
+
+
+cdef class SubscriptionBase:
+    """Base of a subscription; iterates over the bodies of its messages.
+
+    :param cursor: returns the messages that have arrived.
+    :param waiter: has `check_loop`, called in each step of a task before a message is taken, which
+        raises in another event loop; and the coroutine `wait(kind, limit, subscription)`, which
+        waits for messages and takes them.
+    """
+
+    cdef MessageCursor cursor
+    cdef object waiter
+    cdef rbfly_step checked         # in which the event loop was checked last
+    cdef rbfly_step noted           # in which the task was noted last
+
+    def __init__(self, MessageCursor cursor not None, waiter):
+        self.cursor = cursor
+        self.waiter = waiter
+        if type(self).__anext__ is SubscriptionBase.__anext__:
+            rbfly_inherit_anext(type(self), SubscriptionBase)
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return next_message(self, BODY, 0)
+
+    def _advance(self, MessageCursor cursor not None, int kind, Py_ssize_t limit):
+        """`cursor.advance`, in the event loop of the subscription only."""
+        if not rbfly_same_step(&self.checked):
+            self.check_loop()
+        return cursor._advance(kind, limit)
+
+    def _take(self, MessageCursor cursor not None, int kind):
+        """`cursor.take` by the running task, which reads on from there."""
+        self.cursor = cursor
+        if not self.is_noted():
+            self.note_task()
+        return cursor._take(kind)
+
+    # True if the cursor notes its messages for the running task.
+    cdef inline bint is_noted(self) noexcept:
+        return LAST_SET is self.cursor.last and rbfly_same_step(&self.noted)
+
+    cdef int check_loop(self) except -1:
+        self.waiter.check_loop()
+        rbfly_mark_step(&self.checked)
+        return 0
+
+    cdef int note_task(self) except -1:
+        cdef MessageCursor cursor = self.cursor
+        cdef TaskMessage last
+        cdef object task
+        if not rbfly_same_step(&self.checked):
+            self.check_loop()
+        task = running_task()
+        last = cursor.last if type(cursor.last) is TaskMessage else None
+        if task is None or last is None or last.task is None or last.task() is not task:
+            last = TaskMessage(cursor)      # another task keeps its own
+            last.task = None if task is None else ref(task)
+            cursor._note_in(last)
+        set_message_ctx(last)
+        rbfly_mark_step(&self.noted)
+        return 0
+
+
+@cython.final
+cdef class MessageIterator:
+    """Iterates over the contexts or the batches of a subscription, and keeps it alive."""
+
+    cdef SubscriptionBase subscription
+    cdef int kind
+    cdef Py_ssize_t limit
+
+    def __init__(self, SubscriptionBase subscription not None, int kind, Py_ssize_t limit=0):
+        self.subscription = subscription
+        self.kind = kind
+        self.limit = limit
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return next_message(self.subscription, self.kind, self.limit)
+
+
+@cython.final
+@cython.freelist(8)
+@cython.no_gc
+cdef class NextMessage:
+    # The awaitable that `__anext__` returns; also accepted where a coroutine is, to create a task.
+    # `await` passes it on to the coroutine that waits, if any, so that it is in no cycle.
+    cdef object source              # the subscription, the coroutine that waits, or the error
+    cdef int kind
+    cdef Py_ssize_t limit
+
+    def __await__(self):
+        cdef int found = self.kind == FAILED
+        if self.kind < SPENT:
+            found = (<raw_has> has)(self)
+            if found < 0:
+                fail(self)          # `async for` would replace an error raised here by a TypeError
+        if found:
+            return self
+        return start(self).__await__()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next_of(self)
+
+    def send(self, value):
+        return next_of(self)
+
+    def throw(self, *args):
+        return start(self).throw(*args)
+
+    def close(self):
+        if self.kind == FAILED:
+            self.kind = SPENT
+        if self.kind != SPENT:
+            start(self).close()
+
+
+cdef NextMessage next_message(SubscriptionBase subscription, int kind, Py_ssize_t limit):
+    cdef NextMessage item = NextMessage.__new__(NextMessage)
+    item.source = subscription
+    item.kind = kind
+    item.limit = limit
+    return item
+
+
+# True if a message can be taken now.
+cdef inline bint can_take(NextMessage item, int kind) except -1:
+    if kind == BODY and (<SubscriptionBase> item.source).cursor._has_body():
+        return True
+    if (<SubscriptionBase> item.source).cursor.held is not None:
+        return True
+    if not (<SubscriptionBase> item.source).cursor._may_advance():
+        return False
+    if not rbfly_same_step(&(<SubscriptionBase> item.source).checked):
+        (<SubscriptionBase> item.source).check_loop()
+    return (<SubscriptionBase> item.source).cursor._advance(kind, item.limit)
+
+
+cdef int has(NextMessage item) except -1:
+    return can_take(item, item.kind)
+
+
+cdef int fail(NextMessage item) except -1:
+    # keep the current exception, to raise it from `send`
+    try:
+        keep_error()
+    except BaseException as ex:
+        item.source = ex
+        item.kind = FAILED
+    return 0
+
+
+cdef object take(object item):
+    # The message; the item itself if none has arrived or other tasks should run.
+    cdef int kind = (<NextMessage> item).kind
+    if (
+        kind < SPENT
+        and not (<SubscriptionBase> (<NextMessage> item).source).cursor.turn._is_over()
+        and can_take(<NextMessage> item, kind)
+    ):
+        (<NextMessage> item).kind = SPENT
+        if not (<SubscriptionBase> (<NextMessage> item).source).is_noted():
+            (<SubscriptionBase> (<NextMessage> item).source).note_task()
+        if kind == BODY and (<SubscriptionBase> (<NextMessage> item).source).cursor.direct:
+            return (<SubscriptionBase> (<NextMessage> item).source).cursor._take_body()
+        return (<SubscriptionBase> (<NextMessage> item).source).cursor._take(kind)
+    return item
+
+
+cdef object start(object obj):
+    """The coroutine that waits."""
+    cdef NextMessage item = <NextMessage> obj
+    if item.kind == SPENT:
+        raise RuntimeError('cannot reuse already awaited __anext__()')
+    if item.kind == FAILED:
+        error, item.source = item.source, None
+        item.kind = SPENT
+        raise error
+    if item.kind != WAITING:
+        # the coroutine keeps the subscription alive
+        item.source = (<SubscriptionBase> item.source).waiter.wait(
+            item.kind, item.limit, item.source
+        )
+        item.kind = WAITING
+    return item.source
+
+
+rbfly_set_functions(take, start)
+rbfly_set_next(NextMessage, rbfly_next_send, rbfly_next_next)
