@@ -1,4 +1,4 @@
-# Declarations for the engine.  No ABI promise between releases.
+# A chunk and the queue of chunks.  No ABI promise between releases.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -12,11 +12,11 @@ cdef class Chunk:
     cdef const uint8_t *end         # end of the entries
     cdef const uint8_t *data        # first entry
     cdef uint32_t crc
-    cdef object batch               # bytes of the sub-entry batch being read, or None
+    cdef object batch               # bytes of the sub-entry that is being read, or None
     cdef const uint8_t *batch_p
     cdef const uint8_t *batch_end
     cdef uint32_t batch_left        # messages left in it
-    cdef uint64_t unpacked          # bytes of compressed batches so far, uncompressed
+    cdef uint64_t unpacked          # bytes of decompressed sub-entries so far
     cdef uint32_t left              # messages left in the chunk
     cdef readonly uint8_t type
     cdef readonly uint16_t entries
@@ -39,15 +39,15 @@ cdef class Chunk:
     cdef int _fail(self, str problem) except -1
     cdef int _skip_below(self, uint64_t offset) except -1
 
-    # `_next` without a call, unless a sub-entry batch begins or ends, or the chunk is damaged.
+    # `_next`, inlined unless a sub-entry begins or ends, or the chunk is damaged.
     cdef inline int _next_message(self, const uint8_t **p, Py_ssize_t *n) except -1:
         cdef bint in_batch = self.batch is not None
         cdef const uint8_t *start = self.batch_p if in_batch else self.p
-        cdef Py_ssize_t room = (self.batch_end if in_batch else self.end) - start - 4
+        cdef Py_ssize_t available = (self.batch_end if in_batch else self.end) - start - 4
         cdef uint32_t size
-        if room >= 0 and (self.batch_left if in_batch else self.left):
+        if available >= 0 and (self.batch_left if in_batch else self.left):
             size = load_u32(start)          # BATCH_BIT makes it larger than any chunk
-            if size <= room:
+            if size <= available:
                 p[0] = start + 4
                 n[0] = size
                 if in_batch:
@@ -60,7 +60,7 @@ cdef class Chunk:
                 return 1
         return self._next(p, n)
 
-    # What keeps the message alive that `_next` gave last; a borrowed reference.
+    # The object that keeps the last message of `_next` alive; a borrowed reference.
     cdef inline PyObject *_owner(self) noexcept:
         return <PyObject *> (self.owner if self.batch is None else self.batch)
 

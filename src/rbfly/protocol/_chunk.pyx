@@ -9,7 +9,7 @@
       sub-entry batch  u8 1ccc0000 (c: compression) | u16 records | u32 uncompressed length
                        | u32 stored length | stored bytes
 
-The bytes of a chunk are kept once; messages are decoded in place, when they are asked for.
+The bytes of a chunk are stored once; messages are decoded in place, on demand.
 """
 
 cimport cython
@@ -33,7 +33,7 @@ from rbfly.error import ChunkError, FrameError
 cdef enum:
     HEADER = 48
     MAGIC = 0x50
-    BATCH_BIT = 0x80        # of an entry's first byte: it is a sub-entry batch
+    BATCH_BIT = 0x80        # set in the first byte of a sub-entry batch
     BATCH_HEADER = 11
 
 cdef uint32_t BATCH_MAX = _BATCH_MAX
@@ -52,7 +52,7 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
         raise ChunkError(f'chunk starts with byte 0x{p[0]:02x}, not 0x50')
     length = load_u32(p + 36)
     if length > n - HEADER:
-        raise ChunkError(f'chunk says {length} bytes of data and holds {n - HEADER}')
+        raise ChunkError(f'chunk header states {length} bytes of data, but {n - HEADER} follow')
     chunk.owner = owner
     chunk.type = p[1]
     chunk.entries = load_u16(p + 2)
@@ -72,24 +72,25 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 @cython.final
 @cython.freelist(16)
 cdef class Chunk:
-    """One chunk of a stream: a cursor over its messages.
+    """A chunk of a stream; iterates over its messages.
 
-    :ivar offset: offset of its first message (int).
-    :ivar records: how many messages it holds, those of sub-entry batches included (int).
-    :ivar timestamp: when the broker wrote it, milliseconds since the epoch (int).
-    :ivar committed_chunk_id: last committed chunk when it was sent (int), None from old brokers.
+    :ivar offset: offset of the first message (int).
+    :ivar records: number of messages, including those in sub-entry batches (int).
+    :ivar timestamp: time when the broker stored it, milliseconds since the epoch (int).
+    :ivar committed_chunk_id: id of the last committed chunk when the broker sent it (int); None if
+        an old broker does not report it.
     """
 
     @staticmethod
     def parse(bytes data not None, committed_chunk_id=None):
-        """A chunk from the bytes of a Deliver frame behind the subscription id.
+        """Create a chunk from the bytes of a Deliver frame after the subscription id.
 
-        :raises ChunkError: the header is not one of a chunk, or lies about the size.
+        :raises ChunkError: the header is not that of a chunk, or states a wrong size.
         """
         return parse_chunk(data, 0, committed_chunk_id)
 
     def verify(self):
-        """Compare the CRC-32 (zlib) of the entries with that of the header.
+        """Compare the CRC-32 of the entries with the one in the header.
 
         :raises ChunkError: they differ.
         """
@@ -106,7 +107,7 @@ cdef class Chunk:
             )
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1:
-        # The slice of the next message; 0 at the end of the chunk.
+        # Set p and n to the next message; return 0 at the end of the chunk.
         cdef uint32_t size
         while True:
             if self.batch is not None:
@@ -122,7 +123,7 @@ cdef class Chunk:
                     self.batch_left -= 1
                     break
                 if self.batch_p != self.batch_end:
-                    self._fail_batch('sub-entry batch holds more than its messages')
+                    self._fail_batch('sub-entry batch has bytes after its last message')
                 self.batch = None
             if self.p == self.end and self.left == 0:
                 return 0
@@ -130,7 +131,7 @@ cdef class Chunk:
                 self._open_batch(0)
                 continue
             if self.left == 0:
-                self._fail('chunk holds more than its messages')
+                self._fail('chunk has bytes after its last message')
             if self.end - self.p < 4:
                 self._fail('chunk ends before its last message')
             size = load_u32(self.p)
@@ -145,9 +146,8 @@ cdef class Chunk:
         return 1
 
     cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept:
-        # Where messages lie one behind the other, and how many at most; none may be there all the
-        # same: whoever reads them stops at the first length that is too long, as of an entry that
-        # is no message, and leaves it to `_next`.
+        # Set p and end to a run of adjacent messages; return their number at most.  The caller stops
+        # at the first length that is too large, e.g. at a sub-entry batch, and calls `_next`.
         if self.batch is not None:
             p[0] = self.batch_p
             end[0] = self.batch_end
@@ -157,7 +157,7 @@ cdef class Chunk:
         return self.left
 
     cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept:
-        # So many messages of the run were read; the next begins there.
+        # Continue at p, after so many messages of the run.
         if self.batch is not None:
             self.batch_p = p
             self.batch_left -= count
@@ -167,7 +167,7 @@ cdef class Chunk:
         self.next_offset += count
 
     cdef int _open_batch(self, uint64_t below) except -1:
-        # The batch at hand is to be read; one that lies below that offset is left out.
+        # Start to read the sub-entry batch, or skip it if it ends below that offset.
         cdef const uint8_t *data
         cdef uint32_t plain, stored
         cdef uint16_t records
@@ -229,20 +229,20 @@ cdef class Chunk:
         self.batch = None
 
     cdef int _fail_batch(self, str problem) except -1:
-        # The rest of the chunk can be read.
+        # Continue after the batch.
         offset = self.next_offset
         self._leave_batch()
         raise ChunkError(f'{problem} (at offset {offset})')
 
     cdef int _fail(self, str problem) except -1:
-        # Nothing of it can be read any more.
+        # The rest of the chunk is unreadable.
         self.p = self.end
         self.left = 0
         self.batch = None
         raise ChunkError(f'{problem} (at offset {self.next_offset})')
 
     cdef int _skip_below(self, uint64_t offset) except -1:
-        # Go on after an error.
+        # Can be called again after an error.
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         while self.next_offset < offset:
@@ -253,7 +253,7 @@ cdef class Chunk:
         return 0
 
     def messages(self):
-        """The messages left, as they are stored (list of bytes)."""
+        """Return the remaining messages as stored (list of bytes)."""
         cdef list result = []
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
@@ -264,11 +264,11 @@ cdef class Chunk:
 
 @cython.final
 cdef class ChunkQueue:
-    """What the engine has received for one subscription.
+    """Chunks that the engine has received for one subscription.
 
-    :param wake: called without arguments when the first chunk comes into an empty queue.
+    :param wake: called without arguments when a chunk enters the empty queue.
     :ivar chunks: chunks not yet read (deque).
-    :ivar limit: the most unread chunks; more mean that the broker ignores the credit (int).
+    :ivar limit: maximum number of chunks; with more, the broker ignores the credit (int).
     """
 
     def __init__(self, wake=None):
@@ -277,19 +277,19 @@ cdef class ChunkQueue:
         self.limit = PY_SSIZE_T_MAX
 
     def close(self):
-        """Wake nobody any more."""
+        """Call `wake` no more."""
         self.wake = None
 
     def push(self, Chunk chunk not None):
-        """Add a chunk, as the engine does.
+        """Add a chunk, like the engine.
 
-        :raises FrameError: there are more than the limit.
+        :raises FrameError: the queue is full.
         """
         self._push(chunk)
 
     cdef int _push(self, Chunk chunk) except -1:
         if len(self.chunks) >= self.limit:
-            raise FrameError(f'more than {self.limit} chunks exceed the credit of a subscription')
+            raise FrameError(f'more than {self.limit} chunks: the broker exceeds the credit of a subscription')
         self.chunks.append(chunk)
         if self.wake is not None and len(self.chunks) == 1:
             self.wake()

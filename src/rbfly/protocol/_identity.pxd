@@ -1,4 +1,4 @@
-# What the identity of a stream is.  No ABI promise between releases.
+# The identity of a stream.  No ABI promise between releases.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -8,11 +8,11 @@ from rbfly.protocol._chunk cimport Chunk
 cdef class LastChunk:
     cdef readonly int64_t id
     cdef readonly bint unverified
-    cdef uint64_t end               # offset behind its last message
+    cdef uint64_t end               # offset after its last message
     cdef int64_t timestamp
-    cdef uint64_t epoch             # UNKNOWN if it was not seen
+    cdef uint64_t epoch             # UNKNOWN if it has not arrived
     cdef uint32_t crc
-    cdef int64_t max_timestamp      # timestamp of the newest that was read
+    cdef int64_t max_timestamp      # of all chunks read
     cdef bint removed               # retention may have removed it since
 
     cdef bint _is_replaced(self, Chunk chunk) noexcept

@@ -1,8 +1,8 @@
-"""How to recognize a stream that was deleted and created again.
+"""Recognizing a stream that was deleted and created again.
 
-Such a stream has the name of the old one, and its offsets start at 0.  The chunk that was read last
-identifies the old stream: a subscription asks for it again whenever it reconnects, even if it has
-not read a message yet.
+The new stream has the name of the old one, and its offsets start at 0.  The chunk that was read
+last identifies the old stream: a subscription requests it again after each reconnect, even before
+it has read a message.
 """
 
 cimport cython
@@ -17,14 +17,14 @@ cdef uint64_t UNKNOWN = 0xffffffffffffffff
 cdef class LastChunk:
     """The chunk that was read last, which identifies a stream among others of its name.
 
-    A subscription asks for that chunk again after a reconnect.  If another chunk is in its place,
-    or the stream begins before it and lacks it, the stream was deleted and created again.  These
-    are not evidence of that:
+    A subscription requests that chunk again after a reconnect.  If another chunk is in its place,
+    or the stream begins before it but lacks it, the stream was deleted and created again.  These
+    prove nothing:
 
     * a first chunk after it: retention has removed the chunk;
-    * chunks before it: a lagging replica delivers what was read before.  But a chunk that is newer
-      than everything read is new.  (By the broker's clock.  If that is wrong, the new stream is
-      recognized once it is as long as the old one; no message is lost by that.)
+    * chunks before it: a lagging replica delivers what was read before.  But a chunk with a later
+      timestamp than everything read is new.  (If the broker's clock is wrong, the new stream is
+      recognized once it is as long as the old one; no message is lost.)
 
     If a subscription starts after the end of the stream, only the id of the last chunk is known
     until that chunk arrives.  If a later chunk arrives instead, the last one contained no messages,
@@ -60,7 +60,7 @@ cdef class LastChunk:
         """
         self.unverified = True
         self.removed = first is None or first < 0 or first > self.id
-        # Where it ends before, only its last chunk can tell; the broker would wait for the next.
+        # A shorter stream shows its identity by its last chunk; after it, the broker would wait.
         return self.id if committed is None else min(committed, self.id)
 
     cdef bint _is_replaced(self, Chunk chunk) noexcept:
@@ -90,7 +90,7 @@ cdef class LastChunk:
         )
 
     cdef bint _move(self, Chunk chunk, bint sound) noexcept:
-        """Read on; false if the chunk was read before."""
+        """Move on to a chunk; false if it was read before."""
         cdef bint known = self.epoch != UNKNOWN
         if self._has_read(chunk):
             return False

@@ -1,8 +1,9 @@
 """Where a subscription starts, and where it resumes after its connection was lost.
 
 The broker resolves `NEXT`, `LAST` and a timestamp against the end of the stream, which moves on
-while there is no connection.  What counts is the end at the first attempt: the chunk that was
-committed last.  It may hold stored offsets instead of messages; then it is never delivered.
+while there is no connection.  RbFly resolves them against the end at the first attempt: the last
+chunk that was committed then.  If that holds stored offsets instead of messages, it is never
+delivered.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ BY_END = (OffsetType.NEXT, OffsetType.LAST, OffsetType.TIMESTAMP)
 class Start:
     """Where a subscription starts, and where it resumes.
 
-    It does no I/O: `reference` and `needs_chunks` say what the caller asks the broker for before
+    The caller queries the broker for what `reference` and `needs_chunks` name, then calls
     `subscribe_at`.
 
     :param offset: where the subscription starts first.
     :ivar offset: the same, with a reference resolved.
-    :ivar is_probe: the offset that `subscribe_at` returned last only serves to find the start: the
-        cursor reports the first chunk, whatever it contains, and the caller subscribes again.
+    :ivar is_probe: the last offset of `subscribe_at` only serves to find the start: the cursor
+        reports the first chunk, and the caller subscribes again.
     """
 
     def __init__(self, offset: Offset) -> None:
@@ -40,12 +41,12 @@ class Start:
         self._reset()
 
     def _reset(self) -> None:
-        self._dropped = 0  # messages at the offset
+        self._dropped = 0  # messages to skip at the offset
         self._end: int | None = None  # last chunk at the first attempt; -1: none, None: unknown
         self.is_probe = False
         self._last: int | None = None  # last chunk of messages up to the end
-        self._back = -1  # how far before the end to look for it; -1: not before it was asked for
-        self._is_reached = False  # by the newest chunk: the time
+        self._back = -1  # how far before the end to look for it; -1: at LAST
+        self._is_reached = False  # the time, by the newest chunk
         self._is_past: bool | None = None  # the time lies before the end
 
     @property
@@ -62,11 +63,11 @@ class Start:
             self.offset = self.offset.default or Offset.FIRST
         elif stored == OFFSET_MAX:
             raise SubscriptionError(
-                f'the offset stored under {self.reference!r} is 2**64 - 1: no message lies behind'
-                ' it; store another one'
+                f'the offset stored under {self.reference!r} is 2**64 - 1, which no message can'
+                ' follow; store another offset'
             )
         else:
-            # The last message read is delivered once more, and dropped: see LastChunk.
+            # The broker delivers the last message read again, and the cursor drops it: see LastChunk.
             self.offset = Offset.offset(stored)
             self._dropped = 1
 
@@ -77,7 +78,7 @@ class Start:
         return self.offset.type in BY_END
 
     def missing_end(self, cursor: MessageCursor, committed: int | None) -> int | None:
-        """Id of the last chunk at the first attempt, if it is missing and nothing was read since.
+        """Return the last chunk at the first attempt, if it is missing and nothing was read since.
 
         :param committed: id of the last committed chunk, -1 for none, None if it is unknown.
         """
@@ -122,13 +123,13 @@ class Start:
             return self._find_last(cursor, self._end, first)
         if kind == OffsetType.TIMESTAMP and self._is_past is not False:
             return self._find_time(cursor)
-        # The last chunk is delivered, too, and dropped: see LastChunk.
+        # The broker delivers the last chunk, too, and the cursor drops it: see LastChunk.
         cursor.resume(0, self._end)
         cursor.last_chunk.assume(self._end)
         return self._seek(cursor, first, committed) if again else Offset.LAST
 
     def _seek(self, cursor: MessageCursor, first: int | None, committed: int | None) -> Offset:
-        # Where the last chunk is found, if the stream is the same.
+        # The offset of the last chunk, which identifies the stream.
         offset = cursor.last_chunk.seek(first, committed)
         return Offset.FIRST if offset < 0 else Offset.offset(offset)
 
@@ -153,7 +154,7 @@ class Start:
         assert self._end is not None
         if chunk.offset <= self._end:
             self._last = chunk.offset
-        else:  # look at the end, then farther and farther before it
+        else:  # look at the end, then ever farther before it
             self._back = 2 * self._back + 1 if self._back >= 0 else 0
 
     def _find_time(self, cursor: MessageCursor) -> Offset:
@@ -172,7 +173,7 @@ class Start:
 
     def _on_time(self, chunk: Chunk) -> None:
         assert self._end is not None
-        self._is_past = chunk.offset <= self._end  # else chunks of before that time lie between
+        self._is_past = chunk.offset <= self._end  # otherwise the chunks between are older
 
     def start_over(self, opened: bool) -> None:
         """The stream was deleted: start at the first message of the next one.

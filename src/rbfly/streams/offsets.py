@@ -1,4 +1,4 @@
-"""What a broker knows of a stream's offsets."""
+"""Requests for the offsets of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ['chunk_ids', 'leader_ends_before', 'stored_offset']
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
-    """Ids of a stream's first and last committed chunk, -1 for none; None if it is not told."""
+    """Return the ids of the first and the last committed chunk; -1: none, None: not reported."""
     if not connection.knows_optional:
         return None, None
     stats = await connection.request(commands.StreamStats(stream))
@@ -27,9 +27,9 @@ async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, in
 async def leader_ends_before(
     cluster: Cluster, connection: Connection, stream: str, chunk_id: int
 ) -> bool:
-    """True if the stream ends before a chunk on its leader, which has everything committed.
+    """Return true if the stream ends before a chunk on its leader, which has every committed chunk.
 
-    :param connection: where to ask for the leader.
+    :param connection: asks for the leader.
     :raises StreamConnectionError: the leader cannot be reached.
     """
     found = await connection.request(commands.Metadata((stream,)))
@@ -45,7 +45,7 @@ async def leader_ends_before(
 
 
 async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:
-    """The offset stored under a reference; None if there is none."""
+    """Return the offset stored under a reference; None if there is none."""
     try:
         return await connection.request(commands.QueryOffset(reference, stream))
     except ProtocolError as ex:

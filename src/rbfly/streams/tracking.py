@@ -1,4 +1,4 @@
-"""Storing, now and then, how far a program has come in a stream."""
+"""Storing the progress of a program in a stream, repeatedly."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Tracker:
             cursor.notify_at(-1)  # the count starts at the first message
 
     def start(self) -> None:
-        """Store from time to time from now on."""
+        """Store at the interval from now on, in the running event loop."""
         loop = asyncio.get_running_loop()
         if self.tracking.interval and self._loop is not loop:
             self._loop = loop
@@ -97,33 +97,33 @@ class Tracker:
         lost = data is not None and not self._write(data, last)
         if not lost:
             self._stored = cursor.finished
-        behind = cursor.unfinished
-        if self.tracking.every and behind is not None:
-            cursor.notify_at(behind if lost else behind - 1 + self.tracking.every)
+        unfinished = cursor.unfinished
+        if self.tracking.every and unfinished is not None:
+            cursor.notify_at(unfinished if lost else unfinished - 1 + self.tracking.every)
 
     def on_lost(self) -> None:
-        """The connection was lost, and with it what was written last, perhaps."""
+        """The connection was lost, perhaps before the broker has stored the last offset."""
         self._stored = None
         if self.tracking.every:
             self._cursor.notify_at(-1)
 
     def pending(self) -> bytes | None:
-        """The frame that stores what is finished and is not stored yet."""
+        """Return the frame that stores the last finished message; None if it is stored."""
         finished = self._cursor.finished
         if finished is None or finished == self._stored:
             return None
         return commands.store_offset(self.tracking.reference, self.stream, finished)
 
     def stop(self) -> None:
-        """Store nothing any more."""
+        """Stop storing at the interval."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def close(self, cluster: Cluster, *, wait: bool) -> None:
-        """Store what is finished.
+        """Store the offset of the last finished message, on another connection if necessary.
 
-        :param wait: for a connection, if there is none, but not for long.
+        :param wait: connect if there is no connection, within the client's `close_timeout`.
         """
         self.stop()
         self.store(last=True)
@@ -143,11 +143,11 @@ class Tracker:
                     and committed < last
                     and await leader_ends_before(cluster, connection, self.stream, last)
                 ):
-                    raise StreamDoesNotExist(self.stream, 'was created again: it ends before that')
+                    raise StreamDoesNotExist(self.stream, 'was deleted and created again')
                 connection.write(data)
         except (RbFlyError, TimeoutError) as ex:
             logger.warning(
-                'offset %r of stream %r could not be stored: %s',
+                'cannot store offset %r of stream %r: %s',
                 self.tracking.reference,
                 self.stream,
                 ex,
