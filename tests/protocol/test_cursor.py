@@ -78,6 +78,57 @@ def test_resume_drops_the_current_chunk() -> None:
     assert cursor.consumed == [0]
 
 
+def test_dropping_leaves_the_position_after_the_last_message_returned() -> None:
+    cursor = Cursor()
+    assert (cursor.drop(), cursor.position) == (0, None)
+    cursor.push(plain_chunk([b'a', b'b'], 0))
+    assert (cursor.drop(), cursor.position) == (1, None)
+    cursor.resume()
+    cursor.push(plain_chunk([b'a', b'b'], 0))
+    cursor.push(plain_chunk([b'c'], 2))
+    assert drain_one(cursor) == b'a'
+    assert (cursor.drop(), cursor.position) == (2, 1)
+    cursor.push(plain_chunk([b'd'], 3))  # was on its way
+    assert not cursor.advance()
+    assert (cursor.consumed, cursor.position) == ([], 1)
+    cursor.resume(1)
+    cursor.push(plain_chunk([b'a', b'b'], 0))
+    assert drain(cursor) == [(1, b'b')]
+
+
+@pytest.mark.parametrize('kind', ['context', 'batch'])
+@pytest.mark.parametrize('filtered', [False, True])
+def test_what_was_ready_when_the_chunks_were_dropped_comes_again(kind: str, filtered: bool) -> None:
+    every = MessageFilter(lambda ctx: 'x', {'x'})
+    cursor = Cursor(True, every if filtered else None)
+    data = [amqp('a'), amqp('b'), JUNK, amqp('c')]
+    cursor.push(plain_chunk(data, 10))
+    assert drain_kind(cursor, kind) == ['a']
+    assert cursor.advance(KINDS[kind], 10)
+    assert (cursor.drop(), cursor.position) == (1, 11)
+    cursor.resume(11)
+    cursor.push(plain_chunk(data, 10))
+    assert everything(cursor, kind) == [('body', 'b'), ('error', (12, JUNK)), ('body', 'c')]
+
+
+def test_error_after_the_last_message_is_raised_though_the_chunks_were_dropped() -> None:
+    cursor = Cursor(True)
+    cursor.push(plain_chunk([amqp('a'), JUNK, amqp('b')], 10))
+    assert cursor.advance(KINDS['batch'], 10)
+    assert list(cursor.take(KINDS['batch'])) == ['a']
+    assert (cursor.drop(), cursor.position) == (1, 12)
+    with pytest.raises(AMQPDecoderError):
+        cursor.advance()
+    assert not cursor.advance()
+
+
+def drain_kind(cursor: Cursor, kind: str) -> list[Any]:
+    """The bodies of one message, or of a batch of one."""
+    assert cursor.advance(KINDS[kind], 1)
+    found = cursor.take(KINDS[kind])
+    return [found.body] if kind == 'context' else list(found)
+
+
 # -- cursor
 
 

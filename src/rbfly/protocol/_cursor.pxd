@@ -49,6 +49,7 @@ cdef class MessageCursor:
     cdef bint direct                # it is not, and no error is pending
     cdef object held                # context or batch to return next
     cdef object failure             # to raise after `held`
+    cdef bint suspended             # chunks are dropped until `resume`
     cdef bint chunk_done            # a chunk was finished
     cdef uint64_t next_offset       # offset after the last chunk that was
     cdef bint has_delivered         # a message was returned

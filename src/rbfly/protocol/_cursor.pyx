@@ -93,6 +93,7 @@ cdef class MessageCursor:
         :param probe: called with the first chunk; neither it nor later chunks are read.
         """
         self._drop_chunks(self.position)
+        self.suspended = False
         self.skip_before = skip_before
         self.skip_through_chunk = skip_through_chunk
         self.probe = probe
@@ -100,14 +101,16 @@ cdef class MessageCursor:
     def drop(self):
         """Drop everything that was not returned; return the number of chunks (int).
 
-        The position is after the last message that was returned.  To read on from there, subscribe
-        again.  An error that is to be raised after that message is still raised.
+        The position is after the last message that was returned, and chunks that still arrive are
+        dropped, too: to read on, subscribe again there.  An error that is to be raised after that
+        message is still raised.
         """
         cdef object position = self.position
         held, self.held = self.held, None
         if held is not None:
             position = held.stream_offset if type(held) is MessageCtx else held.offsets[0]
             self._fail_with(None)
+        self.suspended = True
         return self._drop_chunks(position)
 
     cdef Py_ssize_t _drop_chunks(self, object position) except -1:
@@ -200,6 +203,9 @@ cdef class MessageCursor:
                 self._leave(chunk, True)
                 chunk._next(&p, &n)     # raises if bytes follow the last message
             if not self.queue.chunks or self.turn._is_over():
+                return False
+            if self.suspended:
+                self.queue.chunks.clear()
                 return False
             chunk = self.queue.chunks.popleft()
             if self.probe is not None:

@@ -165,7 +165,8 @@ class SubscriptionSession:
     def drop_queue(self) -> None:
         """Drop what the program has not received, and return the credit of the dropped chunks.
 
-        To read on from where the program is, subscribe again.
+        The position stays where the program is; messages that still arrive are dropped, too, until
+        the subscription is declared again.
         """
         self._return_credit(self.cursor.drop())
 

@@ -1,0 +1,165 @@
+"""Waiting for messages of several sources; dropping what was delivered ahead."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.protocol._chunk import Chunk
+from rbfly.protocol._cursor import MessageCursor
+from rbfly.protocol._decoder import Decoder
+from rbfly.streams._iteration import SubscriptionBase
+from rbfly.streams.error import MessageTimeout, StreamDoesNotExist, SubscriptionError
+from rbfly.streams.reading import MessageWaiter
+from tests.brokers import until
+from tests.reading import HANG, filled, reading
+from tests.stream_wire import plain_chunk
+
+pytestmark = pytest.mark.both_loops
+
+
+class Source:
+    """A source without a broker."""
+
+    def __init__(self, waiter: MessageWaiter) -> None:
+        self.cursor = MessageCursor(
+            self, Decoder(False), None, waiter.wake, waiter.turn, 10, 'test'
+        )
+        self.waits = 0
+        self.error: Exception | None = None
+        self.end = 0
+        waiter.add(self)
+
+    def put(self, *messages: bytes) -> None:
+        self.cursor.queue.push(Chunk.parse(plain_chunk(list(messages), self.end)))
+        self.end += len(messages)
+
+    def on_wait(self) -> None:
+        self.waits += 1
+        if self.error is not None:
+            raise self.error
+
+    def on_chunk_consumed(self, chunk: Chunk) -> None:
+        """There is no credit."""
+
+    on_progress = on_replaced = on_probed = lambda self: None
+
+
+class Reader(SubscriptionBase):
+    """Two sources that are read as one."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.waiter_ = MessageWaiter(lambda: None, timeout)
+        self.first = Source(self.waiter_)
+        self.second = Source(self.waiter_)
+        super().__init__(self.first.cursor, self.waiter_)
+
+
+async def waiting(reader: Reader, work: 'asyncio.Task[Any]') -> None:
+    await until(lambda: reader.waiter_.is_waiting() or work.done(), 'it waits')
+
+
+async def test_messages_of_each_source_wake_the_task() -> None:
+    reader = Reader()
+    for source, body in ((reader.first, b'a'), (reader.second, b'b'), (reader.first, b'c')):
+        task = asyncio.ensure_future(anext(reader))
+        await waiting(reader, task)
+        source.put(body)
+        assert await task == body
+    assert (reader.first.waits, reader.second.waits) == (3, 3)
+
+
+async def test_messages_of_every_source_are_read() -> None:
+    reader = Reader()
+    for i in range(100):
+        reader.first.put(b'%d' % i)
+        reader.second.put(b'-%d' % i)
+    found = [await anext(reader) for _ in range(200)]
+    assert [body for body in found if body[:1] != b'-'] == [b'%d' % i for i in range(100)]
+    assert [body for body in found if body[:1] == b'-'] == [b'-%d' % i for i in range(100)]
+
+
+async def test_context_is_that_of_the_last_message_of_any_source() -> None:
+    reader = Reader()
+    reader.first.end = 7
+    reader.first.put(b'a')
+    reader.second.put(b'b')
+    for body, offset in ((b'a', 7), (b'b', 0)):
+        assert await anext(reader) == body
+        context = rbs.get_message_ctx()
+        assert (context.body, context.stream_offset) == (body, offset)
+
+
+async def test_iteration_ends_with_the_last_source() -> None:
+    reader = Reader()
+    reader.second.put(b'b')
+    reader.waiter_.remove(reader.first)
+    assert await anext(reader) == b'b'
+    task = asyncio.ensure_future(anext(reader))
+    await waiting(reader, task)
+    reader.waiter_.remove(reader.second)
+    reader.waiter_.wake()
+    with pytest.raises(StopAsyncIteration):
+        await task
+
+
+async def test_error_of_one_source_is_raised_and_the_others_go_on() -> None:
+    reader = Reader()
+    reader.first.error = StreamDoesNotExist('test')
+    with pytest.raises(StreamDoesNotExist):
+        await anext(reader)
+    reader.second.put(b'b')
+    assert await anext(reader) == b'b'
+
+
+async def test_timeout_and_two_tasks() -> None:
+    reader = Reader(0.01)
+    with pytest.raises(MessageTimeout, match=r'no message within 0\.01 s'):
+        await anext(reader)
+    reader = Reader(HANG)
+    task = asyncio.ensure_future(anext(reader))
+    await waiting(reader, task)
+    with pytest.raises(SubscriptionError, match='another task'):
+        await anext(reader)
+    reader.second.put(b'b')
+    assert await task == b'b'
+
+
+# -- dropping the queue
+
+
+@pytest.mark.parametrize('taken', [1, 2, 3, 4])
+async def test_dropped_queue_returns_its_credit_and_loses_nothing(taken: int) -> None:
+    stream = filled(3, 3, 3, 3)
+    async with reading(stream, initial_credit=2) as messages:
+        session = messages._session
+        found = [await anext(messages)]
+        await until(lambda: len(session.cursor.queue.chunks) == 1, 'both chunks have arrived')
+        found += [await anext(messages) for _ in range(taken - 1)]
+        session.drop_queue()
+        assert not session.cursor.queue.chunks
+        assert session.cursor.position == taken
+        await until(lambda: stream.reader.granted == 2, 'the credit of both chunks is returned')
+        session.registration.reset()
+        found += [await anext(messages) for _ in range(12 - taken)]
+    assert found == [b'%d' % i for i in range(12)]
+    assert len(stream.readers) == 2
+
+
+async def test_closed_while_a_task_lets_others_run() -> None:
+    """The task ends its iteration, rather than wait for ever."""
+    stream = filled(*[1] * 12)
+    closing: list[asyncio.Future[None]] = []
+
+    async def read(messages: rbs.Subscription) -> None:
+        async for _ in messages:
+            if messages._session.cursor.must_yield:
+                closing.append(asyncio.ensure_future(messages.aclose()))
+
+    async with reading(stream, initial_credit=12) as messages:
+        await anext(messages)
+        await until(lambda: len(messages._session.cursor.queue.chunks) == 11, 'all have arrived')
+        await asyncio.wait_for(read(messages), HANG / 2)
+        await asyncio.gather(*closing)
+    assert closing
