@@ -1,4 +1,4 @@
-"""The cursor that a subscription is built on: bodies, contexts and batches out of chunks."""
+"""The cursor returns the bodies, contexts or batches of chunks."""
 
 import asyncio
 import gc
@@ -183,7 +183,7 @@ def test_context_outlives_its_chunk() -> None:
     assert context.body == 'x' * 1000
 
 
-def test_undecodable_message_is_told_and_left_behind() -> None:
+def test_undecodable_message_is_raised_and_iteration_continues() -> None:
     cursor = Cursor(amqp=True)
     cursor.push(plain_chunk([amqp('a'), b'\xff junk', amqp('b')], 7))
     cursor.advance()
@@ -214,7 +214,7 @@ def test_context_of_an_undecodable_message(data: bytes, policy: Any) -> None:
         assert (found.stream_offset, found.body) == (offset, body)
 
 
-def test_damaged_chunk_is_told_once_and_left_behind() -> None:
+def test_damaged_chunk_is_raised_once_and_iteration_continues() -> None:
     cursor = Cursor()
     cursor.push(chunk([message(b'a')], 1, offset=1, crc=0))
     cursor.push(plain_chunk([b'b'], 2))
@@ -224,7 +224,7 @@ def test_damaged_chunk_is_told_once_and_left_behind() -> None:
     assert cursor.consumed == [1, 2]
 
 
-def test_anext_gives_what_has_arrived_without_a_loop() -> None:
+def test_anext_returns_arrived_messages_without_a_loop() -> None:
     cursor = Cursor()
     cursor.push(plain_chunk([b'a', b'b']))
     assert aiter(cursor.__aiter__())
@@ -244,7 +244,7 @@ def test_anext_of_an_error() -> None:
 
 
 @pytest.mark.parametrize('body', [None, [], [1, 2], {'a': 1}, 0, b'', 'text', [[1], [2]]])
-def test_async_for_gives_any_body_as_it_is(body: Any) -> None:
+def test_async_for_returns_any_body_unchanged(body: Any) -> None:
     async def run() -> list[Any]:
         return [value async for value in cursor]
 
@@ -258,7 +258,7 @@ def test_async_for_gives_any_body_as_it_is(body: Any) -> None:
 # -- position
 
 
-def test_position_is_behind_what_was_given_or_dropped() -> None:
+def test_position_is_after_the_last_message_returned_or_dropped() -> None:
     cursor = Cursor()
     cursor.resume(11)
     assert cursor.position is None
@@ -324,8 +324,8 @@ def test_a_message_is_finished_when_the_next_is_asked_for() -> None:
     assert cursor.finished == 12
 
 
-def test_the_first_message_given_is_where_progress_begins() -> None:
-    """What is below the start was not finished by this program."""
+def test_progress_begins_at_the_first_message_returned() -> None:
+    """This program has not finished the messages before its start."""
     cursor = Cursor()
     cursor.resume(12)
     cursor.push(plain_chunk([b'a', b'b', b'c'], 10))
@@ -348,7 +348,7 @@ def test_a_batch_is_finished_when_the_next_is_asked_for() -> None:
     assert cursor.finished == 20
 
 
-def test_watched_offset() -> None:
+def test_notification_at_an_offset() -> None:
     cursor = Cursor()
     cursor.notify_at(12)
     cursor.push(plain_chunk([b'a', b'b', b'c', b'd'], 10))
@@ -399,7 +399,7 @@ def test_contexts_of_raw_messages() -> None:
     assert [(ctx.stream_offset, ctx.body) for ctx in contexts(cursor)] == [(3, b'a'), (4, b'')]
 
 
-def test_body_of_a_context_is_not_copied_before_it_is_asked_for() -> None:
+def test_body_of_a_context_is_copied_on_demand() -> None:
     cursor = Cursor(amqp=True)
     cursor.push(plain_chunk([amqp(b'x' * 1000)]))
     (ctx,) = contexts(cursor)
@@ -451,7 +451,7 @@ def test_batch_is_a_sequence() -> None:
 
 
 @pytest.mark.parametrize('limit', [1, 2, 3, 4, 5])
-def test_batches_have_at_most_so_many_messages(limit: int) -> None:
+def test_batches_are_limited_to_max_messages(limit: int) -> None:
     cursor = Cursor(amqp=True)
     cursor.push(chunk(entries(), 4, offset=100))
     cursor.push(plain_chunk([amqp('e')], 105))
@@ -529,7 +529,7 @@ def test_highest_offsets_of_a_batch() -> None:
     assert list(batch.offsets) == [2**64 - 2, 2**64 - 1]
 
 
-def test_batch_behind_single_messages() -> None:
+def test_batch_after_single_messages() -> None:
     cursor = Cursor()
     cursor.push(plain_chunk([b'a', b'b', b'c'], 5))
     assert drain_one(cursor) == b'a'
@@ -553,13 +553,13 @@ def test_iterators_of_contexts_and_batches() -> None:
     assert asyncio.run(run()) == ([b'a', b'b'], [[b'c', b'd'], [b'e']])
 
 
-# -- undecodable messages, and chunks that end badly
+# -- undecodable messages and damaged chunks
 
 Outcome = list[tuple[str, Any]]
 
 
 def everything(cursor: Cursor, kind: str) -> Outcome:
-    """Bodies, and errors with offsets, in the order in which they come."""
+    """Bodies and errors, with the offsets of the latter, in order."""
     found: Outcome = []
     while True:
         try:
@@ -617,7 +617,7 @@ def test_undecodable_messages_are_skipped(kind: str, filtered: bool) -> None:
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
 @pytest.mark.parametrize('filtered', [False, True])
-def test_undecodable_messages_are_given_raw(kind: str, filtered: bool) -> None:
+def test_undecodable_messages_are_returned_raw(kind: str, filtered: bool) -> None:
     every = MessageFilter(lambda ctx: 'x', {'x'})
     cursor = Cursor(True, every if filtered else None, 'raw')
     cursor.push(plain_chunk(MIXED, 10))
@@ -626,8 +626,8 @@ def test_undecodable_messages_are_given_raw(kind: str, filtered: bool) -> None:
     ]
 
 
-def test_contexts_of_messages_given_raw() -> None:
-    """However they are asked for: sections that came before the damage are not there."""
+def test_contexts_of_messages_returned_raw() -> None:
+    """Contexts and batches agree: the sections before the damage are dropped."""
     damaged = with_property('x', 'a')[:-1] + b'\xff'
     found = []
     for kind in ('context', 'batch'):
@@ -646,7 +646,7 @@ def test_offsets_of_batches_around_skipped_messages() -> None:
     assert found == [(['a'], [10]), (['b'], [13]), (['c'], [15])]
 
 
-def test_error_behind_a_batch_is_told_to_whatever_is_asked_next() -> None:
+def test_error_after_a_batch_is_raised_next_for_any_kind() -> None:
     cursor = Cursor(amqp=True)
     cursor.push(plain_chunk([amqp('a'), JUNK, amqp('b')], 10))
     assert cursor.advance(KINDS['batch'], 10)
@@ -659,7 +659,7 @@ def test_error_behind_a_batch_is_told_to_whatever_is_asked_next() -> None:
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
-def test_messages_before_the_damage_of_a_chunk_are_given(kind: str) -> None:
+def test_messages_before_the_damage_in_a_chunk_are_returned(kind: str) -> None:
     cursor = Cursor(amqp=True)
     data = [message(amqp('a')), message(amqp('b')), struct.pack('>I', 100) + b'cut']
     cursor.push(chunk(data, 3, offset=10))
@@ -681,7 +681,7 @@ def kinds(*values: str) -> MessageFilter:
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
-def test_filter_drops_what_is_not_wanted(kind: str) -> None:
+def test_filter_drops_other_messages(kind: str) -> None:
     cursor = Cursor(True, kinds('a', 'ż'))
     words = ['a', 'b', 'ż', 'a', 'c']
     cursor.push(plain_chunk([with_property(i, w) for i, w in enumerate(words)], 10))
@@ -702,7 +702,7 @@ def test_offsets_of_filtered_batches() -> None:
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
-def test_error_of_a_filter_is_told_and_left_behind(kind: str) -> None:
+def test_error_of_a_filter_is_raised_and_iteration_continues(kind: str) -> None:
     def extract(ctx: MessageCtx) -> str:
         return str(ctx.app_properties['kind'])
 
@@ -765,8 +765,8 @@ def test_kinds_agree(chunks: list[list[Any]], start: int, limit: int, policy: An
 
 
 @pytest.mark.parametrize('kind', ['body', 'context'])
-def test_resumed_within_a_chunk(kind: str) -> None:
-    """Its connection was lost: the chunk comes again, and nothing of it is given twice."""
+def test_resume_within_a_chunk(kind: str) -> None:
+    """After a reconnect the chunk comes again, and no message is returned twice."""
     cursor = Cursor()
     cursor.push(plain_chunk([b'a', b'b', b'c'], 5))
     given = []
@@ -799,7 +799,7 @@ def packed(data: bytes) -> bytes:
 
 
 class Finalizer:
-    """Garbage of a cycle, which goes on with the iteration when it is collected."""
+    """Cyclic garbage that continues the iteration when it is collected."""
 
     def __init__(self, cursor: Cursor, taken: list[Any]) -> None:
         self.cycle = self
@@ -811,8 +811,8 @@ class Finalizer:
             self.taken.append(self.cursor.take())
 
 
-def test_message_is_kept_while_a_finalizer_goes_on_behind_it() -> None:
-    """Though the sub-entry batch that it lies in is left meanwhile."""
+def test_message_is_kept_alive_while_a_finalizer_reads_on() -> None:
+    """Even though the cursor leaves its sub-entry batch meanwhile."""
     bodies = [[[f'{n} of {i}' * 50] for n in range(1000)] for i in range(3)]
     cursor = Cursor(True)
     taken: list[Any] = []

@@ -75,7 +75,7 @@ async def test_messages_of_every_source_are_read() -> None:
     for i in range(100):
         reader.first.put(b'%d' % i)
         reader.second.put(b'-%d' % i)
-    found = [await anext(reader) for _ in range(200)]
+    found: list[Any] = [await anext(reader) for _ in range(200)]
     assert [body for body in found if body[:1] != b'-'] == [b'%d' % i for i in range(100)]
     assert [body for body in found if body[:1] == b'-'] == [b'-%d' % i for i in range(100)]
 

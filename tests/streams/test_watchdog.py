@@ -1,4 +1,4 @@
-"""A subscription that hears nothing asks the broker whether it has lost its reader."""
+"""A subscription without deliveries polls StreamStats to detect a stalled broker."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, 'STABLE', 0.0)
 
 
-def asked(stream: FakeStream) -> int:
+def polls(stream: FakeStream) -> int:
     return stream.reader.peer.commands().count(wire.STREAM_STATS)
 
 
@@ -58,7 +58,7 @@ async def ended(task: 'asyncio.Future[Any]') -> None:
         (rbs.Offset.offset(1), [b'1']),
     ],
 )
-async def test_reader_that_the_broker_has_lost(
+async def test_broker_that_stops_delivering(
     offset: rbs.Offset, found: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -77,7 +77,7 @@ async def test_reader_that_the_broker_has_lost(
     assert caplog.text.count('subscribing again') == 3
 
 
-async def test_reader_that_was_lost_before_its_first_chunk() -> None:
+async def test_broker_that_stops_before_the_first_chunk() -> None:
     stream = filled(1, 1)
 
     def lose(reader: Any) -> int:
@@ -89,7 +89,7 @@ async def test_reader_that_was_lost_before_its_first_chunk() -> None:
         assert await anext(messages) == b'0'
 
 
-async def test_stream_created_anew_that_nobody_has_told_of() -> None:
+async def test_stream_recreated_without_a_metadata_update() -> None:
     stream = filled(1, 1, 1, 1)
     async with reading(stream) as messages:
         for _ in range(4):
@@ -113,11 +113,11 @@ async def test_stream_created_anew_that_nobody_has_told_of() -> None:
         rbs.Offset.timestamp(4e9),
     ],
 )
-async def test_idle_stream_is_not_subscribed_anew(offset: rbs.Offset) -> None:
+async def test_idle_stream_is_not_subscribed_again(offset: rbs.Offset) -> None:
     stream = filled(1, 1, 1)
     async with reading(stream, offset=offset) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
-        await until(lambda: bool(stream.readers) and asked(stream) > 5, 'asked for long')
+        await until(lambda: bool(stream.readers) and polls(stream) > 5, 'polled repeatedly')
         await ended(waiting)
     assert len(stream.readers) == 1
 
@@ -127,34 +127,34 @@ async def read_on(messages: rbs.Subscription) -> None:
         pass
 
 
-async def test_empty_stream_is_not_subscribed_anew() -> None:
+async def test_empty_stream_is_not_subscribed_again() -> None:
     stream = FakeStream()
     async with reading(stream) as messages:
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: bool(stream.readers) and asked(stream) > 5, 'asked for long')
+        await until(lambda: bool(stream.readers) and polls(stream) > 5, 'polled repeatedly')
         stream.append(b'0')
         assert await waiting == b'0'
     assert len(stream.readers) == 1
 
 
-async def test_once_for_each_chunk() -> None:
-    """A stored offset takes one, too, and is not delivered: the stream may be in order."""
+async def test_each_chunk_causes_one_resubscription() -> None:
+    """A chunk of stored offsets is never delivered: nothing may be wrong."""
     stream = filled(1, 1)
     async with reading(stream) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(lambda: bool(stream.readers) and stream.reader.sent == 2, 'delivered')
         stream.ahead = 1
-        await until(lambda: len(stream.readers) == 2, 'subscribed anew')
-        before = asked(stream)
-        await until(lambda: asked(stream) > before + 5, 'asked for long')
+        await until(lambda: len(stream.readers) == 2, 'subscribed again')
+        before = polls(stream)
+        await until(lambda: polls(stream) > before + 5, 'polled repeatedly')
         assert len(stream.readers) == 2
         await ended(waiting)
 
 
-async def test_what_is_on_its_way_is_waited_for(
+async def test_reported_chunk_has_time_to_arrive(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker tells of a chunk before it delivers it."""
+    """The broker reports a chunk before it delivers it."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(watchdog, 'GRACE', NEVER)
     stream = filled(1, 1)
@@ -171,7 +171,7 @@ async def test_what_is_on_its_way_is_waited_for(
     assert 'subscribing again' not in caplog.text
 
 
-async def test_it_asks_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float] = []
     set_timer = watchdog.DeliveryWatchdog._set
 
@@ -189,13 +189,13 @@ async def test_it_asks_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> 
             stream.append(b'1')
             assert await anext(messages) == b'1'
             waiting = asyncio.ensure_future(anext(messages))
-            await until(lambda: len(found) > 5, 'asked for long')
+            await until(lambda: len(found) > 5, 'polled repeatedly')
             assert found == sorted(found)
             assert set(found) == {0.01, 0.02, 0.04}
             await ended(waiting)
 
 
-async def test_filtered_and_old_ones_do_not_ask() -> None:
+async def test_filtered_subscriptions_and_old_brokers_are_not_polled() -> None:
     only = rbs.MessageFilter(lambda ctx: str(ctx.body), {'x'})
     for arguments in ({'filter': only}, {'version': '3.10.8'}):
         stream = filled(1)
@@ -203,23 +203,23 @@ async def test_filtered_and_old_ones_do_not_ask() -> None:
             with pytest.raises(MessageTimeout):
                 await read_on(messages)
             assert messages._session._watchdog.timer is None
-        assert asked(stream) == 0
+        assert polls(stream) == 0
 
 
-async def test_nobody_asks_for_one_that_is_not_waited_for() -> None:
+async def test_no_polls_while_no_task_waits() -> None:
     stream = filled(1)
     async with reading(stream) as messages:
         await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: asked(stream) > 0, 'asked')
+        await until(lambda: polls(stream) > 0, 'polled')
         await ended(waiting)
         await expired(messages)  # perhaps with a request on its way
         stream.reader.live = False
         stream.append(b'1')
-        before = asked(stream)
+        before = polls(stream)
         for _ in range(3):
             await expired(messages)
-        assert asked(stream) == before
+        assert polls(stream) == before
         assert await anext(messages) == b'1'
 
 

@@ -136,8 +136,8 @@ cdef class MessageBatch:
             if not i:
                 self.place(p, chunk._owner())
             body = rbfly_bytes(p + 4 + head, n - head)
-            failed = body is NULL or rbfly_list_give(bodies, body) < 0
-            if failed:
+            if body is NULL or rbfly_list_give(bodies, body) < 0:
+                failed = True
                 break
             p += 4 + n
             i += 1

@@ -146,8 +146,8 @@ cdef class Chunk:
         return 1
 
     cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept:
-        # Set p and end to a run of adjacent messages; return their number at most.  The caller stops
-        # at the first length that is too large, e.g. at a sub-entry batch, and calls `_next`.
+        # Set p and end to a run of adjacent messages, and return how many there may be.  The caller
+        # stops at the first length that is too large, e.g. at a sub-entry batch; see `_next`.
         if self.batch is not None:
             p[0] = self.batch_p
             end[0] = self.batch_end
@@ -289,7 +289,7 @@ cdef class ChunkQueue:
 
     cdef int _push(self, Chunk chunk) except -1:
         if len(self.chunks) >= self.limit:
-            raise FrameError(f'more than {self.limit} chunks: the broker exceeds the credit of a subscription')
+            raise FrameError(f'more than {self.limit} chunks exceed the credit of a subscription')
         self.chunks.append(chunk)
         if self.wake is not None and len(self.chunks) == 1:
             self.wake()

@@ -205,7 +205,7 @@ cdef class MessageCursor:
             if not self.queue.chunks or self.turn._is_over():
                 return False
             if self.suspended:
-                self.queue.chunks.clear()
+                self._drop_chunks(None)
                 return False
             chunk = self.queue.chunks.popleft()
             if self.probe is not None:

@@ -67,7 +67,7 @@ class Start:
                 ' follow; store another offset'
             )
         else:
-            # The broker delivers the last message read again, and the cursor drops it: see LastChunk.
+            # The broker sends the last message read again; the cursor drops it: see LastChunk.
             self.offset = Offset.offset(stored)
             self._dropped = 1
 

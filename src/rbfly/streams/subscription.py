@@ -47,9 +47,7 @@ class Subscription(SubscriptionBase):
     The iteration can continue after all of these except the first.
     """
 
-    def __init__(
-        self, session: SubscriptionSession, waiter: MessageWaiter, offset: Offset
-    ) -> None:
+    def __init__(self, session: SubscriptionSession, waiter: MessageWaiter, offset: Offset) -> None:
         super().__init__(session.cursor, waiter)
         self.stream = session.stream
         self._offset = offset
