@@ -23,7 +23,6 @@ cdef class PublishWindow(FrameBuilder):
     cdef int _repack(self, uint64_t first) except -1
     cdef int _mark_released(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept
-    cdef int _settle(self, uint64_t id, int code, list done) except -1
     cdef Py_ssize_t _settle_entry(
         self, Frame frame, Entry *entry, int code, list done
     ) except -1

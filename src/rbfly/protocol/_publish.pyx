@@ -321,21 +321,6 @@ cdef class PublishWindow(FrameBuilder):
                 return entry
         return NULL
 
-    cdef int _settle(self, uint64_t id, int code, list done) except -1:
-        cdef Entry *entry = self._find(id)
-        cdef Frame frame
-        # Ignore a late or repeated confirm, e.g. of a deduplicated message.
-        if entry is NULL or entry.settled:
-            return 0
-        frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
-        self.in_flight -= self._settle_entry(frame, entry, code, done)
-        entry.settled = True
-        frame.unsettled -= 1
-        if frame.unsettled == 0:
-            frame.data = None
-            frame.waiters = None
-        return 0
-
     cdef Py_ssize_t _settle_entry(
         self, Frame frame, Entry *entry, int code, list done
     ) except -1:
@@ -381,7 +366,7 @@ cdef class PublishWindow(FrameBuilder):
         cdef list done = []
         cdef Py_ssize_t i
         for i in range(count):
-            self._settle(load_u64(p + 8 * i), CONFIRMED, done)
+            settle(self, load_u64(p + 8 * i), CONFIRMED, done)
         self._release()
         return done
 
@@ -394,6 +379,22 @@ cdef class PublishWindow(FrameBuilder):
             if code == PUBLISHER_DOES_NOT_EXIST:
                 self.needs_redeclare = True     # the redeclared publisher resends the message
             else:
-                self._settle(load_u64(p + 10 * i), code, done)
+                settle(self, load_u64(p + 10 * i), code, done)
         self._release()
         return done
+
+
+cdef inline int settle(PublishWindow window, uint64_t id, int code, list done) except -1:
+    cdef Entry *entry = window._find(id)
+    cdef Frame frame
+    # Ignore a late or repeated confirm, e.g. of a deduplicated message.
+    if entry is NULL or entry.settled:
+        return 0
+    frame = <Frame> window.frames[offset(entry.frame, window.frames_base)]
+    window.in_flight -= window._settle_entry(frame, entry, code, done)
+    entry.settled = True
+    frame.unsettled -= 1
+    if frame.unsettled == 0:
+        frame.data = None
+        frame.waiters = None
+    return 0
