@@ -30,7 +30,7 @@ from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key, ResponseCode
-from rbfly.streams import consuming
+from rbfly.streams import reading
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
 from tests.stream_wire import split_frames
@@ -293,7 +293,7 @@ class Walk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.turns = pytest.MonkeyPatch()
-        self.turns.setattr(consuming, 'TURN', math.inf)  # real time would change the walk
+        self.turns.setattr(reading, 'TURN', math.inf)  # real time would change the walk
         self.states: dict[Registration, State] = {}
         self.raised: list[BaseException] = []
         self.users: list[User] = []
