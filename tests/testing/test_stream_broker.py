@@ -178,8 +178,8 @@ def test_streams_that_rabbitmq_refuses(
         ('x', {'max_age': timedelta(hours=1)}, rbs.ArgumentTypeError, 'max_age must be str'),
         ('x\ud800', {}, rbs.ArgumentError, 'not valid Unicode'),
         ('x', {'max_age': '1h\ud800'}, rbs.ArgumentError, 'not valid Unicode'),
-        ('x' * 300, {}, rbs.ArgumentError, 'too long'),
-        ('x' * 234, {}, rbs.ArgumentError, 'too long'),
+        ('x' * 300, {}, rbs.ArgumentError, 'allows only'),
+        ('x' * 234, {}, rbs.ArgumentError, 'allows only'),
     ],
 )
 def test_streams_that_the_client_refuses(
