@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 from ..error import StreamConnectionError
@@ -14,7 +14,7 @@ __all__ = ['CloseTimeout', 'answered', 'can_wait']
 
 
 def can_wait(kind: type[BaseException] | None) -> bool:
-    """False where what ends `async with` is a cancelled task, or an interrupted program."""
+    """False if a cancellation or an interrupt ends the `async with` block."""
     return kind is None or issubclass(kind, Exception | GeneratorExit)
 
 
@@ -33,36 +33,9 @@ class CloseTimeout:
         self.timeout = timeout or None
         self.left: float | None = None
 
-    @asynccontextmanager
-    async def limit(self) -> AsyncIterator[Callable[[], None]]:
-        """Limit one close; yields a function to call whenever the close makes progress.
-
-        :raises TimeoutError: the close made no progress for too long.
-        """
-        now = asyncio.get_running_loop().time
-        given = self.timeout if self.left is None else self.left
-        scope: asyncio.Timeout | None = asyncio.timeout(given)
-        assert scope is not None
-
-        def on_progress() -> None:
-            nonlocal given
-            self.left = None
-            given = self.timeout
-            if given is not None and scope is not None and not scope.expired():
-                scope.reschedule(now() + given)
-
-        try:
-            async with scope:
-                yield on_progress
-        except BaseException:
-            until = scope.when()
-            if given is not None and until is not None:
-                self.left = max(until - now(), given / 10)
-            raise
-        else:
-            self.left = None
-        finally:
-            scope = None  # it refers to the task
+    def limit(self) -> InactivityTimeout:
+        """Limit one close, as `async with`."""
+        return InactivityTimeout(self)
 
     async def wait(self, answer: asyncio.Future[Any] | None) -> None:
         """Wait for an answer; silent if there is none in time."""
@@ -72,6 +45,47 @@ class CloseTimeout:
                     await answered(answer)
             except (TimeoutError, StreamConnectionError):
                 pass
+
+
+class InactivityTimeout:
+    """Raises TimeoutError in an `async with` block that makes no progress for too long.
+
+    The block gets a function to call whenever it makes progress.
+    """
+
+    def __init__(self, budget: CloseTimeout) -> None:
+        self._budget = budget
+        self._seconds = budget.timeout if budget.left is None else budget.left
+        self._scope = asyncio.timeout(self._seconds)
+
+    async def __aenter__(self) -> Callable[[], None]:
+        await self._scope.__aenter__()
+        return self.on_progress
+
+    def on_progress(self) -> None:
+        budget = self._budget
+        budget.left, self._seconds = None, budget.timeout
+        if self._seconds is not None and not self._scope.expired():
+            self._scope.reschedule(asyncio.get_running_loop().time() + self._seconds)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        scope = self._scope
+        del self._scope  # it refers to the task
+        until = scope.when()
+        if kind is None:
+            self._budget.left = None
+        elif self._seconds is not None and until is not None:
+            left = until - asyncio.get_running_loop().time()
+            self._budget.left = max(left, self._seconds / 10)
+        try:
+            await scope.__aexit__(kind, error, traceback)
+        finally:
+            del scope
 
 
 async def answered(answer: asyncio.Future[Any]) -> None:
