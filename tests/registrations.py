@@ -18,8 +18,10 @@ class Told:
         resume: Callable[..., Any] = nothing,
         metadata_update: Callable[..., Any] = nothing,
         disconnect: Callable[..., Any] = nothing,
+        leave_loop: Callable[..., Any] = nothing,
     ) -> None:
         self.on_lost = lost
         self.on_resume = resume
         self.on_metadata_update = metadata_update
         self.on_disconnect = disconnect
+        self.on_leave_loop = leave_loop

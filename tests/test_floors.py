@@ -46,7 +46,7 @@ FLOORS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'uri', 'waiting'],
+        ['', 'ownership', 'uri', 'waiting'],
         ['credentials', 'observer', 'requests'],
         ['connection', 'retry'],
         ['handshake'],

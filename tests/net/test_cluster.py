@@ -10,7 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.net.cluster import Cluster, Role
 from rbfly.net.connection import IDS
-from rbfly.net.observer import Observer, State
+from rbfly.net.observer import Life, Observer, State
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import ConnectTimeout, VirtualHostError
 from tests import fake as wire
@@ -34,12 +34,12 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
     running = set()
     made: Counter[Role] = Counter()
 
-    async def counting(self: Cluster, role: Role, node: Any, waiting: Any) -> Any:
+    async def counting(self: Cluster, role: Role, node: Any, *args: Any) -> Any:
         assert (role, node) not in running
         running.add((role, node))
         made[role] += 1
         try:
-            return await connect(self, role, node, waiting)
+            return await connect(self, role, node, *args)
         finally:
             running.discard((role, node))
 
@@ -54,7 +54,11 @@ class Told(Observer):
         self.errors: list[Exception | None] = []
 
     def on_transition(
-        self, registration: object, before: State, after: State, error: Exception | None
+        self,
+        registration: object,
+        before: State | Life,
+        after: State | Life,
+        error: Exception | None,
     ) -> None:
         if after is State.IDLE:
             self.errors.append(error)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-from collections.abc import Callable, Coroutine, Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +24,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import rbfly.streams as rbs
-from rbfly.error import RbFlyError, StreamConnectionError, StreamDoesNotExist
+from rbfly.error import RbFlyError, StreamConnectionError, StreamDoesNotExist, protocol_error
 from rbfly.net.cluster import Cluster, Role
 from rbfly.net.connection import IDS, Connection
-from rbfly.net.observer import Observer, State
-from rbfly.net.registration import Registration
+from rbfly.net.observer import Life, Observer, State
+from rbfly.net.registration import LIFE, TRANSITIONS, Registration
 from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri
 from rbfly.protocol import commands
@@ -50,15 +53,6 @@ CODES = [
 BEHIND = [*[''] * 4, 'lose', 'move']  # what happens in the turn of an answer
 DECLARE = {Key.DECLARE_PUBLISHER: 'publisher_id', Key.SUBSCRIBE: 'subscription_id'}
 UNDECLARE = {Key.DELETE_PUBLISHER: 'publisher_id', Key.UNSUBSCRIBE: 'subscription_id'}
-
-# As in the docstring of `rbfly.net.registration`.
-DRAWN = {
-    State.IDLE: {State.OPENING, State.CLOSED},
-    State.OPENING: {State.OPEN, State.IDLE, State.CLOSED},
-    State.OPEN: {State.LOST, State.IDLE, State.CLOSED},
-    State.LOST: {State.OPENING, State.IDLE, State.CLOSED},
-    State.CLOSED: set(),
-}
 
 
 class Peer(asyncio.Transport):
@@ -109,7 +103,7 @@ class Peer(asyncio.Transport):
                 registration for registration in self.registrations if registration.id == number
             ]
             assert len(owners) == 1, 'a registration is registered before its request leaves'
-            assert self.walk.states[owners[0]] is State.OPENING
+            assert self.walk.states[owners[0]] is State.OPENING, 'it declares while it backs off'
             self.held[number] = owners[0]
         elif key in UNDECLARE:
             number = getattr(command, UNDECLARE[key])
@@ -295,6 +289,7 @@ class Walk(RuleBasedStateMachine):
         self.turns = pytest.MonkeyPatch()
         self.turns.setattr(reading, 'TURN', math.inf)  # real time would change the walk
         self.states: dict[Registration, State] = {}
+        self.lives: dict[Registration, Life] = {}
         self.raised: list[BaseException] = []
         self.users: list[User] = []
         self.peers: list[Peer] = []
@@ -335,9 +330,9 @@ class Walk(RuleBasedStateMachine):
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
 
-    async def member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
+    async def member(self, role: Role, stream: str, deadline: Deadline) -> tuple[Connection, int]:
         """As that of the cluster; what disconnects ends the attempt."""
-        deadline.check()
+        self.check(deadline)
         asked: asyncio.Future[Connection] = self.loop.create_future()
         self.asked.append((role, asked))
         attempts: dict[Any, Any] = self.cluster._connects
@@ -347,9 +342,13 @@ class Walk(RuleBasedStateMachine):
         finally:
             del attempts[asked]
             asked.cancel()
-        if asked.cancelled():
-            deadline.check()
-        return asked.result()
+        self.check(deadline)
+        connection = asked.result()
+        return connection, connection.ids(role).pop()
+
+    def check(self, deadline: Deadline) -> None:
+        if deadline.generation != self.cluster.generation:
+            raise StreamConnectionError('the client was disconnected')
 
     def user(self, index: int) -> User | None:
         return self.users[index] if index < len(self.users) else None
@@ -416,7 +415,7 @@ class Walk(RuleBasedStateMachine):
         if user is not None:
             user.cancel()
 
-    @precondition(having(State.OPENING))
+    @precondition(having(State.OPENING, State.BACKING_OFF))
     @rule(index=indices)
     def cancel_opening(self, index: int) -> None:
         """As a program does that cancels every task of its loop."""
@@ -448,13 +447,12 @@ class Walk(RuleBasedStateMachine):
         self.run()
         assert not asyncio.all_tasks(self.loop)
         self.loop.close()
-        for registration, state in self.states.items():
-            if state is not State.CLOSED and registration.loop is self.loop:
-                self.states[registration] = State.IDLE
         self.disconnecting = None
         self.peers.clear()
         self.asked.clear()
         self.begin_loop()
+        with self.inside():
+            self.cluster.check_loop()
         for user in self.users:
             user.reap()
             if isinstance(user, SubscriptionUser):
@@ -484,7 +482,7 @@ class Walk(RuleBasedStateMachine):
                 asked.set_exception(StreamDoesNotExist('test'))
                 asked.exception()  # seen, though nobody may be waiting
             elif code != ResponseCode.OK:
-                asked.set_exception(StreamConnectionError('gave up'))
+                asked.set_exception(protocol_error(code))
                 asked.exception()
             else:
                 asked.set_result(self.connect(role))
@@ -580,9 +578,9 @@ class Walk(RuleBasedStateMachine):
             registration = user.registration
             if registration is None or user.loop is not self.loop:
                 continue
-            if registration.state in (State.IDLE, State.CLOSED):
+            if registration.state is State.IDLE:
                 assert not user.waiting, f'{registration} and a task waits'
-            if registration.state is State.OPENING:
+            if registration.state in (State.OPENING, State.BACKING_OFF):
                 assert registration._task is not None
                 assert not registration._task.done()
             if registration.state is State.LOST:
@@ -594,7 +592,8 @@ class Walk(RuleBasedStateMachine):
             first = [
                 registration
                 for registration in self.states
-                if registration.is_opening and not registration.declared
+                if registration.state in (State.OPENING, State.BACKING_OFF)
+                and not registration.declared
             ]
             opening = [
                 registration for registration in first if registration._owner.role is Role.PUBLISH
@@ -609,7 +608,7 @@ class Walk(RuleBasedStateMachine):
         self.settle()
         for user in self.users:
             registration = user.registration
-            if registration is None or registration.state is not State.IDLE or not user.is_usable:
+            if registration is None or registration.life is not Life.ACTIVE or not user.is_usable:
                 continue
             for _ in range(20):
                 if registration.state is State.IDLE:
@@ -629,11 +628,18 @@ class Walk(RuleBasedStateMachine):
     def states_as_told(self) -> None:
         for registration, state in self.states.items():
             assert registration.state is state
-            if state is State.CLOSED:
+            assert registration.life is self.lives.get(registration, Life.ACTIVE)
+            if state is State.IDLE:
                 assert registration not in self.cluster.registrations
                 assert all(registration not in peer.connection.registrations for peer in self.peers)
-            if state in (State.OPENING, State.LOST):
+            if state in (State.OPENING, State.BACKING_OFF, State.LOST):
                 assert registration in self.cluster.registrations
+            if state in (State.BACKING_OFF, State.LOST):
+                assert registration.connection is None
+            assert (registration.id == -1) is (registration.connection is None)
+            if registration.life is Life.CLOSED:
+                assert state is State.IDLE
+                assert registration.closed.is_set()
             if state is State.OPEN:
                 assert registration.connection is not None
                 assert registration in registration.connection.registrations
@@ -714,14 +720,23 @@ class Told(Observer):
         self.walk = walk
 
     def on_transition(
-        self, registration: object, before: State, after: State, error: Exception | None
+        self,
+        registration: object,
+        before: State | Life,
+        after: State | Life,
+        error: Exception | None,
     ) -> None:
         assert isinstance(registration, Registration)
-        states = self.walk.states
-        with self.walk.told():
-            assert states.get(registration, State.IDLE) is before
-            assert after in DRAWN[before], f'{before} -> {after}'
-        states[registration] = after
+        walk = self.walk
+        with walk.told():
+            if isinstance(after, State):
+                assert walk.states.get(registration, State.IDLE) is before
+                assert after in TRANSITIONS[walk.states.get(registration, State.IDLE)]
+                walk.states[registration] = after
+            else:
+                assert walk.lives.get(registration, Life.ACTIVE) is before
+                assert after in LIFE[walk.lives.get(registration, Life.ACTIVE)]
+                walk.lives[registration] = after
 
 
 def number(task: asyncio.Task[Any]) -> int:
@@ -745,3 +760,45 @@ TestWalk.settings = settings(
     deadline=None,
     phases=[Phase.generate],  # finding a shorter walk takes minutes
 )
+
+
+def drawn(table: Mapping[Any, Sequence[Any]]) -> str:
+    """A table as the docstring shows it."""
+    return ''.join(
+        f'    {before.name} -> {", ".join(state.name for state in after)}\n'
+        for before, after in table.items()
+        if after
+    )
+
+
+def test_the_docstring_shows_every_transition() -> None:
+    text = sys.modules[Registration.__module__].__doc__ or ''
+    shown = re.findall(r'::\n\n((?: {4}.*\n)+)', text)
+    assert shown == [drawn(TRANSITIONS), drawn(LIFE)]
+
+
+def test_every_state_has_its_transitions() -> None:
+    assert TRANSITIONS.keys() == set(State)
+    assert LIFE.keys() == set(Life)
+
+
+MAKE_ILLEGAL_TRANSITION = """
+from rbfly.net.observer import Observers, State
+from rbfly.net.registration import Registration
+
+class Cluster:
+    observers = Observers()
+
+registration = Registration(Cluster(), 'owner')
+assert False, 'assert statements are ignored'
+try:
+    registration._enter(State.OPEN)
+except AssertionError as ex:
+    print(ex, registration.state)
+"""
+
+
+def test_an_illegal_transition_raises_in_optimized_mode_too() -> None:
+    command = [sys.executable, '-O', '-c', MAKE_ILLEGAL_TRANSITION]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert 'illegal transition IDLE -> OPEN State.IDLE' in found.stdout

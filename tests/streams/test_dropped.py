@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.observer import State
+from rbfly.net.observer import Life
 from rbfly.streams.error import ProtocolError, StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
@@ -157,7 +157,7 @@ async def test_subscription_dropped_during_its_state_change(
             else:
                 await client.disconnect()
         assert not held
-        await until(lambda: registration.state is State.CLOSED, 'the subscription is closed')
+        await until(lambda: registration.life is Life.CLOSED, 'the subscription is closed')
 
 
 @pytest.mark.usefixtures('_no_collector')

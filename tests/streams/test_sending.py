@@ -77,12 +77,8 @@ def session_of(connection: Connection) -> PublisherSession:
     cluster = Cluster(connection)
     session = PublisherSession(cluster, 'stream', '')  # type: ignore[arg-type]
     registration: Any = session.registration
-    registration.connection, registration.id, registration.loop = (
-        connection,
-        3,
-        asyncio.get_running_loop(),
-    )
-    registration._state = State.OPEN
+    registration.connection, registration.id = connection, 3
+    registration.state = State.OPEN
     cluster.registrations[registration] = None
     return session
 

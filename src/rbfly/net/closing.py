@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from ..error import StreamConnectionError
-from .waiting import settled
+from .waiting import outcome
 
-__all__ = ['CloseTimeout', 'answered', 'can_wait']
+__all__ = ['CloseTimeout', 'can_wait']
 
 
 def can_wait(kind: type[BaseException] | None) -> bool:
@@ -42,7 +42,7 @@ class CloseTimeout:
         if answer is not None:
             try:
                 async with self.limit():
-                    await answered(answer)
+                    await outcome(answer)
             except (TimeoutError, StreamConnectionError):
                 pass
 
@@ -86,10 +86,3 @@ class InactivityTimeout:
             await scope.__aexit__(kind, error, traceback)
         finally:
             del scope
-
-
-async def answered(answer: asyncio.Future[Any]) -> None:
-    """Wait for an answer; whoever is cancelled meanwhile leaves the request alone."""
-    await settled(answer)
-    if not answer.cancelled() and (error := answer.exception()) is not None:
-        raise error

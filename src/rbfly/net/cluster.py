@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -26,8 +25,6 @@ from ..error import (
     StreamDoesNotExist,
     TLSError,
     protocol_error,
-    without_frames,
-    wrong_loop,
 )
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata, Tune
@@ -37,6 +34,7 @@ from .connection import Connection, Role, disconnected
 from .credentials import Credentials
 from .handshake import connect
 from .observer import Observers, call_each
+from .ownership import Ownership
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
 from .uri import Address, AuthMechanism, ConnectionInfo
@@ -85,10 +83,13 @@ class WrongNodeError(StreamConnectionError):
 
 
 class Opened(Protocol):
-    """What a client has opened, and is told when it disconnects."""
+    """A registration, for the cluster."""
 
     def on_disconnect(self) -> None:
-        """It disconnects; what was opened before is not opened again by itself."""
+        """The client disconnects: end the registration, or let it end with its connection."""
+
+    def on_leave_loop(self) -> None:
+        """The client moves to another event loop: be idle."""
 
 
 class Cluster:
@@ -120,8 +121,7 @@ class Cluster:
         self.registrations: dict[Opened, None] = {}
         self.observers = Observers()
         self.counters = Counters()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0  # of the process that the loop runs in
+        self.ownership = Ownership()
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]
@@ -139,76 +139,89 @@ class Cluster:
     def check_loop(self) -> None:
         """Check that the caller runs in the client's event loop and process.
 
-        Another event loop may use the client after its own has been closed.
+        Another event loop may use the client after its own has ended.
 
         :raises EventLoopError: the client's loop runs elsewhere, or has connections open.
         """
-        loop, running = self._loop, asyncio._get_running_loop()
-        if loop is None or loop.is_closed():
-            return
-        if loop is running and self._pid == os.getpid():
-            return
-        if loop.is_running() or (self.connected and running is not None):
-            raise wrong_loop('the client')
+        ownership = self.ownership
+        if ownership.is_elsewhere and ownership.has_ended(connected=self.connected):
+            self._leave_loop()
+
+    def _leave_loop(self) -> None:
+        """Forget what belongs to an event loop that has ended."""
+        for registration in list(self.registrations):
+            registration.on_leave_loop()
+        self.ownership.loop = None
+        self._timer = None
+        self._connects.clear()
+        self._metadata.clear()
+        self._probes.clear()
+        self._unused.clear()
+        self._sweepings.clear()
+        for group in self._connections.values():
+            group.clear()
 
     def deadline(self) -> Deadline:
-        """How long to try, for a call or an outage that begins now.
+        """A deadline for a call or an outage that begins now.
 
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
         self.check_loop()
+        if self._ended is not None:
+            raise disconnected()
+        if self.ownership.loop is None:
+            self.ownership.take()
         settings = self.settings
-        generation = self.generation
-
-        def check() -> None:
-            if self._ended is not None or self.generation != generation:
-                raise disconnected()
-
-        check()
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        return Deadline(limit or None, ', '.join(map(str, settings.infos)), check)
+        return Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
 
     async def locator(self) -> Connection:
         """A connection for requests that any node answers."""
-        deadline = self.deadline()
-        async with deadline:
+        async with self.deadline() as deadline:
             return await self._locator(deadline)
 
     async def manager(self) -> Connection:
         """A connection for requests that may take long."""
-        deadline = self.deadline()
-        async with deadline:
+        async with self.deadline() as deadline:
             return await self._get(Role.MANAGE, None, deadline)
 
-    async def member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
-        """A connection with a free id: to publish to the leader of a stream, to consume to a
-        replica, or its leader.
+    async def leader(self, stream: str) -> Connection:
+        """A connection to the leader of a stream, or to another node if it cannot be reached.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
-        backoff = Backoff()
-        while True:
-            try:
-                found = await self._locate(stream, deadline)
-                assert found.leader is not None
-                node = found.leader
-                if role is Role.CONSUME and found.replicas:
-                    node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
-                return await self._get(role, node, deadline)
-            except RbFlyError as ex:
-                if not can_retry(ex, again=False):
-                    raise
-                error = without_frames(ex)
-            await backoff.wait(error, [deadline])  # and ask again: the wanted node may have gone
+        async with self.deadline() as deadline:
+            return await Backoff(deadline).retry(
+                lambda: self._member(Role.PUBLISH, stream, deadline),
+                lambda error: (
+                    self.generation == deadline.generation and can_retry(error, again=False)
+                ),
+            )
+
+    async def member(self, role: Role, stream: str, deadline: Deadline) -> tuple[Connection, int]:
+        """A connection to publish to the leader of a stream, or to consume from a replica, and an
+        id to declare there.  Not retried if the stream is not available.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+        connection = await self._member(role, stream, deadline)
+        return connection, connection.ids(role).pop()
+
+    async def _member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
+        found = await self._locate(stream, deadline)
+        assert found.leader is not None
+        node = found.leader
+        if role is Role.CONSUME and found.replicas:
+            node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
+        return await self._get(role, node, deadline)
 
     async def _locator(self, deadline: Deadline) -> Connection:
-        if self._loop is asyncio.get_running_loop():
-            for connection in self._open(Role.CONSUME):
+        for connection in self._open(Role.CONSUME):
+            return connection
+        for connection in self._open(Role.MANAGE):
+            if connection.is_unused:
                 return connection
-            for connection in self._open(Role.MANAGE):
-                if connection.is_unused:
-                    return connection
         return await self._get(Role.CONSUME, None, deadline)
 
     async def close(self, *, wait: bool = True) -> None:
@@ -226,8 +239,8 @@ class Cluster:
         try:
             self.generation += 1
             call_each([registration.on_disconnect for registration in list(self.registrations)])
-            for attempt in list(self._connects.values()):
-                attempt.task.cancel()
+            for shared in list(self._connects.values()):
+                shared.task.cancel()
             for probe in self._probes.values():
                 probe.cancel()
             self._established = False
@@ -257,11 +270,11 @@ class Cluster:
     async def _locate(self, stream: str, deadline: Deadline) -> StreamMetadata:
         locator = await self._locator(deadline)
         deadline.progress.on_step(f'asking where stream {stream!r} is')
-        lookup = self._metadata.get(locator)
-        if lookup is None:
-            lookup = MetadataBatch(locator, lambda: self._metadata.pop(locator, None))
-            self._metadata[locator] = lookup
-        found = existing(await lookup.ask(stream), stream)
+        batch = self._metadata.get(locator)
+        if batch is None:
+            batch = MetadataBatch(locator, lambda: self._metadata.pop(locator, None))
+            self._metadata[locator] = batch
+        found = existing(await batch.ask(stream), stream)
         if found.leader is None:
             problem = f'stream {stream!r} has no leader'
             code = ResponseCode.STREAM_NOT_AVAILABLE
@@ -284,58 +297,49 @@ class Cluster:
         return None
 
     async def _get(self, role: Role, node: Broker | None, deadline: Deadline) -> Connection:
-        """A connection with a free id: to a node, if that can be reached; to any for None."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # the connections of another one are of no use
-            self._loop = loop
-            self._pid = os.getpid()
-            self._timer = None
-            self._connects.clear()
-            self._metadata.clear()
-            self._probes.clear()
-            self._unused.clear()
-            self._sweepings.clear()
-            for group in self._connections.values():
-                group.clear()
+        """A connection with a free id: to a node, if it can be reached; to any node for None."""
+        key = role, node
         while True:
-            deadline.check()
+            if deadline.generation != self.generation:
+                raise disconnected()
             found = self._find(role, node)
             if found is None and node is not None and not self._is_reachable(node):
                 found = self._find(role, None)
             if found is not None:
                 return found
-            attempt = self._connects.get((role, node))
-            if attempt is None or attempt.task.done():
-                attempt = SharedConnect(functools.partial(self._connect, role, node))
-                self._connects[role, node] = attempt
-                attempt.task.add_done_callback(
-                    functools.partial(self._forget, (role, node), attempt)
-                )
-            found = await attempt.join(deadline)
-            if found is not None and found.is_open and found.ids(role):
+            shared = self._connects.get(key)
+            if shared is None or shared.task.done():
+                shared = SharedConnect(functools.partial(self._connect, role, node))
+                self._connects[key] = shared
+                shared.task.add_done_callback(functools.partial(self._forget, key))
+            found = await shared.join(deadline)
+            if (
+                found is not None
+                and found.is_open
+                and found.ids(role)
+                and deadline.generation == self.generation
+            ):
                 return found
 
-    def _forget(
-        self, key: tuple[Role, Broker | None], attempt: SharedConnect, _: asyncio.Task[Connection]
-    ) -> None:
-        if self._connects.get(key) is attempt:
+    def _forget(self, key: tuple[Role, Broker | None], task: asyncio.Task[Connection]) -> None:
+        if key in self._connects and self._connects[key].task is task:
             del self._connects[key]
 
     # -- connecting
 
     async def _connect(
-        self, role: Role, node: Broker | None, waiting: Sequence[Deadline]
-    ) -> Connection | StreamConnectionError:
-        """Try each address once; a connection with a free id, or why there is none.
+        self, role: Role, node: Broker | None, progress: Progress, waiting: Sequence[Deadline]
+    ) -> Connection:
+        """Try each address once.
 
-        :param waiting: who waits for it: there is time for all addresses, and for more tries.
+        :param waiting: deadlines, each with time for all addresses.
+        :raises StreamConnectionError: `progress.error`, if another try may succeed.
         :raises RbFlyError: no further try would help.
         """
         own, others = self._routes(node)
         shortest = min((item.limit for item in waiting if item.limit is not None), default=inf)
         limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
-        progress = waiting[0].progress
-        progress.on_where(', '.join(map(str, own + others)))
+        progress.where = ', '.join(map(str, own + others))
         for address in own:
             connection = await self._dial(address, limit, progress)
             if connection is None:
@@ -358,9 +362,8 @@ class Cluster:
         for address in others:
             if connection := await self._dial(address, limit, progress):
                 return self._keep(role, connection)
-        error = progress.error
-        assert isinstance(error, StreamConnectionError)
-        return error
+        assert progress.error is not None
+        raise progress.error
 
     def _routes(self, node: Broker | None) -> tuple[list[Address], list[Address]]:
         """Addresses to dial: those that are to lead to a node, and those of any other one.
@@ -401,7 +404,7 @@ class Cluster:
                 )
         except TimeoutError:
             text = f'{address}: no answer within {limit:.3g} s, while {progress.step}'
-            progress.on_error(ConnectTimeout(text))
+            progress.error = ConnectTimeout(text)
         except (ProtocolError, FrameError):
             raise  # no retry can mend these
         except StreamConnectionError as ex:
@@ -410,9 +413,9 @@ class Cluster:
                 self._established and isinstance(ex.__cause__, ConnectionError)
             ):
                 raise
-            progress.on_error(ex)
+            progress.error = ex
         else:
-            progress.on_error(None)
+            progress.error = None
             self._established = True
             self.closing.left = None
             self._failed.pop(address, None)

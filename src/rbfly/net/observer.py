@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from .uri import Address
 
-__all__ = ['Observer', 'Observers', 'Role', 'State', 'call_each']
+__all__ = ['Life', 'Observer', 'Observers', 'Role', 'State', 'call_each']
 
 P = ParamSpec('P')
 
@@ -18,12 +18,20 @@ logger = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """State of a registration, see :mod:`rbfly.net.registration`."""
+    """State of a declaration, see :mod:`rbfly.net.registration`."""
 
     IDLE = 'idle'
     OPENING = 'opening'
+    BACKING_OFF = 'backing off'
     OPEN = 'open'
     LOST = 'lost'
+
+
+class Life(Enum):
+    """Whether a registration is in use, see :mod:`rbfly.net.registration`."""
+
+    ACTIVE = 'active'
+    CLOSING = 'closing'
     CLOSED = 'closed'
 
 
@@ -42,9 +50,16 @@ class Observer:
     """
 
     def on_transition(
-        self, registration: object, before: State, after: State, error: Exception | None
+        self,
+        registration: object,
+        before: State | Life,
+        after: State | Life,
+        error: Exception | None,
     ) -> None:
-        """A registration changed its state; the error is why it was lost or failed to open."""
+        """A registration changed its state, or closes.
+
+        :param error: why it backs off, was lost, or failed to open.
+        """
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""

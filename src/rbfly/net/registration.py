@@ -1,34 +1,59 @@
-"""What is declared on the broker, and is declared again when its connection goes.
+"""A publisher or a subscription on the broker, redeclared when its connection is lost.
 
-    IDLE --want, open--> OPENING --declared--> OPEN     OPEN --lost, moved, unknown--> LOST
-    LOST --want, after backing off--> OPENING           OPENING --lost--> tried again, still OPENING
-    final error, deadline over, reset, client disconnected: --> IDLE
-    any --close--> CLOSED                               after its event loop closed: IDLE
+Its declaration changes its state in these ways, and in no others (:data:`TRANSITIONS`)::
 
-A publisher wants always, a subscription while a task waits for messages and it has none.
+    IDLE -> OPENING
+    OPENING -> OPEN, BACKING_OFF, IDLE
+    BACKING_OFF -> OPENING, IDLE
+    OPEN -> LOST, IDLE
+    LOST -> BACKING_OFF, IDLE
+
+It is used until its owner closes it (:data:`LIFE`)::
+
+    ACTIVE -> CLOSING, CLOSED
+    CLOSING -> CLOSED
+
+These are two tables, because a publisher that closes redeclares itself to resend its messages.
+A publisher leaves LOST at once, a subscription when a task waits for a message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error, without_frames
+from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error
 from .connection import disconnected
-from .observer import Observer, State
-from .retry import Backoff, Deadline, can_retry
+from .observer import Life, Observer, State
+from .retry import Backoff, can_retry, ignore
 
 if TYPE_CHECKING:
     from ..protocol.commands import Command
     from .cluster import Cluster
     from .connection import Connection, Role
 
-__all__ = ['STABLE', 'Owner', 'Registration']
+__all__ = ['LIFE', 'STABLE', 'TRANSITIONS', 'Owner', 'Registration']
+
+T = TypeVar('T', State, Life)
 
 logger = logging.getLogger(__name__)
 
-STABLE = 5.0  # seconds; what is lost sooner, and without progress, is the same outage
+STABLE = 5.0  # seconds; a declaration that is lost sooner, without progress, is the same outage
+
+TRANSITIONS: Mapping[State, Sequence[State]] = {
+    State.IDLE: [State.OPENING],
+    State.OPENING: [State.OPEN, State.BACKING_OFF, State.IDLE],
+    State.BACKING_OFF: [State.OPENING, State.IDLE],
+    State.OPEN: [State.LOST, State.IDLE],
+    State.LOST: [State.BACKING_OFF, State.IDLE],
+}
+LIFE: Mapping[Life, Sequence[Life]] = {
+    Life.ACTIVE: [Life.CLOSING, Life.CLOSED],
+    Life.CLOSING: [Life.CLOSED],
+    Life.CLOSED: [],
+}
 
 
 class Owner(Protocol):
@@ -36,7 +61,7 @@ class Owner(Protocol):
 
     :ivar role: which connections it needs.
     :ivar stream: name of the stream.
-    :ivar open_until_closed: it goes on until its connection ends, where the client disconnects.
+    :ivar open_until_closed: while the client disconnects, it stays open until its connection ends.
     """
 
     role: Role
@@ -44,61 +69,39 @@ class Owner(Protocol):
     open_until_closed: bool
 
     async def prepare(self, connection: Connection, id: int) -> Command[Any]:
-        """The request that declares it under an id; it leaves at once."""
-
-    def attach(self, connection: Connection, id: int) -> None:
-        """Frames with that id are its own from now on; the request was not sent yet."""
-
-    def detach(self, connection: Connection, id: int) -> None:
-        """They are not any more."""
+        """Receive frames with that id; return the request to declare it, which is sent at once."""
 
     async def complete(self, connection: Connection) -> None:
-        """The request was answered: ask what else there is to know."""
+        """The broker has declared it: ask for what else the owner needs."""
 
-    def undeclare(self, id: int) -> Command[Any]:
-        """The request that removes it."""
+    def detach(self, connection: Connection, id: int) -> Command[Any]:
+        """Stop using the connection; return the request that removes the declaration."""
 
     def on_open(self, connection: Connection, id: int) -> None:
-        """It is open."""
+        """The declaration is open."""
 
     def on_lost(self, error: RbFlyError) -> None:
-        """The connection was lost while the registration was open, or opening: the first needs
-        `ensure_open` to redeclare it."""
+        """The declaration was open and is lost; `ensure_open` declares it again."""
 
     def on_failed(self, error: Exception) -> None:
-        """It could not be opened: `ensure_open` begins anew."""
+        """The declaration was given up for an error; `ensure_open` starts again."""
 
     def on_resume(self) -> None:
-        """The connection takes more again."""
+        """The connection accepts more data again."""
 
     def on_disconnect(self) -> None:
-        """The client is about to disconnect: the last chance to write."""
-
-
-class Ended:
-    """In place of the owner of a registration that is closed."""
-
-    role: Any = None
-    stream = ''
-    open_until_closed = False
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f'{self}: {name} of a registration that is closed')
+        """The client disconnects; the last chance to write."""
 
 
 class Registration:
-    """A publisher or a subscription on the broker.
+    """Keeps a publisher or a subscription declared while its owner needs it.
 
     :ivar connection: where it is declared, or being declared; else None.
-    :ivar id: its id there.
-    :ivar declared: it was open before.
-    :ivar loop: the event loop that it was opened in last; None before.
+    :ivar id: its id there; -1 without a connection.
+    :ivar declared: True if it was open before.
+    :ivar state: state of the declaration.
+    :ivar life: whether the registration is in use.
+    :ivar closed: an event; set when closing has ended.
     """
 
     def __init__(self, cluster: Cluster, owner: Owner) -> None:
@@ -106,238 +109,240 @@ class Registration:
         self.connection: Connection | None = None
         self.id = -1
         self.declared = False
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._owner: Owner = owner
-        self._state = State.IDLE
+        self.state = State.IDLE
+        self.life = Life.ACTIVE
+        self.closed = asyncio.Event()
+        self._owner = owner
         self._task: asyncio.Task[None] | None = None
-        self._deadline: Deadline | None = None  # of the outage
-        self._backoff = Backoff()
-        self._opened = 0.0  # when
+        self._outage: Backoff | None = None  # tries and deadline of the first open, or of an outage
+        self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
         self._moved = False
-        self._outcome: asyncio.Future[None] | None = None  # for who opens it
+        self._outcome: asyncio.Future[int] | None = None  # of `open`
 
     def __repr__(self) -> str:
-        return f'<Registration {self.state.value} of {self._owner!r}>'
-
-    @property
-    def state(self) -> State:
-        """State; that of a registration whose event loop was closed is IDLE."""
-        if self.loop is not None and self.loop.is_closed() and self._state is not State.CLOSED:
-            return State.IDLE
-        return self._state
+        owner = getattr(self, '_owner', None)
+        return f'<Registration {self.state.value} {self.life.value} of {owner!r}>'
 
     @property
     def is_open(self) -> bool:
-        """True if it is open."""
+        """True if it is declared."""
         return self.state is State.OPEN
 
-    @property
-    def is_opening(self) -> bool:
-        """True if it is about to be open."""
-        return self.state is State.OPENING
-
     def _enter(self, state: State, error: Exception | None = None) -> None:
-        before, self._state = self.state, state
-        logger.debug('%r: %s -> %s', self._owner, before.value, state.value)
-        self.cluster.observers.notify(Observer.on_transition, self, before, state, error)
-        if state is not State.OPENING and self._outcome is not None and not self._outcome.done():
-            if state is State.OPEN:
-                self._outcome.set_result(None)
-            else:
-                self._outcome.set_exception(error or disconnected())
-
-    # -- opening
-
-    def ensure_open(self) -> None:
-        """Open it in background, if it is neither open nor about to be.
-
-        :raises EventLoopError: the client belongs to another event loop.
-        :raises StreamConnectionError: the client is being disconnected.
-        """
-        here = self.loop is asyncio.get_running_loop()
-        if self._state is State.CLOSED or (here and self._state in (State.OPENING, State.OPEN)):
+        """Change the state of the declaration."""
+        before, self.state = self.state, self._check(self.state, state, TRANSITIONS)
+        self._notify(before, state, error)
+        outcome = self._outcome
+        if state in (State.OPENING, State.BACKING_OFF) or outcome is None or outcome.done():
             return
-        deadline = self._begin()
-        assert self.loop is not None
-        # never an eager one
-        self._task = asyncio.Task(self._run(deadline), loop=self.loop)
-        self._task.add_done_callback(self._on_done)
+        if state is State.OPEN:
+            outcome.set_result(self.id)
+        elif not outcome.get_loop().is_closed():
+            outcome.set_exception(error or disconnected())
 
-    async def open(self) -> None:
-        """Open it, for the first time.
+    def _enter_life(self, life: Life) -> None:
+        before, self.life = self.life, self._check(self.life, life, LIFE)
+        self._notify(before, life, None)
 
-        :raises RbFlyError: it cannot be opened.
+    def _check(self, before: T, after: T, table: Mapping[T, Sequence[T]]) -> T:
+        if after not in table[before]:  # no assert statement: this holds in optimized mode, too
+            raise AssertionError(f'{self!r}: illegal transition {before.name} -> {after.name}')
+        return after
+
+    def _notify(self, before: State | Life, after: State | Life, error: Exception | None) -> None:
+        logger.debug('%r: %s -> %s', self._owner, before.value, after.value)
+        self.cluster.observers.notify(Observer.on_transition, self, before, after, error)
+
+    # -- what the owner calls
+
+    async def open(self) -> int:
+        """Declare it for the first time, and return its id; if that fails, close it.
+
+        :raises RbFlyError: it cannot be declared.
         """
         self.ensure_open()
-        assert self.loop is not None
-        self._outcome = self.loop.create_future()
+        self._outcome = asyncio.get_running_loop().create_future()
         try:
-            await self._outcome
-        except asyncio.CancelledError:
-            if self.is_opening:
-                self.reset()
-            raise
+            found = await self._outcome
         finally:
             self._outcome = None
         if self.state is State.IDLE:  # disconnected in the turn that opened it
             raise disconnected()
+        return found
 
-    def _begin(self) -> Deadline:
+    def ensure_open(self) -> None:
+        """Declare it in background, unless it is open or being declared.
+
+        :raises EventLoopError: the client belongs to another event loop.
+        :raises StreamConnectionError: the client is being disconnected.
+        """
+        self.cluster.check_loop()
+        if self.state not in (State.IDLE, State.LOST):
+            return
         loop = asyncio.get_running_loop()
-        if self._state is not State.LOST or loop is not self.loop:
-            self._deadline = self._lost = None
-        elif loop.time() > self._lost_at + STABLE:
-            self._deadline = None  # it is wanted from now on
-        if self._deadline is None:
-            self._deadline = self.cluster.deadline()
-            self._backoff = Backoff()
+        if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
+            self._outage = None
+        if self._outage is None:
+            deadline = self.cluster.deadline()
+            deadline.on_wait = self._on_wait
+            self._outage = Backoff(deadline)
         self.cluster.registrations[self] = None
-        self._enter(State.OPENING)
-        if self.loop is not loop:  # of no use any more, and with it what it had
-            self._cancel()
-            self._leave()
-            self.loop = loop
-        return self._deadline
+        lost, self._lost = self._lost, None
+        self._enter(State.OPENING if lost is None else State.BACKING_OFF, lost)
+        self._task = asyncio.Task(self._run(self._outage, lost), loop=loop)  # never an eager one
+        self._task.add_done_callback(self._on_done)
 
-    async def _run(self, deadline: Deadline) -> None:
+    def end_outage(self) -> None:
+        """Note that the declaration works: losing it from now on is another outage."""
+        self._outage = None
+        self.cluster.closing.left = None  # the broker answers
+
+    def lose(self, error: StreamConnectionError) -> None:
+        """Give up an open declaration that is of no use any more; calls the owner's `on_lost`."""
+        if self.state is not State.OPEN:
+            return
+        self._leave()
+        if self not in self.cluster.registrations:  # the client disconnects
+            self._fail(disconnected())
+            return
+        self._lost, self._lost_at = error, asyncio.get_running_loop().time()
+        if self._lost_at > self._opened_at + STABLE:
+            self._outage = None
+        self._enter(State.LOST, error)
+        self._owner.on_lost(error)
+
+    def reset(self, error: Exception | None = None) -> asyncio.Future[Any] | None:
+        """Give up the declaration until the owner needs it again, without calling the owner.
+
+        :param error: the reason, for observers.
+        :returns: a future that is done when nothing of it is left, if there is anything.
+        """
+        task, self._task = self._task, None
+        if self._outage is not None:
+            for deadline in self._outage.deadlines:
+                deadline.on_wait = ignore
+        self._outage = self._lost = None
+        self.cluster.registrations.pop(self, None)
+        answer = self._leave()
+        if self.state is not State.IDLE:
+            self._enter(State.IDLE, error)
+        if task is None or task.done() or task.get_loop().is_closed():
+            return answer
+        task.cancel()
+        return answer or task
+
+    def begin_close(self) -> None:
+        """Note that the owner finishes; it calls `close` at the end."""
+        self._enter_life(Life.CLOSING)
+
+    def close(self) -> None:
+        """Give it up for good; silent if it is closed."""
+        if self.life is Life.CLOSED:
+            return
         try:
-            await self._open(deadline)
+            self.reset()
+        finally:
+            self._enter_life(Life.CLOSED)
+            self.closed.set()
+            del self._owner  # refers to this: both go with the last reference
+
+    # -- declaring it
+
+    async def _run(self, outage: Backoff, lost: StreamConnectionError | None) -> None:
+        [deadline] = outage.deadlines
+        try:
+            async with deadline:
+                if lost is not None:
+                    await outage.wait(lost)
+                    deadline.progress.error = None  # that was another connection
+                await outage.retry(
+                    lambda: self._declare(outage), lambda ex: can_retry(ex, self.declared)
+                )
         except Exception as ex:
             if self._task is asyncio.current_task():
+                self._task = None
                 self._fail(ex)
         else:
             task, self._task = self._task, None
             if task is not None:
                 task.remove_done_callback(self._on_done)  # it keeps the client for one more turn
-            self._finish()
+            self._on_declared()
 
-    async def _open(self, deadline: Deadline) -> None:
-        owner = self._owner
-        async with deadline:
-            lost, self._lost = self._lost, None
-            if lost is not None:
-                await self._backoff.wait(lost, [deadline])
-                deadline.progress.on_error(None)  # that was another connection
-            while True:
-                connection = await self.cluster.member(owner.role, owner.stream, deadline)
-                deadline.check()  # the client was disconnected in this turn
-                try:
-                    await self._declare(connection, deadline)
-                except RbFlyError as ex:
-                    if not can_retry(ex, self.declared):
-                        raise
-                    error = without_frames(ex)
-                else:
-                    return
-                await self._backoff.wait(error, [deadline])
-
-    async def _declare(self, connection: Connection, deadline: Deadline) -> None:
-        owner = self._owner
+    async def _declare(self, outage: Backoff) -> None:
+        owner, [deadline] = self._owner, outage.deadlines
+        connection, found = await self.cluster.member(owner.role, owner.stream, deadline)
         deadline.progress.on_step(f'declaring {owner!r}')
-        ids = connection.ids(owner.role)
-        found = ids.pop()
         try:
             request = await owner.prepare(connection, found)
         except BaseException:
-            ids.add(found)
+            connection.ids(owner.role).add(found)
             raise
         self.connection, self.id, self._moved = connection, found, False
-        owner.attach(connection, found)
         connection.registrations[self] = None
         try:
             await connection.request(request)
             await owner.complete(connection)
             if connection.error is not None:  # lost in the turn of the answer
                 raise copy_error(connection.error)
-        except RequestTimeout:
+        except BaseException as ex:
             self._leave()
-            self.cluster.probe(connection)
-            raise
-        except BaseException:
-            self._leave()
+            if isinstance(ex, RequestTimeout):
+                self.cluster.probe(connection)
             raise
 
-    def _finish(self) -> None:
+    def _on_wait(self, error: RbFlyError | None) -> None:
+        """The declaration waits for another try, or tries again."""
+        state = State.OPENING if error is None else State.BACKING_OFF
+        if self.state is not state:
+            self._enter(state, error)
+
+    def _on_declared(self) -> None:
         connection = self.connection
-        if connection is None or self._state is not State.OPENING:
+        if connection is None or self.state is not State.OPENING:
             return  # closed in the same turn
-        assert self.loop is not None
-        self._opened = self.loop.time()
+        self._opened_at = asyncio.get_running_loop().time()
         self.declared = True
-        if self._outcome is not None:
-            self.end_outage()  # to open it was no outage
         self._enter(State.OPEN)
         try:
             self._owner.on_open(connection, self.id)
-        except Exception as ex:  # e.g. no memory for what is to be sent again
-            self._leave()
+        except Exception as ex:  # e.g. no memory for the messages to resend
             self._fail(ex)
-        if self._moved and self.is_open:
+        if self._moved:
             self.lose(self._has_moved())
 
-    def _fail(self, error: Exception) -> None:
-        self._task = None
-        self._forget()
-        self._enter(State.IDLE, error)
-        self._owner.on_failed(error)
-
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        if task is self._task:  # cancelled by somebody else, with every task of the loop
-            self._leave()
+        if task is self._task:  # the program has cancelled every task of the loop
             self._fail(StreamConnectionError(f'{self._owner!r}: opening it was cancelled'))
 
-    def _forget(self) -> None:
-        self._deadline = None
-        self.cluster.registrations.pop(self, None)
+    def _fail(self, error: Exception) -> None:
+        """Give up the declaration for an error; calls the owner's `on_failed`."""
+        self.reset(error)
+        self._owner.on_failed(error)
 
-    # -- what happens to it
+    def _leave(self) -> asyncio.Future[bytes] | None:
+        """Stop using the connection; returns the broker's answer to removing the declaration."""
+        connection, used = self.connection, self.id
+        if connection is None:
+            return None
+        self.connection, self.id = None, -1
+        connection.registrations.pop(self, None)
+        request = self._owner.detach(connection, used)
+        return connection.undeclare(self._owner.role, used, request) if connection.is_open else None
 
-    def end_outage(self) -> None:
-        """It does what it is for: if it is lost from now on, that is another outage."""
-        self._deadline = None
-        self.cluster.closing.left = None  # the broker answers
-
-    def reset(self) -> None:
-        """Give up this declaration, and all that was lost before: it begins anew when wanted."""
-        if self._state in (State.OPENING, State.OPEN, State.LOST):
-            self._cancel()
-            self._leave()
-            self._forget()
-            self._enter(State.IDLE)
-
-    def lose(self, error: StreamConnectionError) -> None:
-        """Give up this declaration: the broker has removed it, or it is of no use."""
-        if self._state is State.OPEN:
-            self._leave()
-            self._on_gone(error)
+    # -- what the connection and the cluster call
 
     def on_lost(self, error: StreamConnectionError) -> None:
         """The connection has ended."""
-        if self.connection is None:
-            return  # it has left since this was called for all
-        opening = self._state is State.OPENING
-        self._leave()
-        if opening:
-            self._owner.on_lost(error)  # whoever opens it is told by its request
-        else:
-            self._on_gone(error)
-
-    def _on_gone(self, error: StreamConnectionError) -> None:
-        assert self.loop is not None
-        if self not in self.cluster.registrations:
-            self._fail(disconnected())
-            return
-        self._lost, self._lost_at = error, self.loop.time()
-        if self._lost_at > self._opened + STABLE:
-            self._deadline = None
-        self._enter(State.LOST, error)
-        self._owner.on_lost(error)
+        if self.state is State.OPEN:
+            self.lose(error)
+        else:  # its request fails, too
+            self._leave()
 
     def on_metadata_update(self, stream: str) -> None:
         """The broker has removed its publishers and subscriptions of a stream."""
-        if stream == self._owner.stream:
+        if self.connection is not None and stream == self._owner.stream:
             self._moved = True
             self.lose(self._has_moved())
 
@@ -347,52 +352,23 @@ class Registration:
         )
 
     def on_resume(self) -> None:
-        """The connection takes more again."""
+        """The connection accepts more data again."""
         if self.connection is not None:
             self._owner.on_resume()
 
     def on_disconnect(self) -> None:
-        """The client disconnects; what was opened before is not opened again by itself."""
+        """The client disconnects, and does not declare it again by itself."""
         if self not in self.cluster.registrations:
-            return  # it has left since this was called for all
+            return  # it has left while others were called
         del self.cluster.registrations[self]
-        if self.state is State.IDLE:
-            return  # its event loop has ended, and nobody waits
         self._owner.on_disconnect()
-        if self._state is not State.OPEN or not self._owner.open_until_closed:
-            self._cancel()
-            self._leave()
+        if self.state is not State.OPEN or not self._owner.open_until_closed:
             self._fail(disconnected())
 
-    # -- leaving
-
-    def close(self) -> asyncio.Future[Any] | None:
-        """End it; the future, if there is one, is done when nothing of it is left."""
-        if self._state is State.CLOSED:
-            return None
-        task = self._cancel()
-        self._forget()
-        answer = self._leave()
-        self._enter(State.CLOSED)
-        self._owner = Ended(repr(self._owner))  # no cycles: it goes with the last reference
-        return answer or task
-
-    def _cancel(self) -> asyncio.Task[None] | None:
-        """Go on with opening no longer; the task that did, until it has ended."""
-        task, self._task = self._task, None
-        if task is None or task.done() or task.get_loop().is_closed():
-            return None
-        task.cancel()
-        return task
-
-    def _leave(self) -> asyncio.Future[bytes] | None:
-        """Use the connection no more; the answer by which the broker has removed it."""
-        connection, self.connection = self.connection, None
-        if connection is None:
-            return None
-        owner, used = self._owner, self.id
-        connection.registrations.pop(self, None)
-        owner.detach(connection, used)
-        if not connection.is_open:
-            return None
-        return connection.undeclare(owner.role, used, owner.undeclare(used))
+    def on_leave_loop(self) -> None:
+        """The client moves to another event loop, which a publisher cannot."""
+        loop = self.cluster.ownership.loop
+        if self._owner.open_until_closed and loop is not None and not loop.is_closed():
+            self._fail(disconnected())
+        else:
+            self.reset()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 from math import inf
 from random import uniform
 from types import TracebackType
+from typing import Self, TypeVar
 
 from ..error import (
     ConnectTimeout,
@@ -21,7 +21,9 @@ from ..error import (
 )
 from ..protocol.const import Key, ResponseCode
 
-__all__ = ['TABLE', 'Backoff', 'Deadline', 'Try', 'can_retry']
+__all__ = ['TABLE', 'Backoff', 'Deadline', 'Progress', 'Try', 'can_retry', 'ignore']
+
+T = TypeVar('T')
 
 logger = logging.getLogger(__name__)
 
@@ -71,81 +73,70 @@ def backoff() -> Iterator[float]:
 
 
 class Progress:
-    """What is being tried: which addresses, which step, and what went wrong last."""
+    """What a client is waiting for, for the error of a deadline.
 
-    def __init__(self, where: str) -> None:
+    :ivar where: addresses that it tries.
+    :ivar step: what it waits for.
+    :ivar error: why the last try failed; None if it did not.
+    """
+
+    def __init__(self, where: str = '') -> None:
         self.where = where
         self.step = ''
         self.error: RbFlyError | None = None
 
-    def on_where(self, where: str) -> None:
-        """Other addresses are tried."""
-        self.where = where
-
     def on_step(self, step: str) -> None:
-        """Something else is waited for."""
+        """Wait for something else."""
         self.step = step
-
-    def on_error(self, error: RbFlyError | None) -> None:
-        """It went wrong; None: it is over."""
-        self.error = error and without_frames(error)
 
 
 class Deadline:
-    """Until when one call, or one outage, may take; handed down through every layer.
+    """Limits one call, or one outage, with all its tries; raises the last error as `async with`.
 
-    Used as `async with`, it ends what takes longer.
-
-    :param limit: seconds for all of it, from now on; None for no limit.
-    :param where: addresses that are tried.
-    :param check: raises if there is to be no other try.
-    :ivar when: by the clock of the loop; None for never.
-    :ivar progress: what is waited for.
+    :param limit: seconds from now on; None for no limit.
+    :param where: addresses of the broker.
+    :param generation: of the cluster, which does not connect for an older one.
+    :ivar when: time of the event loop; infinity for no limit.
+    :ivar on_wait: called with the error when waiting for another try, with None when trying again.
     """
 
-    def __init__(self, limit: float | None, where: str, check: Callable[[], None]) -> None:
+    def __init__(self, limit: float | None, where: str, generation: int) -> None:
         self.limit = limit
-        self.check = check
+        self.generation = generation
         self.progress = Progress(where)
-        self._last_try = False  # there is time for one more only
         self.began = asyncio.get_running_loop().time()
-        self.when = None if limit is None else self.began + limit
+        self.when = inf if limit is None else self.began + limit
+        self.on_wait: Callable[[RbFlyError | None], None] = ignore
+        self._last_try = False
         self._scope: asyncio.Timeout | None = None
 
-    def follow(self, other: Deadline) -> None:
-        """It waits for the same as another one."""
-        self.progress = other.progress
-
-    def part(self) -> None:
-        """It goes on by itself."""
-        self.progress = copy.copy(self.progress)
-
     def shorten(self, delay: float, now: float) -> float:
-        """How long to wait of a delay: there is one more try before it is over."""
-        if self.when is None or self._last_try or now + delay < self.when:
+        """Return the delay, shortened once so that another try precedes the deadline."""
+        if self._last_try or now + delay < self.when:
             return delay
         self._last_try = True
         return max(0.0, self.when - now) / 2
 
-    def _given_up(self) -> RbFlyError:
+    def _timeout(self) -> RbFlyError:
         progress, error = self.progress, self.progress.error
         text = f'gave up after {self.limit} s'
-        told: RbFlyError
+        timeout: RbFlyError
         if error is None or isinstance(error, ConnectTimeout):
-            told = ConnectTimeout(
+            timeout = ConnectTimeout(
                 f'{progress.where}: no answer within {self.limit} s, while {progress.step}'
             )
         elif isinstance(error, StreamConnectionError):
-            told = type(error)(f'{error} ({text})')
+            timeout = type(error)(f'{error} ({text})')
         else:
-            told = copy_error(error)
-            told.add_note(text)
-        told.__cause__ = error and error.__cause__  # and nothing else is told of
-        return told
+            timeout = copy_error(error)
+            timeout.add_note(text)
+        timeout.__cause__ = error and error.__cause__  # hides the TimeoutError
+        return timeout
 
-    async def __aenter__(self) -> None:
-        self._scope = asyncio.timeout_at(self.when)
+    async def __aenter__(self) -> Self:
+        self._scope = asyncio.timeout_at(None if self.limit is None else self.when)
         await self._scope.__aenter__()
+        return self
 
     async def __aexit__(
         self,
@@ -158,26 +149,53 @@ class Deadline:
         try:
             await scope.__aexit__(kind, error, traceback)
         except TimeoutError:
-            raise self._given_up()  # noqa: B904 - it has its cause
+            raise self._timeout()  # noqa: B904 - it has its cause
 
 
 class Backoff:
-    """The delays between the tries of one thing; they begin anew with each object."""
+    """Repeats what failed, after growing delays; all who wait for it share the tries.
 
-    def __init__(self) -> None:
+    :param deadlines: of those who wait.
+    :ivar error: why the last try failed, while waiting for the next one; else None.
+    """
+
+    def __init__(self, *deadlines: Deadline) -> None:
+        self.deadlines = [*deadlines]
+        self.error: RbFlyError | None = None
         self._delays = backoff()
 
-    async def wait(self, error: RbFlyError, deadlines: Collection[Deadline]) -> None:
-        """Wait before the next try, of which there is at least one more before each deadline."""
+    async def retry(
+        self, attempt: Callable[[], Awaitable[T]], can_retry: Callable[[RbFlyError], bool]
+    ) -> T:
+        """Repeat an attempt until it succeeds, or fails with an error that no retry can mend."""
+        while True:
+            try:
+                return await attempt()
+            except RbFlyError as ex:
+                if not can_retry(ex):
+                    raise
+                error = without_frames(ex)
+            await self.wait(error)
+
+    async def wait(self, error: RbFlyError) -> None:
+        """Wait before the next try; each deadline has at least one more."""
         delay = next(self._delays)
         now = asyncio.get_running_loop().time()
-        for item in sorted(deadlines, key=lambda item: inf if item.when is None else item.when):
-            item.check()
-            item.progress.on_error(error)
+        for item in sorted(self.deadlines, key=lambda item: item.when):
+            item.progress.error = error
             delay = item.shorten(delay, now)
-        lasted = now - min((item.began for item in deadlines), default=now)
-        since = f' (for {lasted:.0f} s)' if lasted >= 1 else ''
+        seconds = now - min((item.began for item in self.deadlines), default=now)
+        since = f' (for {seconds:.0f} s)' if seconds >= 1 else ''
         logger.warning('%s%s; trying again in %.1f s', error, since, delay)
+        self._notify(error)
         await asyncio.sleep(delay)
-        for item in deadlines:
-            item.check()
+        self._notify(None)
+
+    def _notify(self, error: RbFlyError | None) -> None:
+        self.error = error
+        for item in self.deadlines:
+            item.on_wait(error)
+
+
+def ignore(error: RbFlyError | None) -> None:
+    pass

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..error import RbFlyError, StreamConnectionError, copy_error
+from ..error import StreamConnectionError
 from ..protocol import commands
 from ..protocol.commands import StreamMetadata
 from .connection import Connection
-from .retry import Backoff, Deadline
-from .waiting import settled
+from .retry import Backoff, Deadline, Progress
+from .waiting import outcome
 
 __all__ = ['MetadataBatch', 'SharedConnect']
 
@@ -18,105 +19,103 @@ METADATA_HEAD = 64  # bytes of a request but the names, and some more
 FRAME_USUAL = 2**20
 
 
-Connect = Callable[[Sequence[Deadline]], Awaitable[Connection | StreamConnectionError]]
+Connect = Callable[[Progress, Sequence[Deadline]], Awaitable[Connection]]
 
 
 class SharedConnect:
-    """Connecting to a node in a role: one at a time, whose outcome all who wait for it share.
+    """Connects to a node in a role, for all who wait for that.
 
-    :param connect: tries each address once, for those who wait; gives a connection with a free id,
-        or why there is none.
-    :ivar waiting: until when they do.
-    :ivar task: gives the connection; it has a free id, but perhaps not for all of them.
+    :param connect: tries each address once, for the deadlines given; raises the error that it has
+        noted in the progress if another try may succeed.
+    :ivar task: returns the connection; it has a free id, but perhaps not for all who wait.
     """
 
     def __init__(self, connect: Connect) -> None:
-        self.waiting: list[Deadline] = []
-        # never an eager one: nobody waits yet
-        self.task = asyncio.Task(run(connect, self.waiting), loop=asyncio.get_running_loop())
+        self._progress = Progress()
+        self._backoff = Backoff()
+        self.task = asyncio.Task(  # never an eager one: nobody waits yet
+            run(connect, self._progress, self._backoff), loop=asyncio.get_running_loop()
+        )
 
     async def join(self, deadline: Deadline) -> Connection | None:
-        """Wait for the connection, None if there is to be none; the last one to leave ends it.
+        """Wait for the connection; None if it was cancelled.  The last to leave cancels it.
 
-        :raises RbFlyError: no further try would help, or a load balancer led elsewhere.
+        :raises RbFlyError: no further try would help, or a load balancer led to another node.
         """
-        if self.waiting:
-            deadline.follow(self.waiting[0])
-        self.waiting.append(deadline)
+        waiting = self._backoff.deadlines
+        waiting.append(deadline)
+        if self._backoff.error is not None:
+            deadline.on_wait(self._backoff.error)
         try:
-            await settled(self.task)
+            found = await outcome(self.task)
         finally:
-            self.waiting.remove(deadline)
-            deadline.part()
-            if not self.waiting:
+            waiting.remove(deadline)
+            before = deadline.progress.error
+            deadline.progress = copy.copy(self._progress)
+            if not self.task.done() and deadline.progress.error is None:
+                deadline.progress.error = before
+            if not waiting:
                 self.task.cancel()
-        if self.task.cancelled():
-            return None
-        error = self.task.exception()
-        if error is not None:
-            raise copy_error(error) if isinstance(error, RbFlyError) else error
-        return self.task.result()
+        deadline.on_wait(None)  # unless it was cancelled while it backed off, this changes nothing
+        return found
 
 
-async def run(connect: Connect, waiting: list[Deadline]) -> Connection:
+async def run(connect: Connect, progress: Progress, backoff: Backoff) -> Connection:
     # Not of the class: the frame of a task that was cancelled would lead to that task.
-    backoff = Backoff()
-    while True:
-        found = await connect(waiting)
-        if isinstance(found, Connection):
-            return found
-        await backoff.wait(found, waiting)
+    return await backoff.retry(
+        lambda: connect(progress, backoff.deadlines), lambda error: error is progress.error
+    )
 
 
-Asked = asyncio.Future[StreamMetadata | None]
+Found = dict[str, StreamMetadata]
 
 
 class MetadataBatch:
-    """Metadata by one connection: what is asked in a turn of the event loop goes together."""
+    """Asks for all the streams that are needed in one turn of the event loop together.
+
+    :param on_send: called before the first request is sent; nothing may be asked for after that.
+    """
 
     def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
-        self._connection = connection
-        self._on_send = on_send  # nothing is asked of it any more
-        self._asked: dict[str, tuple[int, list[Asked]]] = {}
-        self._task = asyncio.Task(self._send(), loop=asyncio.get_running_loop())
+        self._sizes: dict[str, int] = {}
+        self._task = asyncio.Task(
+            request_metadata(connection, self._sizes, on_send), loop=asyncio.get_running_loop()
+        )
+        self._task.add_done_callback(retrieve)
 
-    def ask(self, stream: str) -> Asked:
+    async def ask(self, stream: str) -> StreamMetadata | None:
         """Where a stream is; None if there is none of that name.
 
-        :raises ArgumentError: that is no name at all.
+        :raises ArgumentError: the broker allows no such name.
         """
-        size = len(commands.string(stream))
-        future: Asked = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(stream, (size, []))[1].append(future)
-        return future
+        self._sizes[stream] = len(commands.string(stream))
+        found = await outcome(self._task)
+        if found is None:
+            raise StreamConnectionError('the request was cancelled')
+        return found.get(stream)
 
-    async def _send(self) -> None:
-        self._on_send()
-        while asked := self._take():
-            found: dict[str, StreamMetadata] = {}
-            error: RbFlyError | None = None
-            try:
-                found = await self._connection.request(commands.Metadata(tuple(asked)))
-            except RbFlyError as ex:
-                error = ex
-            for stream, futures in asked.items():
-                for future in futures:
-                    if future.done():
-                        continue
-                    if error is None:
-                        future.set_result(found.get(stream))
-                    else:
-                        future.set_exception(copy_error(error))
-                        future.exception()  # seen: nobody may be waiting any more
 
-    def _take(self) -> dict[str, list[Asked]]:
-        """As many as a frame holds."""
-        asked: dict[str, list[Asked]] = {}
-        left = (self._connection.frame_max or FRAME_USUAL) - METADATA_HEAD
-        for stream, (size, futures) in list(self._asked.items()):
-            left -= size
-            if left < 0 and asked:
+async def request_metadata(
+    connection: Connection, sizes: dict[str, int], on_send: Callable[[], object]
+) -> Found:
+    on_send()
+    found: Found = {}
+    room = (connection.frame_max or FRAME_USUAL) - METADATA_HEAD
+    while sizes:
+        used = 0
+        streams: list[str] = []
+        for stream, size in sizes.items():
+            used += size
+            if used > room and streams:
                 break
-            asked[stream] = futures
-            del self._asked[stream]
-        return asked
+            streams.append(stream)
+        for stream in streams:
+            del sizes[stream]
+        answer = await connection.request(commands.Metadata(tuple(streams)))
+        found |= answer
+    return found
+
+
+def retrieve(task: asyncio.Task[Found]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody may be waiting any more

@@ -1,12 +1,30 @@
 """Futures that several tasks share."""
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ['fail', 'settled']
+from ..error import copy_error
+
+__all__ = ['fail', 'outcome', 'settled']
+
+T = TypeVar('T')
 
 
-async def settled(future: asyncio.Future[Any]) -> None:
+async def outcome(future: asyncio.Future[T]) -> T | None:
+    """The result of a future that several tasks wait for; None if it is cancelled.
+
+    Cancelling the wait leaves the future alone.  Each task raises an error of its own.
+    """
+    await settled(future)
+    if future.cancelled():
+        return None
+    error = future.exception()
+    if error is None:
+        return future.result()
+    raise copy_error(error) if isinstance(error, Exception) else error
+
+
+async def settled(future: asyncio.Future[T]) -> None:
     """Wait until a future is done, whatever its outcome; cancelling the wait leaves it alone.
 
     Unlike `asyncio.wait` since Python 3.14, no frame refers to the waiting task: with the exception

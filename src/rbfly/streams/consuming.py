@@ -13,6 +13,7 @@ from ..error import (
     copy_error,
 )
 from ..net.cluster import Cluster, Role
+from ..net.observer import Life
 from ..net.registration import Registration
 from ..protocol import commands
 from ..protocol._chunk import Chunk
@@ -44,7 +45,6 @@ class SubscriptionSession:
     :param offset: where the subscription starts.
     :param credit: number of chunks that the broker may send ahead.
     :ivar cursor: returns the messages that have arrived.
-    :ivar closed: it was closed, or is being closed.
     """
 
     role = Role.CONSUME
@@ -62,7 +62,7 @@ class SubscriptionSession:
         auto_offset: OffsetTracking | None,
     ) -> None:
         self.stream = stream
-        self.closed = False
+        self._released = False
         self.cursor = MessageCursor(
             self,
             decoder,
@@ -81,7 +81,6 @@ class SubscriptionSession:
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
         self._position: int | None = None  # at which it was declared last
-        self._ended = asyncio.Event()
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
         self._tracker: Tracker | None = None
         if auto_offset is not None:
@@ -90,6 +89,11 @@ class SubscriptionSession:
 
     def __repr__(self) -> str:
         return f'subscription of stream {self.stream!r}'
+
+    @property
+    def closed(self) -> bool:
+        """True if the program gets no message any more."""
+        return self._released or self.registration.life is not Life.ACTIVE
 
     # -- the registration
 
@@ -108,21 +112,17 @@ class SubscriptionSession:
         # Nothing is awaited from here on: the program may have read on until now.
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
+        connection.set_subscription(id, cursor.queue)
         if start.is_probe:
             return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, self._properties)
 
-    def attach(self, connection: Connection, id: int) -> None:
-        connection.set_subscription(id, self.cursor.queue)
-
-    def detach(self, connection: Connection, id: int) -> None:
-        connection.set_subscription(id, None)
-        self._watchdog.stop()
-
     async def complete(self, connection: Connection) -> None:
         pass
 
-    def undeclare(self, id: int) -> commands.Command[Any]:
+    def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
+        connection.set_subscription(id, None)
+        self._watchdog.stop()
         return commands.Unsubscribe(id)
 
     def on_open(self, connection: Connection, id: int) -> None:
@@ -134,7 +134,7 @@ class SubscriptionSession:
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
             self._tracker.on_lost()
-        if not self.closed and not self.registration.is_opening:
+        if not self.closed:
             if not error.retriable:
                 self._error = copy_error(error)
             logger.warning('%r: %s', self, error)
@@ -233,26 +233,26 @@ class SubscriptionSession:
 
         :param wait: wait for the broker's answers.
         """
-        if self._ended.is_set():
+        registration = self.registration
+        if registration.life is Life.CLOSED:
             return
         self._cluster.check_loop()
         if self.closed:
             if wait:
-                await self._ended.wait()
+                await registration.closed.wait()
             return
-        self.closed = True
+        registration.begin_close()
         self._waiter.remove(self)
         self._waiter.wake()
         self.cursor.drop()
         try:
             if self._tracker is not None:
                 await self._tracker.close(self._cluster, wait=wait)
-            answer = self.registration.close()
+            answer = registration.reset()
             if wait:
                 await self._cluster.closing.wait(answer)
         finally:
             self._end()
-            self._ended.set()
 
     def _end(self) -> None:
         self._waiter.remove(self)
@@ -268,8 +268,8 @@ class SubscriptionSession:
         """
         if self.closed:
             return
-        self.closed = True
-        loop = self.registration.loop
+        self._released = True
+        loop = self._cluster.ownership.loop
         if loop is None or loop.is_closed():
             self._end()
         else:  # never directly: the garbage collector may run within any method of the registration

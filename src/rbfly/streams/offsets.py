@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..error import ProtocolError, StreamConnectionError
-from ..net.cluster import Role, existing
+from ..net.cluster import existing
 from ..protocol import commands
 from ..protocol.const import ResponseCode
 
@@ -35,9 +35,7 @@ async def leader_ends_before(
     found = await connection.request(commands.Metadata((stream,)))
     leader = existing(found.get(stream), stream).leader
     if leader is None or not connection.leads_to(leader):
-        deadline = cluster.deadline()
-        async with deadline:
-            connection = await cluster.member(Role.PUBLISH, stream, deadline)
+        connection = await cluster.leader(stream)
         if leader is None or not connection.leads_to(leader):
             raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
     stats = await connection.request(commands.StreamStats(stream))

@@ -48,14 +48,14 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
         if name:
             self.names.add(key)
         try:
-            await session.registration.open()
+            publisher_id = await session.registration.open()
             if session.last_id == ID_MAX:
                 raise PublisherError(
                     f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX}, the'
                     ' highest there is: choose another name'
                 )
             next_id = session.last_id + 1
-            publisher = self.make(session.registration.id, self.info, self.client, next_id)
+            publisher = self.make(publisher_id, self.info, self.client, next_id)
             if isinstance(publisher, BasePublisher):
                 publisher._attach(session)
         except BaseException:

@@ -13,10 +13,11 @@ from ..error import (
     RbFlyError,
     StreamConnectionError,
 )
-from ..net.closing import answered
 from ..net.cluster import Cluster, Role
 from ..net.connection import disconnected
+from ..net.observer import Life
 from ..net.registration import Registration
+from ..net.waiting import outcome
 from ..protocol import commands
 from .failures import publish_error
 from .waiting import WindowSemaphore
@@ -72,7 +73,6 @@ class PublisherSession:
         self._label = f'publisher of stream {stream!r}'
         self._release: Callable[[], None]  # given with the core
         self._generation = cluster.generation
-        self._ended = asyncio.Event()  # closing it
         self._idle: asyncio.Future[None] | None = None
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
@@ -96,37 +96,32 @@ class PublisherSession:
         self._core, self._label, self._release = core, label, release or core.write
         core.bind(self)
         self.queues.append(core.capacity)
-        if self.registration.connection is not None:
-            self.attach(self.registration.connection, self.registration.id)
-            if self.registration.is_open:  # else it was lost since, and is being opened again
-                self.on_open(self.registration.connection, self.registration.id)
+        connection = self.registration.connection
+        if connection is not None and self.registration.is_open:  # else it was lost since
+            self.on_open(connection, self.registration.id)
 
     # -- the registration
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         return commands.DeclarePublisher(id, self.name, self.stream)
 
-    def attach(self, connection: Connection, id: int) -> None:
-        if self._core is not None:
-            connection.set_publisher(id, self._core.window)
-
-    def detach(self, connection: Connection, id: int) -> None:
-        connection.set_publisher(id, None)
-        if self._core is not None:
-            self._core.suspend()
-
     async def complete(self, connection: Connection) -> None:
         if self.name and self._core is None:
             request = commands.QueryPublisherSequence(self.name, self.stream)
             self.last_id = await connection.request(request)
 
-    def undeclare(self, id: int) -> commands.Command[Any]:
+    def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
+        connection.set_publisher(id, None)
+        if self._core is not None:
+            self._core.suspend()
         return commands.DeletePublisher(id)
 
     def on_open(self, connection: Connection, id: int) -> None:
         core = self._core
         if core is None:
+            self.registration.end_outage()  # opening it for the first time was none
             return
+        connection.set_publisher(id, core.window)
         core.resume(connection, id)
         self._note_sent()
         self._end_refused()
@@ -136,10 +131,9 @@ class PublisherSession:
     def on_lost(self, error: RbFlyError) -> None:
         core = self._core
         if core is not None and core.closed and not core.window.unsettled:
-            self._wake_idle()
-        elif not self.registration.is_opening:
-            logger.warning('%r: %s; declaring it again', self, error)
-            self.registration.ensure_open()
+            return  # nothing is left to send
+        logger.warning('%r: %s; declaring it again', self, error)
+        self.registration.ensure_open()
 
     def on_failed(self, error: Exception) -> None:
         """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
@@ -261,16 +255,16 @@ class PublisherSession:
 
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`.
         """
-        core = self.core
-        if self._ended.is_set():
+        core, registration = self.core, self.registration
+        if registration.life is Life.CLOSED:
             return
         self._cluster.check_loop()
-        if core.closed:
-            await self._ended.wait()
+        if registration.life is Life.CLOSING:
+            await registration.closed.wait()
             return
-        core.close()
+        self._begin_close()
         if core.loop.is_closed():  # and with it all who waited
-            self._ended.set()
+            self._end()
             return
         errors = (
             PublisherError(f'{self!r} was closed before the confirm'),
@@ -286,17 +280,18 @@ class PublisherSession:
                     while core.window.unsettled and core.error is None:
                         self._idle = core.loop.create_future()
                         await self._idle
-                answer = self._part(*errors)
+                self._give_up(*errors)
+                answer = registration.reset()
                 if answer is not None:
-                    await answered(answer)
+                    await outcome(answer)
         except (TimeoutError, StreamConnectionError):
             unsettled, unsent = core.window.unsettled, core.window.count_unsent()
         finally:
             self._on_progress = None
             try:
-                self._part(*errors)
+                self._give_up(*errors)
             finally:
-                self._ended.set()
+                self._end()
         if unsettled:  # not in the handler: the TimeoutError leads to the task
             raise self._gave_up(unsettled - unsent, unsent)
 
@@ -315,27 +310,26 @@ class PublisherSession:
 
         Whoever waits in :meth:`close` is through with it then, too.
         """
-        core = self.core
-        if self._ended.is_set():
+        if self.registration.life is Life.CLOSED:
             return
         try:
-            if not core.closed:
-                core.close()
-                if core.error is None:
+            if self.registration.life is Life.ACTIVE:
+                self._begin_close()
+                if self.core.error is None:
                     self._release()
         finally:
             try:
-                self._part(error)
+                self._give_up(error)
             finally:
-                self._ended.set()
+                self._end()
 
-    def _part(
-        self, error: Exception, unsent: Exception | None = None
-    ) -> asyncio.Future[Any] | None:
-        """Give up what is unconfirmed, and the registration; what is to be waited for yet."""
-        core = self.core
-        self._give_up(error, unsent)
-        core.end(Unusable(f'{self!r} is closed'))
+    def _begin_close(self) -> None:
+        self.registration.begin_close()
+        self.core.close()
+
+    def _end(self) -> None:
+        """Refer to nobody any more."""
+        self.core.end(Unusable(f'{self!r} is closed'))
         for queue in self.queues:
             queue.close()
-        return self.registration.close()
+        self.registration.close()
