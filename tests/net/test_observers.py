@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.observer import Observer, Observers, Role, State
+from rbfly.net.observer import Life, Observer, Observers, Role, State
 from rbfly.net.uri import Address
 from tests import fake as wire
 from tests.brokers import until
@@ -16,16 +16,19 @@ from tests.fake import SILENT, FakeBroker, Step
 HANG = 10.0
 
 
+Change = State | Life
+
+
 class Recorder(Observer):
     """Records the events of connections, and the states of registrations."""
 
     def __init__(self) -> None:
         self.connections: list[tuple[str, Address, Role]] = []
         self.errors: list[Exception] = []
-        self.states: list[State] = []
+        self.states: list[Change] = []
 
     def on_transition(
-        self, registration: object, before: State, after: State, error: Exception | None
+        self, registration: object, before: Change, after: Change, error: Exception | None
     ) -> None:
         self.states.append(after)
 
@@ -156,7 +159,8 @@ async def test_connections_of_a_client() -> None:
     ]
     assert 'connection lost' in str(recorder.errors[0])
     assert recorder.states == [
-        State.OPENING, State.OPEN, State.LOST, State.OPENING, State.OPEN, State.CLOSED
+        State.OPENING, State.OPEN, State.LOST, State.BACKING_OFF, State.OPENING, State.OPEN,
+        Life.CLOSING, State.IDLE, Life.CLOSED,
     ]  # fmt: skip
 
 
@@ -165,7 +169,7 @@ async def test_connection_is_lost_before_its_registrations() -> None:
 
     class Ordered(Observer):
         def on_transition(
-            self, registration: object, before: State, after: State, error: Exception | None
+            self, registration: object, before: Change, after: Change, error: Exception | None
         ) -> None:
             order.append(after.value)
 
