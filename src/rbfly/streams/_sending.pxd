@@ -27,6 +27,8 @@ cdef class PublisherCore:
     cdef list woken                 # futures whose tasks `_wake` runs next
 
     cdef ConfirmFuture _begin(self, object message)
+    cdef int _check(self) except -1
+    cdef int _settle(self, waiter) except -1
     cdef int _check_loop(self) except -1
     cdef ConfirmFuture _put(self, object message)
     cdef int _schedule(self) except -1

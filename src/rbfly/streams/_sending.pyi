@@ -20,7 +20,7 @@ class SemaphoreState:
 
 @final
 class PublisherCore:
-    session: Final[_Session]
+    session: Final[_Session | None]
     connection: Final[Connection | None]
     error: Final[Exception | None]
     closed: Final[bool]
@@ -30,7 +30,7 @@ class PublisherCore:
     capacity: Final[Any]
     def __init__(
         self,
-        session: _Session,
+        error: Exception,
         loop: asyncio.AbstractEventLoop,
         window: PublishWindow,
         semaphore: Callable[[Callable[[int], bool]], SemaphoreState],
@@ -40,7 +40,7 @@ class PublisherCore:
     def suspend(self) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def close(self) -> None: ...
-    def end(self, session: _Session) -> None: ...
+    def end(self, error: Exception) -> None: ...
     def has_capacity(self, count: int) -> bool: ...
     def is_paused(self) -> bool: ...
     def check_loop(self) -> None: ...

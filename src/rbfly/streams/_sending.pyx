@@ -14,7 +14,7 @@ from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
 from asyncio import _get_running_loop
 
-from rbfly.error import wrong_loop
+from rbfly.error import copy_error, wrong_loop
 
 rbfly_watch_forks()
 
@@ -31,18 +31,20 @@ cdef class SemaphoreState:
 cdef class PublisherCore:
     """Puts messages into the window, writes frames, and wakes the tasks that await confirms.
 
-    :param session: has `check`, which raises if the publisher takes no messages; `settle`, which
-        passes the outcome to a waiter; and `after_settled`, called after each frame of confirms.
+    :param error: why the publisher takes no messages before `bind`.
     :param loop: event loop of the publisher.
     :param window: messages that are not settled.
     :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
+    :ivar session: has `check`, which raises if the publisher takes no messages; `settle`, which
+        passes the outcome to a waiter; and `after_settled`, called after each frame of confirms.
+        None before `bind` and after `end`.
     :ivar connection: where to write frames; None while there is none.
     :ivar closed: the publisher takes no more messages.
     :ivar error: why the publisher takes no messages for now; None if it does.
     """
 
-    def __init__(self, session, loop, PublishWindow window not None, semaphore):
-        self.session = session
+    def __init__(self, error, loop, PublishWindow window not None, semaphore):
+        self.error = error
         self.loop = loop
         self.window = window
         self.capacity = semaphore(self.has_capacity)
@@ -78,10 +80,11 @@ cdef class PublisherCore:
         """Take no more messages."""
         self.closed = True
 
-    def end(self, session):
-        """Drop the references to the session, in favour of a stand-in, and to the event loop."""
+    def end(self, error):
+        """Take no messages any more, and drop the reference to the session."""
         self.window.listen(None)
-        self.session = session
+        self.session = None
+        self.error = error
 
     def has_capacity(self, Py_ssize_t count):
         """True if the window has capacity for `count` messages and the connection is not paused."""
@@ -109,7 +112,7 @@ cdef class PublisherCore:
         if not self.waking or rbfly_place() != self.place:
             self._check_loop()
         if self.closed or self.error is not None:
-            self.session.check()
+            self._check()
         if (
             window.in_flight + window.queued >= window.max_unconfirmed
             or capacity.reserved
@@ -118,6 +121,17 @@ cdef class PublisherCore:
         ):
             return None
         return self._put(message)
+
+    cdef int _check(self) except -1:
+        if self.session is None:
+            raise copy_error(self.error)
+        self.session.check()
+        return 0
+
+    cdef int _settle(self, waiter) except -1:
+        if self.session is not None:
+            self.session.settle(waiter)
+        return 0
 
     cdef int _check_loop(self) except -1:
         cdef object running = _get_running_loop()
@@ -179,7 +193,7 @@ cdef class PublisherCore:
             for waiter in done:
                 n += 1
                 if (<PendingConfirms> waiter).errors is not None:
-                    self.session.settle(waiter)
+                    self._settle(waiter)
                 elif type(waiter) is ConfirmFuture:
                     self._confirm(<ConfirmFuture> waiter)
                 elif type(waiter) is ConfirmGroup:
@@ -187,7 +201,7 @@ cdef class PublisherCore:
                     for wait in (<ConfirmGroup> waiter).waits:
                         self._confirm(<ConfirmFuture> wait)
                 else:
-                    self.session.settle(waiter)
+                    self._settle(waiter)
         finally:
             if n < len(done):       # e.g. KeyboardInterrupt
                 self.loop.call_soon(self.on_settled, done[n:])
@@ -202,7 +216,8 @@ cdef class PublisherCore:
                 self.loop.call_soon(self.write)
             elif self.window.queued:
                 self._write()
-        self.session.after_settled()
+        if self.session is not None:
+            self.session.after_settled()
 
     cdef int _confirm(self, ConfirmFuture wait) except -1:
         if not wait.settled:
@@ -281,7 +296,7 @@ cdef class Batches:
             core.window.release()       # if this fails, the next flush retries
             self._next()
             if batch.seal():            # all were too large for a new connection
-                core.session.settle(batch)
+                core._settle(batch)
         core._write()
         if self.capacity is not None:
             self.capacity.grant()
@@ -313,7 +328,7 @@ cdef class BatchBase(PublisherBase):
         if not rbfly_same_step(&core.step):
             core._check_loop()
         if core.closed or core.error is not None:
-            core.session.check()
+            core._check()
         if batches.filling.settled:     # the publisher gave it up: later messages need another one
             batches._next()
         core.window._append(message, batches.filling)

@@ -17,7 +17,6 @@ from ..protocol.compression import compressor
 from ._sending import PublisherBase, PublisherCore
 from .confirmation import Confirmation
 from .failures import Failures, summary
-from .publishing import Unusable
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time
@@ -66,8 +65,8 @@ class BasePublisher(PublisherBase):
             sub_entry,
         )
         loop = asyncio.get_running_loop()
-        self._core = PublisherCore(Unusable(UNDECLARED), loop, window, WindowSemaphore)
-        self._core.fail(PublisherError(UNDECLARED))  # so that the core calls `session.check`
+        error = PublisherError(UNDECLARED)
+        self._core = PublisherCore(error, loop, window, WindowSemaphore)
         self._failures = Failures()
         self._reported = False  # `close` has raised the failures
 

@@ -27,26 +27,9 @@ if TYPE_CHECKING:
     from ._confirm import ConfirmGroup
     from ._sending import PublisherCore
 
-__all__ = ['PublisherSession', 'Unusable']
+__all__ = ['PublisherSession']
 
 logger = logging.getLogger(__name__)
-
-
-class Unusable:
-    """In place of the session of a publisher that is not declared, or was closed."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def check(self) -> None:
-        """Raise: it takes no messages."""
-        raise PublisherError(self._text)
-
-    def settle(self, waiter: Any) -> None:
-        """Nobody waits."""
-
-    def after_settled(self) -> None:
-        """Nothing is to be done."""
 
 
 class PublisherSession:
@@ -329,7 +312,7 @@ class PublisherSession:
 
     def _end(self) -> None:
         """Refer to nobody any more."""
-        self.core.end(Unusable(f'{self!r} is closed'))
+        self.core.end(PublisherError(f'{self!r} is closed'))
         for queue in self.queues:
             queue.close()
         self.registration.close()
