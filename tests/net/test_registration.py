@@ -569,6 +569,13 @@ class Walk(RuleBasedStateMachine):
         self.loop._clock.passed += seconds
         self.run(1)
 
+    @precondition(having(State.BACKING_OFF))
+    @rule(rounds=st.integers(0, 4))
+    def try_again(self, rounds: int) -> None:
+        """The delay is over, and the broker answers."""
+        self.wait(0.5)
+        self.serve(rounds)
+
     @rule()
     def settle(self) -> None:
         """All happens that needs no answer: nobody waits for what does not come."""

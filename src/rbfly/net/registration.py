@@ -304,8 +304,8 @@ class Registration:
             return  # closed in the same turn
         self._opened_at = asyncio.get_running_loop().time()
         self.declared = True
-        self._enter(State.OPEN)
         try:
+            self._enter(State.OPEN)
             self._owner.on_open(connection, self.id)
         except Exception as ex:  # e.g. no memory for the messages to resend
             self._fail(ex)
