@@ -1,4 +1,4 @@
-"""How long closing waits without progress."""
+"""The time that closing may take without progress."""
 
 from __future__ import annotations
 

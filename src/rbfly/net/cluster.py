@@ -1,4 +1,4 @@
-"""Which node to connect to, in which role.
+"""The connections of a client: which node, and in which role.
 
 Publishing and consuming never share a connection: the broker's flow control for publishers stops
 reading, and everything else on that connection with it.
@@ -42,19 +42,19 @@ from .uri import Address, AuthMechanism, ConnectionInfo
 __all__ = ['Cluster', 'Role', 'Settings', 'existing']
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
-UNREACHABLE = 10.0  # seconds that a node is not dialled again, if there is another way
-UNUSED = 60.0  # seconds until a connection that nobody uses is closed
+UNREACHABLE = 10.0  # seconds without another connect to a node, if another node will do
+UNUSED = 60.0  # seconds until an unused connection is closed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to connect.
+    """Settings of a client.
 
-    :param infos: addresses, tried in turn.
-    :param connect_timeout: seconds until the first connect gives up; None for never.
-    :param reconnect_timeout: the same for a client that was connected before.
-    :param load_balancer: the addresses lead to any node: none is dialled at its advertised address,
-        connecting is repeated until it reaches the wanted one.
+    :param infos: addresses and credentials, tried in turn.
+    :param connect_timeout: seconds until the first connect gives up; None for no limit.
+    :param reconnect_timeout: the same once the client has been connected.
+    :param load_balancer: the addresses lead to any node, so reconnect until they lead to the
+        wanted node instead of connecting to its advertised address.
     :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
     :param close_timeout: seconds that closing waits without progress; None or 0 for no limit.
     """
@@ -79,11 +79,11 @@ class Settings:
 
 
 class WrongNodeError(StreamConnectionError):
-    """A load balancer has led to another node."""
+    """The load balancer led to another node."""
 
 
 class Opened(Protocol):
-    """A registration, for the cluster."""
+    """What a cluster calls on its registrations."""
 
     def on_disconnect(self) -> None:
         """The client disconnects: end the registration, or let it end with its connection."""
@@ -93,10 +93,10 @@ class Opened(Protocol):
 
 
 class Cluster:
-    """The connections of one client: one per node and role, more where its ids run out.
+    """The connections of one client: one for each node and role, more when its ids run out.
 
-    :ivar generation: how often it was closed.
-    :ivar registrations: those that are not idle.
+    :ivar generation: number of times that the cluster was closed.
+    :ivar registrations: registrations that are not idle.
     :ivar observers: notified of the events of the client.
     :ivar counters: totals of all connections, including those that have ended.
     """
@@ -109,15 +109,15 @@ class Cluster:
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._advertised: dict[Address, Credentials] = {}
         self._reached: dict[Broker, Address] = {}
-        self._unreachable: dict[Broker, float] = {}  # until when
-        self._failed: dict[Address, float] = {}  # when
+        self._unreachable: dict[Broker, float] = {}  # end of that time
+        self._failed: dict[Address, float] = {}  # time of the last failure
         self._established = False
         self._timer: asyncio.TimerHandle | None = None
-        self._unused: dict[Connection, int] = {}  # with what they had been asked so far
+        self._unused: dict[Connection, int] = {}  # and the number of requests sent so far
         self._sweepings: set[asyncio.Task[None]] = set()
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
-        self._ended: asyncio.Event | None = None  # of the task that closes it
+        self._ended: asyncio.Event | None = None  # set when the task that closes it is done
         self.registrations: dict[Opened, None] = {}
         self.observers = Observers()
         self.counters = Counters()
@@ -162,7 +162,7 @@ class Cluster:
             group.clear()
 
     def deadline(self) -> Deadline:
-        """A deadline for a call or an outage that begins now.
+        """Return the deadline of a call or an outage that begins now.
 
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
@@ -177,17 +177,17 @@ class Cluster:
         return Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
 
     async def locator(self) -> Connection:
-        """A connection for requests that any node answers."""
+        """Return a connection for requests that any node answers."""
         async with self.deadline() as deadline:
             return await self._locator(deadline)
 
     async def manager(self) -> Connection:
-        """A connection for requests that may take long."""
+        """Return a connection for requests that may take long."""
         async with self.deadline() as deadline:
             return await self._get(Role.MANAGE, None, deadline)
 
     async def leader(self, stream: str) -> Connection:
-        """A connection to the leader of a stream, or to another node if it cannot be reached.
+        """Return a connection to the leader of a stream, or to any node if it is unreachable.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
@@ -200,8 +200,9 @@ class Cluster:
             )
 
     async def member(self, role: Role, stream: str, deadline: Deadline) -> tuple[Connection, int]:
-        """A connection to publish to the leader of a stream, or to consume from a replica, and an
-        id to declare there.  Not retried if the stream is not available.
+        """Return a connection to publish to a stream, or to consume from it, with an id to use.
+
+        Retries to connect, but does not wait until the stream is available.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
@@ -227,10 +228,10 @@ class Cluster:
     async def close(self, *, wait: bool = True) -> None:
         """Close every connection; the cluster can be used again afterwards.
 
-        :param wait: for the broker's answers.
+        :param wait: wait for the broker's answers.
         """
         self.check_loop()
-        if self._ended is not None:  # another task is about it
+        if self._ended is not None:  # another task closes it
             if wait:
                 await self._ended.wait()
             return
@@ -261,9 +262,9 @@ class Cluster:
             self._ended = None
             ended.set()
             for item in connections:
-                item.abort()  # if this was cancelled before they closed
+                item.abort()  # closing them was cancelled
             for role in Role:
-                self._open(role)  # forgets them
+                self._open(role)  # removes closed connections
 
     # -- nodes
 
@@ -290,14 +291,14 @@ class Cluster:
         return group
 
     def _find(self, role: Role, node: Broker | None) -> Connection | None:
-        """An open connection with a free id: to a node, or to any for None."""
+        """Return an open connection with a free id: to a node, or to any node for None."""
         for connection in self._open(role):
             if connection.ids(role) and (node is None or connection.leads_to(node)):
                 return connection
         return None
 
     async def _get(self, role: Role, node: Broker | None, deadline: Deadline) -> Connection:
-        """A connection with a free id: to a node, if it can be reached; to any node for None."""
+        """Return a connection with a free id: to a node, if it is reachable; None for any node."""
         key = role, node
         while True:
             if deadline.generation != self.generation:
@@ -332,7 +333,7 @@ class Cluster:
     ) -> Connection:
         """Try each address once.
 
-        :param waiting: deadlines, each with time for all addresses.
+        :param waiting: deadlines; all addresses are tried within the shortest.
         :raises StreamConnectionError: `progress.error`, if another try may succeed.
         :raises RbFlyError: no further try would help.
         """
@@ -350,7 +351,7 @@ class Cluster:
                 reached = connection.advertised
                 await connection.close()
                 raise WrongNodeError(f'{progress.where}: reached {reached}, not {node}')
-            # Another node has that address now: one connection to it will do.
+            # Another node has that address now; one connection to that node is enough.
             if self._find(role, connection.advertised):
                 await connection.close()
             else:
@@ -366,12 +367,12 @@ class Cluster:
         raise progress.error
 
     def _routes(self, node: Broker | None) -> tuple[list[Address], list[Address]]:
-        """Addresses to dial: those that are to lead to a node, and those of any other one.
+        """Return the addresses of a node, and those that may lead to other nodes.
 
-        First the one that reached the node before, which may be a URI, and its advertised one.
-        These may not be reachable, through NAT or a proxy: then the URIs, which reach some node.
+        The first address is the one that led to the node before, then its advertised address.
+        With NAT or a proxy both may be unreachable; the URIs lead to some node.
         """
-        # One that did not answer comes last, so that it delays nothing more.
+        # Addresses that have failed come last, so that they do not delay the next connect.
         known = self.settings.credentials
         addresses = sorted(known, key=lambda address: self._failed.get(address, 0.0))
         if node is None or self.settings.load_balancer:
@@ -389,7 +390,7 @@ class Cluster:
         return connection
 
     async def _dial(self, address: Address, limit: float, progress: Progress) -> Connection | None:
-        """Connect to an address; None if that fails and another try may mend it."""
+        """Connect to an address; None, and `progress.error`, if another try may succeed."""
         settings = self.settings
         try:
             async with asyncio.timeout(limit):
@@ -406,9 +407,9 @@ class Cluster:
             text = f'{address}: no answer within {limit:.3g} s, while {progress.step}'
             progress.error = ConnectTimeout(text)
         except (ProtocolError, FrameError):
-            raise  # no retry can mend these
+            raise  # no retry helps
         except StreamConnectionError as ex:
-            # Nor TLS; but a proxy may take a connection while the node behind it is away.
+            # Nor with TLS, but a proxy accepts connections while its node is down.
             if isinstance(ex, TLSError) and not (
                 self._established and isinstance(ex.__cause__, ConnectionError)
             ):
@@ -427,7 +428,7 @@ class Cluster:
         return None
 
     def probe(self, connection: Connection) -> None:
-        """A request was not answered: whether the node is still there, a new handshake tells."""
+        """Abort a connection without an answer if its node accepts no new connection either."""
         if connection.is_open and connection not in self._probes:
             probe = asyncio.get_running_loop().create_task(self._probe(connection))
             self._probes[connection] = probe
@@ -438,20 +439,20 @@ class Cluster:
         try:
             found = await self._dial(connection.address, ADDRESS_TIMEOUT, progress)
         except RbFlyError:
-            return  # it answers
+            return  # the node answers
         if found is not None:
             await found.close(0)
         elif connection.is_open:
             connection.abort(StreamConnectionError(f'the node is gone: {progress.error}'))
 
-    # -- connections that nobody uses
+    # -- unused connections
 
     def _sweep_later(self) -> None:
-        # The timer does not keep a client that was dropped.
+        # The timer does not keep the client alive.
         self._timer = asyncio.get_running_loop().call_later(UNUSED, sweep, weakref.ref(self))
 
     def _sweep(self) -> None:
-        """Close what was not used since the last time; but the last connection stays."""
+        """Close connections that were unused since the last sweep, but never the last one."""
         self._timer = None
         opened = [item for role in Role for item in self._open(role)]
         before = self._unused
@@ -470,10 +471,10 @@ class Cluster:
 
 
 def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:
-    """Metadata of a stream that there is, available or not.
+    """Return the metadata of a stream that exists, available or not.
 
-    :raises StreamDoesNotExist: there is none.
-    :raises ProtocolError: the broker refused to tell.
+    :raises StreamDoesNotExist: there is no such stream.
+    :raises ProtocolError: the broker refused the request.
     """
     if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
         raise StreamDoesNotExist(stream)

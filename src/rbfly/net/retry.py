@@ -1,4 +1,4 @@
-"""What is worth another try, when, and until when."""
+"""Which errors are retried, when, and for how long."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ BACKOFF_LAST = 30.0
 
 
 class Try(Enum):
-    """When a refused command is worth another try; those that are not in the table never are."""
+    """When to retry a refused command; never, if it is not in the table."""
 
     ALWAYS = 'always'
-    AGAIN = 'again'  # where the same was declared before
+    AGAIN = 'again'  # only if it was declared before
 
 
 TABLE: dict[tuple[Key, int], Try] = {
@@ -54,9 +54,9 @@ TABLE: dict[tuple[Key, int], Try] = {
 
 
 def can_retry(error: RbFlyError, again: bool) -> bool:
-    """True if another try may mend it.
+    """True if another try may succeed.
 
-    :param again: the publisher or subscription of the command was declared before.
+    :param again: the publisher or subscription was declared before.
     """
     if not isinstance(error, ProtocolError):
         return error.retriable
@@ -65,7 +65,7 @@ def can_retry(error: RbFlyError, again: bool) -> bool:
 
 
 def backoff() -> Iterator[float]:
-    """Seconds to wait before each next try: exponential, with jitter, from 0.1 to 30."""
+    """Yield the seconds before each further try: exponential, with jitter, from 0.1 to 30."""
     delay = BACKOFF_FIRST
     while True:
         yield delay * uniform(0.5, 1.0)
@@ -91,11 +91,12 @@ class Progress:
 
 
 class Deadline:
-    """Limits one call, or one outage, with all its tries; raises the last error as `async with`.
+    """Limits one call or one outage, with all its tries; an `async with` block, which raises the
+    error of the last try.
 
     :param limit: seconds from now on; None for no limit.
     :param where: addresses of the broker.
-    :param generation: of the cluster, which does not connect for an older one.
+    :param generation: generation of the cluster; it does not connect for an older one.
     :ivar when: time of the event loop; infinity for no limit.
     :ivar on_wait: called with the error when waiting for another try, with None when trying again.
     """
@@ -149,13 +150,13 @@ class Deadline:
         try:
             await scope.__aexit__(kind, error, traceback)
         except TimeoutError:
-            raise self._timeout()  # noqa: B904 - it has its cause
+            raise self._timeout()  # noqa: B904 - it has a cause
 
 
 class Backoff:
-    """Repeats what failed, after growing delays; all who wait for it share the tries.
+    """Repeats an attempt that failed, after growing delays, for all tasks that wait for it.
 
-    :param deadlines: of those who wait.
+    :param deadlines: deadlines of those tasks.
     :ivar error: why the last try failed, while waiting for the next one; else None.
     """
 
@@ -167,7 +168,7 @@ class Backoff:
     async def retry(
         self, attempt: Callable[[], Awaitable[T]], can_retry: Callable[[RbFlyError], bool]
     ) -> T:
-        """Repeat an attempt until it succeeds, or fails with an error that no retry can mend."""
+        """Repeat an attempt until it succeeds, or fails with an error that is not retried."""
         while True:
             try:
                 return await attempt()
@@ -178,7 +179,7 @@ class Backoff:
             await self.wait(error)
 
     async def wait(self, error: RbFlyError) -> None:
-        """Wait before the next try; each deadline has at least one more."""
+        """Wait before the next try; there is one more try before each deadline."""
         delay = next(self._delays)
         now = asyncio.get_running_loop().time()
         for item in sorted(self.deadlines, key=lambda item: item.when):

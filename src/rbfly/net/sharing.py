@@ -15,7 +15,7 @@ from .waiting import outcome
 
 __all__ = ['MetadataBatch', 'SharedConnect']
 
-METADATA_HEAD = 64  # bytes of a request but the names, and some more
+METADATA_HEAD = 64  # bytes of a request without the names, rounded up
 FRAME_USUAL = 2**20
 
 
@@ -23,17 +23,17 @@ Connect = Callable[[Progress, Sequence[Deadline]], Awaitable[Connection]]
 
 
 class SharedConnect:
-    """Connects to a node in a role, for all who wait for that.
+    """Connects to a node in a role, for all tasks that wait for it.
 
-    :param connect: tries each address once, for the deadlines given; raises the error that it has
-        noted in the progress if another try may succeed.
-    :ivar task: returns the connection; it has a free id, but perhaps not for all who wait.
+    :param connect: tries each address once, within the deadlines; raises `progress.error` if
+        another try may succeed.
+    :ivar task: returns the connection; it may have fewer free ids than tasks that wait.
     """
 
     def __init__(self, connect: Connect) -> None:
         self._progress = Progress()
         self._backoff = Backoff()
-        self.task = asyncio.Task(  # never an eager one: nobody waits yet
+        self.task = asyncio.Task(  # never eager: no task waits yet
             run(connect, self._progress, self._backoff), loop=asyncio.get_running_loop()
         )
 
@@ -61,7 +61,7 @@ class SharedConnect:
 
 
 async def run(connect: Connect, progress: Progress, backoff: Backoff) -> Connection:
-    # Not of the class: the frame of a task that was cancelled would lead to that task.
+    # A function, because the frame of a cancelled method would keep its task alive.
     return await backoff.retry(
         lambda: connect(progress, backoff.deadlines), lambda error: error is progress.error
     )
@@ -71,9 +71,9 @@ Found = dict[str, StreamMetadata]
 
 
 class MetadataBatch:
-    """Asks for all the streams that are needed in one turn of the event loop together.
+    """Asks for the metadata of all streams that tasks need in one turn of the event loop.
 
-    :param on_send: called before the first request is sent; nothing may be asked for after that.
+    :param on_send: called before the first request; the batch takes no streams after that.
     """
 
     def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
@@ -84,9 +84,9 @@ class MetadataBatch:
         self._task.add_done_callback(retrieve)
 
     async def ask(self, stream: str) -> StreamMetadata | None:
-        """Where a stream is; None if there is none of that name.
+        """Return where a stream is; None if there is no such stream.
 
-        :raises ArgumentError: the broker allows no such name.
+        :raises ArgumentError: no stream can have that name.
         """
         self._sizes[stream] = len(commands.string(stream))
         found = await outcome(self._task)
@@ -118,4 +118,4 @@ async def request_metadata(
 
 def retrieve(task: asyncio.Task[Found]) -> None:
     if not task.cancelled():
-        task.exception()  # nobody may be waiting any more
+        task.exception()  # retrieved: the callers may have stopped waiting

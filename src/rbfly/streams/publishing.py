@@ -1,4 +1,4 @@
-"""A publisher on the broker: declared, declared again with all that is unsettled, closed."""
+"""Declares a publisher, resends its unconfirmed messages after a reconnect, and closes it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ logger = logging.getLogger(__name__)
 
 
 class PublisherSession:
-    """Drives the registration of a publisher; refers to its core, not to what users hold.
+    """Owns the registration of a publisher; does not refer to the object that the user holds.
 
-    :param name: for deduplication, empty for none.
-    :ivar last_id: the last publishing id of that name; 0 for none.
-    :ivar receiving: who waits for a message of an asynchronous iterator, and what ends the wait.
-    :ivar queues: of what else tasks wait for room; told when all is given up.
+    :param name: name for deduplication, empty for none.
+    :ivar last_id: last publishing id of that name; 0 for none.
+    :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
+        that ends the wait.
+    :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     """
 
     role = Role.PUBLISH
@@ -54,7 +55,7 @@ class PublisherSession:
         self._cluster = cluster
         self._core: PublisherCore | None = None
         self._label = f'publisher of stream {stream!r}'
-        self._release: Callable[[], None]  # given with the core
+        self._release: Callable[[], None]  # set by `bind`
         self._generation = cluster.generation
         self._idle: asyncio.Future[None] | None = None
         self._on_progress: Callable[[], None] | None = None  # while closing it
@@ -65,22 +66,22 @@ class PublisherSession:
 
     @property
     def core(self) -> PublisherCore:
-        """Messages and confirms."""
+        """The window of unconfirmed messages, and the tasks that wait for it."""
         assert self._core is not None
         return self._core
 
     def bind(
         self, core: PublisherCore, label: str, release: Callable[[], None] | None = None
     ) -> None:
-        """Publish what a core takes from now on, by the registration that is open.
+        """Publish the messages of a core from now on.
 
-        :param release: gives to the window what is kept back, where the publisher is closed.
+        :param release: moves batched messages into the window; called when the publisher closes.
         """
         self._core, self._label, self._release = core, label, release or core.write
         core.bind(self)
         self.queues.append(core.capacity)
         connection = self.registration.connection
-        if connection is not None and self.registration.is_open:  # else it was lost since
+        if connection is not None and self.registration.is_open:  # else it was lost since then
             self.on_open(connection, self.registration.id)
 
     # -- the registration
@@ -102,7 +103,7 @@ class PublisherSession:
     def on_open(self, connection: Connection, id: int) -> None:
         core = self._core
         if core is None:
-            self.registration.end_outage()  # opening it for the first time was none
+            self.registration.end_outage()  # the first open was no outage
             return
         connection.set_publisher(id, core.window)
         core.resume(connection, id)
@@ -115,11 +116,11 @@ class PublisherSession:
         core = self._core
         if core is not None and core.closed and not core.window.unsettled:
             return  # nothing is left to send
-        logger.warning('%r: %s; declaring it again', self, error)
+        logger.warning('%r: %s; redeclaring it', self, error)
         self.registration.ensure_open()
 
     def on_failed(self, error: Exception) -> None:
-        """Who waits is told; who publishes next tries anew, unless the client was disconnected."""
+        """Raise the error in waiting calls; the next call declares the publisher again."""
         if self._core is not None:
             self._core.fail(error)
             self._give_up(error)
@@ -135,7 +136,7 @@ class PublisherSession:
     # -- messages
 
     def check(self) -> None:
-        """Check that a message can be taken; who publishes again after an outage tries anew."""
+        """Check that the publisher takes messages; redeclare it if it has given up before."""
         core = self.core
         core.check_loop()
         if core.closed:
@@ -148,7 +149,7 @@ class PublisherSession:
         core.bind(self)
 
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
-        """Wait, after those who wait already, until so many messages fit; false if not in time."""
+        """Wait, in turn, until `count` messages fit into the window; false if not in time."""
         core = self.core
         if not core.capacity.waiting and core.has_capacity(count):
             return True
@@ -162,7 +163,7 @@ class PublisherSession:
         return True
 
     def settle(self, waiter: Any, error: Exception | None = None) -> None:
-        """Tell whoever waits for messages that they are confirmed, refused or given up."""
+        """Set the outcome of a waiter: confirmed, refused or given up."""
         if waiter.errors:
             error = publish_error(waiter)
         waiting = waiter.future or waiter
@@ -174,7 +175,7 @@ class PublisherSession:
             waiting.set_exception(error)
 
     def after_settled(self) -> None:
-        """A confirm has come."""
+        """The broker confirmed or refused messages."""
         core = self.core
         if self.receiving:
             self._end_refused()
@@ -188,7 +189,7 @@ class PublisherSession:
             self._note_settled(self._on_progress)
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
-        """Raise an error in all who wait; another one in those whose messages never left."""
+        """Raise an error in all waiting calls; another one if their messages were never sent."""
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent or error if waiter.unsent else error)
         for queue in self.queues:
@@ -210,10 +211,10 @@ class PublisherSession:
 
     # -- closing
 
-    # Resending is not progress: the messages may make the broker fail each time.
+    # Resending is no progress: the messages may crash the broker each time.
 
     def _note_sent(self) -> None:
-        """Note progress of closing: messages have left for the first time."""
+        """Note progress of closing: messages were sent for the first time."""
         if self._on_progress is not None:
             unsent = self.core.window.count_unsent()
             if unsent < self._unsent:
@@ -234,7 +235,7 @@ class PublisherSession:
             self._idle.set_result(None)
 
     async def close(self) -> None:
-        """Write what is queued, and wait until all of it is confirmed.
+        """Send what is queued and wait until it is confirmed.
 
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`.
         """
@@ -246,7 +247,7 @@ class PublisherSession:
             await registration.closed.wait()
             return
         self._begin_close()
-        if core.loop.is_closed():  # and with it all who waited
+        if core.loop.is_closed():  # no call waits any more
             self._end()
             return
         errors = (
@@ -275,11 +276,11 @@ class PublisherSession:
                 self._give_up(*errors)
             finally:
                 self._end()
-        if unsettled:  # not in the handler: the TimeoutError leads to the task
+        if unsettled:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(unsettled - unsent, unsent)
 
     def _gave_up(self, unconfirmed: int, unsent: int) -> ConfirmTimeout:
-        """Return the error of a close that has made no progress for too long."""
+        """Return the error of a close that made no progress."""
         error = ConfirmTimeout(
             f'{self!r}: gave up closing for lack of progress'
             f' (close_timeout is {self._cluster.closing.timeout} s); messages'
@@ -289,9 +290,9 @@ class PublisherSession:
         return error
 
     def abort(self, error: Exception) -> None:
-        """Close without waiting: what is queued leaves, and its confirms are given up.
+        """Close without waiting: send what is queued, and give up its confirms.
 
-        Whoever waits in :meth:`close` is through with it then, too.
+        A task that waits in :meth:`close` returns.
         """
         if self.registration.life is Life.CLOSED:
             return
@@ -311,7 +312,7 @@ class PublisherSession:
         self.core.close()
 
     def _end(self) -> None:
-        """Refer to nobody any more."""
+        """End the registration and drop references; the publisher goes with the last one."""
         self.core.end(PublisherError(f'{self!r} is closed'))
         for queue in self.queues:
             queue.close()
