@@ -1,13 +1,14 @@
 """The in-memory broker starts and stops: in threads, event loops and forked children."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,15 @@ def test_methods_while_the_event_loop_is_not_running() -> None:
     loop.close()
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    yield
+    gc.collect()  # so that the sockets of the closed loop warn now, not in another test
+
+
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@pytest.mark.usefixtures('collected')
 def test_event_loop_closed_before_the_broker() -> None:
     async def leave() -> None:
         await memory.__aenter__()
