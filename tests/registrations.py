@@ -1,4 +1,4 @@
-"""A stand-in for a registration or an observer."""
+"""A fake registration that runs callbacks of a test."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ def nothing(*args: object) -> None:
     pass
 
 
-class Told:
-    """Calls the functions of a test in place of a registration."""
+class FakeRegistration:
+    """A registration whose methods are functions of the test."""
 
     def __init__(
         self,

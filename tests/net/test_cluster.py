@@ -1,4 +1,4 @@
-"""Many publishers and subscriptions whose streams live on one node: what they share."""
+"""Publishers and subscriptions on one node share connects and Metadata requests."""
 
 import asyncio
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.net.test_closing import Held
 
 pytestmark = pytest.mark.own_clock
 
-MANY = 300  # more than the ids of a connection
+MANY = 300  # more than a connection has ids
 NAMES = [f's{i}' for i in range(MANY)]
 CONNECTIONS = 2 * -(-MANY // IDS)  # publishing, and consuming
 DECLARED = (Key.DECLARE_PUBLISHER, Key.SUBSCRIBE)
@@ -29,7 +29,7 @@ DECLARED = (Key.DECLARE_PUBLISHER, Key.SUBSCRIBE)
 
 @pytest.fixture(autouse=True)
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
-    """How often it was connected; fails where that is under way twice, to a node in a role."""
+    """Count connects by role; fail if two connects to a node in one role overlap."""
     connect = Cluster._connect
     running = set()
     made: Counter[Role] = Counter()
@@ -47,8 +47,8 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[Role]:
     return made
 
 
-class Told(Observer):
-    """Keeps why registrations are idle again."""
+class IdleErrors(Observer):
+    """Records the error of each registration that becomes idle."""
 
     def __init__(self) -> None:
         self.errors: list[Exception | None] = []
@@ -76,11 +76,11 @@ async def publish(client: rbs.StreamsClient, name: str, leave: asyncio.Event) ->
 async def connecting(
     client: rbs.StreamsClient, fake: FakeBroker, held: Held, leave: asyncio.Event
 ) -> list[asyncio.Task[None]]:
-    """Many who publish, and wait for one connection."""
+    """Open many publishers, which all wait for one connection."""
     await client.stream_exists('test')
     fake.handlers[Step.OPEN] = held
     tasks = [asyncio.create_task(publish(client, name, leave)) for name in NAMES]
-    await until(lambda: bool(held.requests), 'it connects')
+    await until(lambda: bool(held.requests), 'the client connects')
     return tasks
 
 
@@ -96,8 +96,8 @@ def declared(peers: list[Peer], key: int) -> list[str]:
     return [frame.decode().stream for peer in peers for frame in peer.frames if frame.key == key]
 
 
-def asked(peers: list[Peer]) -> list[tuple[str, ...]]:
-    """Streams of each Metadata request."""
+def requested_streams(peers: list[Peer]) -> list[tuple[str, ...]]:
+    """Return the streams of each Metadata request."""
     return [
         frame.decode().streams
         for peer in peers
@@ -106,10 +106,10 @@ def asked(peers: list[Peer]) -> list[tuple[str, ...]]:
     ]
 
 
-async def test_many_are_opened_and_recover_together(
+async def test_300_publishers_and_subscriptions_open_and_recover_together(
     attempts: Counter[Role], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No jitter: all try again in one turn.
+    # No jitter: all reconnect in one turn.
     monkeypatch.setattr('rbfly.net.retry.uniform', lambda low, high: high)
     leave = asyncio.Event()
     async with (
@@ -128,14 +128,14 @@ async def test_many_are_opened_and_recover_together(
                 lambda total=total: all(  # type: ignore[misc]
                     len(declared(fake.connections, key)) >= total for key in DECLARED
                 ),
-                'all are declared',
+                'all publishers and subscriptions are declared',
             )
-            await asyncio.sleep(0.01)  # answered, too
+            await asyncio.sleep(0.01)  # for the responses
             peers = fake.connections[first:]
             assert len(peers) == CONNECTIONS
             for key in DECLARED:
                 assert sorted(declared(peers, key)) == sorted(NAMES)
-            assert [sorted(names) for names in asked(peers)] == [sorted(NAMES)]
+            assert [sorted(names) for names in requested_streams(peers)] == [sorted(NAMES)]
             assert not any(task.done() for task in tasks)
             for peer in peers:
                 peer.transport.abort()
@@ -147,19 +147,19 @@ async def test_many_are_opened_and_recover_together(
     assert attempts.keys() == {Role.PUBLISH, Role.CONSUME}
 
 
-async def test_error_is_told_to_all_who_wait(attempts: Counter[Role]) -> None:
+async def test_every_publisher_raises_the_connect_error(attempts: Counter[Role]) -> None:
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.stream_exists('test')
-        told = Told()
-        client._cluster.observers.add(told)
+        recorder = IdleErrors()
+        client._cluster.observers.add(recorder)
         fake.handlers[Step.OPEN] = refuse(ResponseCode.VIRTUAL_HOST_ACCESS_FAILURE)
         found = await asyncio.gather(
             *(publish(client, name, leave) for name in NAMES), return_exceptions=True
         )
         assert {type(error) for error in found} == {VirtualHostError}
-        assert len({id(error) for error in found}) == MANY, 'each raises its own'
-        assert {id(error) for error in told.errors} == {id(error) for error in found}
+        assert len({id(error) for error in found}) == MANY, 'each raises its own exception'
+        assert {id(error) for error in recorder.errors} == {id(error) for error in found}
         assert attempts[Role.PUBLISH] == 1
         assert len(fake.connections) == 2
         fake.handlers.clear()
@@ -167,12 +167,12 @@ async def test_error_is_told_to_all_who_wait(attempts: Counter[Role]) -> None:
         await publish(client, 'test', leave)
 
 
-async def test_cancelled_waiter_disturbs_no_other(attempts: Counter[Role]) -> None:
+async def test_shared_connect_survives_cancelled_waiters(attempts: Counter[Role]) -> None:
     held = Held()
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         tasks = await connecting(client, fake, held, leave)
-        for task in tasks[::2]:  # the first one among them
+        for task in tasks[::2]:  # including the one that began the connect
             task.cancel()
         await asyncio.wait(tasks[::2])
         held.answer()
@@ -182,7 +182,7 @@ async def test_cancelled_waiter_disturbs_no_other(attempts: Counter[Role]) -> No
         assert attempts[Role.PUBLISH] == 1
 
 
-async def test_last_one_to_leave_ends_the_attempt(attempts: Counter[Role]) -> None:
+async def test_shared_connect_is_cancelled_with_its_last_waiter(attempts: Counter[Role]) -> None:
     held = Held()
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
@@ -196,14 +196,14 @@ async def test_last_one_to_leave_ends_the_attempt(attempts: Counter[Role]) -> No
         tasks[0].cancel()
         begin = now()
         await peer.lost
-        assert now() - begin < 1, 'before an address has had its time'
+        assert now() - begin < 1, 'the connect is cancelled before its timeout'
         fake.handlers.clear()
         leave.set()
         await publish(client, 'test', leave)
         assert attempts[Role.PUBLISH] == 2
 
 
-async def test_deadline_of_one_is_not_that_of_another() -> None:
+async def test_each_publisher_has_its_own_deadline() -> None:
     leave = asyncio.Event()
     async with FakeBroker() as fake, rbs.streams_client(fake.uri, reconnect_timeout=8) as client:
         await client.stream_exists('test')

@@ -1,4 +1,4 @@
-"""How a connection ends, and callbacks that raise."""
+"""A callback that raises keeps no other registration from being notified or closed."""
 
 import asyncio
 from typing import Any
@@ -9,9 +9,9 @@ import rbfly.streams as rbs
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker
-from tests.registrations import Told
+from tests.registrations import FakeRegistration
 
-HANG = 5.0  # seconds; a guard only
+HANG = 5.0  # seconds; only a safeguard
 
 
 def raising(*args: object) -> None:
@@ -19,7 +19,7 @@ def raising(*args: object) -> None:
 
 
 @pytest.fixture
-async def told() -> list[type[BaseException]]:
+async def loop_errors() -> list[type[BaseException]]:
     """Classes of the exceptions that the event loop's exception handler receives."""
     found: list[type[BaseException]] = []
     loop = asyncio.get_running_loop()
@@ -27,10 +27,7 @@ async def told() -> list[type[BaseException]]:
     return found
 
 
-# -- callbacks that raise
-
-
-async def test_others_learn_of_the_loss_when_a_callback_raises(told: list[Any]) -> None:
+async def test_other_registrations_reconnect_when_a_callback_raises(loop_errors: list[Any]) -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -38,12 +35,15 @@ async def test_others_learn_of_the_loss_when_a_callback_raises(told: list[Any]) 
     ):
         connection = publisher._core.connection
         assert connection is not None
-        connection.registrations = {Told(lost=raising): None, **connection.registrations}
+        connection.registrations = {
+            FakeRegistration(lost=raising): None,
+            **connection.registrations,
+        }
         fake.connections[-1].transport.abort()
         await until(lambda: publisher._core.connection is not connection, 'the connection is lost')
         await asyncio.wait_for(publisher.send('x'), HANG)
         await asyncio.wait_for(connection.close(), HANG)
-    assert told == [ZeroDivisionError]
+    assert loop_errors == [ZeroDivisionError]
 
 
 async def test_connection_is_closed_when_a_callback_is_interrupted() -> None:
@@ -52,39 +52,49 @@ async def test_connection_is_closed_when_a_callback_is_interrupted() -> None:
 
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        connection.registrations[Told(lost=interrupted)] = None
+        connection.registrations[FakeRegistration(lost=interrupted)] = None
         with pytest.raises(KeyboardInterrupt):
             connection.connection_lost(None)
         await asyncio.wait_for(connection.close(), HANG)
 
 
-async def test_others_learn_of_a_moved_stream_when_a_callback_raises(told: list[Any]) -> None:
+async def test_other_registrations_learn_of_a_moved_stream_when_a_callback_raises(
+    loop_errors: list[Any],
+) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         moved: list[str] = []
         connection.registrations = dict.fromkeys(
-            (Told(metadata_update=raising), Told(metadata_update=moved.append))
+            (
+                FakeRegistration(metadata_update=raising),
+                FakeRegistration(metadata_update=moved.append),
+            )
         )
         fake.connection.send(wire.frame(wire.METADATA_UPDATE, b'\x00\x06' + wire.string('test')))
         await until(lambda: moved == ['test'], 'the other callback is called')
         assert connection.is_open
-    assert told == [ZeroDivisionError]
+    assert loop_errors == [ZeroDivisionError]
 
 
-async def test_others_resume_writing_when_a_callback_raises(told: list[Any]) -> None:
+async def test_other_registrations_resume_writing_when_a_callback_raises(
+    loop_errors: list[Any],
+) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         resumed: list[bool] = []
-        others = Told(resume=raising), Told(resume=lambda: resumed.append(True))
+        others = (
+            FakeRegistration(resume=raising),
+            FakeRegistration(resume=lambda: resumed.append(True)),
+        )
         connection.registrations = dict.fromkeys(others)
         connection.resume_writing()
         assert resumed == [True]
-    assert told == [ZeroDivisionError]
+    assert loop_errors == [ZeroDivisionError]
 
 
-async def test_disconnect_closes_connections_when_a_callback_raises(told: list[Any]) -> None:
+async def test_disconnect_closes_connections_when_a_callback_raises(loop_errors: list[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
-        client._cluster.registrations = {Told(disconnect=raising): None}
+        client._cluster.registrations = {FakeRegistration(disconnect=raising): None}
     assert not connection.is_open
-    assert told == [ZeroDivisionError]
+    assert loop_errors == [ZeroDivisionError]

@@ -1,8 +1,8 @@
 """Random walks over the registrations of publishers and subscriptions.
 
-The client is whole but for its sockets and for how it finds a node: connections are engines whose
-bytes the walk reads and writes.  A rule takes effect at once, within the turn of the event loop
-that the rules before it began; `turn` goes on to the next ones, and time passes by a rule alone.
+Everything but the sockets and the choice of a node is the real client; the walk reads and writes
+the bytes of its connections.  A rule takes effect at once, within the current turn of the event
+loop; `turn` runs further turns, and only `wait` lets time pass.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tests.fake import chunk, deliver
 from tests.stream_wire import split_frames
 
 URI = 'rabbitmq-stream://guest:guest@node:5552/'
-LIMIT = 20.0  # seconds of an outage
-TURNS = 30  # of the event loop, in which all has happened that needs no answer
+LIMIT = 20.0  # seconds that an outage may last
+TURNS = 30  # turns of the event loop after which only a response can change something
 USERS = 4
 FINAL = [ResponseCode.ACCESS_REFUSED, ResponseCode.STREAM_DOES_NOT_EXIST]
 CODES = [
@@ -50,18 +50,18 @@ CODES = [
     ResponseCode.PRECONDITION_FAILED,
     *FINAL,
 ]
-BEHIND = [*[''] * 4, 'lose', 'move']  # what happens in the turn of an answer
+SAME_TURN = [*[''] * 4, 'lose', 'move']  # what else happens in the turn of a response
 DECLARE = {Key.DECLARE_PUBLISHER: 'publisher_id', Key.SUBSCRIBE: 'subscription_id'}
 UNDECLARE = {Key.DELETE_PUBLISHER: 'publisher_id', Key.UNSUBSCRIBE: 'subscription_id'}
 
 
 class Peer(asyncio.Transport):
-    """The broker's end of a connection, and its transport.
+    """The transport of a connection, with the broker behind it.
 
-    :ivar requests: what was not answered yet.
-    :ivar held: registrations by id, each until the broker has confirmed its removal.
-    :ivar leaving: ids of those whose removal was asked for.
-    :ivar moved: ids of what the broker has removed by itself.
+    :ivar requests: unanswered requests.
+    :ivar held: registrations by id, until the broker confirms their removal.
+    :ivar leaving: ids whose removal the client has requested.
+    :ivar moved: ids that the broker has removed by itself.
     """
 
     def __init__(self, walk: Walk, role: Role) -> None:
@@ -90,25 +90,25 @@ class Peer(asyncio.Transport):
                 self.requests.append(found)
 
     def check(self, command: Any) -> None:
-        """Who writes what."""
-        with self.walk.told():
+        """Check a command of the client against the state of its registration."""
+        with self.walk.collect_failures():
             self._check(command)
 
     def _check(self, command: Any) -> None:
         key = command.key
         if key in DECLARE:
             number = getattr(command, DECLARE[key])
-            assert number not in self.held, 'an id of two'
+            assert number not in self.held, 'an id has one owner'
             owners = [
                 registration for registration in self.registrations if registration.id == number
             ]
-            assert len(owners) == 1, 'a registration is registered before its request leaves'
-            assert self.walk.states[owners[0]] is State.OPENING, 'it declares while it backs off'
+            assert len(owners) == 1, 'a registration is registered before its request is sent'
+            assert self.walk.states[owners[0]] is State.OPENING, 'only an opening one declares'
             self.held[number] = owners[0]
         elif key in UNDECLARE:
             number = getattr(command, UNDECLARE[key])
             assert number in self.held
-            assert number not in self.leaving, 'removed once'
+            assert number not in self.leaving, 'an id is removed once'
             self.leaving.add(number)
         elif isinstance(command, commands.Publish):
             assert self.walk.states[self.held[command.publisher_id]] is State.OPEN
@@ -147,13 +147,13 @@ class Peer(asyncio.Transport):
     close = abort
 
     def lose(self) -> None:
-        """The connection ends now."""
+        """Lose the connection at once."""
         self.lost = True
         self.connection.connection_lost(None)
 
 
 class User:
-    """A publisher or a subscription of the program, and the tasks that wait for it."""
+    """A publisher or a subscription of the program, and the tasks that use it."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -173,7 +173,7 @@ class User:
 
     @property
     def is_opening(self) -> bool:
-        """Nothing of it is given to the program until its registration is open."""
+        """Whether the program waits for it to open for the first time."""
         return False
 
     def use(self) -> None:
@@ -186,12 +186,12 @@ class User:
         pass
 
     def reap(self) -> None:
-        """Look at what has ended: as it may."""
+        """Check the outcome of each task that is done."""
         for task in [item for item in self.waiting + self.leaving if item.done()]:
-            assert not task.cancelled() or task.cancelling(), 'by the walk alone'
+            assert not task.cancelled() or task.cancelling(), 'only the walk cancels tasks'
             if not task.cancelled() and (error := task.exception()) is not None:
                 assert isinstance(error, RbFlyError | StopAsyncIteration), repr(error)
-                assert error not in self.walk.raised, 'an error is raised once'
+                assert error not in self.walk.raised, 'each raise has its own exception'
                 self.on_error(error)
             (self.waiting if task in self.waiting else self.leaving).remove(task)
 
@@ -253,7 +253,7 @@ class SubscriptionUser(User):
 
     def on_error(self, error: BaseException) -> None:
         if not isinstance(error, StopAsyncIteration):
-            self.walk.raised.append(error.with_traceback(None))  # which keeps the subscription
+            self.walk.raised.append(error.with_traceback(None))  # it refers to the subscription
 
     def close(self) -> None:
         if self.messages is not None and not self.leaving:
@@ -276,7 +276,7 @@ rarely = st.sampled_from([False] * 5 + [True])
 
 
 def having(*states: State) -> Callable[[Any], bool]:
-    """Where any registration is in one of these states."""
+    """Return a precondition: some registration is in one of these states."""
     return lambda self: any(state in states for state in self.states.values())
 
 
@@ -301,9 +301,9 @@ class Walk(RuleBasedStateMachine):
             self.client = rbs.streams_client(URI, connect_timeout=LIMIT, reconnect_timeout=LIMIT)
         self.cluster: Cluster = self.client._cluster
         self.cluster.member = self.member  # type: ignore[method-assign]
-        self.cluster.observers.add(Told(self))
+        self.cluster.observers.add(TransitionCheck(self))
 
-    # -- the event loop, and how a node is found
+    # -- the event loop, and the choice of a node
 
     def begin_loop(self) -> None:
         self.loop = ClockLoop()
@@ -318,8 +318,8 @@ class Walk(RuleBasedStateMachine):
             asyncio._set_running_loop(None)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """What is wrong here is told by an invariant: not all who call pass errors on."""
+    def collect_failures(self) -> Iterator[None]:
+        """Keep failed assertions for an invariant, as callers may swallow them."""
         try:
             yield
         except AssertionError as ex:
@@ -331,7 +331,7 @@ class Walk(RuleBasedStateMachine):
             self.loop.run_forever()
 
     async def member(self, role: Role, stream: str, deadline: Deadline) -> tuple[Connection, int]:
-        """As that of the cluster; what disconnects ends the attempt."""
+        """Replace that of the cluster; a disconnect ends the wait."""
         self.check(deadline)
         asked: asyncio.Future[Connection] = self.loop.create_future()
         self.asked.append((role, asked))
@@ -378,7 +378,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: len(self.users) < USERS)
     @rule(stored=st.booleans())
     def subscription(self, stored: bool) -> None:
-        """The stored offset is asked for before it is declared."""
+        """With a stored offset, the client queries it before it subscribes."""
         offset = rbs.Offset.reference('me') if stored else rbs.Offset.FIRST
         user = SubscriptionUser(self, offset)
         self.users.append(user)
@@ -418,7 +418,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(having(State.OPENING, State.BACKING_OFF))
     @rule(index=indices)
     def cancel_opening(self, index: int) -> None:
-        """As a program does that cancels every task of its loop."""
+        """Cancel the task that opens a registration, as the end of `asyncio.run` does."""
         user = self.user(index)
         if (
             user is not None
@@ -430,7 +430,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.disconnecting is None)
     @rule(now=rarely, found=st.booleans())
     def disconnect(self, now: bool, found: bool) -> None:
-        """Also in the turn that gives somebody a connection."""
+        """Disconnect the client, perhaps in the turn in which a registration finds its node."""
         if now:
             self.disconnecting = self.loop.create_task(self.client.disconnect())
             if found:
@@ -439,7 +439,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(having(*State))
     @rule(now=rarely)
     def end_loop(self, now: bool) -> None:
-        """As `asyncio.run` does, and go on in another one."""
+        """End the event loop as `asyncio.run` does, and continue in another one."""
         if not now:
             return
         for task in sorted(asyncio.all_tasks(self.loop), key=number):
@@ -456,13 +456,13 @@ class Walk(RuleBasedStateMachine):
         for user in self.users:
             user.reap()
             if isinstance(user, SubscriptionUser):
-                user.loop = self.loop  # it can go on; a publisher cannot
+                user.loop = self.loop  # a subscription can continue, a publisher cannot
 
     # -- rules: the broker
 
     @rule(rounds=st.integers(1, 4))
     def serve(self, rounds: int) -> None:
-        """What all is there for."""
+        """Find nodes and answer requests, without faults."""
         for _ in range(rounds):
             self.run(2)
             self.find(ResponseCode.OK)
@@ -473,14 +473,14 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: any(not asked.done() for _, asked in self.asked))
     @rule(code=st.sampled_from([ResponseCode.OK] * 3 + FINAL))
     def find(self, code: ResponseCode) -> None:
-        """A connection for the first who asks, or none."""
+        """End the first wait for a node, with a connection or an error."""
         while self.asked:
             role, asked = self.asked.pop(0)
             if asked.done():
                 continue
             if code == ResponseCode.STREAM_DOES_NOT_EXIST:
                 asked.set_exception(StreamDoesNotExist('test'))
-                asked.exception()  # seen, though nobody may be waiting
+                asked.exception()  # retrieved: perhaps no task waits
             elif code != ResponseCode.OK:
                 asked.set_exception(protocol_error(code))
                 asked.exception()
@@ -499,15 +499,15 @@ class Walk(RuleBasedStateMachine):
         return group[0]
 
     @precondition(lambda self: any(peer.requests for peer in self.open_peers))
-    @rule(index=indices, code=st.sampled_from(CODES), behind=st.sampled_from(BEHIND))
-    def answer(self, index: int, code: ResponseCode, behind: str = '') -> None:
+    @rule(index=indices, code=st.sampled_from(CODES), also=st.sampled_from(SAME_TURN))
+    def answer(self, index: int, code: ResponseCode, also: str = '') -> None:
         peer = self.peer(index)
         if peer is not None and peer.requests:
             with self.inside():
                 peer.answer(code)
-        if behind == 'lose':
+        if also == 'lose':
             self.lose(index)
-        elif behind == 'move':
+        elif also == 'move':
             self.move(index)
 
     @serving
@@ -530,7 +530,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: any(peer.unconfirmed for peer in self.open_peers))
     @rule(index=indices, unknown=st.booleans())
     def confirm(self, index: int, unknown: bool) -> None:
-        """Or tell that there is no such publisher."""
+        """Confirm a Publish, or refuse it because the publisher is unknown."""
         peer = self.peer(index)
         while peer is not None and peer.unconfirmed:
             publish = peer.unconfirmed.pop(0)
@@ -572,13 +572,13 @@ class Walk(RuleBasedStateMachine):
     @precondition(having(State.BACKING_OFF))
     @rule(rounds=st.integers(0, 4))
     def try_again(self, rounds: int) -> None:
-        """The delay is over, and the broker answers."""
+        """End the delay; the broker answers."""
         self.wait(0.5)
         self.serve(rounds)
 
     @rule()
     def settle(self) -> None:
-        """All happens that needs no answer: nobody waits for what does not come."""
+        """Run until only a response can change something; no task waits for nothing."""
         self.run()
         for user in self.users:
             user.reap()
@@ -586,16 +586,16 @@ class Walk(RuleBasedStateMachine):
             if registration is None or user.loop is not self.loop:
                 continue
             if registration.state is State.IDLE:
-                assert not user.waiting, f'{registration} and a task waits'
+                assert not user.waiting, f'{registration} is idle and a task waits'
             if registration.state in (State.OPENING, State.BACKING_OFF):
                 assert registration._task is not None
                 assert not registration._task.done()
             if registration.state is State.LOST:
-                assert isinstance(user, SubscriptionUser), 'a publisher wants always'
+                assert isinstance(user, SubscriptionUser), 'a publisher always reconnects'
                 assert not user.waiting
         if self.disconnecting is not None and self.disconnecting.done():
             self.disconnecting = None
-        if self.disconnecting is None:  # else it is told when its connection ends
+        if self.disconnecting is None:  # otherwise its connection has to end first
             first = [
                 registration
                 for registration in self.states
@@ -611,7 +611,10 @@ class Walk(RuleBasedStateMachine):
     @precondition(having(State.IDLE))
     @rule()
     def use_again(self) -> None:
-        """What has failed begins anew; first, a subscription gives what came, and tells of it."""
+        """A use reopens a failed registration.
+
+        A subscription first returns what had arrived, and raises its error.
+        """
         self.settle()
         for user in self.users:
             registration = user.registration
@@ -625,14 +628,14 @@ class Walk(RuleBasedStateMachine):
                     user.reap()
             assert registration.state is not State.IDLE
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
-    def failed(self) -> None:
+    def no_failures(self) -> None:
         assert not self.failures, self.failures
 
     @invariant()
-    def states_as_told(self) -> None:
+    def states_match_transitions(self) -> None:
         for registration, state in self.states.items():
             assert registration.state is state
             assert registration.life is self.lives.get(registration, Life.ACTIVE)
@@ -677,12 +680,12 @@ class Walk(RuleBasedStateMachine):
                 self.loop.close()
 
     def finish(self) -> None:
-        """End everything, and answer everything: then all ids are free, and nothing is left."""
+        """Close everything, answer every request: all ids are free and no task remains."""
         self.settle()
         for index, user in enumerate(self.users):
             self.close(index)
             if isinstance(user, SubscriptionUser) and user.messages is None:
-                user.cancel()  # the task that waits keeps it
+                user.cancel()  # its waiting task keeps the subscription alive
         self.settle()
         for _ in range(100):
             open_peers = [peer for peer in self.peers if peer.connection.is_open]
@@ -698,8 +701,8 @@ class Walk(RuleBasedStateMachine):
             self.wait(LIMIT)
             self.run()
         self.settle()
-        self.failed()
-        self.states_as_told()
+        self.no_failures()
+        self.states_match_transitions()
         for user in self.users:
             assert not user.waiting
             assert user.loop is not self.loop or not user.leaving
@@ -720,8 +723,8 @@ class Walk(RuleBasedStateMachine):
         assert not asyncio.all_tasks(self.loop)
 
 
-class Told(Observer):
-    """Takes each transition for what it says."""
+class TransitionCheck(Observer):
+    """Checks each transition, and follows the states of the registrations."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
@@ -735,7 +738,7 @@ class Told(Observer):
     ) -> None:
         assert isinstance(registration, Registration)
         walk = self.walk
-        with walk.told():
+        with walk.collect_failures():
             if isinstance(after, State):
                 assert walk.states.get(registration, State.IDLE) is before
                 assert after in TRANSITIONS[walk.states.get(registration, State.IDLE)]
@@ -747,13 +750,13 @@ class Told(Observer):
 
 
 def number(task: asyncio.Task[Any]) -> int:
-    """Tasks are in no order of their own."""
+    """Return the number of a task, to sort tasks by age."""
     return int(task.get_name().rpartition('-')[2])
 
 
 @pytest.fixture(autouse=True)
 def _no_collector() -> Iterator[None]:
-    """When it runs depends on the tests before; a walk goes the same way each time."""
+    """Disable the garbage collector: when it runs depends on earlier tests."""
     gc.collect()
     gc.disable()
     yield
@@ -770,7 +773,7 @@ TestWalk.settings = settings(
 
 
 def drawn(table: Mapping[Any, Sequence[Any]]) -> str:
-    """A table as the docstring shows it."""
+    """Return a table as the docstring shows it."""
     return ''.join(
         f'    {before.name} -> {", ".join(state.name for state in after)}\n'
         for before, after in table.items()
@@ -778,13 +781,13 @@ def drawn(table: Mapping[Any, Sequence[Any]]) -> str:
     )
 
 
-def test_the_docstring_shows_every_transition() -> None:
+def test_docstring_shows_every_transition() -> None:
     text = sys.modules[Registration.__module__].__doc__ or ''
     shown = re.findall(r'::\n\n((?: {4}.*\n)+)', text)
     assert shown == [drawn(TRANSITIONS), drawn(LIFE)]
 
 
-def test_every_state_has_its_transitions() -> None:
+def test_transition_tables_list_every_state() -> None:
     assert TRANSITIONS.keys() == set(State)
     assert LIFE.keys() == set(Life)
 
@@ -805,7 +808,7 @@ except AssertionError as ex:
 """
 
 
-def test_an_illegal_transition_raises_in_optimized_mode_too() -> None:
+def test_illegal_transition_raises_even_in_optimized_mode() -> None:
     command = [sys.executable, '-O', '-c', MAKE_ILLEGAL_TRANSITION]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert 'illegal transition IDLE -> OPEN State.IDLE' in found.stdout

@@ -1,4 +1,4 @@
-"""Every request ends, also if the broker does not answer it."""
+"""A request ends even if the broker does not answer."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ async def test_unanswered_request_ends_the_connection() -> None:
         assert len(fake.connections) == 2
 
 
-async def test_timeout_of_a_single_request() -> None:
+async def test_request_can_have_its_own_timeout() -> None:
     async with (
         FakeBroker(on={wire.CREATE: SILENT}) as fake,
         rbs.streams_client(fake.uri, request_timeout=None) as client,
@@ -44,7 +44,7 @@ async def test_timeout_of_a_single_request() -> None:
         assert isinstance(caught.value, TimeoutError)
 
 
-async def test_timeout_without_heartbeats() -> None:
+async def test_request_times_out_without_heartbeats() -> None:
     async with (
         FakeBroker(on={wire.QUERY_OFFSET: SILENT}, tune=(1048576, 0)) as fake,
         rbs.streams_client(fake.uri, heartbeat=0, request_timeout=LIMIT) as client,
@@ -55,7 +55,7 @@ async def test_timeout_without_heartbeats() -> None:
             await client.read_offset('test', 'me')
 
 
-async def test_subscription_reconnects() -> None:
+async def test_subscription_reconnects_if_subscribe_is_not_answered() -> None:
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -86,15 +86,15 @@ async def test_publishing_connection_with_unconfirmed_messages_stays_open() -> N
         with pytest.raises(RequestTimeout):
             await declare(connection)
         peer, request = unanswered[0]
-        peer.answer(request)  # too late: ignored
+        peer.answer(request)  # too late, so ignored
         peer.send(wire.frame(wire.PUBLISH_CONFIRM, bytes([0, 0, 0, 0, 1]) + bytes(7) + b'\1'))
         await confirmation
         assert publisher._core.connection is connection
         assert not connection._requests
 
 
-async def test_closing_a_publisher_next_to_unconfirmed_messages_ends() -> None:
-    """The id of the closed publisher is free only when the broker has answered."""
+async def test_publisher_closes_while_another_one_has_unconfirmed_messages() -> None:
+    """The broker's response frees the id of the closed publisher."""
     deletes: list[tuple[Peer, Frame]] = []
     async with (
         FakeBroker(on={wire.PUBLISH: SILENT}) as fake,
@@ -132,13 +132,13 @@ async def test_frozen_node_differs_from_one_that_stops_reading(frozen: bool) -> 
         connection = publisher._core.connection
         assert connection is not None
         sending = asyncio.create_task(publisher.send('x'))
-        await until(lambda: wire.PUBLISH in fake.connections[-1].commands(), 'the message was sent')
+        await until(lambda: wire.PUBLISH in fake.connections[-1].commands(), 'the message is sent')
         fake.handlers[wire.DECLARE_PUBLISHER] = SILENT
         if frozen:
             fake.handlers[Step.PEER_PROPERTIES] = SILENT
         begun = loop.time()
         other = asyncio.create_task(client.publisher('other').__aenter__())
-        await until(lambda: loop.time() > begun + 25, 'the request and the new handshake timed out')
+        await until(lambda: loop.time() > begun + 25, 'the request and the new handshake time out')
         assert connection.is_open is not frozen
         other.cancel()
         await asyncio.wait([other])
@@ -171,16 +171,16 @@ async def test_cancelled_request_leaves_nothing_behind() -> None:
     ):
         connection = await client.get_protocol()
         asking = asyncio.create_task(client.stream_stats('test'))
-        await until(lambda: wire.STREAM_STATS in fake.connection.commands(), 'the request was sent')
+        await until(lambda: wire.STREAM_STATS in fake.connection.commands(), 'the request is sent')
         asking.cancel()
         await asyncio.wait([asking])
-        # the cancelled request would time out first
+        # The cancelled request would time out first.
         with pytest.raises(RequestTimeout, match='Create'):
             await connection.request(commands.Create('test', {}), 2 * LIMIT)
         assert not connection._requests
 
 
-async def test_blocked_event_loop_reads_the_answer() -> None:
+async def test_response_that_arrives_while_the_event_loop_is_blocked_is_read() -> None:
     def block(connection: Peer, request: Frame) -> None:
         connection.answer(request)
         time.sleep(2 * LIMIT)
@@ -210,7 +210,7 @@ async def test_later_requests_raise_the_error_that_ended_the_connection() -> Non
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         fake.connection.send(b'HTTP/1.1 400 Bad Request\r\n\r\n')
-        await until(lambda: not connection.is_open, 'the connection has ended')
+        await until(lambda: not connection.is_open, 'the connection ends')
         with pytest.raises(FrameError, match='does not speak') as caught:
             await connection.request(commands.Delete('test'))
         assert caught.value.__cause__ is connection.error

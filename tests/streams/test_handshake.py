@@ -23,7 +23,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
-from tests.registrations import Told
+from tests.registrations import FakeRegistration
 
 HANG = 20.0  # a guard only
 
@@ -549,7 +549,7 @@ async def test_close_from_a_real_broker(broker: RabbitMQ) -> None:
     async with rbs.streams_client(broker.uri) as client:
         connection = await client.get_protocol()
         lost = asyncio.get_running_loop().create_future()
-        connection.registrations[Told(lost=lost.set_result)] = None
+        connection.registrations[FakeRegistration(lost=lost.set_result)] = None
         connection.write(wire.frame(0x0777, b''))
         async with asyncio.timeout(HANG):
             error = await lost

@@ -22,7 +22,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
-from tests.registrations import Told
+from tests.registrations import FakeRegistration
 from tests.streams.test_misuse import Held
 from tests.streams.test_publish_recovery import missing, moved
 from tests.streams.test_send_many import refusing
@@ -88,7 +88,7 @@ async def test_cancelled_reconnect(begun: bool) -> None:
             cancel()
         else:
             assert publisher._core.connection is not None
-            publisher._core.connection.registrations[Told(lost=cancel)] = None
+            publisher._core.connection.registrations[FakeRegistration(lost=cancel)] = None
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asyncio.wait_for(sending, HANG)
         fake.handlers.clear()

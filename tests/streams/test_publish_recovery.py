@@ -28,7 +28,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
-from tests.registrations import Told
+from tests.registrations import FakeRegistration
 from tests.streams.test_publish import stored
 
 
@@ -353,8 +353,10 @@ async def test_close_in_the_turn_of_the_loss() -> None:
         closing: list[asyncio.Task[None]] = []
         connection = publisher._core.connection
         assert connection is not None
-        told = Told(lost=lambda error: closing.append(asyncio.create_task(publisher.close())))
-        connection.registrations[told] = None
+        registration = FakeRegistration(
+            lost=lambda error: closing.append(asyncio.create_task(publisher.close()))
+        )
+        connection.registrations[registration] = None
         fake.connections[1].transport.abort()
         await until(lambda: bool(closing), 'it is lost')
         await closing[0]
