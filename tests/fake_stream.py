@@ -93,7 +93,7 @@ class FakeStream:
         for reader in self.readers:
             self.send(reader)
 
-    def create_anew(self) -> None:
+    def recreate(self) -> None:
         """Delete the stream, and create it again years later."""
         self.chunks.clear()
         self.end = 0

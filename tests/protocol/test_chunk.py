@@ -1,4 +1,4 @@
-"""Chunks: header, CRC, entries, and sizes that lie."""
+"""Chunks: header, CRC, entries, and wrong sizes."""
 
 import random
 import struct
@@ -14,7 +14,7 @@ from rbfly.streams.error import ChunkError
 from tests.cursors import Cursor, drain
 from tests.stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
-# Captured from RabbitMQ 4.0.5, behind key, version and subscription id of the Deliver frame.
+# Captured from RabbitMQ 4.0.5: a Deliver frame without key, version and subscription id.
 CAPTURED = bytes.fromhex(
     '5000000100000001000001a1fb90d2c30000000000000001000000000000000181e73f52'
     '00000005000000000000000000000001' + '78'
@@ -37,7 +37,7 @@ def test_captured_chunk() -> None:
     assert found.messages() == [b'x']
 
 
-def test_captured_chunk_is_what_the_tests_write() -> None:
+def test_tests_write_chunks_like_the_captured_one() -> None:
     assert chunk([message(b'x')], 1, offset=1, timestamp=0x1A1FB90D2C3) == CAPTURED
 
 
@@ -71,14 +71,14 @@ def test_extremes_of_the_header() -> None:
     assert found.committed_chunk_id is None
 
 
-def test_trailer_behind_the_data_is_left_out() -> None:
+def test_trailer_after_the_data_is_ignored() -> None:
     data = chunk([message(b'a')], 1, trailer=14, bloom=16) + bytes(14)
     found = Chunk.parse(data)
     found.verify()
     assert found.messages() == [b'a']
 
 
-def test_trailer_and_bloom_sizes_say_nothing_about_the_frame() -> None:
+def test_frame_need_not_contain_the_trailer_and_the_bloom_filter() -> None:
     found = Chunk.parse(chunk([message(b'a')], 1, trailer=14, bloom=16))
     assert found.messages() == [b'a']
 
@@ -93,7 +93,7 @@ def test_wrong_crc_is_refused() -> None:
 
 
 @pytest.mark.parametrize('at', range(48, len(CAPTURED)))
-def test_every_damaged_byte_of_the_data_is_seen(at: int) -> None:
+def test_any_damaged_byte_of_the_data_raises(at: int) -> None:
     data = bytearray(CAPTURED)
     data[at] ^= 0x10
     with pytest.raises(ChunkError):
@@ -147,7 +147,7 @@ def test_sub_batch_without_records(entries: list[bytes]) -> None:
         assert cursor.consumed == [5]
 
 
-def test_chunk_of_nothing_but_an_empty_sub_batch() -> None:
+def test_chunk_with_only_an_empty_sub_batch() -> None:
     cursor = Cursor()
     cursor.resume(9)
     cursor.push(chunk([sub_batch([])], 0, offset=3))
@@ -161,7 +161,7 @@ def test_sub_batch_may_hold_65535_messages() -> None:
     assert len(found) == 65535
 
 
-LYING = {
+WRONG_SIZES = {
     'message longer than the chunk': ([struct.pack('>I', 2) + b'a'], 1),
     'message much longer than the chunk': ([struct.pack('>I', 0x7FFFFFFF) + b'a'], 1),
     'message shorter than the chunk': ([struct.pack('>I', 0) + b'a'], 1),
@@ -190,16 +190,18 @@ LYING = {
 }
 
 
-@pytest.mark.parametrize(('entries', 'records'), LYING.values(), ids=LYING)
-def test_lying_sizes_are_refused(entries: list[bytes], records: int) -> None:
-    # Of an exact size: what is read behind it is found by the sanitizer build.
+@pytest.mark.parametrize(('entries', 'records'), WRONG_SIZES.values(), ids=WRONG_SIZES)
+def test_wrong_sizes_raise(entries: list[bytes], records: int) -> None:
+    # AddressSanitizer detects reads past the end of the data.
     data = chunk(entries, records)
     with pytest.raises(ChunkError):
         Chunk.parse(data).messages()
 
 
-@pytest.mark.parametrize(('entries', 'records'), LYING.values(), ids=LYING)
-def test_cursor_goes_on_behind_a_lying_chunk(entries: list[bytes], records: int) -> None:
+@pytest.mark.parametrize(('entries', 'records'), WRONG_SIZES.values(), ids=WRONG_SIZES)
+def test_cursor_continues_after_a_chunk_with_wrong_sizes(
+    entries: list[bytes], records: int
+) -> None:
     cursor = Cursor()
     cursor.push(chunk(entries, records, offset=10))
     cursor.push(plain_chunk([b'good'], 20))
@@ -212,7 +214,7 @@ def test_cursor_goes_on_behind_a_lying_chunk(entries: list[bytes], records: int)
             found.append(cursor.take())
         except ChunkError:
             errors += 1
-    # A batch that was damaged is left behind; what it said of its size may be wrong, too.
+    # A damaged batch is skipped by its stated size, which may be wrong, too.
     assert errors in (1, 2)
     assert found[-1] == b'good'
     assert cursor.consumed == [10, 20]
@@ -226,9 +228,9 @@ def test_cursor_goes_on_behind_a_lying_chunk(entries: list[bytes], records: int)
         ('batch: message longer than it', 'longer than its sub-entry batch'),
     ],
 )
-def test_no_byte_behind_the_end_is_read(name: str, text: str) -> None:
-    # One byte too many is told by the length itself, before anything is read there.
-    entries, records = LYING[name]
+def test_error_names_the_size_that_is_too_large(name: str, text: str) -> None:
+    # The size is checked before any byte past the end is read.
+    entries, records = WRONG_SIZES[name]
     with pytest.raises(ChunkError, match=text):
         Chunk.parse(chunk(entries, records)).messages()
 
@@ -239,9 +241,7 @@ def test_no_byte_behind_the_end_is_read(name: str, text: str) -> None:
     start=st.integers(0, 12),
 )
 @settings(max_examples=400)
-def test_any_entries_end_in_messages_or_a_chunk_error(
-    data: bytes, records: int, start: int
-) -> None:
+def test_any_entries_yield_messages_or_a_chunk_error(data: bytes, records: int, start: int) -> None:
     cursor = Cursor()
     cursor.resume(start)
     cursor.push(chunk([data], records))
@@ -274,5 +274,5 @@ def test_queue_wakes_once() -> None:
     assert calls == [1, 1]
 
 
-def test_errors_are_of_the_family() -> None:
+def test_chunk_error_is_an_rbfly_error() -> None:
     assert issubclass(ChunkError, RbFlyError)

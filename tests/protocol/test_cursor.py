@@ -55,7 +55,7 @@ def test_highest_offset() -> None:
     assert drain(cursor) == [(2**64 - 1, b'b')]
 
 
-def test_highest_offset_is_of_the_same_stream() -> None:
+def test_resume_at_the_highest_offset() -> None:
     cursor = Cursor()
     cursor.push(chunk([message(b'a')], 1, offset=2**64 - 3, timestamp=1))
     assert drain(cursor) == [(2**64 - 3, b'a')]
@@ -88,7 +88,7 @@ def test_dropping_leaves_the_position_after_the_last_message_returned() -> None:
     cursor.push(plain_chunk([b'c'], 2))
     assert drain_one(cursor) == b'a'
     assert (cursor.drop(), cursor.position) == (2, 1)
-    cursor.push(plain_chunk([b'd'], 3))  # was on its way
+    cursor.push(plain_chunk([b'd'], 3))  # was in flight
     assert not cursor.advance()
     assert (cursor.consumed, cursor.position) == ([], 1)
     cursor.resume(1)
@@ -98,7 +98,9 @@ def test_dropping_leaves_the_position_after_the_last_message_returned() -> None:
 
 @pytest.mark.parametrize('kind', ['context', 'batch'])
 @pytest.mark.parametrize('filtered', [False, True])
-def test_what_was_ready_when_the_chunks_were_dropped_comes_again(kind: str, filtered: bool) -> None:
+def test_messages_ready_when_the_chunks_are_dropped_are_returned_after_the_resume(
+    kind: str, filtered: bool
+) -> None:
     every = MessageFilter(lambda ctx: 'x', {'x'})
     cursor = Cursor(True, every if filtered else None)
     data = [amqp('a'), amqp('b'), JUNK, amqp('c')]
@@ -111,7 +113,7 @@ def test_what_was_ready_when_the_chunks_were_dropped_comes_again(kind: str, filt
     assert everything(cursor, kind) == [('body', 'b'), ('error', (12, JUNK)), ('body', 'c')]
 
 
-def test_error_after_the_last_message_is_raised_though_the_chunks_were_dropped() -> None:
+def test_error_after_the_last_message_is_raised_even_if_the_chunks_are_dropped() -> None:
     cursor = Cursor(True)
     cursor.push(plain_chunk([amqp('a'), JUNK, amqp('b')], 10))
     assert cursor.advance(KINDS['batch'], 10)
@@ -123,7 +125,7 @@ def test_error_after_the_last_message_is_raised_though_the_chunks_were_dropped()
 
 
 def drain_kind(cursor: Cursor, kind: str) -> list[Any]:
-    """The bodies of one message, or of a batch of one."""
+    """Return the body of the next message, taken alone or as a batch of one."""
     assert cursor.advance(KINDS[kind], 1)
     found = cursor.take(KINDS[kind])
     return [found.body] if kind == 'context' else list(found)
@@ -559,7 +561,7 @@ Outcome = list[tuple[str, Any]]
 
 
 def everything(cursor: Cursor, kind: str) -> Outcome:
-    """Bodies and errors, with the offsets of the latter, in order."""
+    """Return bodies and errors in order, the errors with their offsets."""
     found: Outcome = []
     while True:
         try:
@@ -715,7 +717,7 @@ def test_error_of_a_filter_is_raised_and_iteration_continues(kind: str) -> None:
     assert everything(cursor, kind) == [('body', 2)]
 
 
-# -- all of it
+# -- all kinds
 
 
 @given(
@@ -788,7 +790,7 @@ def test_resume_within_a_chunk(kind: str) -> None:
     assert given == [b'a', b'b', b'c', b'd']
 
 
-# -- what runs while a message is decoded
+# -- user code that runs while a message is decoded
 
 
 def packed(data: bytes) -> bytes:
@@ -811,7 +813,7 @@ class Finalizer:
             self.taken.append(self.cursor.take())
 
 
-def test_message_is_kept_alive_while_a_finalizer_reads_on() -> None:
+def test_message_stays_alive_while_a_finalizer_continues_the_iteration() -> None:
     """Even though the cursor leaves its sub-entry batch meanwhile."""
     bodies = [[[f'{n} of {i}' * 50] for n in range(1000)] for i in range(3)]
     cursor = Cursor(True)

@@ -1,4 +1,4 @@
-"""What tells a stream created again from the old one: the last chunk that was read comes again."""
+"""The last chunk read identifies a stream: it has to come again after a reconnect."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.cursors import Cursor, drain
 from tests.stream_wire import chunk, message
 
 OLD = {'timestamp': 1000, 'epoch': 2}
-END = 13  # offset behind the last chunk that was read, which has the id 10
+END = 13  # offset after the last chunk read, which has the id 10
 
 
 class Replaced(Exception):
@@ -27,7 +27,7 @@ def piece(offset: int, records: int, **values: Any) -> bytes:
 
 
 def reader(first: int | None = 0, committed: int | None = 100) -> Reader:
-    """One that has read two chunks, and subscribes again."""
+    """Return a cursor that has read two chunks, before it resubscribes."""
     found = Reader()
     found.push(piece(7, 3, timestamp=2000))
     found.push(piece(10, 3))
@@ -41,26 +41,26 @@ def offsets(cursor: Cursor) -> list[int]:
     return [offset for offset, _ in drain(cursor)]
 
 
-def test_the_same_chunk_again() -> None:
+def test_same_chunk_is_dropped_and_reading_continues() -> None:
     cursor = reader()
     assert cursor.last_chunk.unverified
     cursor.push(piece(10, 3))
     assert drain(cursor) == []
     assert not cursor.last_chunk.unverified
-    cursor.push(piece(13, 2, timestamp=1, epoch=1))  # a later leader, whose clock is wrong
+    cursor.push(piece(13, 2, timestamp=1, epoch=1))  # of a later leader with a wrong clock
     assert offsets(cursor) == [13, 14]
     assert cursor.consumed == [7, 10, 10, 13]
 
 
 @pytest.mark.parametrize('other', [{'timestamp': 1001}, {'timestamp': 999}, {'epoch': 1}])
-def test_another_chunk_in_its_place(other: dict[str, int]) -> None:
+def test_chunk_with_another_timestamp_or_epoch_is_of_another_stream(other: dict[str, int]) -> None:
     cursor = reader()
     cursor.push(piece(10, 3, **other))
     with pytest.raises(Replaced):
         drain(cursor)
 
 
-def test_other_bytes_in_its_place() -> None:
+def test_chunk_with_other_data_is_of_another_stream() -> None:
     cursor = reader()
     cursor.push(chunk([message(b'x')] * 3, 3, offset=10, **OLD))
     with pytest.raises(Replaced):
@@ -69,8 +69,10 @@ def test_other_bytes_in_its_place() -> None:
 
 @pytest.mark.parametrize('offset', [8, 9, 11, 12])
 @pytest.mark.parametrize('first', [0, None, 50])
-def test_chunk_that_begins_elsewhere(offset: int, first: int | None) -> None:
-    """Wherever the stream begins: a chunk of the same one does not lie across another."""
+def test_chunk_that_overlaps_the_last_one_is_of_another_stream(
+    offset: int, first: int | None
+) -> None:
+    """Chunks of one stream do not overlap, wherever the stream begins."""
     cursor = reader(first)
     cursor.push(piece(offset, 3, timestamp=1))
     with pytest.raises(Replaced):
@@ -81,10 +83,12 @@ def test_chunk_that_begins_elsewhere(offset: int, first: int | None) -> None:
     ('first', 'replaced'), [(10, True), (-1, False), (13, False), (None, False)]
 )
 @pytest.mark.parametrize('offset', [13, 20])
-def test_chunk_behind_it(first: int | None, replaced: bool, offset: int) -> None:
-    """It is missing: retention may have removed it, unless the stream begins before.
+def test_missing_chunk_means_another_stream_unless_retention_removed_it(
+    first: int | None, replaced: bool, offset: int
+) -> None:
+    """Retention cannot have removed the chunk if the stream begins before it.
 
-    One that is empty may be a replica that has nothing yet.
+    A stream without chunks may be a replica that has none yet.
     """
     cursor = reader(first)
     cursor.push(piece(offset, 2))
@@ -95,7 +99,7 @@ def test_chunk_behind_it(first: int | None, replaced: bool, offset: int) -> None
         assert offsets(cursor) == [offset, offset + 1]
 
 
-def test_replica_that_lags_behind() -> None:
+def test_lagging_replica_is_the_same_stream() -> None:
     cursor = reader(committed=5)
     cursor.push(piece(5, 2, timestamp=500, epoch=1))
     cursor.push(piece(7, 3, timestamp=2000))
@@ -108,15 +112,17 @@ def test_replica_that_lags_behind() -> None:
 
 
 @pytest.mark.parametrize('other', [{'timestamp': 2001}, {'epoch': 3}])
-def test_chunk_before_it_that_was_not_read(other: dict[str, int]) -> None:
+def test_earlier_chunk_with_a_later_timestamp_or_epoch_is_of_another_stream(
+    other: dict[str, int],
+) -> None:
     cursor = reader(committed=5)
     cursor.push(piece(5, 2, **other))
     with pytest.raises(Replaced):
         drain(cursor)
 
 
-def test_it_is_missing_behind_those_before_it() -> None:
-    """Though its first chunk is not known."""
+def test_gap_after_earlier_chunks_means_another_stream() -> None:
+    """This holds even if the first chunk of the stream is unknown."""
     cursor = reader(None, None)
     cursor.push(piece(7, 3))
     cursor.push(piece(13, 3))
@@ -124,8 +130,8 @@ def test_it_is_missing_behind_those_before_it() -> None:
         drain(cursor)
 
 
-def test_damaged_in_its_place() -> None:
-    """That is told; it is no sign of another stream."""
+def test_damaged_copy_raises_but_is_of_the_same_stream() -> None:
+    """Damage raises an error and does not indicate another stream."""
     cursor = reader()
     cursor.push(piece(10, 3, crc=0))
     cursor.push(piece(13, 1))
@@ -135,7 +141,7 @@ def test_damaged_in_its_place() -> None:
     assert offsets(cursor) == [13]
 
 
-def test_damaged_chunk_is_not_what_it_is_told_by() -> None:
+def test_damaged_chunk_does_not_identify_the_stream() -> None:
     cursor = Reader()
     cursor.push(piece(10, 3))
     cursor.push(piece(13, 3, crc=0))
@@ -148,20 +154,22 @@ def test_damaged_chunk_is_not_what_it_is_told_by() -> None:
 @pytest.mark.parametrize(
     ('committed', 'offset'), [(None, 10), (100, 10), (10, 10), (9, 9), (0, 0), (-1, -1)]
 )
-def test_where_to_seek(committed: int | None, offset: int) -> None:
+def test_resubscribing_starts_at_the_last_chunk_or_the_committed_one(
+    committed: int | None, offset: int
+) -> None:
     assert reader().last_chunk.seek(0, committed) == offset
 
 
-def presumed(after: int = 10) -> Reader:
-    """At `NEXT`: nothing is known of the last chunk but its id."""
+def at_next(after: int = 10) -> Reader:
+    """Return a cursor at `NEXT`, which knows only the id of the last chunk."""
     cursor = Reader()
     cursor.resume(0, after)
     cursor.last_chunk.assume(after)
     return cursor
 
 
-def test_the_last_chunk_at_next_is_dropped_and_known_from_then_on() -> None:
-    cursor = presumed()
+def test_last_chunk_at_next_is_dropped_and_identifies_the_stream() -> None:
+    cursor = at_next()
     cursor.push(piece(10, 3, timestamp=9000))
     assert drain(cursor) == []
     assert cursor.position == END
@@ -172,8 +180,8 @@ def test_the_last_chunk_at_next_is_dropped_and_known_from_then_on() -> None:
         drain(cursor)
 
 
-def test_the_last_chunk_at_next_lies_before_what_is_not_delivered() -> None:
-    cursor = presumed(12)
+def test_last_chunk_at_next_precedes_chunks_that_are_not_delivered() -> None:
+    cursor = at_next(12)
     cursor.push(piece(5, 3))
     assert drain(cursor) == []
     assert cursor.last_chunk.id == 5
@@ -181,11 +189,11 @@ def test_the_last_chunk_at_next_lies_before_what_is_not_delivered() -> None:
 
 @pytest.mark.parametrize('timestamp', [0, 2**62])
 @pytest.mark.parametrize(('offset', 'replaced'), [(10, False), (7, False), (8, True)])
-def test_lost_before_the_last_chunk_at_next_came(
+def test_connection_lost_before_the_last_chunk_at_next_arrived(
     offset: int, replaced: bool, timestamp: int
 ) -> None:
-    """Only a chunk that lies across its id is certainly of another stream."""
-    cursor = presumed()
+    """Only a chunk that overlaps its id is certainly of another stream."""
+    cursor = at_next()
     cursor.last_chunk.seek(0, 100)
     cursor.push(piece(offset, 3, timestamp=timestamp))
     if replaced:
@@ -196,17 +204,17 @@ def test_lost_before_the_last_chunk_at_next_came(
         assert cursor.position == (END if offset == 10 else None)
 
 
-def test_what_a_filter_gives_first_at_next() -> None:
-    """The broker left out the last chunk: what comes is behind it, in one stream or another."""
-    cursor = presumed()
+def test_filter_that_omits_the_last_chunk_at_next() -> None:
+    """The broker omits the last chunk: the first chunk delivered is after it, in any stream."""
+    cursor = at_next()
     cursor.last_chunk.seek(0, 100)
     cursor.push(piece(20, 2, timestamp=9000))
     assert offsets(cursor) == [20, 21]
 
 
 @pytest.mark.parametrize('again', [[7], [10], [7, 10], [10, 7], [10, 10]])
-def test_chunk_that_is_sent_again_on_the_same_connection(again: list[int]) -> None:
-    """Each message is delivered once, and the chunk's credit returned each time."""
+def test_chunk_sent_again_on_the_same_connection_is_dropped(again: list[int]) -> None:
+    """Each message is returned once, but the credit of each copy is returned."""
     cursor = Reader()
     for offset in (7, 10, *again, 20, 20):
         cursor.push(piece(offset, 3))
@@ -216,7 +224,7 @@ def test_chunk_that_is_sent_again_on_the_same_connection(again: list[int]) -> No
     assert cursor.last_chunk.id == 20
 
 
-def test_intact_copy_of_a_damaged_chunk() -> None:
+def test_intact_copy_of_a_damaged_chunk_is_read() -> None:
     cursor = Reader()
     cursor.push(piece(7, 3))
     cursor.push(piece(10, 3, crc=0))
@@ -229,8 +237,8 @@ def test_intact_copy_of_a_damaged_chunk() -> None:
     assert offsets(cursor) == [10, 11, 12]
 
 
-def test_first_chunk_that_is_only_looked_at() -> None:
-    """It is not read, nor is what follows: the caller subscribes elsewhere."""
+def test_probed_chunk_is_not_read() -> None:
+    """Neither are later chunks, since the caller resubscribes elsewhere."""
 
     class Probe(Cursor):
         probed = 0
@@ -250,7 +258,7 @@ def test_first_chunk_that_is_only_looked_at() -> None:
     assert offsets(cursor) == [7, 8, 9]
 
 
-def test_start_over_forgets() -> None:
+def test_start_over_accepts_any_stream() -> None:
     cursor = reader()
     cursor.start_over()
     assert not cursor.last_chunk.unverified

@@ -1,4 +1,4 @@
-"""The publish window: frames to the byte, ids, confirms, replay; and a model of all of it."""
+"""The publish window: exact frames, ids, confirms, replay, and a comparison with a model."""
 
 import random
 import struct
@@ -201,7 +201,7 @@ def test_extend_stops_at_a_message_that_cannot_be_appended() -> None:
     assert taken(window) == [[(0, b'a'), (1, b'b'), (2, b'c')]]
 
 
-def test_extend_passes_errors_of_the_iterator_on() -> None:
+def test_extend_raises_errors_of_the_iterator() -> None:
     def source() -> Iterator[bytes]:
         yield b'a'
         window.append(b'b', waiter)  # another message, meanwhile
@@ -226,11 +226,11 @@ def test_extend_returns_after_some_bytes() -> None:
     assert waiter.count == 10
 
 
-def test_group_knows_which_of_its_messages_were_refused() -> None:
+def test_group_lists_its_refused_messages() -> None:
     window = make(frame_max=100)
     feed = Feed(window)
     first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
-    for i in range(20):  # even ids are of the first group
+    for i in range(20):  # the first group has the even ids
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
     feed.confirm(0, 2, 1)
@@ -245,11 +245,11 @@ def test_group_knows_which_of_its_messages_were_refused() -> None:
     assert (first.count, second.count) == (10, 10)
 
 
-def test_group_knows_which_messages_are_unsettled_or_abandoned() -> None:
+def test_group_lists_its_unsettled_and_abandoned_messages() -> None:
     window = make(frame_max=100, max_unconfirmed=12)
     feed = Feed(window)
     first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
-    for i in range(20):  # even ids are of the first group
+    for i in range(20):  # the first group has the even ids
         add(window, b'x' * 20, waiter=second if i % 2 else first)
     take_all(window)
     feed.confirm(0, 2, 5, 7)
@@ -257,7 +257,7 @@ def test_group_knows_which_messages_are_unsettled_or_abandoned() -> None:
     assert window.unsettled_of(second) == [0, 1, *range(4, 10)]
     assert window.unsettled_of(ConfirmGroup(Mock())) == []
     take_all(window)
-    written = 12 + 4  # as many more as were confirmed
+    written = 12 + 4  # each of four confirms made room for another one
     assert set(window.fail_pending()) == {first, second}
     assert first.missed
     assert second.missed
@@ -563,8 +563,8 @@ def test_explicit_id_is_refused_also_after_its_confirm() -> None:
         add(window, explicit(5))
 
 
-def test_first_explicit_id_may_be_one_that_the_broker_knows() -> None:
-    # Whoever publishes a file again from its start relies on the broker to drop what it has.
+def test_first_explicit_id_may_be_known_to_the_broker() -> None:
+    # A program that republishes a file from its start relies on the broker's deduplication.
     window = make(next_id=50)
     assert add(window, explicit(1), explicit(2)) == [1, 2]
     assert add(window, b'a') == [50]
@@ -633,7 +633,7 @@ def test_order_of_a_large_batch_over_several_frames(rng: random.Random) -> None:
     assert [e for f in frames for e in read_publish(f)[1]] == [(i, b'%d' % i) for i in range(500)]
 
 
-# -- what a batch releases
+# -- release of a batch
 
 
 def test_batch_is_held_back_until_its_release() -> None:
@@ -658,7 +658,7 @@ def test_release_of_nothing() -> None:
     assert window.take() is None
 
 
-# -- bound of what is in flight
+# -- limit of messages in flight
 
 
 @pytest.mark.parametrize('limit', [1, 2, 9, 10, 25, 100])
@@ -1023,7 +1023,7 @@ def test_frame_is_not_changed_after_take() -> None:
     assert first[8] == 3
 
 
-def test_errors_are_of_the_family() -> None:
+def test_window_errors_are_rbfly_errors() -> None:
     assert issubclass(PublisherError, RbFlyError)
 
 

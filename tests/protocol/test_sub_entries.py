@@ -1,4 +1,4 @@
-"""Sub-entries in the publish window: bytes, ids, limits, confirms, replay; and a model of it."""
+"""Sub-entries in the publish window, compared with the exact bytes and with a model."""
 
 import gzip
 import random
@@ -339,7 +339,7 @@ def test_refused_sub_entry() -> None:
     assert (second.errors, second.missed) == ([(1, 0x11)], ([1, 2, 3], [], []))
 
 
-def test_given_up_sub_entries() -> None:
+def test_fail_pending_abandons_sub_entries() -> None:
     window = make(4)
     first, second = ConfirmGroup(Mock()), ConfirmGroup(Mock())
     add(window, *[b'a'] * 3, waiter=first)
@@ -444,7 +444,7 @@ def test_replay_fills_frames_no_more_than_the_window() -> None:
     assert window.unsettled == 0
 
 
-# -- when user code comes back
+# -- user code that uses the window while it encodes
 
 
 def test_window_cannot_be_used_while_it_encodes() -> None:
@@ -638,7 +638,7 @@ TestCompressedModel = pytest.mark.long(CompressedModel.TestCase)
 TestCompressedModel.settings = CHECKS
 
 
-# -- what runs while a sub-entry is compressed
+# -- code that runs while a sub-entry is compressed
 
 
 def compressing(during: Callable[[memoryview], bytes], size: int = 2) -> PublishWindow:

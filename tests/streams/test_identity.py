@@ -155,7 +155,7 @@ async def test_new_stream_has_no_chunk_where_the_last_one_lay() -> None:
     async with reading(stream) as messages:
         await take(messages, 4)
         moved(stream)
-        stream.create_anew()
+        stream.recreate()
         stream.append(b'a', b'b', b'c')
         stream.skip()
         stream.append(b'd')
@@ -181,7 +181,7 @@ async def test_old_broker_that_does_not_tell_how_far_its_stream_goes(new: int) -
     async with reading(stream, '3.10.8') as messages:
         await take(messages, 4)
         moved(stream)
-        stream.create_anew()
+        stream.recreate()
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: len(stream.readers) == 2, 'subscribed again')
         for i in range(new):
@@ -200,7 +200,7 @@ async def test_stream_created_anew_read_through_a_filter(new: int) -> None:
     async with reading(stream, filter=only) as messages:
         assert await take(messages, 2) == [b'1', b'3']
         moved(stream)
-        stream.create_anew()
+        stream.recreate()
         for i in range(new):
             stream.append(b'new%d' % i)
         waiting = asyncio.ensure_future(anext(messages))
@@ -235,7 +235,7 @@ async def test_stream_that_was_gone_before_it_was_subscribed() -> None:
     async with reading(stream, offset=rbs.Offset.NEXT) as messages:
         with pytest.raises(StreamDoesNotExist):
             await anext(messages)
-        stream.create_anew()
+        stream.recreate()
         stream.append(b'old')
         stream.on_subscribe = lambda reader: wire.OK
         waiting = asyncio.ensure_future(anext(messages))
@@ -263,7 +263,7 @@ async def test_offset_is_not_stored_before_the_stream_is_known(
         await take(messages, 4)
         await until(lambda: stored(stream) == 1, 'stored')
         moved(stream)
-        stream.create_anew()
+        stream.recreate()
         waiting = asyncio.ensure_future(anext(messages))
         await until(lambda: len(stream.readers) == 2, 'subscribed again')
         store = Mock(wraps=messages._session._tracker.store)  # type: ignore[union-attr]

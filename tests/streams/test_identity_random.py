@@ -45,7 +45,7 @@ class History:
 
     def step(self) -> None:
         steps = {self.append: 8, self.cut: 3, self.move: 3, self.skip: 2, self.remove: 1}
-        steps |= {self.create_anew: 2, self.lag: 1, self.catch_up: 1, self.send_again: 2}
+        steps |= {self.recreate: 2, self.lag: 1, self.catch_up: 1, self.send_again: 2}
         self.source.choices(list(steps), list(steps.values()))[0]()
 
     def append(self) -> None:
@@ -116,7 +116,7 @@ class History:
             _, data = self.stream.chunks.pop(0)
             self.removed.update(numbers(data))
 
-    def create_anew(self) -> None:
+    def recreate(self) -> None:
         self.lose_some_way()
         self.held.clear()
         self.stream.chunks.clear()

@@ -435,7 +435,7 @@ async def test_stream_created_anew_while_disconnected(kind: str) -> None:
         assert await take(messages, 4) == [b'0', b'1', b'2', b'3']
         stream.reader.live = False
         fake.connection.transport.abort()
-        stream.create_anew()
+        stream.recreate()
         iterator = aiter(messages if kind == 'bodies' else getattr(messages, kind)())
         waiting = asyncio.ensure_future(anext(iterator))
         await subscribed(stream, 2)
@@ -463,7 +463,7 @@ async def test_stream_created_anew_before_the_first_message_at_next(new: int) ->
         (await subscribed(stream)).peer.send(metadata_update())
         stream.reader.live = False
         stream.append(b'3')
-        stream.create_anew()
+        stream.recreate()
         for _ in range(new):
             stream.append(b'new0', b'new1')
         await subscribed(stream, 2)
@@ -532,7 +532,7 @@ async def test_offset_of_a_deleted_stream_is_not_stored_for_the_next() -> None:
             await take(messages, 3)
             stream.reader.live = False
             fake.connection.transport.abort()
-            stream.create_anew()
+            stream.recreate()
             waiting = asyncio.ensure_future(anext(messages))
             await subscribed(stream, 2)
             stream.append(b'new0')

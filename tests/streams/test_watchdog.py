@@ -95,7 +95,7 @@ async def test_stream_recreated_without_a_metadata_update() -> None:
         for _ in range(4):
             await anext(messages)
         stream.reader.live = False
-        stream.create_anew()
+        stream.recreate()
         for i in range(6):
             stream.append(b'new%d' % i)
         with pytest.raises(StreamDoesNotExist, match='created again'):
