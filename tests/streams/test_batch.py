@@ -1,4 +1,4 @@
-"""Batch publishers: several tasks that batch and flush, raw bytes, and the names of RbFly 0.x."""
+"""Batch publishers: concurrent tasks, raw bytes, and the names of RbFly 0.x."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.streams.test_publish import stored
 
 
 async def settle() -> None:
-    """Let every task run that is ready."""
+    """Let every ready task run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -26,7 +26,7 @@ def batching(publisher: PublisherBatchLimit, body: Any, max_len: int) -> 'asynci
 
 
 @pytest.mark.parametrize('walk', range(3))
-async def test_tasks_that_batch_and_flush_side_by_side(
+async def test_tasks_batch_and_flush_concurrently(
     client: rbs.StreamsClient, stream: str, walk: int, rng: random.Random
 ) -> None:
     async def produce(task: int) -> None:
@@ -46,11 +46,11 @@ async def test_tasks_that_batch_and_flush_side_by_side(
         for task in flushing:
             task.cancel()
     found = [tuple(map(int, item.split())) for item in await stored(client, stream)]
-    for producer in range(10):  # nothing is lost, and the order of each task is kept
+    for producer in range(10):  # no message is lost, and those of each task stay in order
         assert [i for t, i in found if t == producer] == list(range(200))
 
 
-async def test_limit_is_never_passed_and_a_flush_makes_room(
+async def test_batch_waits_at_its_limit_until_a_flush(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchLimit, amqp=False) as publisher:
@@ -65,7 +65,7 @@ async def test_limit_is_never_passed_and_a_flush_makes_room(
     assert await stored(client, stream) == [b'%d' % i for i in range(10)]
 
 
-async def test_room_in_a_batch_that_is_not_used_goes_to_the_next(
+async def test_unused_capacity_goes_to_the_next_waiting_task(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as publisher:
@@ -74,14 +74,14 @@ async def test_room_in_a_batch_that_is_not_used_goes_to_the_next(
         await settle()
         cancelled.cancel()
         flushing = asyncio.create_task(publisher.flush())
-        await until(last.done, 'it had its turn')
+        await until(last.done, 'the last task has run')
         assert cancelled.cancelled()
         assert isinstance(wrong.exception(), AMQPEncoderError)
         await flushing
     assert len(await stored(client, stream)) == 2
 
 
-async def test_who_waits_for_room_in_a_batch_that_is_closed(
+async def test_waiting_batch_call_fails_when_the_publisher_closes(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchLimit, amqp=False) as publisher:
@@ -93,7 +93,7 @@ async def test_who_waits_for_room_in_a_batch_that_is_closed(
     assert await stored(client, stream) == [b'queued']
 
 
-async def test_who_waits_for_room_in_a_batch_when_the_stream_is_deleted(
+async def test_waiting_batch_call_fails_when_the_stream_is_deleted(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     with pytest.raises(StreamDoesNotExist):  # noqa: PT012
@@ -108,7 +108,7 @@ async def test_who_waits_for_room_in_a_batch_when_the_stream_is_deleted(
 @pytest.mark.parametrize(
     ('max_len', 'error'), [(0, ValueError), (-1, ValueError), ('9', TypeError)]
 )
-async def test_wrong_limits(
+async def test_max_len_is_checked(
     client: rbs.StreamsClient, stream: str, max_len: Any, error: type[Exception]
 ) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchLimit) as publisher:
@@ -118,7 +118,7 @@ async def test_wrong_limits(
             await publisher.batch('x')  # type: ignore[call-arg]
 
 
-async def test_batch_that_is_not_in_the_order_of_its_ids(
+async def test_batch_is_sent_in_the_order_of_its_ids(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchLimit, name='n') as publisher:

@@ -1,4 +1,4 @@
-"""A consumer that is cancelled, or times out, is unsubscribed when the last reference goes."""
+"""A consumer that is cancelled or times out unsubscribes with its last reference."""
 
 import asyncio
 import gc
@@ -37,37 +37,39 @@ async def consume(client: rbs.StreamsClient, how: str, timeout: float | None) ->
 
 
 @pytest.mark.parametrize('how', ['bodies', 'batches', 'anext with a default'])
-@pytest.mark.parametrize('timeout', [None, 3600], ids=['without timeout', 'with'])
-async def test_cancelled(
+@pytest.mark.parametrize('timeout', [None, 3600], ids=['no timeout', 'timeout'])
+async def test_cancelled_consumer_unsubscribes(
     reading: tuple[rbs.StreamsClient, FakeStream], how: str, timeout: float | None
 ) -> None:
     client, stream = reading
     task = asyncio.create_task(consume(client, how, timeout))
-    await until(lambda: bool(stream.readers), 'subscribed')
+    await until(lambda: bool(stream.readers), 'the client has subscribed')
     assert stream.reader.live
     task.cancel()
-    await asyncio.wait([task])  # nobody asks for its outcome
+    await asyncio.wait([task])  # does not retrieve its outcome
     assert task.cancelled()
     del task
-    await until(lambda: not stream.reader.live, 'unsubscribed')
+    await until(lambda: not stream.reader.live, 'the client has unsubscribed')
 
 
 @pytest.mark.own_clock
-async def test_timed_out(reading: tuple[rbs.StreamsClient, FakeStream]) -> None:
+async def test_consumer_that_timed_out_unsubscribes(
+    reading: tuple[rbs.StreamsClient, FakeStream],
+) -> None:
     client, stream = reading
     task = asyncio.create_task(consume(client, 'bodies', 0.01))
     with pytest.raises(MessageTimeout):
         await task
     del task
-    await until(lambda: not stream.reader.live, 'unsubscribed')
+    await until(lambda: not stream.reader.live, 'the client has unsubscribed')
 
 
-async def test_a_consumer_that_failed_is_in_no_cycle(
+async def test_failed_consumer_leaves_no_reference_cycle(
     reading: tuple[rbs.StreamsClient, FakeStream],
 ) -> None:
     client, stream = reading
     task = asyncio.create_task(consume(client, 'bodies', None))
-    await until(lambda: bool(stream.readers), 'subscribed')
+    await until(lambda: bool(stream.readers), 'the client has subscribed')
     await client.disconnect()
     with pytest.raises(StreamConnectionError):
         await task

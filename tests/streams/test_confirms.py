@@ -40,10 +40,10 @@ def holding(held: Held) -> dict[int, wire.Handler]:
     return {wire.PUBLISH: lambda connection, request: held.append((connection, request))}
 
 
-# -- every way of sending
+# -- every publishing method
 
 
-async def test_every_way_of_sending_is_confirmed_once(
+async def test_every_publishing_method_confirms_each_message_once(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     confirmed: Counter[int] = Counter()
@@ -74,7 +74,7 @@ async def test_same_message_many_times(client: rbs.StreamsClient, stream: str) -
     async with client.publisher(stream) as publisher:
         confirmations = []
         for i in range(100):
-            body['n'] = i  # what was sent before stays as it was
+            body['n'] = i  # the messages sent before are unchanged
             confirmations.append(await publisher.submit(message))
         assert await publisher.send_many([message] * 100) == 100
         await asyncio.gather(*confirmations, *(publisher.send(message) for _ in range(100)))
@@ -106,7 +106,7 @@ async def test_many_publishers_of_many_tasks(client: rbs.StreamsClient, stream: 
 # -- stop while sending
 
 
-async def test_close_while_sending_settles_every_call(
+async def test_every_call_ends_when_the_publisher_closes(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
@@ -121,7 +121,7 @@ async def test_close_while_sending_settles_every_call(
     assert {i for i, outcome in zip(sent, outcomes, strict=False) if outcome is None} <= found
 
 
-async def test_close_without_confirms_settles_every_call() -> None:
+async def test_every_call_ends_when_the_publisher_closes_without_confirms() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
         rbs.streams_client(fake.uri, close_timeout=0.05) as client,
@@ -142,7 +142,7 @@ async def test_close_without_confirms_settles_every_call() -> None:
 # -- the broker's refusal
 
 
-async def test_code_reaches_the_caller_of_the_message() -> None:
+async def test_refused_message_raises_for_its_own_sender() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing(2, 4)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -173,17 +173,17 @@ async def test_publish_error_with_code_ok_is_not_a_confirm(code: int) -> None:
         assert publisher._core.window.unsettled == 0
 
 
-# -- a confirm that is early
+# -- early confirms
 
 
-async def test_confirm_before_it_is_awaited() -> None:
+async def test_confirm_may_arrive_before_it_is_awaited() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
         client.publisher('test') as publisher,
     ):
         confirmations = [await publisher.submit('x') for _ in range(5)]
-        await until(lambda: publisher._core.window.unsettled == 0, 'all are confirmed')
+        await until(lambda: publisher._core.window.unsettled == 0, 'all messages are confirmed')
         assert all(item.done() for item in confirmations)
         for confirmation in confirmations:
             await asyncio.wait_for(confirmation, 10)
@@ -191,12 +191,14 @@ async def test_confirm_before_it_is_awaited() -> None:
         async def slow() -> AsyncIterator[int]:
             for i in range(20):
                 yield i
-                await until(lambda: publisher._core.window.unsettled == 0, 'it is confirmed')
+                await until(
+                    lambda: publisher._core.window.unsettled == 0, 'the message is confirmed'
+                )
 
         assert await asyncio.wait_for(publisher.send_many(slow()), 10) == 20
 
 
-async def test_confirm_of_a_batch_before_its_flush_waits() -> None:
+async def test_flush_returns_if_the_batch_is_already_confirmed() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -205,12 +207,12 @@ async def test_confirm_of_a_batch_before_its_flush_waits() -> None:
         batch.batch('x')
         flushing = asyncio.create_task(batch.flush())
         await asyncio.sleep(0)
-        flushing.cancel()  # it has been sent; nobody waits
-        await until(lambda: batch._core.window.unsettled == 0, 'it is confirmed')
+        flushing.cancel()  # the batch is sent, and no task waits
+        await until(lambda: batch._core.window.unsettled == 0, 'the message is confirmed')
         await asyncio.wait_for(batch.flush(), 10)
 
 
-# -- the bound of what is in flight
+# -- max_unconfirmed
 
 
 async def test_full_window_blocks_until_a_confirm() -> None:
@@ -221,11 +223,14 @@ async def test_full_window_blocks_until_a_confirm() -> None:
         client.publisher('test', max_unconfirmed=5) as publisher,
     ):
         tasks = [asyncio.create_task(publisher.send(i)) for i in range(12)]
-        await until(lambda: publishing_ids(held) == 5, 'as many came as may')
+        await until(lambda: publishing_ids(held) == 5, 'the window is full')
         assert publisher._core.window.in_flight == 5
         assert len(publisher._core.capacity.waiting) == 7
         while not all(task.done() for task in tasks):
-            await until(lambda: bool(held) or all(task.done() for task in tasks), 'room was used')
+            await until(
+                lambda: bool(held) or all(task.done() for task in tasks),
+                'the next messages are sent',
+            )
             assert publisher._core.window.in_flight <= 5
             for connection, frame in held:
                 fake.default(connection, frame)
@@ -234,7 +239,7 @@ async def test_full_window_blocks_until_a_confirm() -> None:
 
 
 @pytest.mark.parametrize('timeout', [None, 0])
-async def test_wait_for_capacity_ends_at_its_timeout_or_never(timeout: float | None) -> None:
+async def test_wait_for_capacity_ends_only_at_its_timeout(timeout: float | None) -> None:
     held: Held = []
     async with (
         FakeBroker(on=holding(held)) as fake,
@@ -244,7 +249,7 @@ async def test_wait_for_capacity_ends_at_its_timeout_or_never(timeout: float | N
         first = asyncio.create_task(publisher.send('first'))
         await until(lambda: bool(held), 'the window is full')
         for call in (publisher.send, publisher.submit):
-            with pytest.raises(WindowTimeout, match='no capacity'):  # it was not sent
+            with pytest.raises(WindowTimeout, match='no capacity'):  # the message was not sent
                 await call('x', timeout=0.02)
         with pytest.raises(ConfirmTimeout, match='0 of 0'):
             await publisher.send_many(['x'], timeout=0.02)
@@ -252,18 +257,20 @@ async def test_wait_for_capacity_ends_at_its_timeout_or_never(timeout: float | N
             asyncio.create_task(publisher.send('y', timeout=timeout)),
             asyncio.create_task(publisher.send_many(['z'], timeout=timeout)),
         ]
-        await until(lambda: len(publisher._core.capacity.waiting) == 2, 'both wait')
+        await until(
+            lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
+        )
         fake.handlers.clear()
         fake.default(*held[0])
         await asyncio.gather(first, *patient)
-    assert publisher.message_id == 4  # what waited too long got no id
+    assert publisher.message_id == 4  # messages that timed out got no id
 
 
 @pytest.mark.parametrize('bound', [1, 9, 10])
-async def test_window_of_one_waits_only_for_confirms(
+async def test_small_window_waits_only_for_confirms(
     client: rbs.StreamsClient, stream: str, bound: int
 ) -> None:
-    # were there a timer, however short, this would take minutes
+    # with a timer, however short, this would take minutes
     async with (
         asyncio.timeout(60),
         client.publisher(stream, amqp=False, max_unconfirmed=bound) as publisher,
@@ -273,7 +280,7 @@ async def test_window_of_one_waits_only_for_confirms(
     assert await stored(client, stream) == numbers(4000)
 
 
-# -- confirms that are late
+# -- late confirms
 
 
 async def test_late_confirms_are_ignored() -> None:
@@ -286,7 +293,7 @@ async def test_late_confirms_are_ignored() -> None:
     ):
         with pytest.raises(ConfirmTimeout, match='did not confirm') as caught:
             await publisher.send('x', timeout=0.02)
-        assert not isinstance(caught.value, WindowTimeout)  # it was
+        assert not isinstance(caught.value, WindowTimeout)  # the message was sent
         with pytest.raises(ConfirmTimeout, match='0 of 3'):
             await publisher.send_many(['x'] * 3, timeout=0.02)
         batch.batch('x')
@@ -296,11 +303,13 @@ async def test_late_confirms_are_ignored() -> None:
         held.clear()
         batch.batch('y')
         tasks = [asyncio.create_task(call) for call in (publisher.send('y'), batch.flush())]
-        await until(lambda: len(held) == 2, 'they were sent')
-        for _ in range(2):  # and late twice over
+        await until(lambda: len(held) == 2, 'both messages are sent')
+        for _ in range(2):  # the late confirms arrive twice
             for item in late:
                 fake.default(*item)
-        await until(lambda: publisher._core.window.unsettled == 1, 'the late confirms were seen')
+        await until(
+            lambda: publisher._core.window.unsettled == 1, 'the message of send is confirmed'
+        )
         assert not any(task.done() for task in tasks)
         for item in held:
             fake.default(*item)
@@ -312,7 +321,7 @@ async def test_late_confirms_are_ignored() -> None:
 
 @pytest_asyncio.fixture
 async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[RabbitMQ]:
-    """A private broker, whose alarms are off at the end."""
+    """A private broker; its alarms are cleared afterwards."""
     broker = private_broker()
     yield broker
     for setting in (('set_disk_free_limit', '50MB'), ('set_vm_memory_high_watermark', '0.6')):
@@ -321,13 +330,13 @@ async def alarmed(private_broker: Callable[[], RabbitMQ]) -> AsyncIterator[Rabbi
 
 async def test_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
     async def send_until_blocked() -> int:
-        # the broker still takes what its socket was about to read
+        # the broker still accepts what it was about to read
         for i in range(10):
             try:
                 await publisher.send(i, timeout=1)
             except ConfirmTimeout:
                 return i
-        pytest.fail('nothing is blocked')
+        pytest.fail('the broker does not block')
 
     async with rbs.streams_client(alarmed.uri) as client:
         await client.create_stream('alarms')
@@ -340,10 +349,10 @@ async def test_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
                 async with client.subscribe('alarms', offset=rbs.Offset.FIRST) as messages:
                     for expected in ('before', *range(blocked)):
                         assert await asyncio.wait_for(anext(messages), 10) == expected
-                    sending = asyncio.create_task(publisher.send('behind'))
+                    sending = asyncio.create_task(publisher.send('after'))
                     await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '50MB')
                     await asyncio.wait_for(sending, 30)
-                    for expected in (blocked, 'behind'):
+                    for expected in (blocked, 'after'):
                         assert await asyncio.wait_for(anext(messages), 10) == expected
         finally:
             await client.delete_stream('alarms')

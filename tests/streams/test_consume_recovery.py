@@ -1,7 +1,7 @@
-"""Subscriptions that lose their connection or their node: where they go on.
+"""Subscriptions that lose their connection or their node.
 
-What they have read by then, and streams that are gone, is in test_resume.py; restarts and moved
-leaders in their full length are proofs: `python -m perf prove consume-restart`, `consume-leader`.
+test_resume.py tests where they continue.  Proofs run full restarts and leader changes:
+`python -m perf prove consume-restart`, `consume-leader`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.streams.test_publish_recovery import default, once
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 
 
 def subscribe(client: rbs.StreamsClient) -> rbs.Subscription:
@@ -29,7 +29,7 @@ def subscribe(client: rbs.StreamsClient) -> rbs.Subscription:
 
 
 def members(*nodes: FakeBroker) -> Callable[[Peer, Frame], None]:
-    """Metadata of a stream: its leader, and its replicas."""
+    """Answer Metadata requests with a leader, the first node, and its replicas."""
 
     def metadata(connection: Peer, request: Frame) -> None:
         brokers = struct.pack('>I', len(nodes)) + b''.join(
@@ -48,7 +48,7 @@ def subscriptions(node: FakeBroker) -> int:
     return sum(peer.commands().count(wire.SUBSCRIBE) for peer in node.connections)
 
 
-async def test_connections_are_lost_separately() -> None:
+async def test_publisher_and_subscription_lose_connections_independently() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -73,7 +73,7 @@ async def test_connections_are_lost_separately() -> None:
         assert len(fake.connections) == 4
 
 
-async def test_replicas_are_read_and_the_leader_when_there_is_none() -> None:
+async def test_subscription_reads_a_replica_or_the_leader_without_one() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -85,7 +85,7 @@ async def test_replicas_are_read_and_the_leader_when_there_is_none() -> None:
         leader.handlers[wire.METADATA] = replica.handlers[wire.METADATA] = members(leader, replica)
         assert await anext(messages) == b'0'
         assert (subscriptions(leader), subscriptions(replica)) == (0, 1)
-        # The replica is removed: one outage.
+        # The replica is removed.
         leader.handlers[wire.METADATA] = replica.handlers[wire.METADATA] = members(leader)
         stream.reader.live = False
         moved = struct.pack('>H', 0x06) + wire.string('test')
@@ -93,7 +93,7 @@ async def test_replicas_are_read_and_the_leader_when_there_is_none() -> None:
         stream.append(b'1')
         assert await anext(messages) == b'1'
         assert (subscriptions(leader), subscriptions(replica)) == (1, 1)
-        # And it comes back.
+        # The replica is back.
         leader.handlers[wire.METADATA] = replica.handlers[wire.METADATA] = members(leader, replica)
         stream.reader.peer.transport.abort()
         stream.append(b'2')
@@ -101,7 +101,7 @@ async def test_replicas_are_read_and_the_leader_when_there_is_none() -> None:
         assert subscriptions(replica) == 2
 
 
-async def test_next_address_when_the_first_is_gone() -> None:
+async def test_client_dials_the_next_address_if_the_first_fails() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -118,7 +118,7 @@ async def test_next_address_when_the_first_is_gone() -> None:
         assert (subscriptions(first), subscriptions(second)) == (1, 1)
 
 
-async def test_load_balancer_is_asked_until_it_leads_to_the_replica() -> None:
+async def test_load_balancer_is_dialled_until_it_leads_to_the_replica() -> None:
     stream = FakeStream()
     stream.append(b'0')
     opened = 0
@@ -145,7 +145,9 @@ async def test_load_balancer_is_asked_until_it_leads_to_the_replica() -> None:
 @pytest.mark.parametrize(
     'key', [wire.METADATA, wire.STREAM_STATS, wire.SUBSCRIBE, Step.OPEN, Step.TUNE]
 )
-async def test_lost_again_while_it_reconnects(key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscription_recovers_if_the_reconnect_fails(
+    key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registration, 'STABLE', 0.0)
     stream = FakeStream()
     stream.append(b'0', b'1')
@@ -159,14 +161,14 @@ async def test_lost_again_while_it_reconnects(key: int, monkeypatch: pytest.Monk
         stream.reader.peer.transport.abort()
         assert await anext(messages) == b'1'
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(stream.readers) == 2, 'it is subscribed again')
+        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
         stream.append(b'2')
         assert await waiting == b'2'
         assert len(fake.connections) == 3
 
 
-async def test_connection_that_is_silent_is_given_up() -> None:
-    """Nothing comes, not even heartbeats: it is given up, and nothing is missed."""
+async def test_silent_connection_is_replaced() -> None:
+    """Without heartbeats of the broker, the client reconnects and misses no message."""
     stream = FakeStream()
     stream.append(b'0')
     async with (
@@ -181,8 +183,7 @@ async def test_connection_that_is_silent_is_given_up() -> None:
         assert len(stream.readers) == 2
 
 
-async def test_memory_stays_over_many_connects_and_requests() -> None:
-    """Memory stays where it is; that no task and no socket is left, every test checks."""
+async def test_memory_does_not_grow_over_many_connects_and_requests() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as asking:
@@ -215,13 +216,13 @@ async def test_memory_stays_over_many_connects_and_requests() -> None:
             assert after - before < 200_000
 
 
-async def test_each_subscription_has_an_error_of_its_own() -> None:
+async def test_each_subscription_raises_its_own_error() -> None:
     stream = FakeStream()
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         reading = [asyncio.create_task(anext(client.subscribe('test'))) for _ in range(2)]
-        await until(lambda: len(stream.readers) == 2, 'both have subscribed')
+        await until(lambda: len(stream.readers) == 2, 'both subscriptions exist')
         stream.reader.peer.send(b'\0\0\0\1\0')  # a frame of one byte
         first, second = await asyncio.gather(*reading, return_exceptions=True)
         assert isinstance(first, FrameError)
         assert isinstance(second, FrameError)
-        assert first is not second  # whoever raises one adds a traceback
+        assert first is not second  # each raise adds to its traceback

@@ -1,7 +1,7 @@
 """A subscription recognizes a stream that was deleted and created again, and starts over.
 
-On a real broker, and on the scripted one what that shows seldom; what decides is in
-`tests/protocol/test_last_chunk.py`.
+The scripted broker shows what RabbitMQ rarely does.  `tests/protocol/test_last_chunk.py` tests how
+the client recognizes a stream.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.brokers import until
 from tests.fake_stream import FakeStream
 from tests.reading import filled, reading
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 
 
 async def publish(client: rbs.StreamsClient, stream: str, bodies: list[Any], single: bool) -> None:
@@ -38,8 +38,10 @@ async def cut(client: rbs.StreamsClient) -> None:
     (await client.get_protocol()).abort(StreamConnectionError('cut by the test'))
 
 
-async def anew(client: rbs.StreamsClient, stream: str, new: list[Any], lost: bool = False) -> None:
-    """Delete the stream, create it, publish; the connections of its readers may be lost then."""
+async def recreate(
+    client: rbs.StreamsClient, stream: str, new: list[Any], lost: bool = False
+) -> None:
+    """Delete the stream, create and fill it again; perhaps cut the connection of its reader."""
     await client.delete_stream(stream)
     await client.create_stream(stream)
     await publish(client, stream, new, single=True)
@@ -47,14 +49,15 @@ async def anew(client: rbs.StreamsClient, stream: str, new: list[Any], lost: boo
         await cut(client)
 
 
-async def waited(messages: rbs.Subscription, delivered: bool) -> None:
-    """Wait for a message that does not come, until it is subscribed."""
+async def wait_briefly(messages: rbs.Subscription, delivered: bool) -> None:
+    """Start waiting for a message; stop when the client has subscribed or read the last chunk."""
     waiting = asyncio.ensure_future(anext(messages))
     queue, registration = messages._session.cursor.queue, messages._session.registration
-    await until(lambda: registration.is_open, 'subscribed')
+    await until(lambda: registration.is_open, 'the client has subscribed')
     if delivered:
         await until(
-            lambda: messages._session.cursor.position is not None and not queue.chunks, 'delivered'
+            lambda: messages._session.cursor.position is not None and not queue.chunks,
+            'the last chunk is read',
         )
     waiting.cancel()
     await asyncio.wait([waiting])
@@ -65,13 +68,13 @@ async def waited(messages: rbs.Subscription, delivered: bool) -> None:
     ('old', 'single', 'new'),
     [(20, False, 5), (20, False, 30), (100, True, 200), (5, True, 10), (5, True, 5), (5, True, 3)],
 )
-async def test_messages_of_a_stream_created_anew(
+async def test_recreated_stream_is_read_from_its_first_message(
     client: rbs.StreamsClient, stream: str, old: int, single: bool, new: int, lost: bool
 ) -> None:
     await publish(client, stream, list(range(old)), single)
     async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages:
         assert await take(messages, old) == list(range(old))
-        await anew(client, stream, list(range(1000, 1000 + new)), lost)
+        await recreate(client, stream, list(range(1000, 1000 + new)), lost)
         with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, new) == list(range(1000, 1000 + new))
@@ -80,57 +83,57 @@ async def test_messages_of_a_stream_created_anew(
 
 @pytest.mark.parametrize('read', [0, 2])
 @pytest.mark.parametrize('lost', [False, True])
-async def test_stream_created_anew_at_next(
+async def test_recreated_stream_at_next(
     client: rbs.StreamsClient, stream: str, read: int, lost: bool
 ) -> None:
     await publish(client, stream, list(range(50)), single=True)
     async with client.subscribe(stream, timeout=HANG) as messages:
-        await waited(messages, delivered=True)
+        await wait_briefly(messages, delivered=True)
         await publish(client, stream, list(range(read)), single=True)
         assert await take(messages, read) == list(range(read))
-        await anew(client, stream, list(range(1000, 1030)), lost)
+        await recreate(client, stream, list(range(1000, 1030)), lost)
         with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, 30) == list(range(1000, 1030))
 
 
-async def test_stream_created_anew_while_waiting_at_next(
+async def test_stream_recreated_while_a_task_waits_at_next(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     await publish(client, stream, list(range(50)), single=True)
     async with client.subscribe(stream, timeout=HANG) as messages:
-        await waited(messages, delivered=True)
+        await wait_briefly(messages, delivered=True)
         waiting = asyncio.ensure_future(anext(messages))
         await asyncio.sleep(0)
-        await anew(client, stream, list(range(1000, 1030)))
-        with pytest.raises(StreamDoesNotExist):  # its absence may be seen, or the new one
+        await recreate(client, stream, list(range(1000, 1030)))
+        with pytest.raises(StreamDoesNotExist):  # the client sees no stream or the new one
             await waiting
         assert await take(messages, 30) == list(range(1000, 1030))
 
 
-async def test_stream_created_anew_behind_a_stored_offset(
+async def test_stream_recreated_after_a_restart_from_a_stored_offset(
     client: rbs.StreamsClient, stream: str
 ) -> None:
-    """A program that has caught up, was started again, and has read nothing since."""
+    """The program had read the whole stream, and no message since its restart."""
     await publish(client, stream, list(range(20)), single=True)
     await client.write_offset(stream, 'reader', 19)
     offset = rbs.Offset.reference('reader')
     async with client.subscribe(stream, offset=offset, timeout=HANG) as messages:
-        await waited(messages, delivered=False)
+        await wait_briefly(messages, delivered=False)
         await asyncio.sleep(0.1)
-        await anew(client, stream, list(range(1000, 1010)))
+        await recreate(client, stream, list(range(1000, 1010)))
         with pytest.raises(StreamDoesNotExist, match='created again'):
             await anext(messages)
         assert await take(messages, 10) == list(range(1000, 1010))
 
 
-async def test_stream_that_ends_with_stored_offsets(client: rbs.StreamsClient, stream: str) -> None:
-    """They take offsets, and are not delivered; a reader at `NEXT` starts behind them."""
+async def test_next_starts_after_stored_offsets(client: rbs.StreamsClient, stream: str) -> None:
+    """Chunks of stored offsets use up offsets and are not delivered."""
     await publish(client, stream, [0, 1, 2], single=True)
     for i in range(3):
         await client.write_offset(stream, 'reader', i)
     async with client.subscribe(stream, timeout=HANG) as messages:
-        await waited(messages, delivered=True)
+        await wait_briefly(messages, delivered=True)
         await publish(client, stream, [3], single=True)
         assert await anext(messages) == 3
         await client.write_offset(stream, 'reader', 6)
@@ -139,22 +142,22 @@ async def test_stream_that_ends_with_stored_offsets(client: rbs.StreamsClient, s
         assert await anext(messages) == 4
 
 
-# -- what a real broker shows seldom
+# -- what RabbitMQ rarely does
 
 
-def moved(stream: FakeStream) -> None:
-    """Its reader is gone: the stream was moved, or deleted."""
+def move(stream: FakeStream) -> None:
+    """Send a MetadataUpdate to the reader, as if the stream were moved or deleted."""
     stream.reader.live = False
     body = struct.pack('>H', 0x06) + wire.string('test')
     stream.reader.peer.send(wire.frame(wire.METADATA_UPDATE, body))
 
 
-async def test_new_stream_has_no_chunk_where_the_last_one_lay() -> None:
-    """A stored offset lies there: nothing comes from before, nor from there."""
+async def test_recreated_stream_without_a_chunk_at_the_old_offset() -> None:
+    """It has a stored offset there, which is not delivered."""
     stream = filled(3, 1)
     async with reading(stream) as messages:
         await take(messages, 4)
-        moved(stream)
+        move(stream)
         stream.recreate()
         stream.append(b'a', b'b', b'c')
         stream.skip()
@@ -164,11 +167,11 @@ async def test_new_stream_has_no_chunk_where_the_last_one_lay() -> None:
         assert await take(messages, 4) == [b'a', b'b', b'c', b'd']
 
 
-async def test_retention_has_removed_the_last_chunk() -> None:
+async def test_stream_whose_last_chunk_was_removed_by_retention_is_the_same() -> None:
     stream = filled(3, 1)
     async with reading(stream) as messages:
         await take(messages, 4)
-        moved(stream)
+        move(stream)
         stream.skip(6)
         stream.append(b'10', b'11')
         del stream.chunks[:2]
@@ -176,14 +179,14 @@ async def test_retention_has_removed_the_last_chunk() -> None:
 
 
 @pytest.mark.parametrize('new', [2, 9])
-async def test_old_broker_that_does_not_tell_how_far_its_stream_goes(new: int) -> None:
+async def test_recreated_stream_on_a_broker_without_stream_stats(new: int) -> None:
     stream = filled(1, 1, 1, 1)
     async with reading(stream, '3.10.8') as messages:
         await take(messages, 4)
-        moved(stream)
+        move(stream)
         stream.recreate()
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(stream.readers) == 2, 'subscribed again')
+        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
         for i in range(new):
             stream.append(b'new%d' % i)
         with pytest.raises(StreamDoesNotExist, match='created again'):
@@ -192,19 +195,19 @@ async def test_old_broker_that_does_not_tell_how_far_its_stream_goes(new: int) -
 
 
 @pytest.mark.parametrize('new', [2, 9])
-async def test_stream_created_anew_read_through_a_filter(new: int) -> None:
-    """The broker leaves out what does not match; what does is never lost."""
+async def test_recreated_stream_read_through_a_filter(new: int) -> None:
+    """No matching message is lost, though the broker omits chunks."""
     stream = filled(1, 1, 1, 1)
     stream.wants = lambda reader, data: data[-1:] in b'1379'
     only = rbs.MessageFilter(lambda ctx: str(ctx.body)[-2:-1], set('1379'))
     async with reading(stream, filter=only) as messages:
         assert await take(messages, 2) == [b'1', b'3']
-        moved(stream)
+        move(stream)
         stream.recreate()
         for i in range(new):
             stream.append(b'new%d' % i)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(stream.readers) == 2, 'subscribed again')
+        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
         stream.append(b'new9')
         with pytest.raises(StreamDoesNotExist, match='created again'):
             await waiting
@@ -212,24 +215,24 @@ async def test_stream_created_anew_read_through_a_filter(new: int) -> None:
         assert await take(messages, len(expected) + 1) == [*expected, b'new9']
 
 
-async def test_filter_at_next_whose_last_chunk_never_comes() -> None:
+async def test_filter_that_omits_the_last_chunk_at_next() -> None:
     stream = filled(1, 1)
     stream.wants = lambda reader, data: data[-1:] == b'x'
     only = rbs.MessageFilter(lambda ctx: str(ctx.body), {str(b'x')})
     async with reading(stream, filter=only, offset=rbs.Offset.NEXT) as messages:
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(stream.readers) == 1, 'subscribed')
-        moved(stream)
-        await until(lambda: len(stream.readers) == 2, 'subscribed again')
+        await until(lambda: len(stream.readers) == 1, 'the client has subscribed')
+        move(stream)
+        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
         stream.append(b'x')
         assert await waiting == b'x'
-        moved(stream)
+        move(stream)
         stream.append(b'x')
         assert await anext(messages) == b'x'
 
 
-async def test_stream_that_was_gone_before_it_was_subscribed() -> None:
-    """Where the first one ended says nothing about the next, which was written since."""
+async def test_stream_deleted_before_the_client_subscribed() -> None:
+    """The client reads all of the new stream, regardless of where the old one ended."""
     stream = filled(1, 1, 1)
     stream.on_subscribe = lambda reader: 0x02
     async with reading(stream, offset=rbs.Offset.NEXT) as messages:
@@ -239,7 +242,7 @@ async def test_stream_that_was_gone_before_it_was_subscribed() -> None:
         stream.append(b'old')
         stream.on_subscribe = lambda reader: wire.OK
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(stream.readers) == 2, 'subscribed')
+        await until(lambda: len(stream.readers) == 2, 'the client has subscribed')
         stream.append(b'new')
         assert await waiting == b'old'
         assert await anext(messages) == b'new'
@@ -253,36 +256,36 @@ def stored(stream: FakeStream) -> int:
     return sum(peer.commands().count(wire.STORE_OFFSET) for peer in peers)
 
 
-async def test_offset_is_not_stored_before_the_stream_is_known(
+async def test_no_offset_is_stored_until_the_stream_is_recognized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither by time nor when it is closed: it may be another, empty one."""
+    """Neither the interval nor the close stores one: the stream may be a new, empty one."""
     stream = filled(1, 1, 1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
     async with reading(stream, auto_offset=tracking) as messages:
         await take(messages, 4)
-        await until(lambda: stored(stream) == 1, 'stored')
-        moved(stream)
+        await until(lambda: stored(stream) == 1, 'an offset is stored')
+        move(stream)
         stream.recreate()
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: len(stream.readers) == 2, 'subscribed again')
+        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
         store = Mock(wraps=messages._session._tracker.store)  # type: ignore[union-attr]
         monkeypatch.setattr(messages._session._tracker, 'store', store)
-        await until(lambda: store.call_count > 2, 'it is time')
+        await until(lambda: store.call_count > 2, 'the interval has passed twice')
         waiting.cancel()
         await asyncio.wait([waiting])
         monkeypatch.undo()
     assert stored(stream) == 1
 
 
-async def test_offset_is_stored_when_the_stream_is_known() -> None:
+async def test_offset_is_stored_once_the_stream_is_recognized() -> None:
     stream = filled(1, 1)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
     async with reading(stream, auto_offset=tracking) as messages:
         await take(messages, 2)
-        await until(lambda: stored(stream) == 1, 'stored')
-        moved(stream)
+        await until(lambda: stored(stream) == 1, 'an offset is stored')
+        move(stream)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: stored(stream) == 2, 'stored')
+        await until(lambda: stored(stream) == 2, 'another offset is stored')
         waiting.cancel()
         await asyncio.wait([waiting])

@@ -1,9 +1,9 @@
-"""Random histories of a stream, against what must come of them.
+"""Random histories of a stream: a subscription skips and repeats no message.
 
 Chunks are written, and removed by retention; offsets are used up by chunks that are not delivered;
-connections are cut, the stream moves, replicas lag behind and catch up, and now and then the stream
-is deleted and created again.  No message of the last stream is skipped, none is given twice, and
-none of a stream before it is left out between others.
+connections are cut, the stream moves, replicas lag behind and catch up, and sometimes the stream is
+deleted and created again.  The subscription returns every message of the last stream once, and of
+earlier streams it skips none before the last one it returned.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame
 from tests.fake_stream import FakeStream, Reader
 
-HANG = 60.0  # a guard only
+HANG = 60.0  # seconds; only a safeguard
 MOVED = wire.frame(wire.METADATA_UPDATE, struct.pack('>H', 0x06) + wire.string('test'))
 
 
 class History:
-    """A stream, and what a reader of it has got: messages as (incarnation, number), and errors."""
+    """A stream and what its reader found: (incarnation, number) of messages, None for an error."""
 
     def __init__(self, source: random.Random) -> None:
         self.source = source
         self.stream = FakeStream()
-        self.held: list[tuple[int, bytes]] = []  # chunks that the replica has not got yet
+        self.held: list[tuple[int, bytes]] = []  # chunks that the lagging replica lacks
         self.lagging = False
         self.incarnation = 0
         self.written = 0
@@ -41,7 +41,7 @@ class History:
         self.hidden: set[int] = set()  # incarnations whose first chunk is not delivered
         self.found: list[tuple[int, int] | None] = []
 
-    # -- what happens
+    # -- events
 
     def step(self) -> None:
         steps = {self.append: 8, self.cut: 3, self.move: 3, self.skip: 2, self.remove: 1}
@@ -86,7 +86,7 @@ class History:
         self.source.choice([self.cut, self.move])()
 
     def send_again(self) -> None:
-        """The broker sends a chunk again on the same connection, within the credit."""
+        """Send a chunk again on the same connection, within the credit."""
         for reader in self.stream.readers:
             sent = self.stream.chunks[: reader.at]
             if reader.live and sent and reader.credit and not reader.peer.transport.is_closing():
@@ -94,7 +94,7 @@ class History:
                 reader.peer.send(wire.deliver(reader.id, self.source.choice(sent)[1]))
 
     def lag(self) -> None:
-        """The reader is moved to a replica that lacks the last chunks."""
+        """Move the reader to a replica that lacks the last chunks."""
         self.lose_some_way()
         self.lagging = True
         keep = len(self.stream.chunks) - self.source.randint(0, 5)
@@ -110,7 +110,7 @@ class History:
             self.stream.send(reader)
 
     def remove(self) -> None:
-        """What retention does; not under a reader."""
+        """Remove chunks like retention; the reader has to resubscribe."""
         self.lose_some_way()
         for _ in range(self.source.randint(0, max(len(self.stream.chunks) - 1, 0))):
             _, data = self.stream.chunks.pop(0)
@@ -126,7 +126,7 @@ class History:
         for _ in range(self.source.randint(0, 4)):
             self.append()
 
-    # -- who reads
+    # -- the reader
 
     async def read(self, messages: rbs.Subscription) -> None:
         while True:
@@ -141,11 +141,11 @@ class History:
             if self.source.random() < 0.1:
                 await asyncio.sleep(0)
 
-    # -- what must have come of it
+    # -- the expected outcome
 
     def check(self, start: int) -> None:
         got = [item for item in self.found if item is not None]
-        assert got == sorted(set(got)), 'given twice, or not in order'
+        assert got == sorted(set(got)), 'a message is repeated or out of order'
         for incarnation in {incarnation for incarnation, _ in got}:
             numbers = [number for i, number in got if i == incarnation]
             first = 0 if incarnation else start
@@ -154,23 +154,23 @@ class History:
             assert skipped <= self.removed
         for before, item in zip(self.found, self.found[1:], strict=False):
             if before and item and before[0] != item[0]:
-                # One whose first chunks are not delivered looks like the old one, much later.
+                # A new stream looks like the old one if its first chunks are not delivered.
                 unseen = (item[0], 0) in self.removed or item[0] in self.hidden
-                assert unseen, 'nobody was told'
+                assert unseen, 'a recreated stream raises an error'
 
 
 class Growth(History):
-    """A stream that only grows, and loses its reader from the first attempt on.
+    """A stream that only grows; its reader may be lost as soon as it subscribes.
 
-    :ivar earliest: how many messages lay before the start when the client asked for the end.
-    :ivar latest: the same when the first Subscribe came.
+    :ivar earliest: number of messages before the start at the first StreamStats.
+    :ivar latest: number of messages before the start at the first Subscribe.
     """
 
     def __init__(self, source: random.Random) -> None:
         super().__init__(source)
         self.earliest: int | None = None
         self.latest: int | None = None
-        self.answers = [wire.OK, 0]  # 0 for none
+        self.answers = [wire.OK, 0]  # 0 for no response
         self.offset = self.source.choice(
             [
                 rbs.Offset.LAST,
@@ -186,7 +186,7 @@ class Growth(History):
         self.source.choices(list(steps), list(steps.values()))[0]()
 
     def before(self) -> int:
-        """How many messages lie before the start, if it is now."""
+        """Return the number of messages before the start of a subscription made now."""
         starts = [numbers(data)[0][1] for _, data in self.stream.chunks]
         if self.offset is rbs.Offset.LAST and starts:
             return starts[-1]
@@ -234,11 +234,15 @@ async def run_growth(source: random.Random) -> None:
             for _ in range(source.choice([0, 1, 5, 50])):
                 await asyncio.sleep(0)
         history.answers = [wire.OK]
-        await until(lambda: history.latest is not None, 'begun')
+        await until(lambda: history.latest is not None, 'the client has subscribed')
         history.cut()
         history.append()
         last = (0, history.written - 1)
-        await until(lambda: history.found[-1:] == [last] or reading.done(), 'all was read', HANG)
+        await until(
+            lambda: history.found[-1:] == [last] or reading.done(),
+            'the reader has the last message',
+            HANG,
+        )
         reading.cancel()
         await asyncio.wait([reading])
         if not reading.cancelled():
@@ -276,7 +280,7 @@ async def run(source: random.Random) -> None:
             if start
             else (lambda: bool(stream.readers))
         )
-        await until(known, 'subscribed')
+        await until(known, 'the client has subscribed')
         for _ in range(source.randint(5, 30)):
             history.step()
             for _ in range(source.choice([0, 0, 1, 5, 50])):
@@ -284,7 +288,11 @@ async def run(source: random.Random) -> None:
         history.catch_up()
         history.append()
         last = (history.incarnation, history.written - 1)
-        await until(lambda: history.found[-1:] == [last] or reading.done(), 'all was read', HANG)
+        await until(
+            lambda: history.found[-1:] == [last] or reading.done(),
+            'the reader has the last message',
+            HANG,
+        )
         reading.cancel()
         await asyncio.wait([reading])
         if not reading.cancelled():

@@ -1,4 +1,4 @@
-"""What goes wrong with a message that has come is told by `async for` as it is."""
+"""`async for` raises the error of a chunk or message, then continues with the next one."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +10,7 @@ from rbfly.error import AMQPDecoderError
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 
 WAYS: dict[str, Callable[[Any], AsyncIterator[Any]]] = {
     'bodies': aiter,
@@ -20,7 +20,7 @@ WAYS: dict[str, Callable[[Any], AsyncIterator[Any]]] = {
 
 
 class Refusal(Exception):
-    """Of a filter of the program."""
+    """Raised by the program's filter."""
 
 
 def refuse(ctx: rbs.MessageCtx) -> str:
@@ -43,11 +43,13 @@ async def read_on(messages: rbs.Subscription, how: str, found: list[Any]) -> Non
     [
         ('damaged', rbs.ChunkError),
         ('corrupt', rbs.ChunkError),
-        ('no AMQP', AMQPDecoderError),
+        ('not AMQP', AMQPDecoderError),
         ('refused by the filter', Refusal),
     ],
 )
-async def test_error_of_a_chunk_that_has_come(how: str, kind: str, error: type[Exception]) -> None:
+async def test_iteration_raises_the_error_and_continues(
+    how: str, kind: str, error: type[Exception]
+) -> None:
     options: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
     if kind == 'refused by the filter':
         options['filter'] = rbs.MessageFilter(refuse, {''})
@@ -67,13 +69,13 @@ async def test_error_of_a_chunk_that_has_come(how: str, kind: str, error: type[E
                 memory.damage_chunk()
             elif kind == 'corrupt':
                 memory.corrupt_chunk()
-            if kind == 'no AMQP':
+            if kind == 'not AMQP':
                 async with client.publisher('orders', amqp=False) as publisher:
                     await publisher.send(b'\x00\x53')
             else:
                 memory.publish('orders', 1)
             memory.publish('orders', 2)
-            await until(lambda: len(chunks) == 2, 'both have come')
+            await until(lambda: len(chunks) == 2, 'both chunks have arrived')
             with pytest.raises(error):
                 await read_on(messages, how, found)
             await read_on(messages, how, found)
