@@ -1,8 +1,8 @@
-"""Consuming: what other protocols and clients have written, offsets, credit, filters, ending.
+"""Consuming messages of other protocols and clients, with offsets, credit and filters.
 
-More of offsets is in test_subscribe.py, of stored ones in test_tracking.py, of compressed chunks in
-tests/protocol/test_decompression.py.  MQTT and STOMP reach a stream through an exchange, and what
-arrives is what RabbitMQ makes of them.
+More tests: offsets in test_subscribe.py, stored offsets in test_tracking.py, compressed chunks in
+tests/protocol/test_decompression.py.  RabbitMQ converts MQTT and STOMP messages, which reach a
+stream through an exchange.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 from tests.streams.test_interop import pika_messages
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 FREE_IDS = 256
 
 
@@ -75,7 +75,7 @@ def entry(messages: Sequence[bytes], code: int | None = None) -> bytes:
 
 
 def write_entries(broker: RabbitMQ, stream: str, entries: Sequence[bytes]) -> None:
-    """Publish entries in one frame, as they are; returns when they are confirmed."""
+    """Publish entries in one frame, unchanged; return when they are confirmed."""
     connection = raw.Connection(broker.uri)
     try:
         connection.declare_publisher(stream)
@@ -159,7 +159,7 @@ async def test_amqp091_to_stream(
 async def test_every_kind_of_header(
     own_broker: RabbitMQ, own_client: rbs.StreamsClient, own_stream: str
 ) -> None:
-    """As RabbitMQ stores them: tables and arrays only under names that begin with `x-`."""
+    """RabbitMQ stores tables and arrays only under names that begin with `x-`."""
     written = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     simple = {
         'text': 'zażółć',
@@ -194,7 +194,7 @@ async def test_every_kind_of_header(
     await asyncio.to_thread(write)
     async with first(own_client, own_stream) as messages:
         ctx = await anext(aiter(messages.messages()))
-    # what is long, or holds a NUL, is no text for RabbitMQ
+    # RabbitMQ stores a long text, or one with a NUL, as binary
     expected = simple | {'nul': b'a\0b', 'long': b'x' * 5000}
     assert ctx.app_properties == expected
     assert ctx.properties.message_id == identity
@@ -247,8 +247,8 @@ async def test_stream_to_amqp091(
 
 
 @pytest.fixture(scope='module')
-def plugged() -> Iterator[tuple[RabbitMQ, int, int]]:
-    """A broker with the plugins, and their ports."""
+def broker_with_plugins() -> Iterator[tuple[RabbitMQ, int, int]]:
+    """A broker with the MQTT and STOMP plugins, and their ports."""
     mqtt, stomp = free_ports(2)
     broker = RabbitMQ.private(
         plugins=['rabbitmq_mqtt', 'rabbitmq_stomp'],
@@ -293,8 +293,10 @@ def bind(broker: RabbitMQ, stream: str, exchange: str, key: str) -> None:
 
 @pytest.mark.rabbitmq
 @pytest.mark.parametrize('protocol', ['mqtt', 'stomp'])
-async def test_other_protocols_to_stream(plugged: tuple[RabbitMQ, int, int], protocol: str) -> None:
-    broker, mqtt, stomp = plugged
+async def test_other_protocols_to_stream(
+    broker_with_plugins: tuple[RabbitMQ, int, int], protocol: str
+) -> None:
+    broker, mqtt, stomp = broker_with_plugins
     stream = f'test-{protocol}'
     payloads = [b'', b'text', 'zażółć'.encode(), bytes(range(100))]
     async with rbs.streams_client(broker.uri) as client:
@@ -367,7 +369,7 @@ async def test_sub_entries_of_rstream(
 
 
 @pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
-async def test_damaged_chunk_is_told_and_left_behind(kind: str) -> None:
+async def test_damaged_chunk_raises_and_is_skipped(kind: str) -> None:
     stream = FakeStream()
     stream.append(b'0')
     damaged = bytearray(wire.chunk(1, [b'1']))
@@ -417,7 +419,7 @@ async def test_offsets_in_filtered_chunks(client: rbs.StreamsClient, stream: str
 
 
 async def test_offsets_over_gaps(broker: RabbitMQ, client: rbs.StreamsClient, stream: str) -> None:
-    """What the broker stores for itself takes offsets between those of messages."""
+    """Stored offsets use up offsets between those of messages."""
     expected = []
     for i in range(5):
         await client.write_offset(stream, f'reader {i}', 0)
@@ -476,7 +478,7 @@ async def test_version_of_deliver(version: int) -> None:
         assert rbs.get_message_ctx().stream_offset == 6
 
 
-# -- where it starts; see test_subscribe.py as well
+# -- where a subscription starts; see also test_subscribe.py
 
 
 @pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.LAST, rbs.Offset.NEXT])
@@ -486,29 +488,35 @@ async def test_start_in_an_empty_stream(
     async with first(client, stream, offset=offset) as messages:
         waiting = asyncio.ensure_future(anext(messages))
         connection = await client.get_protocol()
-        await until(lambda: len(connection.subscription_ids) == FREE_IDS - 1, 'subscribed')
+        await until(
+            lambda: len(connection.subscription_ids) == FREE_IDS - 1, 'the client has subscribed'
+        )
         await client.stream_exists(stream)
         await publish(client, stream, 'one', 'two')
         assert await waiting == 'one'
         assert await anext(messages) == 'two'
 
 
-async def test_start_behind_the_end_waits(client: rbs.StreamsClient, stream: str) -> None:
+async def test_start_after_the_end_waits(client: rbs.StreamsClient, stream: str) -> None:
     await publish(client, stream, *range(5))
     async with first(client, stream, offset=rbs.Offset.offset(7)) as messages:
         waiting = asyncio.ensure_future(anext(messages))
         connection = await client.get_protocol()
-        await until(lambda: len(connection.subscription_ids) == FREE_IDS - 1, 'subscribed')
+        await until(
+            lambda: len(connection.subscription_ids) == FREE_IDS - 1, 'the client has subscribed'
+        )
         await publish(client, stream, 5, 6)
         await publish(client, stream, 7)
         assert await waiting == 7
 
 
-# -- the tail, and the credit that leads there
+# -- the end of the stream, and credit
 
 
 @pytest.mark.parametrize('credit', [1, 2, 3, 10, 100])
-async def test_tail_is_reached(client: rbs.StreamsClient, stream: str, credit: int) -> None:
+async def test_any_credit_reaches_the_end_of_the_stream(
+    client: rbs.StreamsClient, stream: str, credit: int
+) -> None:
     async with client.publisher(stream) as publisher:
         for i in range(50):
             await publisher.send(i)  # each in a chunk of its own
@@ -520,8 +528,7 @@ async def test_tail_is_reached(client: rbs.StreamsClient, stream: str, credit: i
 
 
 @pytest.mark.parametrize('credit', [1, 2, 5, 10])
-async def test_credit_is_given_back_chunk_by_chunk(credit: int) -> None:
-    """What was consumed is given back before the next is waited for: never half is withheld."""
+async def test_all_credit_is_returned_before_a_wait(credit: int) -> None:
     stream = FakeStream()
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -534,13 +541,13 @@ async def test_credit_is_given_back_chunk_by_chunk(credit: int) -> None:
             assert await anext(messages) == b'%d' % i
             assert stream.reader.sent <= credit + stream.reader.granted
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: stream.reader.credit == credit, 'all of it is back')
+        await until(lambda: stream.reader.credit == credit, 'all credit is returned')
         stream.append(b'last')
         assert await waiting == b'last'
 
 
 async def test_broker_keeps_to_the_credit(client: rbs.StreamsClient, stream: str) -> None:
-    """Which is why a broker that does not can be cut off."""
+    """So the client may close the connection of a broker that does not."""
     credit = 3
     async with (
         client.publisher(stream) as publisher,
@@ -554,7 +561,7 @@ async def test_broker_keeps_to_the_credit(client: rbs.StreamsClient, stream: str
 
 
 async def test_broker_that_ignores_credit() -> None:
-    """It fills no memory: the client closes the connection, and reading raises an error."""
+    """The client closes the connection instead of filling memory, and reading raises an error."""
     found: list[Any] = []
 
     def subscribe(peer: Peer, request: Frame) -> None:
@@ -588,7 +595,9 @@ def test_credit_out_of_range(credit: Any) -> None:
 # -- several subscriptions on one connection
 
 
-async def test_closing_one_of_several(client: rbs.StreamsClient, stream: str) -> None:
+async def test_other_subscriptions_continue_when_one_closes(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     await publish(client, stream, *range(10))
     subscriptions = [first(client, stream) for _ in range(5)]
     for messages in subscriptions:
@@ -603,8 +612,8 @@ async def test_closing_one_of_several(client: rbs.StreamsClient, stream: str) ->
         await messages.aclose()
 
 
-async def test_nothing_comes_behind_the_end() -> None:
-    """What was on its way when a subscription ended reaches neither it nor the next one."""
+async def test_chunk_delivered_during_a_close_is_dropped() -> None:
+    """It reaches neither the closed subscription nor the next one."""
     stream = FakeStream()
     stream.append(b'0')
     held: list[tuple[Peer, Frame]] = []
@@ -615,14 +624,14 @@ async def test_nothing_comes_behind_the_end() -> None:
         messages = first(client, 'test', amqp=False)
         assert await anext(messages) == b'0'
         closing = asyncio.ensure_future(messages.aclose())
-        await until(lambda: bool(held), 'it is told')
-        stream.append(b'on its way')
+        await until(lambda: bool(held), 'the subscription unsubscribes')
+        stream.append(b'in flight')
         async with first(
             client, 'test', amqp=False, offset=rbs.Offset.NEXT, timeout=HANG
         ) as second:
             waiting = asyncio.ensure_future(anext(second))
-            await until(lambda: len(stream.readers) == 2, 'the next one is there')
-            assert stream.readers[0].id != stream.readers[1].id  # not free yet
+            await until(lambda: len(stream.readers) == 2, 'the next subscription exists')
+            assert stream.readers[0].id != stream.readers[1].id  # the id is not free yet
             ending(*held.pop())
             await closing
             stream.append(b'2')
@@ -632,8 +641,7 @@ async def test_nothing_comes_behind_the_end() -> None:
             await anext(messages)
 
 
-async def test_an_id_that_was_used_before() -> None:
-    """All ids come round, and each is given to one subscription at a time."""
+async def test_subscription_ids_are_reused() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -647,11 +655,8 @@ async def test_an_id_that_was_used_before() -> None:
 # -- a slow or suspended consumer
 
 
-async def test_slow_consumer() -> None:
-    """It bounds what the broker sends, skips nothing, and nobody else waits for it.
-
-    Heartbeats go on meanwhile: the connection is neither lost nor taken for dead.
-    """
+async def test_slow_consumer_limits_the_broker_and_delays_no_other() -> None:
+    """The slow consumer skips no message, and its connection stays alive by heartbeats."""
     beats = 0
 
     def heartbeat(connection: Peer, request: Frame) -> None:
@@ -665,20 +670,19 @@ async def test_slow_consumer() -> None:
         async with (
             rbs.streams_client(fake.uri) as client,
             first(client, 'test', amqp=False, initial_credit=4) as slow,
-            first(client, 'test', amqp=False, initial_credit=4) as quick,
+            first(client, 'test', amqp=False, initial_credit=4) as fast,
         ):
             for i in range(100):
                 stream.append(b'%d' % i)
             assert await anext(slow) == b'0'
-            assert await take(quick, 100) == [b'%d' % i for i in range(100)]
+            assert await take(fast, 100) == [b'%d' % i for i in range(100)]
             assert stream.readers[0].sent == 4
-            await until(lambda: beats >= 5, 'longer than a connection lives without heartbeats')
+            await until(lambda: beats >= 5, 'a connection without heartbeats would be closed')
             assert await take(slow, 99) == [b'%d' % i for i in range(1, 100)]
         assert len(fake.connections) == 1
 
 
-async def test_suspended_and_resumed(client: rbs.StreamsClient, stream: str) -> None:
-    """`break` suspends a subscription that is held; it goes on where it was."""
+async def test_iteration_continues_after_break(client: rbs.StreamsClient, stream: str) -> None:
     found: list[Any] = []
     async with first(client, stream) as messages:
         for start in range(0, 100, 10):
@@ -694,8 +698,7 @@ async def test_suspended_and_resumed(client: rbs.StreamsClient, stream: str) -> 
     assert found == list(range(100))
 
 
-async def test_quick_consumer_leaves_time_for_others() -> None:
-    """A consumer that never has to wait does not keep the event loop to itself."""
+async def test_fast_consumer_lets_other_tasks_run() -> None:
     stream = FakeStream()
     turns = 0
 
@@ -718,10 +721,12 @@ async def test_quick_consumer_leaves_time_for_others() -> None:
         assert turns >= 1000 / 10
 
 
-# -- credit for a subscription that the broker does not know
+# -- credit of an unknown subscription
 
 
-async def test_credit_for_nobody(client: rbs.StreamsClient, stream: str) -> None:
+async def test_credit_of_an_unknown_subscription_does_no_harm(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     connection = await client.get_protocol()
     connection.write(commands.credit(77, 1))
     await publish(client, stream, 1)
@@ -730,12 +735,14 @@ async def test_credit_for_nobody(client: rbs.StreamsClient, stream: str) -> None
     assert await client.get_protocol() is connection
 
 
-# -- what releases a subscription
+# -- release of subscriptions
 
 
 @pytest.mark.parametrize('how', ['break', 'cancel', 'timeout', 'error', 'aclose', 'generator'])
 @pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
-async def test_release(client: rbs.StreamsClient, stream: str, how: str, kind: str) -> None:
+async def test_every_end_of_an_iteration_releases_the_subscription(
+    client: rbs.StreamsClient, stream: str, how: str, kind: str
+) -> None:
     await publish(client, stream, 'x')
     connection = await client.get_protocol()
 
@@ -753,7 +760,9 @@ async def test_release(client: rbs.StreamsClient, stream: str, how: str, kind: s
             break
     elif how == 'cancel':
         task = asyncio.create_task(read())
-        await until(lambda: len(connection.subscription_ids) == FREE_IDS - 1, 'subscribed')
+        await until(
+            lambda: len(connection.subscription_ids) == FREE_IDS - 1, 'the client has subscribed'
+        )
         task.cancel()
         await asyncio.wait([task])
         del task
@@ -777,7 +786,7 @@ async def test_release(client: rbs.StreamsClient, stream: str, how: str, kind: s
         await generator.aclose()
         del generator
     gc.collect()
-    await until(lambda: len(connection.subscription_ids) == FREE_IDS, 'released')
+    await until(lambda: len(connection.subscription_ids) == FREE_IDS, 'the subscription id is free')
     assert not connection.registrations
 
 
@@ -792,7 +801,7 @@ def kind_of(ctx: MessageCtx) -> str | None:
 async def publish_kinds(
     client: rbs.StreamsClient, stream: str, kinds: Sequence[str | None]
 ) -> None:
-    """One chunk for each kind."""
+    """Publish one chunk of three messages for each kind."""
     for kind in kinds:
         async with client.publisher(
             stream, cls=rbs.PublisherBatchFast, filter_extract=kind_of
@@ -807,8 +816,8 @@ FILTERS: dict[str, tuple[set[str], bool, list[str | None]]] = {
     'one value': ({'a'}, False, ['a', 'a']),
     'several values': ({'a', 'ż'}, False, ['a', 'ż', 'a']),
     'not ASCII': ({'ż'}, False, ['ż']),
-    'a value that nobody has': ({'x'}, False, []),
-    'and those without': ({'a'}, True, ['a', None, '', 'a']),
+    'a value of no message': ({'x'}, False, []),
+    'a value, and messages without one': ({'a'}, True, ['a', None, '', 'a']),
     'the empty value': ({''}, False, [None, '']),
     'all': ({'a', 'b', 'ż', ''}, True, ['a', 'b', None, 'ż', '', 'a']),
 }
@@ -816,7 +825,7 @@ FILTERS: dict[str, tuple[set[str], bool, list[str | None]]] = {
 
 @pytest.mark.parametrize(('values', 'unfiltered', 'expected'), FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize('kind', ['bodies', 'batches'])
-async def test_filter(
+async def test_filter_returns_the_messages_with_its_values(
     client: rbs.StreamsClient,
     stream: str,
     values: set[str],
@@ -824,7 +833,7 @@ async def test_filter(
     expected: list[str | None],
     kind: str,
 ) -> None:
-    """The values are matched byte by byte, and messages without one as they are told."""
+    """Values are compared by their bytes; `match_unfiltered` adds messages without a value."""
     await publish_kinds(client, stream, ['a', 'b', None, 'ż', '', 'a'])
     wanted = rbs.MessageFilter(kind_of, values, unfiltered)
     n = 3 * len(expected)
@@ -843,8 +852,7 @@ async def test_filter(
     assert found == bodies
 
 
-async def test_false_positives_cost_credit() -> None:
-    """Chunks of which nothing is wanted are consumed like any other."""
+async def test_credit_of_chunks_without_a_match_is_returned() -> None:
     stream = FakeStream()
     wanted = rbs.MessageFilter(lambda ctx: str(ctx.body), {str(b'yes')})
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -860,8 +868,7 @@ async def test_false_positives_cost_credit() -> None:
         assert stream.reader.granted >= 38
 
 
-async def test_values_of_a_filter_as_they_are_sent() -> None:
-    """Byte by byte, and those for messages without one."""
+async def test_subscribe_contains_the_filter_values() -> None:
     stream = FakeStream()
     stream.append(b'x')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -876,11 +883,11 @@ async def test_values_of_a_filter_as_they_are_sent() -> None:
             assert stream.reader.properties == expected
 
 
-# -- size of the filters of a stream
+# -- filter size of a stream
 
 
 @pytest.mark.parametrize('size', [16, 17, 255])
-async def test_size_of_filters(
+async def test_stream_has_the_filter_size_given(
     broker: RabbitMQ, client: rbs.StreamsClient, stream_name: str, size: int
 ) -> None:
     await client.create_stream(stream_name, filter_size=size)
@@ -900,10 +907,10 @@ async def test_size_of_filters(
         assert await take(messages, 3) == ['a 0', 'a 1', 'a 2']
 
 
-# -- wrong uses
+# -- wrong arguments
 
 
-def test_wrong_arguments() -> None:
+def test_arguments_are_checked() -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost/')
     with pytest.raises(ValueError, match='on_decode_error'):
         client.subscribe('test', on_decode_error='ignore')  # type: ignore[arg-type]
@@ -917,7 +924,7 @@ def test_wrong_arguments() -> None:
             client.subscribe('test').batches(wrong)  # type: ignore[arg-type]
 
 
-# -- what there is
+# -- existence and statistics
 
 
 async def test_stream_exists_and_stats(client: rbs.StreamsClient, stream_name: str) -> None:

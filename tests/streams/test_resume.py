@@ -1,6 +1,6 @@
-"""Subscriptions over lost connections and moved streams: each message once, and in order.
+"""Subscriptions return each message once and in order over lost connections and moved streams.
 
-Mostly against the fake broker, which loses connections when it is told to.
+Most tests use the fake broker, whose connections they cut.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream, Reader
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 NOT_AVAILABLE = 0x06
 FREE_IDS = 256
 
@@ -49,7 +49,7 @@ def metadata_update(stream: str = 'test') -> bytes:
 
 
 def refusing(fake: FakeBroker) -> Callable[[Peer, Frame], None]:
-    """All connections but the first."""
+    """Reset all connections but the first."""
 
     def handler(connection: Peer, request: Frame) -> None:
         if len(fake.connections) == 1:
@@ -61,14 +61,14 @@ def refusing(fake: FakeBroker) -> Callable[[Peer, Frame], None]:
 
 
 async def subscribed(stream: FakeStream, n: int = 1) -> Reader:
-    await until(lambda: len(stream.readers) >= n, f'{n} times subscribed')
+    await until(lambda: len(stream.readers) >= n, f'the client has subscribed {n} times')
     return stream.reader
 
 
-# -- where it goes on
+# -- where a subscription continues
 
 
-async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backoff_restarts_after_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     backoff = Mock(side_effect=lambda: repeat(0.001))
     monkeypatch.setattr(retry, 'backoff', backoff)
     stream = FakeStream()
@@ -85,7 +85,7 @@ async def test_delays_begin_anew_when_messages_came(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize('read', [1, 2, 3, 4, 5])
-async def test_goes_on_behind_the_last_message(read: int) -> None:
+async def test_subscription_continues_after_the_last_message(read: int) -> None:
     stream = FakeStream()
     stream.append(b'0', b'1', b'2')
     stream.append(b'3', b'4', b'5')
@@ -94,20 +94,20 @@ async def test_goes_on_behind_the_last_message(read: int) -> None:
             found = await take(messages, read)
             fake.connection.transport.abort()
             found += await take(messages, 6 - read)
-            # What had arrived is given before anything is asked for again.
+            # Messages that had arrived are returned before the client resubscribes.
             assert len(stream.readers) == 1
             stream.append(b'6')
             assert await anext(messages) == b'6'
         assert found == [b'0', b'1', b'2', b'3', b'4', b'5']
-        # The chunk that was read last is asked for again: it tells the stream from another.
+        # The client reads the last chunk again, which identifies the stream.
         assert [reader.spec for reader in stream.readers] == [
             (fake_stream.FIRST, 0),
             (fake_stream.OFFSET, 3),
         ]
 
 
-async def test_goes_on_inside_a_chunk() -> None:
-    """The rest of a chunk that had not arrived, and offsets that are not consecutive."""
+async def test_subscription_continues_inside_a_chunk() -> None:
+    """The subscription starts inside a chunk, and continues after a gap in the offsets."""
     stream = FakeStream()
     stream.append(b'0', b'1')
     stream.skip(3)
@@ -124,8 +124,7 @@ async def test_goes_on_inside_a_chunk() -> None:
         assert [reader.spec[1] for reader in stream.readers] == [1, 0]
 
 
-async def test_many_losses_anywhere() -> None:
-    """Each message once and in order, whenever connections are cut."""
+async def test_no_message_is_lost_or_repeated_over_many_lost_connections() -> None:
     stream = FakeStream()
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         async with subscribe(client) as messages:
@@ -140,8 +139,7 @@ async def test_many_losses_anywhere() -> None:
         assert found == [b'%d' % i for i in range(180)]
 
 
-async def test_filter_and_credit_are_kept() -> None:
-    """A filter survives a reconnect."""
+async def test_resubscribing_keeps_filter_and_credit() -> None:
     stream = FakeStream()
     stream.append(b'a0', b'b1')
     wanted = rbs.MessageFilter(lambda ctx: str(ctx.body)[2:3], {'a', 'ż'})
@@ -157,7 +155,7 @@ async def test_filter_and_credit_are_kept() -> None:
         assert second.spec == (fake_stream.OFFSET, 0)
 
 
-async def test_credit_of_a_lost_connection_is_not_given_to_the_next() -> None:
+async def test_credit_of_a_lost_connection_is_not_returned_on_the_next_one() -> None:
     stream = FakeStream()
     for i in range(4):
         stream.append(b'%d' % i)
@@ -167,17 +165,19 @@ async def test_credit_of_a_lost_connection_is_not_given_to_the_next() -> None:
         subscribe(client) as messages,
     ):
         await anext(messages)
-        await until(lambda: len(messages._session.cursor.queue.chunks) == 3, 'all have arrived')
+        await until(
+            lambda: len(messages._session.cursor.queue.chunks) == 3, 'all chunks have arrived'
+        )
         fake.connection.transport.abort()
         await take(messages, 3)
         stream.append(b'4')
         await anext(messages)
-        await until(lambda: bool(stream.reader.granted), 'the chunk that came again is consumed')
+        await until(lambda: bool(stream.reader.granted), 'the credit of a chunk is returned')
         assert stream.reader.granted == 1
 
 
 @pytest.mark.parametrize('chunks', [0, 1, 3])
-async def test_next_that_has_seen_nothing_misses_nothing(chunks: int) -> None:
+async def test_next_misses_no_message_if_the_connection_is_lost_first(chunks: int) -> None:
     stream = FakeStream()
     for i in range(chunks):
         stream.append(b'old%d' % i, b'old')
@@ -185,8 +185,8 @@ async def test_next_that_has_seen_nothing_misses_nothing(chunks: int) -> None:
         async with subscribe(client, offset=rbs.Offset.NEXT) as messages:
             waiting = asyncio.ensure_future(anext(messages))
             reader = await subscribed(stream)
-            asked = fake.connection.commands()
-            assert asked.index(wire.STREAM_STATS) < asked.index(wire.SUBSCRIBE)
+            commands = fake.connection.commands()
+            assert commands.index(wire.STREAM_STATS) < commands.index(wire.SUBSCRIBE)
             reader.live = False
             reader.peer.transport.abort()
             stream.append(b'new0', b'new1')
@@ -198,15 +198,20 @@ async def test_next_that_has_seen_nothing_misses_nothing(chunks: int) -> None:
         assert stream.readers[1].spec == expected
 
 
-async def test_next_that_has_dropped_a_chunk_goes_on_behind_it() -> None:
+async def test_next_continues_after_the_chunk_that_it_dropped() -> None:
     stream = FakeStream()
     stream.append(b'old', b'old')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         async with subscribe(client, offset=rbs.Offset.NEXT) as messages:
             waiting = asyncio.ensure_future(anext(messages))
             (await subscribed(stream)).peer.transport.abort()
-            await until(lambda: len(stream.readers) == 2 and stream.reader.sent == 1, 'delivered')
-            await until(lambda: messages._session.cursor.position is not None, 'and dropped')
+            await until(
+                lambda: len(stream.readers) == 2 and stream.reader.sent == 1,
+                'the chunk is delivered',
+            )
+            await until(
+                lambda: messages._session.cursor.position is not None, 'the chunk is dropped'
+            )
             stream.reader.peer.transport.abort()
             stream.append(b'new')
             assert await waiting == b'new'
@@ -214,7 +219,7 @@ async def test_next_that_has_dropped_a_chunk_goes_on_behind_it() -> None:
 
 
 @pytest.mark.parametrize('offset', [rbs.Offset.FIRST, rbs.Offset.NEXT, rbs.Offset.LAST])
-async def test_old_broker_is_not_asked_for_what_it_does_not_know(offset: rbs.Offset) -> None:
+async def test_old_broker_receives_no_stream_stats(offset: rbs.Offset) -> None:
     stream = FakeStream()
     async with (
         FakeBroker(on=stream.handlers(), version='3.10.8') as fake,
@@ -227,11 +232,11 @@ async def test_old_broker_is_not_asked_for_what_it_does_not_know(offset: rbs.Off
             stream.append(b'%d' % i)
             assert await waiting == b'%d' % i
             stream.reader.peer.transport.abort()
-        asked = [key for peer in fake.connections for key in peer.commands()]
-        assert wire.STREAM_STATS not in asked
+        commands = [key for peer in fake.connections for key in peer.commands()]
+        assert wire.STREAM_STATS not in commands
 
 
-async def test_last_of_an_empty_stream_misses_nothing() -> None:
+async def test_last_of_an_empty_stream_misses_no_message() -> None:
     stream = FakeStream()
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -248,7 +253,7 @@ async def test_last_of_an_empty_stream_misses_nothing() -> None:
 
 
 async def test_cancelled_first_wait_does_not_move_the_start() -> None:
-    """What is published between two waits of a subscription at `NEXT` is not lost."""
+    """A subscription at `NEXT` receives what is published between two waits."""
     stream = FakeStream()
     held: list[tuple[Peer, Frame]] = []
     handlers = stream.handlers() | {wire.STREAM_STATS: lambda c, f: held.append((c, f))}
@@ -258,7 +263,7 @@ async def test_cancelled_first_wait_does_not_move_the_start() -> None:
         subscribe(client, offset=rbs.Offset.NEXT) as messages,
     ):
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: bool(held), 'asked for')
+        await until(lambda: bool(held), 'the client asks for the last chunk')
         waiting.cancel()
         await asyncio.wait([waiting])
         stream.stats(*held[0])
@@ -268,8 +273,7 @@ async def test_cancelled_first_wait_does_not_move_the_start() -> None:
         assert len(stream.readers) == 1
 
 
-async def test_timeout_shorter_than_connecting() -> None:
-    """The wait ends, the subscribing goes on."""
+async def test_connecting_continues_after_a_message_timeout() -> None:
     stream = FakeStream()
     stream.append(b'0')
     held: list[tuple[Peer, Frame]] = []
@@ -286,13 +290,13 @@ async def test_timeout_shorter_than_connecting() -> None:
             assert len(held) == 1
             fake.default(*held[0])
             await subscribed(stream)
-            await until(lambda: bool(messages._session.cursor.queue.chunks), 'delivered')
+            await until(lambda: bool(messages._session.cursor.queue.chunks), 'the chunk arrives')
             assert await anext(messages) == b'0'
         assert len(fake.connections) == 1
 
 
-async def test_reference_is_asked_for_once() -> None:
-    """Where it started stays, though another program stores a later offset meanwhile."""
+async def test_stored_offset_is_queried_once() -> None:
+    """The start does not change if another program stores a later offset meanwhile."""
     stored = 1
     stream = FakeStream()
 
@@ -315,7 +319,7 @@ async def test_reference_is_asked_for_once() -> None:
 # -- moved streams
 
 
-async def test_metadata_update_subscribes_again() -> None:
+async def test_subscription_of_a_moved_stream_resubscribes() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -334,8 +338,8 @@ async def test_metadata_update_subscribes_again() -> None:
         assert len(connection.subscription_ids) == FREE_IDS
 
 
-async def test_metadata_update_while_subscribing() -> None:
-    """It may be of the subscription that was just made: that one is made again."""
+async def test_stream_that_moves_while_subscribing() -> None:
+    """A MetadataUpdate may refer to the new subscription, so the client resubscribes."""
     stream = FakeStream()
 
     def moved(reader: Reader) -> int:
@@ -353,11 +357,12 @@ async def test_metadata_update_while_subscribing() -> None:
         assert await anext(messages) == b'0'
         stream.append(b'1')
         assert await anext(messages) == b'1'
-        await until(lambda: sum(item.live for item in stream.readers) == 1, 'one is left')
+        await until(
+            lambda: sum(item.live for item in stream.readers) == 1, 'one subscription is left'
+        )
 
 
-async def test_not_available_is_tried_again() -> None:
-    """A stream that is not available is waited for."""
+async def test_subscribing_waits_for_an_unavailable_stream() -> None:
     stream = FakeStream()
     stream.append(b'0')
     stream.on_subscribe = lambda reader: NOT_AVAILABLE if len(stream.readers) < 4 else wire.OK
@@ -373,7 +378,7 @@ async def test_not_available_is_tried_again() -> None:
 
 
 @pytest.mark.own_clock
-async def test_not_available_for_longer_than_the_limit() -> None:
+async def test_stream_unavailable_beyond_the_connect_timeout_raises() -> None:
     stream = FakeStream()
     stream.on_subscribe = lambda reader: NOT_AVAILABLE
     async with (
@@ -385,8 +390,7 @@ async def test_not_available_for_longer_than_the_limit() -> None:
         assert caught.value.code == NOT_AVAILABLE
 
 
-async def test_deleted_stream_ends_it() -> None:
-    """A stream that was deleted is not waited for; what had arrived is given first."""
+async def test_deleted_stream_raises_after_the_messages_that_had_arrived() -> None:
     stream = FakeStream()
     stream.append(b'0')
     stream.append(b'1')
@@ -407,11 +411,15 @@ async def test_deleted_stream_ends_it() -> None:
         subscribe(client) as messages,
     ):
         assert await anext(messages) == b'0'
-        await until(lambda: len(messages._session.cursor.queue.chunks) == 1, 'all has arrived')
+        await until(
+            lambda: len(messages._session.cursor.queue.chunks) == 1, 'the second chunk has arrived'
+        )
         deleted = True
         fake.connection.send(metadata_update())
         connection = await client.get_protocol()
-        await until(lambda: len(connection.subscription_ids) == FREE_IDS, 'it is gone')
+        await until(
+            lambda: len(connection.subscription_ids) == FREE_IDS, 'the subscription is released'
+        )
         assert await anext(messages) == b'1'
         for _ in range(2):
             with pytest.raises(StreamDoesNotExist, match='test'):
@@ -422,8 +430,9 @@ async def test_deleted_stream_ends_it() -> None:
 
 
 @pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
-async def test_stream_created_anew_while_disconnected(kind: str) -> None:
-    """Its messages are not taken for those that were seen: that is told, and it is read."""
+async def test_stream_recreated_during_an_outage_raises_once_and_is_read_from_its_start(
+    kind: str,
+) -> None:
     stream = FakeStream()
     stream.append(b'0', b'1', b'2')
     stream.append(b'3')
@@ -439,7 +448,7 @@ async def test_stream_created_anew_while_disconnected(kind: str) -> None:
         iterator = aiter(messages if kind == 'bodies' else getattr(messages, kind)())
         waiting = asyncio.ensure_future(anext(iterator))
         await subscribed(stream, 2)
-        assert stream.reader.spec == (fake_stream.FIRST, 0)  # there is nothing
+        assert stream.reader.spec == (fake_stream.FIRST, 0)  # the new stream is empty
         stream.append(b'new0')
         with pytest.raises(StreamDoesNotExist, match="'test' was deleted and created again"):
             await waiting
@@ -451,7 +460,7 @@ async def test_stream_created_anew_while_disconnected(kind: str) -> None:
 
 
 @pytest.mark.parametrize('new', [0, 1])
-async def test_stream_created_anew_before_the_first_message_at_next(new: int) -> None:
+async def test_stream_recreated_before_the_first_message_at_next(new: int) -> None:
     stream = FakeStream()
     stream.append(b'0', b'1', b'2')
     async with (
@@ -474,8 +483,8 @@ async def test_stream_created_anew_before_the_first_message_at_next(new: int) ->
         assert await take(messages, 2) == [b'new0', b'new1']
 
 
-async def test_replica_that_lags_behind_is_the_same_stream() -> None:
-    """It gives again what was seen; that is dropped, whatever its clock said."""
+async def test_lagging_replica_is_the_same_stream() -> None:
+    """The subscription drops messages that it has returned, whatever their timestamps."""
     stream = FakeStream()
     stream.append(b'0')
     stream.timestamp += 5
@@ -501,8 +510,8 @@ async def test_replica_that_lags_behind_is_the_same_stream() -> None:
         assert stream.reader.sent == 3
 
 
-async def test_start_behind_the_end_over_a_lost_connection() -> None:
-    """What is below the start was never asked for; it is no sign of another stream."""
+async def test_start_after_the_end_survives_lost_connections() -> None:
+    """Messages below the start do not indicate another stream."""
     stream = FakeStream()
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -515,12 +524,12 @@ async def test_start_behind_the_end_over_a_lost_connection() -> None:
             stream.timestamp += 1
             stream.append(b'%d' % i)
             if i < 3:
-                await until(lambda: bool(stream.reader.granted), 'dropped')
+                await until(lambda: bool(stream.reader.granted), 'the chunk is dropped')
                 stream.reader.peer.transport.abort()
         assert await waiting == b'3'
 
 
-async def test_offset_of_a_deleted_stream_is_not_stored_for_the_next() -> None:
+async def test_offset_of_a_deleted_stream_is_not_stored_in_the_new_one() -> None:
     stream = FakeStream()
     stream.append(b'0', b'1', b'2')
     tracking = rbs.OffsetTracking('reader', every=1, interval=0)
@@ -543,10 +552,10 @@ async def test_offset_of_a_deleted_stream_is_not_stored_for_the_next() -> None:
         assert wire.STORE_OFFSET not in commands
 
 
-# -- errors that no retry can mend, and limits
+# -- permanent errors and limits
 
 
-async def test_password_that_holds_no_longer_is_told_at_once() -> None:
+async def test_wrong_password_at_the_reconnect_is_raised_at_once() -> None:
     stream = FakeStream()
     stream.append(b'0')
 
@@ -567,7 +576,7 @@ async def test_password_that_holds_no_longer_is_told_at_once() -> None:
             await anext(messages)
 
 
-async def test_permission_that_holds_no_longer_is_told_at_once() -> None:
+async def test_revoked_permission_is_raised_at_once() -> None:
     stream = FakeStream()
     stream.append(b'0')
     stream.on_subscribe = lambda reader: wire.OK if len(stream.readers) == 1 else 0x10
@@ -584,7 +593,7 @@ async def test_permission_that_holds_no_longer_is_told_at_once() -> None:
         await messages.aclose()
 
 
-async def test_bytes_that_are_no_frames_are_told() -> None:
+async def test_invalid_frame_is_raised_and_reading_continues() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
@@ -599,7 +608,7 @@ async def test_bytes_that_are_no_frames_are_told() -> None:
 
 
 @pytest.mark.own_clock
-async def test_reconnect_timeout() -> None:
+async def test_reconnect_timeout_raises_and_reading_can_continue() -> None:
     stream = FakeStream()
     stream.append(b'0')
 
@@ -620,10 +629,9 @@ async def test_reconnect_timeout() -> None:
         await messages.aclose()
 
 
-async def test_broker_that_loses_every_subscription_is_not_pestered(
+async def test_delays_grow_if_every_subscription_is_lost_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One lost right behind its Subscribe is made again with growing delays."""
     delays: list[float] = []
     backoff = retry.backoff
 
@@ -655,14 +663,14 @@ async def test_broker_that_loses_every_subscription_is_not_pestered(
     assert delays[-1] > 10 * delays[0]
 
 
-# -- ending while it is lost
+# -- ending without a connection
 
 
 @pytest.mark.parametrize(
     ('end', 'error', 'text'),
     [('aclose', StopAsyncIteration, None), ('disconnect', StreamConnectionError, 'disconnected')],
 )
-async def test_ending_while_reconnecting(
+async def test_aclose_or_disconnect_while_reconnecting_ends_the_wait(
     end: str, error: type[Exception], text: str | None
 ) -> None:
     stream = FakeStream()
@@ -674,14 +682,14 @@ async def test_ending_while_reconnecting(
             await anext(messages)
             waiting = asyncio.ensure_future(anext(messages))
             fake.connection.transport.abort()
-            await until(lambda: len(fake.connections) > 2, 'it tries')
+            await until(lambda: len(fake.connections) > 2, 'the client tries to reconnect')
             await (messages.aclose() if end == 'aclose' else client.disconnect())
             with pytest.raises(error, match=text):
                 await waiting
 
 
 @pytest.mark.own_clock
-async def test_last_reference_goes_while_reconnecting() -> None:
+async def test_dropped_subscription_stops_reconnecting() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -695,10 +703,10 @@ async def test_last_reference_goes_while_reconnecting() -> None:
             assert len(asyncio.all_tasks()) > 1
             del messages
             gc.collect()
-            await until(lambda: len(asyncio.all_tasks()) == 1, 'nothing tries any longer')
+            await until(lambda: len(asyncio.all_tasks()) == 1, 'no task reconnects')
 
 
-async def test_disconnecting_the_client_ends_the_wait() -> None:
+async def test_disconnect_ends_the_wait() -> None:
     stream = FakeStream()
     stream.append(b'0')
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -711,12 +719,12 @@ async def test_disconnecting_the_client_ends_the_wait() -> None:
         with pytest.raises(StreamConnectionError, match='disconnected'):
             await waiting
         stream.append(b'1')
-        # Asked for more, the client connects again.
+        # The next call reconnects the client.
         assert await anext(messages) == b'1'
         await client.disconnect()
 
 
-async def test_connection_lost_while_closing() -> None:
+async def test_close_ends_if_the_connection_is_lost() -> None:
     stream = FakeStream()
     stream.append(b'0')
     handlers = stream.handlers() | {wire.UNSUBSCRIBE: wire.RESETTING}
@@ -730,8 +738,10 @@ async def test_connection_lost_while_closing() -> None:
 # -- a real broker
 
 
-async def test_broker_is_restarted(private_broker: Callable[[], RabbitMQ]) -> None:
-    """What was published before and after is seen once, in order."""
+async def test_subscriptions_continue_after_a_broker_restart(
+    private_broker: Callable[[], RabbitMQ],
+) -> None:
+    """They return messages from before and after the restart once and in order."""
     broker = await asyncio.to_thread(private_broker)
     name = 'test-restart'
     async with rbs.streams_client(broker.uri) as client:
@@ -741,15 +751,17 @@ async def test_broker_is_restarted(private_broker: Callable[[], RabbitMQ]) -> No
                 publisher.batch(i)
             await publisher.flush()
         async with (
-            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as behind,
-            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as ahead,
+            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as early,
+            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as late,
         ):
-            found = [await anext(behind) for _ in range(100)]
-            waiting = asyncio.ensure_future(anext(ahead))
+            found = [await anext(early) for _ in range(100)]
+            waiting = asyncio.ensure_future(anext(late))
             connection = await client.get_protocol()
-            await until(lambda: len(connection.subscription_ids) == FREE_IDS - 2, 'subscribed')
+            await until(
+                lambda: len(connection.subscription_ids) == FREE_IDS - 2, 'both subscriptions exist'
+            )
             await client.delete_stream('no-such-stream')
-            # In order: 4.0.5 forgets the leader of a new stream when it is killed.
+            # An orderly restart: a killed RabbitMQ 4.0.5 forgets the leader of a new stream.
             await asyncio.to_thread(broker.restart_node, 0)
             async with (
                 rbs.streams_client(broker.uri) as other,
@@ -758,9 +770,9 @@ async def test_broker_is_restarted(private_broker: Callable[[], RabbitMQ]) -> No
                 for i in range(5000, 6000):
                     publisher.batch(i)
                 await publisher.flush()
-            found += [await anext(behind) for _ in range(5900)]
+            found += [await anext(early) for _ in range(5900)]
             assert found == list(range(6000))
-            assert [await waiting, *[await anext(ahead) for _ in range(999)]] == list(
+            assert [await waiting, *[await anext(late) for _ in range(999)]] == list(
                 range(5000, 6000)
             )
         await client.delete_stream(name)

@@ -1,20 +1,20 @@
 """Where a subscription starts if its connection is lost before the first message.
 
-Every kind of offset, lost at every point, on every end of a stream, whatever is written meanwhile:
-it starts where it would have started, and never later.
+The tests combine every kind of offset with every point of the loss, every end of the stream and
+everything that may be written meanwhile.  The start never moves forward:
 
 =========== ==============================================================================
-offset      first message, whatever is lost before it
+offset      first message
 =========== ==============================================================================
 `FIRST`     the first one of the stream
-`LAST`      that of the chunk of messages that was the last one at the first attempt; an earlier
-            one if chunks of stored offsets lay behind it and more messages were written since
-`NEXT`      the first one behind the chunk that was the last one at the first attempt
+`LAST`      the first one of the last chunk with messages at the first attempt; an earlier one if
+            chunks of stored offsets followed it and more messages were written since
+`NEXT`      the first one after the last chunk at the first attempt
 `offset`    the first one with that offset or a higher one
-`timestamp` that of the first chunk written at that time or later, or behind the chunk that was
-            the last one at the first attempt: whichever comes first
-`reference` the first one behind the offset that was stored at the first attempt; where its
-            default says if none was
+`timestamp` the first one of a chunk written at that time or later, or the first one after the
+            last chunk at the first attempt, whichever comes first
+`reference` the first one after the offset stored at the first attempt, or that of its default
+            offset if none was stored
 =========== ==============================================================================
 """
 
@@ -37,7 +37,7 @@ from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist, Subsc
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 END = 99  # the last message
 ENDS = ('empty', 'messages', 'offsets')
 GROWTHS = ('nothing', 'offsets', 'messages and offsets')
@@ -52,7 +52,7 @@ class Message(NamedTuple):
 
 
 Choose = Callable[[list[Message]], tuple[rbs.Offset, int]]
-"""Given what there is, an offset and how many messages lie before it."""
+"""Returns an offset in these messages, and the number of messages before it."""
 
 
 def first(messages: list[Message]) -> tuple[rbs.Offset, int]:
@@ -71,7 +71,7 @@ def within(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.offset(messages[-1].offset if messages else 0), max(len(messages) - 1, 0)
 
 
-def behind(messages: list[Message]) -> tuple[rbs.Offset, int]:
+def after_last(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.offset(messages[-1].offset + 1 if messages else 0), len(messages)
 
 
@@ -96,7 +96,7 @@ def default_next(messages: list[Message]) -> tuple[rbs.Offset, int]:
     return rbs.Offset.reference('other', rbs.Offset.NEXT), len(messages)
 
 
-STARTS = (first, last, next_, within, behind, past, between, future, stored, default_next)
+STARTS = (first, last, next_, within, after_last, past, between, future, stored, default_next)
 
 
 def parity(ctx: rbs.MessageCtx) -> str:
@@ -110,7 +110,7 @@ async def write(client: rbs.StreamsClient, stream: str, *chunks: list[int]) -> N
 
 
 async def write_offsets(client: rbs.StreamsClient, stream: str) -> None:
-    """Chunks without messages, each of which takes an offset."""
+    """Store offsets: chunks without messages, each of which uses up an offset."""
     for i in range(5):
         before = await client.stream_stats(stream)
         await client.write_offset(stream, 'tracking', i)
@@ -157,7 +157,7 @@ async def cut(client: rbs.StreamsClient) -> None:
 
 
 async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str) -> Any:
-    """Wait for the first message until the connection is to be lost; whoever waits for it."""
+    """Wait for the first message until the point of the loss; return the task if it still waits."""
     session = messages._session
     prepare, credit = session.prepare, session._credit
     prepared = asyncio.Event()
@@ -172,16 +172,16 @@ async def lose(client: rbs.StreamsClient, messages: rbs.Subscription, loss: str)
 
     session.prepare = prepare_and_lose  # type: ignore[method-assign,assignment]
     if loss == 'subscribed':
-        session._credit = 0  # nothing is sent
+        session._credit = 0  # the broker sends no chunk
     waiting: Any = asyncio.ensure_future(anext(messages))
     await prepared.wait()
     session._credit = credit
     if loss == 'subscribed':
-        await until(lambda: session.registration.is_open, 'subscribed')
+        await until(lambda: session.registration.is_open, 'the client has subscribed')
     if loss == 'received':
         waiting.cancel()
         await asyncio.wait([waiting])
-        await until(lambda: session.registration.is_open, 'subscribed')
+        await until(lambda: session.registration.is_open, 'the client has subscribed')
         waiting = None
     return waiting
 
@@ -221,7 +221,7 @@ async def check(
 @pytest.mark.parametrize('loss', LOSSES)
 @pytest.mark.parametrize('choose', STARTS)
 @pytest.mark.parametrize('filter', [None, rbs.MessageFilter(parity, {'odd'})], ids=['all', 'odd'])
-async def test_starts_where_it_would_have_started(
+async def test_lost_connection_does_not_move_the_start(
     broker_uri: str,
     choose: Choose,
     loss: str,
@@ -238,7 +238,7 @@ async def test_starts_where_it_would_have_started(
     assert not failed
 
 
-# -- another stream of that name
+# -- another stream of the same name
 
 
 @pytest_asyncio.fixture
@@ -249,7 +249,7 @@ async def memory() -> AsyncIterator[StreamBroker]:
 
 @contextlib.asynccontextmanager
 async def outage(memory: StreamBroker) -> AsyncIterator[None]:
-    """Whatever happens meanwhile, clients notice nothing but the outage."""
+    """Cut all connections and refuse new ones meanwhile."""
     memory.refuse()
     memory.cut()
     yield
@@ -262,10 +262,10 @@ FROM_END = (rbs.Offset.NEXT, rbs.Offset.LAST, rbs.Offset.timestamp(2e9))
 @pytest.mark.parametrize('loss', LOSSES[:2])
 @pytest.mark.parametrize('offset', FROM_END)
 @pytest.mark.parametrize('new', [0, 3])
-async def test_stream_that_got_shorter_is_another_one(
+async def test_shorter_stream_is_another_one(
     memory: StreamBroker, offset: rbs.Offset, loss: str, new: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was committed never disappears from the leader."""
+    """Committed messages never disappear from the leader."""
     monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     memory.create_stream('orders')
     for i in range(5):
@@ -290,10 +290,10 @@ async def test_stream_that_got_shorter_is_another_one(
 
 
 @pytest.mark.parametrize('offset', FROM_END)
-async def test_replica_that_lags_behind_is_no_other_stream(
+async def test_lagging_replica_is_the_same_stream(
     offset: rbs.Offset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client waits until the replica has what was committed."""
+    """The client waits until the replica has the committed messages."""
     monkeypatch.setattr(retry, 'backoff', lambda: repeat(0.0))
     lagging = iter([False, True, True, False])
     asked = []
@@ -319,8 +319,9 @@ async def test_replica_that_lags_behind_is_no_other_stream(
     assert len(asked) >= 4
 
 
-async def test_clock_of_the_broker_says_nothing(memory: StreamBroker) -> None:
-    """A chunk is not of another stream because the client's clock is behind the broker's."""
+async def test_fast_clock_of_the_broker_does_not_indicate_another_stream(
+    memory: StreamBroker,
+) -> None:
     memory.create_stream('orders')
     memory.advance(3600)
     memory.publish('orders', 0)
@@ -334,8 +335,9 @@ async def test_clock_of_the_broker_says_nothing(memory: StreamBroker) -> None:
         assert await waiting == 1
 
 
-async def test_offset_stays_where_nothing_was_read(memory: StreamBroker) -> None:
-    """It counts in whichever stream has the name."""
+async def test_offset_applies_to_a_recreated_stream_if_no_message_was_read(
+    memory: StreamBroker,
+) -> None:
     memory.create_stream('orders')
     async with (
         rbs.streams_client(memory.uri) as client,
@@ -350,8 +352,10 @@ async def test_offset_stays_where_nothing_was_read(memory: StreamBroker) -> None
         assert await waiting == 2
 
 
-async def test_deletion_that_was_noticed_starts_at_the_first_message(memory: StreamBroker) -> None:
-    """Also from an offset, and where nothing was read."""
+async def test_subscription_starts_at_the_first_message_after_a_deletion_error(
+    memory: StreamBroker,
+) -> None:
+    """It ignores its starting offset, even if it has read no message."""
     memory.create_stream('orders')
     async with (
         rbs.streams_client(memory.uri) as client,
@@ -369,10 +373,10 @@ async def test_deletion_that_was_noticed_starts_at_the_first_message(memory: Str
 # -- stored offsets
 
 
-async def test_no_message_lies_behind_the_highest_offset(
+async def test_highest_stored_offset_raises_until_it_is_replaced(
     client: rbs.StreamsClient, stream: str
 ) -> None:
-    """The error says what is stored; the iteration goes on once it was replaced."""
+    """No message can follow it."""
     await write(client, stream, [0], [1])
     await client.write_offset(stream, 'reader', 2**64 - 1)
     offset = rbs.Offset.reference('reader')

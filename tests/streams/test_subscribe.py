@@ -72,9 +72,11 @@ async def test_offset_next(client: rbs.StreamsClient, stream: str) -> None:
 
 
 async def subscribed(client: rbs.StreamsClient, n: int = 1) -> None:
-    """Wait until subscriptions are asked for and answered: requests are answered in order."""
+    """Wait until the broker has answered Subscribe: it answers requests in order."""
     connection = await client.get_protocol()
-    await until(lambda: len(connection.subscription_ids) == FREE_IDS - n, 'subscribed')
+    await until(
+        lambda: len(connection.subscription_ids) == FREE_IDS - n, 'the client has subscribed'
+    )
     await client.delete_stream('no-such-stream')
 
 
@@ -83,7 +85,7 @@ async def test_offset_timestamp(client: rbs.StreamsClient, stream: str) -> None:
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
         await anext(messages)
         written = rbs.get_message_ctx().stream_timestamp
-    await until(lambda: time.time() > written + 0.05, 'the clock goes on')
+    await until(lambda: time.time() > written + 0.05, 'the next chunk has a later timestamp')
     await publish(client, stream, 10, 20)
     assert await take(client, stream, 10, rbs.Offset.timestamp(written + 0.02)) == list(
         range(10, 20)
@@ -118,8 +120,10 @@ def test_offset_out_of_range(value: int) -> None:
 
 
 @pytest.mark.parametrize('amqp', [True, False])
-async def test_many_chunks(client: rbs.StreamsClient, stream: str, amqp: bool) -> None:
-    for i in range(0, 200, 5):  # more chunks than the credit at the start
+async def test_credit_is_renewed_over_many_chunks(
+    client: rbs.StreamsClient, stream: str, amqp: bool
+) -> None:
+    for i in range(0, 200, 5):  # more chunks than the initial credit
         await publish(client, stream, i, i + 5)
     found = await take(client, stream, 200, rbs.Offset.FIRST, amqp=amqp)
     if amqp:
@@ -128,7 +132,9 @@ async def test_many_chunks(client: rbs.StreamsClient, stream: str, amqp: bool) -
         assert all(isinstance(item, bytes) for item in found)
 
 
-async def test_offsets_and_contexts(client: rbs.StreamsClient, stream: str) -> None:
+async def test_get_message_ctx_describes_the_last_message(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     await publish(client, stream, 0, 50)
     before = time.time()
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
@@ -140,7 +146,9 @@ async def test_offsets_and_contexts(client: rbs.StreamsClient, stream: str) -> N
             assert abs(context.stream_timestamp - before) < 3600
 
 
-async def test_context_is_of_the_task_that_iterates(client: rbs.StreamsClient, stream: str) -> None:
+async def test_message_context_belongs_to_the_task_that_iterates(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     await publish(client, stream, 0, 50)
 
     async def other() -> MessageCtx:
@@ -165,7 +173,7 @@ async def test_context_is_of_the_task_that_iterates(client: rbs.StreamsClient, s
             await asyncio.create_task(other())
 
 
-async def test_timeout(client: rbs.StreamsClient, stream: str) -> None:
+async def test_iteration_continues_after_a_timeout(client: rbs.StreamsClient, stream: str) -> None:
     await publish(client, stream, 0, 2)
     async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=1) as messages:
         assert [await anext(messages) for _ in range(2)] == [0, 1]
@@ -185,10 +193,12 @@ async def test_break_releases_the_subscription(client: rbs.StreamsClient, stream
                 break
         gc.collect()
         connection = await client.get_protocol()
-        await until(lambda c=connection: len(c.subscription_ids) == FREE_IDS, 'released')  # type: ignore[misc]
+        await until(
+            lambda c=connection: len(c.subscription_ids) == FREE_IDS, 'the subscription id is free'
+        )  # type: ignore[misc]
 
 
-async def test_broker_is_told_of_the_release() -> None:
+async def test_released_subscription_unsubscribes() -> None:
     def subscribe(connection: Peer, request: Frame) -> None:
         connection.answer(request)
         connection.send(wire.deliver(request.body[4], wire.chunk(0, [b'x'])))
@@ -200,18 +210,20 @@ async def test_broker_is_told_of_the_release() -> None:
         async for _ in client.subscribe('test', amqp=False):
             break
         gc.collect()
-        await until(lambda: wire.UNSUBSCRIBE in fake.connection.commands(), 'Unsubscribe')
+        await until(
+            lambda: wire.UNSUBSCRIBE in fake.connection.commands(), 'the client has unsubscribed'
+        )
         held = client.subscribe('test', amqp=False)
         async for _ in held:
             break
-        assert fake.connection.commands().count(wire.UNSUBSCRIBE) == 1  # suspended only
+        assert fake.connection.commands().count(wire.UNSUBSCRIBE) == 1  # only suspended
         await held.aclose()
         assert fake.connection.commands().count(wire.UNSUBSCRIBE) == 2
         with pytest.raises(StopAsyncIteration):
             await anext(held)
 
 
-async def test_held_subscription_goes_on_behind_a_break(
+async def test_subscription_in_a_variable_continues_after_break(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     await publish(client, stream, 0, 10)
@@ -223,7 +235,7 @@ async def test_held_subscription_goes_on_behind_a_break(
     assert await free_ids(client) == FREE_IDS
 
 
-async def test_cancelled_wait_loses_nothing(client: rbs.StreamsClient, stream: str) -> None:
+async def test_cancelled_wait_loses_no_message(client: rbs.StreamsClient, stream: str) -> None:
     async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
         for i in range(5):
             waiting = asyncio.ensure_future(anext(messages))
@@ -276,7 +288,7 @@ async def test_more_subscriptions_than_ids_of_a_connection(
         await asyncio.gather(*(item.aclose() for item in subscriptions))
 
 
-async def test_undecodable_message_is_told_and_skipped(
+async def test_undecodable_message_raises_and_is_skipped(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     from rbfly.error import AMQPDecoderError
@@ -304,8 +316,9 @@ async def test_stream_deleted_while_subscribed(client: rbs.StreamsClient, stream
     await messages.aclose()
 
 
-async def test_stream_deleted_and_created_anew(client: rbs.StreamsClient, stream: str) -> None:
-    """That is told once; then the new stream is read from its first message."""
+async def test_recreated_stream_raises_once_and_is_read_from_its_start(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     await publish(client, stream, 0, 20)
     async with client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=20) as messages:
         assert [await anext(messages) for _ in range(20)] == list(range(20))

@@ -1,4 +1,4 @@
-"""Offsets that are stored: by hand, now and then, and where a program starts again."""
+"""Stored offsets: by hand, automatically, and where a program starts again."""
 
 import asyncio
 import gc
@@ -19,12 +19,12 @@ from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 REFERENCE = 'zażółć'
 
 
 def stored(fake: FakeBroker) -> list[int]:
-    """Offsets that the client has stored, in order."""
+    """Return the offsets that the client has stored, in order."""
     found = []
     for connection in fake.connections:
         for frame in connection.frames:
@@ -59,34 +59,34 @@ def filled(n: int, chunk: int = 5) -> FakeStream:
     return stream
 
 
-# -- automatic tracking: by number, by time, when it is closed, offset 0, not backwards
+# -- automatic tracking: by number of messages, by time, on close
 
 
-async def test_by_number() -> None:
+async def test_offset_is_stored_after_a_number_of_messages() -> None:
     async with FakeBroker(on=filled(100).handlers()) as fake:
         async with rbs.streams_client(fake.uri) as client, subscribe(client, every=10) as messages:
             await take(messages, 10)
-            assert stored(fake) == []  # the tenth is not done with
+            assert stored(fake) == []  # the tenth message is not finished
             await take(messages, 1)
-            await until(lambda: stored(fake) == [9], 'ten are')
+            await until(lambda: stored(fake) == [9], 'ten messages are finished')
             await take(messages, 25)
-            await until(lambda: stored(fake) == [9, 19, 29], 'and so on')
+            await until(lambda: stored(fake) == [9, 19, 29], 'thirty messages are finished')
         assert stored(fake) == [9, 19, 29, 34]
 
 
-async def test_of_batches() -> None:
-    """A batch is done with when the next is asked for."""
+async def test_tracking_of_batches() -> None:
+    """A batch is finished when the program takes the next one."""
     async with FakeBroker(on=filled(100).handlers()) as fake:
         async with rbs.streams_client(fake.uri) as client, subscribe(client, every=10) as messages:
             batches = aiter(messages.batches())
             for _ in range(4):
                 await anext(batches)
-            await until(lambda: stored(fake) == [9], 'two of five')
+            await until(lambda: stored(fake) == [9], 'two batches are finished')
             assert stored(fake) == [9]
         assert stored(fake) == [9, 14]
 
 
-async def test_of_contexts() -> None:
+async def test_tracking_of_contexts() -> None:
     async with (
         FakeBroker(on=filled(100).handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -95,7 +95,7 @@ async def test_of_contexts() -> None:
         contexts = aiter(messages.messages())
         for i in range(21):
             assert (await anext(contexts)).stream_offset == i
-        await until(lambda: stored(fake) == [9, 19], 'by number')
+        await until(lambda: stored(fake) == [9, 19], 'twenty messages are finished')
 
 
 async def test_counting_begins_at_the_first_message() -> None:
@@ -110,10 +110,10 @@ async def test_counting_begins_at_the_first_message() -> None:
         ) as messages,
     ):
         await take(messages, 11)
-        await until(lambda: stored(fake) == [51], 'ten from 42 on')
+        await until(lambda: stored(fake) == [51], 'ten messages from offset 42 are finished')
 
 
-async def test_by_time_while_waiting() -> None:
+async def test_offset_is_stored_by_time_while_the_program_waits() -> None:
     stream = filled(3)
     async with (
         FakeBroker(on=stream.handlers()) as fake,
@@ -121,15 +121,15 @@ async def test_by_time_while_waiting() -> None:
         subscribe(client, interval=0.02) as messages,
     ):
         await take(messages, 3)
-        await until(lambda: stored(fake) == [1], 'the last is not done with')
+        await until(lambda: stored(fake) == [1], 'the second message is finished')
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: stored(fake) == [1, 2], 'it is')
+        await until(lambda: stored(fake) == [1, 2], 'the last message is finished')
         stream.append(b'3')
         await waiting
 
 
-async def test_by_time_under_steady_traffic() -> None:
-    """It comes though the program never waits for long."""
+async def test_offset_is_stored_by_time_under_steady_traffic() -> None:
+    """The program never waits for long."""
     stream = filled(5)
     async with FakeBroker(on=stream.handlers()) as fake:
         async with (
@@ -148,7 +148,7 @@ async def test_by_time_under_steady_traffic() -> None:
         assert offsets[-1] == n - 2
 
 
-async def test_nothing_is_stored_twice() -> None:
+async def test_no_offset_is_stored_twice() -> None:
     ticks = 0
 
     def on_heartbeat(connection: Peer, request: Frame) -> None:
@@ -162,12 +162,11 @@ async def test_nothing_is_stored_twice() -> None:
             subscribe(client, interval=0.02) as messages,
         ):
             await take(messages, 2)
-            await until(lambda: ticks > 1, 'time goes by')
+            await until(lambda: ticks > 1, 'the client has sent two heartbeats')
         assert stored(fake) == [0]
 
 
-async def test_offsets_wait_for_the_connection() -> None:
-    """While it takes nothing more, none is stored; then the newest one."""
+async def test_only_the_latest_offset_is_stored_after_a_pause_of_writing() -> None:
     stream = filled(10)
     async with FakeBroker(on=stream.handlers()) as fake:
         async with (
@@ -180,7 +179,7 @@ async def test_offsets_wait_for_the_connection() -> None:
             await take(messages, 5)
             connection.resume_writing()
             await take(messages, 1)
-            await until(lambda: stored(fake) == [5], 'stored')
+            await until(lambda: stored(fake) == [5], 'the latest offset is stored')
             connection.pause_writing()
             await take(messages, 1)
         assert stored(fake) == [5, 6]
@@ -193,10 +192,10 @@ async def test_offset_zero_is_stored() -> None:
         subscribe(client, every=1) as messages,
     ):
         await take(messages, 2)
-        await until(lambda: stored(fake) == [0], 'offset 0')
+        await until(lambda: stored(fake) == [0], 'offset 0 is stored')
 
 
-async def test_last_reference_goes() -> None:
+async def test_dropped_subscription_stores_its_offset() -> None:
     async with (
         FakeBroker(on=filled(9).handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -205,12 +204,12 @@ async def test_last_reference_goes() -> None:
             if body == b'4':
                 break
         gc.collect()
-        await until(lambda: stored(fake) == [3], 'stored')
+        await until(lambda: stored(fake) == [3], 'the offset is stored')
         commands = fake.connection.commands()
         assert commands.index(wire.STORE_OFFSET) < commands.index(wire.UNSUBSCRIBE)
 
 
-async def test_client_is_disconnected() -> None:
+async def test_disconnect_stores_the_offset() -> None:
     async with FakeBroker(on=filled(9).handlers()) as fake:
         client = rbs.streams_client(fake.uri)
         messages = subscribe(client)
@@ -221,7 +220,7 @@ async def test_client_is_disconnected() -> None:
         assert len(fake.connections) == 1
 
 
-async def test_closing_without_connection_stores_on_another_one() -> None:
+async def test_close_without_a_connection_stores_the_offset_on_a_new_one() -> None:
     async with FakeBroker(on=filled(9).handlers()) as fake:
         async with (
             rbs.streams_client(fake.uri) as client,
@@ -229,15 +228,15 @@ async def test_closing_without_connection_stores_on_another_one() -> None:
         ):
             await take(messages, 3)
             fake.connection.transport.abort()
-            await until(lambda: not client.connected, 'it is lost')
+            await until(lambda: not client.connected, 'the connection is lost')
         assert stored(fake) == [1]
         assert len(fake.connections) == 2
 
 
-async def test_closing_stores_where_a_replica_lags_behind(
+async def test_close_on_a_lagging_replica_stores_the_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It ends before what was read, but the leader does not: the stream is the same."""
+    """The replica ends before the last message read, but the leader has the same stream."""
 
     async def chunk_ids(connection: object, stream: str) -> tuple[int, int]:
         return -1, -1
@@ -250,23 +249,25 @@ async def test_closing_stores_where_a_replica_lags_behind(
         async with subscribe(client) as messages:
             await take(messages, 3)
             memory.cut()
-            await until(lambda: not client.connected, 'it is lost')
+            await until(lambda: not client.connected, 'the connection is lost')
         assert await client.read_offset('test', REFERENCE) == 1
 
 
-async def test_closing_while_no_connection_can_be_made(caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_that_cannot_connect_logs_the_unstored_offset(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with FakeBroker(on=filled(9).handlers()) as fake:
         async with rbs.streams_client(fake.uri, reconnect_timeout=0.2) as client:
             messages = subscribe(client)
             await take(messages, 3)
             fake.handlers[wire.Step.OPEN] = wire.RESETTING
             fake.connection.transport.abort()
-            await until(lambda: not client.connected, 'it is lost')
+            await until(lambda: not client.connected, 'the connection is lost')
             await messages.aclose()
         assert 'cannot store offset' in caplog.text
 
 
-async def test_goes_on_over_a_lost_connection() -> None:
+async def test_due_offset_is_stored_after_a_reconnect() -> None:
     stream = filled(5)
     async with FakeBroker(on=stream.handlers()) as fake:
         async with rbs.streams_client(fake.uri) as client, subscribe(client, every=4) as messages:
@@ -274,11 +275,11 @@ async def test_goes_on_over_a_lost_connection() -> None:
             fake.connection.transport.abort()
             stream.append(b'5', b'6', b'7')
             await take(messages, 5)
-        # The one that was due got lost; it is made up for when there is a connection again.
+        # The offset due during the outage is stored after the reconnect.
         assert stored(fake) == [5, 6]
 
 
-async def test_undecodable_message_is_done_with_behind_it() -> None:
+async def test_undecodable_message_is_finished_when_the_next_one_is_taken() -> None:
     stream = FakeStream()
     stream.append(b'\xff', b'\xff', b'\xff')
     async with (
@@ -293,10 +294,10 @@ async def test_undecodable_message_is_done_with_behind_it() -> None:
         for _ in range(3):
             with pytest.raises(RbFlyError):
                 await anext(messages)
-        await until(lambda: stored(fake) == [0, 1], 'two were left behind')
+        await until(lambda: stored(fake) == [0, 1], 'two messages are finished')
 
 
-async def test_messages_that_a_filter_drops_are_done_with() -> None:
+async def test_messages_that_a_filter_drops_are_finished() -> None:
     stream = filled(20)
     only = rbs.MessageFilter(lambda ctx: str(ctx.body), {str(b'2')})
     async with FakeBroker(on=stream.handlers()) as fake:
@@ -306,7 +307,9 @@ async def test_messages_that_a_filter_drops_are_done_with() -> None:
         ):
             assert await anext(messages) == b'2'
             waiting = asyncio.ensure_future(anext(messages))
-            await until(lambda: messages._session.cursor.position == 20, 'all were looked at')
+            await until(
+                lambda: messages._session.cursor.position == 20, 'all messages are filtered'
+            )
             waiting.cancel()
             await asyncio.wait([waiting])
         assert stored(fake) == [19]
@@ -328,14 +331,16 @@ async def test_messages_that_a_filter_drops_are_done_with() -> None:
         (('r', 1, float('nan')), ValueError),
     ],
 )
-def test_wrong_arguments(arguments: tuple[Any, ...], error: type[Exception]) -> None:
+def test_arguments_are_checked(arguments: tuple[Any, ...], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         rbs.OffsetTracking(*arguments)
     assert isinstance(caught.value, RbFlyError)
 
 
-async def test_on_a_broker(client: rbs.StreamsClient, stream: str) -> None:
-    """A program that starts again goes on where it was; a timestamp is never stored (57)."""
+async def test_restarted_program_continues_after_its_stored_offset(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    """The stored offset is that of a message, even if the subscription started at a timestamp."""
     async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
         for i in range(1000):
             publisher.batch(i)
@@ -347,7 +352,7 @@ async def test_on_a_broker(client: rbs.StreamsClient, stream: str) -> None:
             stream, offset=start, auto_offset=tracking, timeout=HANG
         ) as messages:
             found = await take(messages, 250)
-        assert found[0] == (len(seen) - 1 if seen else 0)  # the last was not done with
+        assert found[0] == (len(seen) - 1 if seen else 0)  # the last message was not finished
         seen += found[1:] if seen else found
         assert await client.read_offset(stream, 'reader') == len(seen) - 2
         if len(seen) > 700:
@@ -355,11 +360,11 @@ async def test_on_a_broker(client: rbs.StreamsClient, stream: str) -> None:
     assert seen == list(range(len(seen)))
 
 
-# -- closing before any message keeps what is stored
+# -- a close before any message keeps the stored offset
 
 
 @pytest.mark.parametrize('read', [0, 1])
-async def test_closing_before_a_message_is_done_with(
+async def test_close_before_a_message_is_finished_stores_no_offset(
     client: rbs.StreamsClient, stream: str, read: int
 ) -> None:
     async with client.publisher(stream) as publisher:
@@ -386,21 +391,20 @@ async def test_stored_offset_may_go_back(client: rbs.StreamsClient, stream: str)
         await client.read_offset('no-such-stream', 'reader')
 
 
-async def test_offset_is_stored_on_the_next_connection() -> None:
-    """A lost connection is waited for; the offset does not vanish."""
+async def test_write_offset_reconnects() -> None:
     async with FakeBroker() as fake:
         async with rbs.streams_client(fake.uri) as client:
             await client.write_offset('test', REFERENCE, 1)
-            await until(lambda: stored(fake) == [1], 'stored')
+            await until(lambda: stored(fake) == [1], 'the offset is stored')
             fake.connection.transport.abort()
-            await until(lambda: not client.connected, 'it is lost')
+            await until(lambda: not client.connected, 'the connection is lost')
             await client.write_offset('test', REFERENCE, 2)
         assert stored(fake) == [1, 2]
 
 
 @pytest.mark.both_loops
-async def test_writing_offsets_does_not_fill_the_memory() -> None:
-    """Though the program gives the broker no turn to read."""
+async def test_write_offset_waits_for_the_broker_to_read() -> None:
+    """Memory does not grow, though the program has no other wait."""
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         transport = (await client.get_protocol())._transport
@@ -417,7 +421,7 @@ async def turns(n: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_writing_an_offset_waits_for_the_connection() -> None:
+async def test_write_offset_waits_while_writing_is_paused() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         connection.pause_writing()
@@ -431,11 +435,10 @@ async def test_writing_an_offset_waits_for_the_connection() -> None:
         assert waiting[1].cancelled()
         connection.resume_writing()
         await asyncio.gather(waiting[0], waiting[2])
-        await until(lambda: stored(fake) == [0, 2], 'stored')
+        await until(lambda: stored(fake) == [0, 2], 'both offsets are stored')
 
 
-async def test_connection_is_lost_while_an_offset_waits() -> None:
-    """It is stored over the next one."""
+async def test_write_offset_survives_a_lost_connection() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         connection.pause_writing()
@@ -443,11 +446,11 @@ async def test_connection_is_lost_while_an_offset_waits() -> None:
         await turns()
         connection.abort(StreamConnectionError('cut by the test'))
         await waiting
-        await until(lambda: stored(fake) == [7], 'stored')
+        await until(lambda: stored(fake) == [7], 'the offset is stored')
         assert len(fake.connections) == 2
 
 
-async def test_client_is_disconnected_while_an_offset_waits() -> None:
+async def test_disconnect_during_write_offset() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         connection = await client.get_protocol()
         connection.pause_writing()
@@ -455,7 +458,7 @@ async def test_client_is_disconnected_while_an_offset_waits() -> None:
         await turns()
         await client.disconnect()
         await asyncio.wait([waiting])
-    # The connection it waited for is gone: it fails, or connects again, as any later use does.
+    # The call fails, or reconnects like any later call.
     assert isinstance(waiting.exception(), StreamConnectionError | None)
 
 
@@ -466,10 +469,10 @@ async def other_stream(client: rbs.StreamsClient, stream_name: str) -> str:
 
 
 @pytest.mark.parametrize('kind', ['bodies', 'messages', 'batches'])
-async def test_last_message_must_be_of_the_named_stream(
+async def test_write_offset_requires_that_the_last_message_is_of_the_stream(
     client: rbs.StreamsClient, stream: str, other_stream: str, kind: str
 ) -> None:
-    """Its offset says nothing about another stream that the task reads, too."""
+    """The default offset is that of the last message, which may be of another stream."""
     for name, n in ((stream, 2), (other_stream, 30)):
         async with client.publisher(name) as publisher:
             await publisher.send_many(range(n))
@@ -497,11 +500,12 @@ async def test_last_message_must_be_of_the_named_stream(
         assert await client.read_offset(stream, 'reader') == 1
 
 
-# -- a store of one's own
+# -- offsets stored by the program
 
 
-async def test_store_of_ones_own(client: rbs.StreamsClient, stream: str) -> None:
-    """A program that keeps its offsets itself starts again exactly behind the last one."""
+async def test_program_that_keeps_its_own_offsets_continues_after_the_last_one(
+    client: rbs.StreamsClient, stream: str
+) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
         for i in range(100):
             publisher.batch(i)
@@ -520,14 +524,14 @@ async def test_store_of_ones_own(client: rbs.StreamsClient, stream: str) -> None
     assert seen == list(range(100))
 
 
-# -- where to start if nothing is stored
+# -- the start without a stored offset
 
 
 @pytest.mark.parametrize(
     ('default', 'first'),
     [(None, 0), (rbs.Offset.FIRST, 0), (rbs.Offset.offset(2), 2), (rbs.Offset.LAST, 3)],
 )
-async def test_start_if_nothing_is_stored(
+async def test_default_of_a_reference_is_the_start_without_a_stored_offset(
     client: rbs.StreamsClient, stream: str, default: rbs.Offset | None, first: int
 ) -> None:
     async with client.publisher(stream) as publisher:
