@@ -58,7 +58,7 @@ class FakeStream:
     :ivar on_subscribe: returns the response code of a Subscribe; 0 for no response.
     :ivar wants: whether a chunk passes the filter of a subscription.
     :ivar ahead: number of offsets by which StreamStats is ahead of delivery.
-    :ivar tells_skipped: whether StreamStats counts offsets that are not delivered.
+    :ivar counts_skipped: whether StreamStats counts offsets that are not delivered.
     """
 
     chunks: list[tuple[int, bytes]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class FakeStream:
     on_subscribe: Callable[[Reader], int] = lambda reader: wire.OK
     wants: Callable[[Reader, bytes], bool] = lambda reader, data: True
     ahead: int = 0
-    tells_skipped: bool = False
+    counts_skipped: bool = False
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -168,7 +168,7 @@ class FakeStream:
     def stats(self, peer: Peer, request: Frame) -> None:
         first = self.chunks[0][0] if self.chunks else -1
         last = self.chunks[-1][0] + self.ahead if self.chunks else -1
-        if self.tells_skipped and self.chunks and self.end > end(self.chunks[-1]):
+        if self.counts_skipped and self.chunks and self.end > end(self.chunks[-1]):
             last = self.end - 1
         found = {'first_chunk_id': first, 'last_chunk_id': last, 'committed_chunk_id': last}
         peer.respond(request, found)

@@ -193,7 +193,7 @@ async def test_stall_of_one_direction(direction: Direction) -> None:
         assert not read.done()
         assert s.proxy.bytes[direction] == 5
         assert s.proxy.bytes[other] == (105 if other == 'up' else 5)
-        late = await s.connect()  # new connections stall as well
+        late = await s.connect()  # new connections also stall
         late.writer.write(b'y')
         s.proxy.resume()
         assert await read == b'x' * 100
@@ -332,7 +332,7 @@ async def test_slow_reader_slows_the_writer() -> None:
                 sent += 1
 
         task: asyncio.Task[Any] = asyncio.create_task(write())
-        # nobody reads the echo, so the proxy must stop reading
+        # the client does not read the echo, so the proxy must stop reading
         last = -1
         while sent != last:
             last = sent

@@ -130,7 +130,7 @@ def vector_name(vector: dict[str, str | None]) -> str:
 
 
 def outcome(function: Callable[[], Any]) -> str:
-    """The result or the error as text, to compare two decoders."""
+    """Return the result or the error as text, to compare two decoders."""
     try:
         return repr(function())
     except Exception as ex:

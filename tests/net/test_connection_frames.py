@@ -21,7 +21,7 @@ async def test_consumer_update_is_answered_with_the_start_of_the_subscription() 
         for correlation_id, active in ((0, 1), (1, 0)):
             peer.send(Request(correlation_id, ConsumerUpdate(3, active)).encode())
         key = 0x8000 | wire.CONSUMER_UPDATE
-        await until(lambda: peer.commands().count(key) == 2, 'both are answered')
+        await until(lambda: peer.commands().count(key) == 2, 'both requests are answered')
         bodies = [frame.body for frame in peer.frames if frame.key == key]
         assert bodies == [struct.pack('>IHH', i, wire.OK, 0) for i in (0, 1)]
         assert await client.stream_exists('test')
@@ -44,7 +44,7 @@ async def test_single_active_consumer_receives(broker: RabbitMQ, stream: str) ->
 
 
 async def test_credit_error_is_ignored() -> None:
-    """A subscription may end on the broker while a credit is on its way."""
+    """A subscription may end on the broker while a Credit is in flight."""
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         await client.get_protocol()
         fake.connection.send(wire.frame(0x8000 | wire.CREDIT, b'\x00\x04\x00'))

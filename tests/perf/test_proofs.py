@@ -260,7 +260,7 @@ async def test_messages_flow_during_each_fault() -> None:
         begin = run.done
         assert gate.epoch % 2 == 1
         # the fault lasts until messages pass that the gate had not released before it
-        await until(lambda: run.done >= begin + 40, 'messages trickle')
+        await until(lambda: run.done >= begin + 40, 'messages pass the gate')
         at.append((begin, run.done))
 
     async def work() -> None:

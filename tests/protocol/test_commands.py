@@ -384,7 +384,7 @@ def test_unknown_key_is_refused(key: int) -> None:
 
 
 @given(st.sampled_from(sorted(commands.READERS)), st.binary(max_size=80))
-def test_any_bytes_give_a_frame_or_frame_error(frame: tuple[int, int], body: bytes) -> None:
+def test_any_bytes_yield_a_frame_or_frame_error(frame: tuple[int, int], body: bytes) -> None:
     try:
         found = commands.decode(*frame, body)
     except FrameError:

@@ -345,7 +345,7 @@ def test_error_names_the_extra_with_the_missing_library(monkeypatch: pytest.Monk
     plain=st.integers(0, 300),
 )
 @settings(max_examples=300)
-def test_any_bytes_give_messages_or_chunk_error(
+def test_any_bytes_yield_messages_or_chunk_error(
     code: int, head: bytes, data: bytes, plain: int
 ) -> None:
     entry = data_batch(head + data, 1, plain, len(head + data), code)

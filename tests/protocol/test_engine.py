@@ -567,7 +567,7 @@ def test_buffer_is_never_empty_and_never_moves() -> None:
     version=st.integers(0, 3),
 )
 @settings(max_examples=300)
-def test_any_bytes_give_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
+def test_any_bytes_yield_frames_or_one_error(parts: list[bytes], key: int, version: int) -> None:
     engine = Recorder()
     engine.publisher(0, 3)
     queue = engine.subscription(0)

@@ -345,7 +345,7 @@ async def test_disk_alarm_blocks_publishing_only(alarmed: RabbitMQ) -> None:
                 await publisher.send('before')
                 await asyncio.to_thread(alarmed.ctl, 'set_disk_free_limit', '100000GB')
                 blocked = await send_until_blocked()
-                # consuming goes on
+                # consuming continues
                 async with client.subscribe('alarms', offset=rbs.Offset.FIRST) as messages:
                     for expected in ('before', *range(blocked)):
                         assert await asyncio.wait_for(anext(messages), 10) == expected

@@ -519,7 +519,7 @@ async def test_any_credit_reaches_the_end_of_the_stream(
 ) -> None:
     async with client.publisher(stream) as publisher:
         for i in range(50):
-            await publisher.send(i)  # each in a chunk of its own
+            await publisher.send(i)  # one chunk each
         async with first(client, stream, initial_credit=credit) as messages:
             assert await take(messages, 50) == list(range(50))
             for i in range(50, 70):
@@ -677,7 +677,7 @@ async def test_slow_consumer_limits_the_broker_and_delays_no_other() -> None:
             assert await anext(slow) == b'0'
             assert await take(fast, 100) == [b'%d' % i for i in range(100)]
             assert stream.readers[0].sent == 4
-            await until(lambda: beats >= 5, 'a connection without heartbeats would be closed')
+            await until(lambda: beats >= 5, 'the client has sent five heartbeats')
             assert await take(slow, 99) == [b'%d' % i for i in range(1, 100)]
         assert len(fake.connections) == 1
 

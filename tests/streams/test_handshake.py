@@ -25,7 +25,7 @@ from tests.fake import FakeBroker, Frame, Step
 from tests.fake import FakeConnection as Peer
 from tests.registrations import FakeRegistration
 
-HANG = 20.0  # a guard only
+HANG = 20.0  # seconds; only a safeguard
 
 
 # -- authentication
@@ -570,12 +570,15 @@ async def test_publisher_and_subscription_continue_after_a_close() -> None:
 
         reading = asyncio.ensure_future(anext(subscription))
         sending = asyncio.create_task(publisher.send('x'))
-        await until(lambda: bool(publishes(fake)) and subscribes() == 1, 'both have started')
+        await until(
+            lambda: bool(publishes(fake)) and subscribes() == 1,
+            'the publisher and the subscription are open',
+        )
         del fake.handlers[wire.PUBLISH]
         for connection in list(fake.connections):
             connection.send(close_frame(0x01, 'going away'))
         await sending
-        await until(lambda: subscribes() == 2, 'the client has subscribed again')
+        await until(lambda: subscribes() == 2, 'the client has resubscribed')
         reading.cancel()
 
 
@@ -675,7 +678,7 @@ async def test_damaged_frame_ends_the_connection(data: bytes) -> None:
         reading = asyncio.ensure_future(anext(client.subscribe('test')))
         await until(
             lambda: bool(fake.connections) and wire.SUBSCRIBE in fake.connection.commands(),
-            'subscribed',
+            'the client has subscribed',
         )
         fake.connection.send(data)
         with pytest.raises(StreamConnectionError, match='does not speak the stream protocol'):
@@ -784,7 +787,7 @@ async def test_cancelled_disconnect_closes_the_connection() -> None:
         client = rbs.streams_client(fake.uri)
         await client.get_protocol()
         task = asyncio.create_task(client.disconnect())
-        await until(lambda: wire.CLOSE in fake.connection.commands(), 'Close was sent')
+        await until(lambda: wire.CLOSE in fake.connection.commands(), 'the client has sent Close')
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -178,7 +178,7 @@ class Growth(History):
                 rbs.Offset.timestamp(self.stream.timestamp / 1000 + self.source.choice([0, 9, 99])),
             ]
         )
-        self.stream.tells_skipped = True
+        self.stream.counts_skipped = True
         self.stream.on_subscribe = self.on_subscribe
 
     def step(self) -> None:

@@ -302,7 +302,7 @@ async def test_messages_sent_in_one_turn_share_a_frame_and_wait_for_no_confirm()
         async def send(count: int) -> list[int]:
             tasks.extend(asyncio.create_task(publisher.send(i)) for i in range(count))
             before = sum(map(len, held))
-            await until(lambda: sum(map(len, held)) == before + count, 'all were sent')
+            await until(lambda: sum(map(len, held)) == before + count, 'all messages are sent')
             return list(map(len, held))
 
         tasks: list[asyncio.Task[None]] = []
@@ -315,7 +315,7 @@ async def test_messages_sent_in_one_turn_share_a_frame_and_wait_for_no_confirm()
         confirmed = b''.join(i.to_bytes(8, 'big') for i in range(1, 351, 7))
         head = struct.pack('>BI', publisher._core.window.publisher_id, len(confirmed) // 8)
         connection.send(wire.frame(wire.PUBLISH_CONFIRM, head + confirmed))
-        await until(lambda: any(task.done() for task in tasks), 'some are confirmed')
+        await until(lambda: any(task.done() for task in tasks), 'some messages are confirmed')
         assert [i for i, task in enumerate(tasks) if task.done()] == list(range(0, 350, 7))
         for task in tasks:
             task.cancel()

@@ -26,7 +26,7 @@ WAYS: dict[str, Callable[[str, int | None], rbs.MessageCtx]] = {
 
 
 @pytest.mark.parametrize('way', WAYS.values(), ids=list(WAYS))
-async def test_publish_id_that_the_broker_already_has(
+async def test_message_with_a_known_id_is_not_stored_again(
     client: rbs.StreamsClient, stream: str, way: Callable[[str, int | None], rbs.MessageCtx]
 ) -> None:
     async with client.publisher(stream, name='app') as publisher:
@@ -50,8 +50,8 @@ async def test_named_publisher_continues_after_its_last_id(
             await publisher.send(message(i))
         assert publisher.message_id == 101
     async with client.publisher(stream, name='n', amqp=False) as publisher:
-        assert publisher.message_id == 101  # it goes on behind the last
-        # whoever begins anew from its first message sends nothing twice
+        assert publisher.message_id == 101  # after the last id
+        # a program that resends all its messages stores none twice
         assert await publisher.send_many([message(i) for i in (1, 2, 5, 100, 101, 103)]) == 6
         await publisher.send(b'104')
     async with client.publisher(stream, name='other', amqp=False) as publisher:

@@ -27,7 +27,7 @@ from tests.streams.test_misuse import Held
 from tests.streams.test_publish_recovery import missing, moved
 from tests.streams.test_send_many import refusing
 
-HANG = 10.0  # a guard only
+HANG = 10.0  # seconds; only a safeguard
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ async def test_capacity_of_a_refused_send_many_goes_to_the_next_call() -> None:
             await behind
 
 
-async def test_name_that_has_used_the_highest_publish_id(
+async def test_publisher_whose_name_has_used_the_highest_id(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     highest = rbs.stream_message_ctx('x', publish_id=2**64 - 1)
@@ -69,8 +69,8 @@ async def test_name_that_has_used_the_highest_publish_id(
                 pytest.fail('nothing that it sends would be stored')
 
 
-@pytest.mark.parametrize('begun', [False, True])
-async def test_cancelled_reconnect(begun: bool) -> None:
+@pytest.mark.parametrize('connecting', [False, True])
+async def test_cancelled_reconnect(connecting: bool) -> None:
     def cancel(error: Exception | None = None) -> None:
         for task in asyncio.all_tasks() - {test, sending}:
             task.cancel()
@@ -83,8 +83,8 @@ async def test_cancelled_reconnect(begun: bool) -> None:
     ):
         sending = asyncio.create_task(publisher.send('x'))
         fake.handlers[Step.OPEN] = wire.SILENT
-        if begun:
-            await until(lambda: len(fake.connections) == 3, 'it reconnects')
+        if connecting:
+            await until(lambda: len(fake.connections) == 3, 'the client reconnects')
             cancel()
         else:
             assert publisher._core.connection is not None
@@ -92,7 +92,7 @@ async def test_cancelled_reconnect(begun: bool) -> None:
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asyncio.wait_for(sending, HANG)
         fake.handlers.clear()
-        await asyncio.wait_for(publisher.send('y'), HANG)  # the next use tries anew
+        await asyncio.wait_for(publisher.send('y'), HANG)  # the next call reconnects
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,8 @@ async def test_client_closes_while_another_task_opens_a_publisher(key: int) -> N
         async with rbs.streams_client(fake.uri) as client:
             task = asyncio.create_task(publish())
             await until(
-                lambda: any(key in item.commands() for item in fake.connections), 'it is asked for'
+                lambda: any(key in item.commands() for item in fake.connections),
+                'the publisher requests it',
             )
         fake.handlers.clear()
         with pytest.raises(StreamConnectionError):
@@ -132,7 +133,8 @@ async def test_interrupted_close_ends_a_concurrent_close(cls: type) -> None:
             publisher.batch('x')
             sending = asyncio.create_task(publisher.flush())
         await until(
-            lambda: any(wire.PUBLISH in peer.commands() for peer in fake.connections), 'sent'
+            lambda: any(wire.PUBLISH in peer.commands() for peer in fake.connections),
+            'the message is sent',
         )
         closing = asyncio.create_task(publisher.close())
         await asyncio.sleep(0)
@@ -168,9 +170,9 @@ async def test_node_that_closes_every_connection_at_once() -> None:
 
 
 class Silent:
-    """An asynchronous iterator that gives a message and no other.
+    """An asynchronous iterator that yields one message, then waits forever.
 
-    :ivar cancelled: how often whoever waits for the next one was cancelled.
+    :ivar cancelled: how often a wait for the next message was cancelled.
     """
 
     def __init__(self) -> None:
@@ -202,13 +204,15 @@ async def test_send_many_stops_waiting_for_messages_after_a_failure(how: str) ->
     ):
         source = Silent()
         task = asyncio.create_task(publisher.send_many(source))
-        await until(lambda: bool(held.frames), 'the first one was sent')
+        await until(lambda: bool(held.frames), 'the first message is sent')
         expected: type[BaseException] = PublishError
         if how == 'refused':
             held.refuse()
         else:
             held.confirm(fake)
-            await until(lambda: publisher._core.window.unsettled == 0, 'and confirmed')
+            await until(
+                lambda: publisher._core.window.unsettled == 0, 'the first message is confirmed'
+            )
             if how == 'deleted':
                 expected = StreamDoesNotExist
                 fake.handlers[wire.METADATA] = missing
@@ -228,7 +232,7 @@ async def test_send_many_stops_waiting_for_messages_after_a_failure(how: str) ->
 
 @pytest.mark.parametrize('ending', ['resumed', 'lost', 'closed'])
 async def test_broker_that_does_not_read(ending: str) -> None:
-    """Not only the window limits what is written, and callers can time out."""
+    """The client stops writing before the window is full, and callers can time out."""
     body = bytes(100_000)
     async with FakeBroker() as fake, rbs.streams_client(fake.uri, close_timeout=0.05) as client:
         context = client.publisher('test', amqp=False)
@@ -240,9 +244,11 @@ async def test_broker_that_does_not_read(ending: str) -> None:
         ]
         assert publisher._core.connection is not None
         connection = publisher._core.connection
-        await until(lambda: connection.paused, 'it pauses')
+        await until(lambda: connection.paused, 'the transport pauses writing')
         tasks += [asyncio.create_task(publisher.send(body)) for _ in range(300)]
-        await until(lambda: len(publisher._core.capacity.waiting) == 301, 'all wait for room')
+        await until(
+            lambda: len(publisher._core.capacity.waiting) == 301, 'all calls wait for capacity'
+        )
         assert publisher._core.window.unsettled < 200
         for call in (publisher.send, publisher.submit):
             with pytest.raises(WindowTimeout):
@@ -276,7 +282,7 @@ async def test_concurrent_flushes_raise_their_own_errors() -> None:
         await asyncio.sleep(0)
         publisher.batch('b')
         flushes += [asyncio.create_task(publisher.flush()) for _ in range(2)]
-        await until(lambda: len(held.frames) == 2, 'both batches were sent')
+        await until(lambda: len(held.frames) == 2, 'both batches are sent')
         held.refuse()
         errors = await asyncio.gather(*flushes, return_exceptions=True)
         both = [(1, 0x11), (2, 0x11)]
@@ -310,7 +316,7 @@ async def test_flush_raises_for_messages_too_large_for_a_new_connection() -> Non
                 partial(
                     lambda n: len(fake.connections) > n and bool(publisher._core.connection), opened
                 ),
-                'it has connected again',
+                'the publisher has reconnected',
             )
             if how == 'flush':
                 with pytest.raises(PublishError, match='frame too large'):

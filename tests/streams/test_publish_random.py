@@ -18,7 +18,7 @@ from tests.fake import FakeBroker, Frame, refuse
 from tests.fake import FakeConnection as Peer
 from tests.streams.test_publish_recovery import moved
 
-HANG = 60.0  # a guard only
+HANG = 60.0  # seconds; only a safeguard
 FAULTS = 0.3  # of all Publish frames
 
 
@@ -29,7 +29,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fickle:
-    """Confirms most messages; others it refuses, loses, or confirms in a strange way."""
+    """Confirms most messages, and refuses, loses or wrongly confirms the others."""
 
     def __init__(self, source: random.Random) -> None:
         self.source = source

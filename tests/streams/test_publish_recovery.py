@@ -1,7 +1,7 @@
 """Publishers that lose their connection, their declaration, their leader or their stream.
 
-Restarts in their full length, also of a cluster, are proofs: `python -m perf prove
-publish-restart`, `publish-leader`.
+Proofs run full restarts, also of a cluster: `python -m perf prove publish-restart`,
+`publish-leader`.
 """
 
 import asyncio
@@ -91,18 +91,18 @@ async def test_lost_connections_are_independent() -> None:
         locator.transport.abort()
         await locator.lost
         await publisher.send('x')
-        await client.create_stream('other')  # by a new one
+        await client.create_stream('other')  # on a new connection
         assert publishing.commands().count(wire.PUBLISH) == 1
         assert len(fake.connections) == 3
 
         publishing.transport.abort()
-        await until(lambda: len(fake.connections) == 4, 'it reconnects')
+        await until(lambda: len(fake.connections) == 4, 'the client reconnects')
         await publisher.send('x')
         await client.create_stream('third')
         assert fake.connections[2].commands().count(wire.CREATE) == 2
 
 
-# -- what is unsettled is sent again, elsewhere or on a new connection
+# -- unsettled messages are resent on a new connection
 
 
 @pytest.mark.parametrize('how', [wire.RESETTING, wire.CLOSING, refuse(0x12), moved])
@@ -143,7 +143,7 @@ async def test_messages_batched_before_the_loss_are_sent_after_those_in_flight()
         publisher.batch('x')
         for connection in fake.connections:
             connection.transport.abort()
-        await until(lambda: len(fake.connections) > 2, 'it reconnects')
+        await until(lambda: len(fake.connections) > 2, 'the client reconnects')
         publisher.batch('y')
         await publisher.flush()
         assert list(chain(*published(fake))) == [1, 2]
@@ -206,7 +206,7 @@ async def test_metadata_update_is_one_outage() -> None:
         assert len(declared) == 5  # the other stream has not moved
 
 
-# -- "not available" is tried again, "does not exist" is final
+# -- an unavailable stream is retried, a missing one is not
 
 
 @pytest.mark.parametrize('code', [0x06, 0x11])
@@ -303,7 +303,7 @@ async def test_disconnect_ends_a_publisher_that_reconnects(cls: type) -> None:
         async with client.publisher('test') as publisher:
             sending = asyncio.create_task(publisher.send('x'))
             fake.handlers[Step.OPEN] = wire.SILENT
-            await until(lambda: len(fake.connections) == 3, 'it reconnects')
+            await until(lambda: len(fake.connections) == 3, 'the client reconnects')
             await client.disconnect()
             with pytest.raises(StreamConnectionError, match='disconnected'):
                 await sending
@@ -320,7 +320,7 @@ async def test_close_while_reconnecting() -> None:
             async with client.publisher('test') as publisher:
                 sending.append(asyncio.create_task(publisher.send('x')))
                 fake.handlers[Step.OPEN] = wire.SILENT
-                await until(lambda: len(fake.connections) == 3, 'it reconnects')
+                await until(lambda: len(fake.connections) == 3, 'the client reconnects')
         with pytest.raises(RbFlyError, match='closed before the confirm'):
             await sending[0]
         await publisher.close()
@@ -334,7 +334,7 @@ async def test_close_cancelled_while_reconnecting() -> None:
     ):
         sending = asyncio.create_task(publisher.send('x'))
         fake.handlers[Step.OPEN] = wire.SILENT
-        await until(lambda: len(fake.connections) == 3, 'it reconnects')
+        await until(lambda: len(fake.connections) == 3, 'the client reconnects')
         closing = asyncio.create_task(publisher.close())
         await asyncio.sleep(0)
         closing.cancel()
@@ -344,7 +344,7 @@ async def test_close_cancelled_while_reconnecting() -> None:
             await sending
 
 
-async def test_close_in_the_turn_of_the_loss() -> None:
+async def test_close_in_the_turn_in_which_the_connection_is_lost() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri) as client,
@@ -358,7 +358,7 @@ async def test_close_in_the_turn_of_the_loss() -> None:
         )
         connection.registrations[registration] = None
         fake.connections[1].transport.abort()
-        await until(lambda: bool(closing), 'it is lost')
+        await until(lambda: bool(closing), 'the connection is lost')
         await closing[0]
         assert client._cluster.registrations == {}
 
@@ -373,14 +373,14 @@ async def test_close_of_an_idle_publisher_without_a_connection() -> None:
         fake.handlers[Step.PEER_PROPERTIES] = wire.CLOSING
         for connection in fake.connections:
             connection.transport.abort()
-        await until(lambda: not client.connected, 'the client has seen it')
+        await until(lambda: not client.connected, 'the connection is lost')
 
 
 # -- recovery during recovery, close during recovery
 
 
 @pytest.mark.parametrize('key', [wire.DECLARE_PUBLISHER, wire.METADATA, Step.OPEN])
-async def test_lost_again_while_it_reconnects(key: int) -> None:
+async def test_publisher_recovers_if_the_reconnect_fails(key: int) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: once(wire.RESETTING, default)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -474,7 +474,7 @@ async def test_next_address_when_the_first_is_unreachable() -> None:
 
 
 async def test_leader_that_has_no_replica_yet_is_dialled_at_its_address() -> None:
-    # as right behind an election: the only node that is told of is not the one that was asked
+    # as right after an election: Metadata names only the leader, and another node answers
     async with FakeBroker() as leader:
 
         def new_leader(connection: Peer, request: Frame) -> None:

@@ -115,7 +115,7 @@ async def test_batches_and_submitted_messages(
     async with client.publisher(stream, sub_entry_size=10, amqp=False) as publisher:
         confirmations = [await publisher.submit(b'%d' % i) for i in range(26, 46)]
         await asyncio.gather(*confirmations)
-        # the first one left at once, as the connection was idle
+        # the first message is sent at once, as the connection is idle
         assert [item.publish_id for item in confirmations] == [1, *[2] * 10, *[3] * 9]
     entries = await entries_of(broker, stream, 46)
     assert [len(messages) for _, messages in entries] == [10, 10, 5, 1, 1, 10, 9]
@@ -175,7 +175,7 @@ async def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception]
     client = rbs.streams_client('rabbitmq-stream://127.0.0.1:1/')
     with pytest.raises(error, match=r'sub_entry_size|compression|filter values'):
         async with client.publisher('test', **arguments):
-            pytest.fail('it is not to be opened')
+            pytest.fail('the publisher is not opened')
 
 
 async def test_missing_compression_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ async def test_missing_compression_library(monkeypatch: pytest.MonkeyPatch) -> N
     client = rbs.streams_client('rabbitmq-stream://127.0.0.1:1/')
     with pytest.raises(CompressionError, match=r'cramjam.*extra'):
         async with client.publisher('test', sub_entry_size=10, compression='zstd'):
-            pytest.fail('it is not to be opened')
+            pytest.fail('the publisher is not opened')
 
 
 async def test_compression_none_by_name(client: rbs.StreamsClient, stream: str) -> None:

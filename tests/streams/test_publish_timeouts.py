@@ -86,7 +86,7 @@ async def test_abandoned_waits_form_no_cycle(
     gc.disable()
     try:
         await rounds(20)
-        # a Python task is in a cycle of its own, whatever it did
+        # a Python task always forms a cycle
         assert task_factory is not asyncio.Task or gc.collect() == 0
         assert not [item for item in gc.get_objects() if isinstance(item, asyncio.Timeout)]
     finally:

@@ -1,4 +1,4 @@
-"""Waiting for messages of several sources; dropping what was delivered ahead."""
+"""Waiting for messages of several sources; dropping chunks in the queue."""
 
 import asyncio
 from typing import Any
@@ -41,13 +41,13 @@ class Source:
             raise self.error
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
-        """There is no credit."""
+        """A source has no credit."""
 
     on_progress = on_replaced = on_probed = lambda self: None
 
 
 class Reader(SubscriptionBase):
-    """Two sources that are read as one."""
+    """Reads two sources as one."""
 
     def __init__(self, timeout: float | None = None) -> None:
         self.waiter_ = MessageWaiter(lambda: None, timeout)
@@ -57,7 +57,7 @@ class Reader(SubscriptionBase):
 
 
 async def waiting(reader: Reader, work: 'asyncio.Task[Any]') -> None:
-    await until(lambda: reader.waiter_.is_waiting() or work.done(), 'it waits')
+    await until(lambda: reader.waiter_.is_waiting() or work.done(), 'the task waits')
 
 
 async def test_messages_of_each_source_wake_the_task() -> None:
@@ -148,7 +148,7 @@ async def test_dropped_queue_returns_its_credit_and_loses_nothing(taken: int) ->
 
 
 async def test_closed_while_a_task_lets_others_run() -> None:
-    """The task ends its iteration, rather than wait for ever."""
+    """The task ends its iteration, rather than wait forever."""
     stream = filled(*[1] * 12)
     closing: list[asyncio.Future[None]] = []
 
@@ -159,7 +159,9 @@ async def test_closed_while_a_task_lets_others_run() -> None:
 
     async with reading(stream, initial_credit=12) as messages:
         await anext(messages)
-        await until(lambda: len(messages._session.cursor.queue.chunks) == 11, 'all have arrived')
+        await until(
+            lambda: len(messages._session.cursor.queue.chunks) == 11, 'all chunks have arrived'
+        )
         await asyncio.wait_for(read(messages), HANG / 2)
         await asyncio.gather(*closing)
     assert closing

@@ -246,7 +246,7 @@ async def test_send_many_stops_at_a_refused_message_and_names_it(asynchronous: b
         error = caught.value
         assert (error.code, error.publish_id, error.index) == (0x11, 250, 248)
         assert error.errors[0] == (250, 0x11)
-        assert last[0] < 500  # it did not go on
+        assert last[0] < 500  # it did not continue
         assert await publisher.send_many(numbers(10)) == 10
 
 
@@ -304,14 +304,14 @@ async def test_send_many_cancelled(client: rbs.StreamsClient, stream: str) -> No
     taken: list[bytes] = []
     async with client.publisher(stream, amqp=False, max_unconfirmed=100) as publisher:
         task = asyncio.create_task(publisher.send_many(source()))
-        await until(lambda: len(taken) > 1000, 'it is under way')
+        await until(lambda: len(taken) > 1000, 'send_many has taken many messages')
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         end = len(taken)
         await publisher.send(b'behind')
         assert len(taken) == end
-    # whatever was taken was sent
+    # every message taken was sent
     assert await stored(client, stream) == [*taken, b'behind']
 
 
@@ -328,7 +328,7 @@ async def test_send_many_with_a_timeout() -> None:
             for item in held:
                 fake.default(*item)
             held.clear()
-            await until(lambda: publisher._core.window.unsettled == 0, 'late confirms have come')
+            await until(lambda: publisher._core.window.unsettled == 0, 'the late confirms arrive')
         with pytest.raises(TimeoutError, match='mine'):
             await publisher.send_many(failing(TimeoutError('mine')), timeout=10)
 
@@ -378,20 +378,22 @@ async def test_submit_waits_only_for_capacity() -> None:
         with pytest.raises(WindowTimeout):
             await publisher.submit('late', timeout=0.05)
         waiting = asyncio.create_task(publisher.submit('y'))
-        await until(lambda: sum(len(f.publishing_ids) for _, f in held) == 3, 'all were sent')
+        await until(
+            lambda: sum(len(f.publishing_ids) for _, f in held) == 3, 'three messages are sent'
+        )
         assert not waiting.done()
         assert not any(item.done() for item in first)
         for item in held:
             fake.default(*item)
         held.clear()
         last = await waiting
-        assert last.publish_id == 4  # the one that was late has none
-        await until(lambda: bool(held), 'it was sent')
+        assert last.publish_id == 4  # the message that timed out has no id
+        await until(lambda: bool(held), 'the last message is sent')
         fake.default(*held.pop())
         await last
 
 
-async def test_submitted_messages_that_were_refused() -> None:
+async def test_future_of_a_refused_message_raises() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing(1, 2, 4, 5)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -404,12 +406,12 @@ async def test_submitted_messages_that_were_refused() -> None:
                 assert awaited.value.errors == [(1, 0x11)]
                 await three
                 assert isinstance(two.exception(), PublishError)
-                del four, five  # nobody will ask about these
+                del four, five  # the program ignores these
         assert caught.value.errors == [(4, 0x11), (5, 0x11)]
 
 
 @pytest.mark.own_clock
-async def test_submitted_messages_that_were_lost() -> None:
+async def test_future_of_an_unconfirmed_message_raises() -> None:
     async with FakeBroker(on={wire.PUBLISH: wire.RESETTING}) as fake:
         client = rbs.streams_client(fake.uri, reconnect_timeout=0.2)
         with pytest.raises(StreamConnectionError, match=r'0\.2 s'):  # noqa: PT012
@@ -433,7 +435,7 @@ async def test_close_does_not_raise_failures_that_the_program_has_seen() -> None
         for _ in range(4):
             submitted = [await publisher.submit('x') for _ in range(500)]
             assert all(item.cancel() for item in submitted)
-            await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
+            await until(lambda: publisher._core.window.unsettled == 0, 'all messages are refused')
 
 
 async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
@@ -448,7 +450,7 @@ async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
         for _ in range(total // count):
             submitted = [await publisher.submit('x') for _ in range(count)]
             kept += [weakref.ref(item) for item in submitted]
-            await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
+            await until(lambda: publisher._core.window.unsettled == 0, 'all messages are refused')
             assert isinstance(submitted[0].exception(), PublishError)
             assert isinstance(submitted[1].exception(), PublishError)
         del submitted
@@ -456,16 +458,16 @@ async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
         assert not [item for item in kept if item() is not None]
         with pytest.raises(PublishError) as caught:
             await context.__aexit__(None, None, None)
-    told = total - 2 * total // count
-    assert caught.value.total == told
-    assert f'{told} messages failed in all' in str(caught.value)
+    unseen = total - 2 * total // count
+    assert caught.value.total == unseen
+    assert f'{unseen} messages failed in all' in str(caught.value)
     numbers = [info.publish_id for info in caught.value.errors]
     assert 900 < len(numbers) <= 1000
     assert numbers[:2] == [3, 4]
     assert numbers[498:500] == [503, 504]
 
 
-async def test_close_raises_later_failures_after_the_first_were_seen() -> None:
+async def test_close_raises_the_failures_that_the_program_has_not_seen() -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing()}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -473,14 +475,14 @@ async def test_close_raises_later_failures_after_the_first_were_seen() -> None:
         context = client.publisher('test')
         publisher = await context.__aenter__()
         submitted = [await publisher.submit('x') for _ in range(1500)]
-        await until(lambda: publisher._core.window.unsettled == 0, 'they were refused')
+        await until(lambda: publisher._core.window.unsettled == 0, 'all messages are refused')
         assert all(isinstance(item.exception(), PublishError) for item in submitted[:1000])
         with pytest.raises(PublishError) as caught:
             await context.__aexit__(None, None, None)
     assert caught.value.total == 500
 
 
-async def test_asking_before_the_outcome_does_not_count_as_seen() -> None:
+async def test_failure_is_unseen_if_the_program_asked_before_the_outcome() -> None:
     async with FakeBroker(on={wire.PUBLISH: refusing()}) as fake:
         client = rbs.streams_client(fake.uri)
         with pytest.raises(PublishError) as caught:  # noqa: PT012

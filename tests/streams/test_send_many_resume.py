@@ -35,10 +35,10 @@ def bodies(count: int = COUNT) -> list[Any]:
 class Program:
     """The functions of a documented program.
 
-    :param function: which program: the one that has this function.
-    :param changes: what differs from the documentation: a text, and the one in place of it.
+    :param function: a function of the program, by which it is found.
+    :param changes: replacements in its source.
     :ivar names: the functions by their names.
-    :ivar said: what they printed.
+    :ivar said: their output.
     """
 
     def __init__(self, function: str, **changes: str) -> None:
@@ -61,14 +61,14 @@ def cut(client: rbs.StreamsClient) -> None:
             connection._transport.abort()
 
 
-# -- `send_all`: what is in a list, by a publisher that stays open
+# -- `send_all`: a list, sent by a publisher that stays open
 
 
 class Sending:
     """Calls `send_all` with the same list until the list is empty.
 
     :param seconds: timeout of `send_many`.
-    :ivar errors: how those calls ended that did not succeed.
+    :ivar errors: errors of the calls that failed.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ async def test_connections_are_lost(
     async with client.publisher(stream, name=name, amqp=False, max_unconfirmed=window) as publisher:
         sending = Sending(publisher, bodies(), '60')
         for part in range(1, 4):
-            await until(lambda: publisher.message_id > part * COUNT // 5, 'it sends')  # noqa: B023
+            await until(lambda: publisher.message_id > part * COUNT // 5, 'the publisher sends')  # noqa: B023
             cut(client)
         await sending.all
     assert sending.errors == []
@@ -158,11 +158,11 @@ class World:
     async def timed_out(self) -> None:
         """Wait until the program resumes after another timeout."""
         n = len(self.said)
-        await until(lambda: len(self.said) > n, 'it has timed out')
+        await until(lambda: len(self.said) > n, 'send_many has timed out')
 
     async def failed(self, before: int) -> None:
         """Wait until another call has ended with an error."""
-        await until(lambda: len(self.errors) > before, 'it has failed')
+        await until(lambda: len(self.errors) > before, 'send_many has failed')
 
 
 async def confirms_come_late(world: World) -> None:
@@ -270,20 +270,20 @@ async def test_faults(name: str | None, fault: Fault, seconds: str, window: int)
         found = broker.messages('s', raw=True)
     sent = bodies() * 2
     assert Counter(found) == Counter(sent)
-    if 'refused' not in fault.__name__:  # these are stored behind the others
+    if 'refused' not in fault.__name__:  # refused messages are stored after the others
         assert found == sent
 
 
 @NAMES
-async def test_stream_is_deleted_and_created(
+async def test_sending_continues_when_the_stream_is_created_again(
     client: rbs.StreamsClient, stream: str, name: str | None
 ) -> None:
     count = 3000
     async with client.publisher(stream, name=name, amqp=False, max_unconfirmed=1) as publisher:
         sending = Sending(publisher, bodies(count), '60')
-        await until(lambda: publisher.message_id > 10, 'it sends')
+        await until(lambda: publisher.message_id > 10, 'the publisher sends')
         await client.delete_stream(stream)
-        await until(lambda: bool(sending.errors), 'the stream is gone')
+        await until(lambda: bool(sending.errors), 'send_many has failed')
         await client.create_stream(stream)
         await sending.all
     assert {type(error) for error in sending.errors} == {StreamDoesNotExist}
@@ -292,7 +292,7 @@ async def test_stream_is_deleted_and_created(
     assert found == bodies(count)[-len(found) :]
 
 
-# -- `load`: the same messages in the same order, by a publisher with a name
+# -- `load`: the same messages in the same order, sent by a named publisher
 
 
 ORDERS = [{'id': i} for i in range(COUNT)]
@@ -305,14 +305,14 @@ def load(stream: str, window: int, seconds: str) -> Program:
 
 
 @pytest.mark.parametrize('window', [7, 200])
-async def test_load_is_ended_and_run_again(
+async def test_interrupted_load_is_run_again(
     client: rbs.StreamsClient, broker_uri: str, stream: str, window: int
 ) -> None:
     program = load(stream, window, '0.05')
     for turns in range(0, 100, 10):
         async with rbs.streams_client(broker_uri) as other:
             run = asyncio.create_task(program.names['load'](other))
-            await until(lambda: bool(other._cluster.registrations) or run.done(), 'it begins')  # noqa: B023
+            await until(lambda: bool(other._cluster.registrations) or run.done(), 'load begins')  # noqa: B023
             for _ in range(turns):
                 await asyncio.sleep(0)
             cut(other)

@@ -22,8 +22,8 @@ WINDOWS = pytest.mark.parametrize('window', [1, 5, 100])
 class Source:
     """An asynchronous iterator of numbers that continues after a cancelled `anext`.
 
-    :param pauses: how many turns of the loop each message takes.
-    :ivar taken: the messages that left it.
+    :param pauses: number of turns of the event loop before each message.
+    :ivar taken: the messages it has yielded.
     """
 
     def __init__(self, count: int = FOREVER, pauses: int = 0) -> None:
@@ -45,13 +45,15 @@ class Source:
 
 @pytest.mark.parametrize('pauses', [0, 1, 3])
 @WINDOWS
-async def test_cancelled(client: rbs.StreamsClient, stream: str, window: int, pauses: int) -> None:
+async def test_cancelled_call_sends_every_message_taken(
+    client: rbs.StreamsClient, stream: str, window: int, pauses: int
+) -> None:
     async with client.publisher(stream, amqp=False, max_unconfirmed=window) as publisher:
         source = Source(pauses=pauses)
         for turns in range(30):
             task = asyncio.create_task(publisher.send_many(source))
             begin = len(source.taken)
-            await until(lambda: len(source.taken) > begin, 'it sends')  # noqa: B023
+            await until(lambda: len(source.taken) > begin, 'the publisher sends')  # noqa: B023
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
@@ -61,7 +63,7 @@ async def test_cancelled(client: rbs.StreamsClient, stream: str, window: int, pa
 
 
 @WINDOWS
-async def test_timeout(window: int) -> None:
+async def test_call_that_times_out_sends_every_message_taken(window: int) -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('s')
         async with client.publisher('s', amqp=False, max_unconfirmed=window) as publisher:
@@ -74,7 +76,7 @@ async def test_timeout(window: int) -> None:
 
 
 @WINDOWS
-async def test_another_message_is_refused(window: int) -> None:
+async def test_call_ends_when_another_message_is_refused(window: int) -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_stream('s')
         async with client.publisher('s', amqp=False, max_unconfirmed=window) as publisher:
@@ -121,7 +123,7 @@ async def test_generators_of_one_queue(client: rbs.StreamsClient, stream: str) -
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         task = asyncio.create_task(publisher.send_many(items(queue)))
-        await until(queue.empty, 'all were taken')
+        await until(queue.empty, 'all messages are taken')
         task.cancel()
     assert await stored(client, stream) == sent
 
@@ -138,17 +140,19 @@ async def test_other_tasks_use_the_capacity_while_the_iterator_waits() -> None:
         many = asyncio.create_task(publisher.send_many(items(queue)))
         await until(lambda: len(held) == 1, 'the window is full')
         other = asyncio.create_task(publisher.send(b'other'))
-        await until(lambda: len(publisher._core.capacity.waiting) == 2, 'both wait for room')
+        await until(
+            lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
+        )
         fake.default(*held[0])
         await until(lambda: len(held) == 2, 'the other message is sent')
-        queue.put_nowait(b'second')  # queued after it
-        await until(queue.empty, 'it was taken')
+        queue.put_nowait(b'second')  # follows the other message
+        await until(queue.empty, 'the second message is taken')
         assert publisher._core.window.queued == 1
         fake.default(*held[1])
         await other
-        await until(lambda: len(held) == 3, 'it is sent')
+        await until(lambda: len(held) == 3, 'the second message is sent')
         fake.default(*held[2])
-        await until(lambda: publisher._core.window.unsettled == 0, 'it is confirmed')
+        await until(lambda: publisher._core.window.unsettled == 0, 'the message is confirmed')
         many.cancel()
 
 
@@ -187,8 +191,8 @@ async def test_message_that_arrives_when_the_publisher_gives_up() -> None:
     ):
         many = asyncio.create_task(publisher.send_many(items(queue)))
         queue.put_nowait(b'first')
-        await until(lambda: publisher.message_id == 2, 'it was taken')
-        await until(lambda: publisher._core.window.unsettled == 0, 'it is confirmed')
+        await until(lambda: publisher.message_id == 2, 'the first message is taken')
+        await until(lambda: publisher._core.window.unsettled == 0, 'the message is confirmed')
         queue.put_nowait(b'second')
         publisher._abort(PublisherError('given up by the test'))
         with pytest.raises(PublisherError, match='given up') as caught:
@@ -208,14 +212,14 @@ async def test_message_that_arrives_while_the_publisher_closes() -> None:
     ):
         many = asyncio.create_task(publisher.send_many(items(queue)))
         queue.put_nowait(b'first')
-        await until(lambda: len(held) == 1, 'it is sent')
+        await until(lambda: len(held) == 1, 'the first message is sent')
         closing = asyncio.create_task(publisher.close())
         await asyncio.sleep(0)
         queue.put_nowait(b'second')
         queue.put_nowait(b'third')
-        await until(lambda: queue.qsize() == 1, 'the second was taken')
+        await until(lambda: queue.qsize() == 1, 'the second message is taken')
         fake.default(*held[0])
-        await until(lambda: len(held) == 2, 'it is sent')
+        await until(lambda: len(held) == 2, 'the second message is sent')
         fake.default(*held[1])
         await closing
         with pytest.raises(PublisherError, match='closed') as caught:

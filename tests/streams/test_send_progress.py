@@ -45,7 +45,7 @@ def numbers(progress: SendProgress | None) -> Numbers:
 
 
 class Holding:
-    """A handler of Publish that confirms the ids up to one, and keeps the others back."""
+    """A handler of Publish that confirms the ids up to a limit and holds the others."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
@@ -126,7 +126,7 @@ async def test_messages_in_flight_are_unknown(asynchronous: bool, how: str) -> N
 
 
 @KINDS
-async def test_refused_messages(asynchronous: bool) -> None:
+async def test_progress_lists_refused_messages(asynchronous: bool) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing(4, 6)}) as fake,
         rbs.streams_client(fake.uri) as client,
@@ -259,20 +259,20 @@ async def test_messages_that_were_never_sent(asynchronous: bool) -> None:
         client.publisher('test', max_unconfirmed=10) as publisher,
     ):
         call = asyncio.create_task(publisher.send_many(messages_of(range(4), asynchronous)))
-        await until(lambda: holding.came == 4, 'they have left')
+        await until(lambda: holding.came == 4, 'the first messages are sent')
         core = publisher._core
         core.suspend()  # as without a connection
-        behind = asyncio.create_task(publisher.send_many(messages_of(range(3), asynchronous)))
-        await until(lambda: core.window.queued == 3, 'they are queued')
+        later_call = asyncio.create_task(publisher.send_many(messages_of(range(3), asynchronous)))
+        await until(lambda: core.window.queued == 3, 'the other messages are queued')
         publisher._abort(PublisherError('given up by the test'))
-        outcomes = await asyncio.gather(call, behind, return_exceptions=True)
+        outcomes = await asyncio.gather(call, later_call, return_exceptions=True)
         assert all(isinstance(item, PublisherError) for item in outcomes)
         assert numbers(outcomes[0].progress) == (4, 0, [], [0, 1, 2, 3])  # type: ignore[union-attr]
         assert numbers(outcomes[1].progress) == (3, 0, [0, 1, 2], [])  # type: ignore[union-attr]
 
 
 @KINDS
-async def test_stream_is_deleted(
+async def test_progress_of_a_call_whose_stream_is_deleted(
     client: rbs.StreamsClient, stream: str, asynchronous: bool
 ) -> None:
     endless = iter(int, 1)
@@ -281,7 +281,7 @@ async def test_stream_is_deleted(
         call = asyncio.create_task(
             publisher.send_many(messages_of(endless, asynchronous), progress=progress)
         )
-        await until(lambda: publisher.message_id > 50, 'it sends')
+        await until(lambda: publisher.message_id > 50, 'the publisher sends')
         await client.delete_stream(stream)
         with pytest.raises(StreamDoesNotExist) as caught:
             await call
@@ -292,7 +292,7 @@ async def test_stream_is_deleted(
 
 
 @KINDS
-async def test_sub_entries(asynchronous: bool) -> None:
+async def test_progress_counts_messages_of_sub_entries(asynchronous: bool) -> None:
     holding = Holding(last=1)
     async with (
         FakeBroker(on={wire.PUBLISH: holding}) as fake,
@@ -304,7 +304,7 @@ async def test_sub_entries(asynchronous: bool) -> None:
             await publisher.send_many(
                 messages_of(range(40), asynchronous), timeout=0.1, progress=progress
             )
-        first = 1 if asynchronous else 4  # the first message leaves at once
+        first = 1 if asynchronous else 4  # the first message is sent at once
         assert numbers(progress) == (first + 20, first, [], [*range(first, first + 20)])
         holding.release(3)
         await progress.wait()
@@ -322,7 +322,7 @@ async def test_progress_ignores_other_calls(client: rbs.StreamsClient, stream: s
             for i, progress in enumerate(several)
         ]
         tasks.append(asyncio.create_task(publisher.send('alone')))
-        await until(lambda: publisher.message_id > 500, 'they send')
+        await until(lambda: publisher.message_id > 500, 'the publisher sends')
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -366,7 +366,9 @@ async def test_calls_that_wait_for_capacity_raise_separate_errors(asynchronous: 
             asyncio.create_task(publisher.send_many(messages_of(range(8), asynchronous)))
             for _ in range(2)
         ]
-        await until(lambda: len(publisher._core.capacity.waiting) == 2, 'both wait for room')
+        await until(
+            lambda: len(publisher._core.capacity.waiting) == 2, 'both calls wait for capacity'
+        )
         publisher._abort(PublisherError('given up by the test'))
         errors: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         assert errors[0] is not errors[1]

@@ -27,7 +27,7 @@ class Connection(Engine):
     """The part of a connection that a publisher uses."""
 
     frame_max = 1 << 20
-    is_open = False  # nothing is asked
+    is_open = False  # the publisher sends no requests
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ async def test_tasks_wake_in_order(task_factory: Any) -> None:
     world.connection.confirm(1)
     await turn()
     assert order == [3, 0, 4, 1]
-    # what they sent leaves together
+    # their messages share a frame
     assert world.connection.ids()[2:] == [[5, 6, 7, 8]]
     world.connection.confirm(*range(9))
     await turn()
@@ -200,7 +200,7 @@ async def test_cancelled_before_and_after_the_confirm(task_factory: Any) -> None
     await turn()
     assert [task.cancelled() for task in tasks] == [False, True, False, True, False]
     world.connection.confirm(0, 1, 2, 3)
-    tasks[2].cancel()  # it is to be woken
+    tasks[2].cancel()  # its wake-up is scheduled
     await turn()
     assert [task.done() for task in tasks] == [True, True, True, True, False]
     assert tasks[2].cancelled()
@@ -237,7 +237,7 @@ async def test_error_shared_by_many_tasks_does_not_grow(task_factory: Any, how: 
     publisher._session.on_failed(error)
     await asyncio.wait(tasks)
     outcomes = [task.exception() for task in tasks]
-    if how == 'send_many':  # each with what became of its own messages
+    if how == 'send_many':  # each has the progress of its own call
         assert len({id(item) for item in outcomes}) == len(outcomes)
         assert {(type(item), str(item)) for item in outcomes} == {(ValueError, 'the end')}
     else:
@@ -260,7 +260,7 @@ async def test_failed_task_is_released(how: str) -> None:
         await world.publisher.send(b'x')
 
     refs: list[weakref.ref[Kept]] = []
-    world = World(asyncio.Task)  # those in Python are in cycles of their own
+    world = World(asyncio.Task)  # Python tasks always form cycles
     gc.disable()
     try:
         tasks = [world.task(each()) for _ in range(5)]

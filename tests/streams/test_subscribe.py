@@ -194,8 +194,9 @@ async def test_break_releases_the_subscription(client: rbs.StreamsClient, stream
         gc.collect()
         connection = await client.get_protocol()
         await until(
-            lambda c=connection: len(c.subscription_ids) == FREE_IDS, 'the subscription id is free'
-        )  # type: ignore[misc]
+            lambda c=connection: len(c.subscription_ids) == FREE_IDS,  # type: ignore[misc]
+            'the subscription id is free',
+        )
 
 
 async def test_released_subscription_unsubscribes() -> None:

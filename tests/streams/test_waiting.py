@@ -41,7 +41,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_first_come_first_served() -> None:
+async def test_capacity_is_granted_in_order() -> None:
     window = Window(10)
     order: list[int] = []
 

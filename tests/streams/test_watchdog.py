@@ -68,7 +68,8 @@ async def test_broker_that_stops_delivering(
         for i in range(2, 5):
             waiting = asyncio.ensure_future(anext(messages))
             await until(
-                lambda: messages._session.cursor.position == stream.end, 'read up to its end'
+                lambda: messages._session.cursor.position == stream.end,
+                'the client has read the whole stream',
             )
             stream.reader.live = False
             stream.append(b'%d' % i)
@@ -113,11 +114,13 @@ async def test_stream_recreated_without_a_metadata_update() -> None:
         rbs.Offset.timestamp(4e9),
     ],
 )
-async def test_idle_stream_is_not_subscribed_again(offset: rbs.Offset) -> None:
+async def test_idle_stream_causes_no_resubscription(offset: rbs.Offset) -> None:
     stream = filled(1, 1, 1)
     async with reading(stream, offset=offset) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
-        await until(lambda: bool(stream.readers) and polls(stream) > 5, 'polled repeatedly')
+        await until(
+            lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
+        )
         await ended(waiting)
     assert len(stream.readers) == 1
 
@@ -127,26 +130,30 @@ async def read_on(messages: rbs.Subscription) -> None:
         pass
 
 
-async def test_empty_stream_is_not_subscribed_again() -> None:
+async def test_empty_stream_causes_no_resubscription() -> None:
     stream = FakeStream()
     async with reading(stream) as messages:
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: bool(stream.readers) and polls(stream) > 5, 'polled repeatedly')
+        await until(
+            lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
+        )
         stream.append(b'0')
         assert await waiting == b'0'
     assert len(stream.readers) == 1
 
 
 async def test_each_chunk_causes_one_resubscription() -> None:
-    """A chunk of stored offsets is never delivered: nothing may be wrong."""
+    """The chunk may contain stored offsets, which are never delivered."""
     stream = filled(1, 1)
     async with reading(stream) as messages:
         waiting = asyncio.ensure_future(read_on(messages))
-        await until(lambda: bool(stream.readers) and stream.reader.sent == 2, 'delivered')
+        await until(
+            lambda: bool(stream.readers) and stream.reader.sent == 2, 'both chunks are delivered'
+        )
         stream.ahead = 1
-        await until(lambda: len(stream.readers) == 2, 'subscribed again')
+        await until(lambda: len(stream.readers) == 2, 'the client has resubscribed')
         before = polls(stream)
-        await until(lambda: polls(stream) > before + 5, 'polled repeatedly')
+        await until(lambda: polls(stream) > before + 5, 'the client has polled repeatedly')
         assert len(stream.readers) == 2
         await ended(waiting)
 
@@ -164,7 +171,9 @@ async def test_reported_chunk_has_time_to_arrive(
         waiting = asyncio.ensure_future(anext(messages))
         stream.ahead = 1
         found = messages._session._watchdog
-        await until(lambda: found.timer is not None and far(found.timer), 'the chunk was reported')
+        await until(
+            lambda: found.timer is not None and far(found.timer), 'the client has seen the report'
+        )
         stream.append(b'2')
         assert await waiting == b'2'
         assert len(stream.readers) == 1
@@ -189,7 +198,7 @@ async def test_polls_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> No
             stream.append(b'1')
             assert await anext(messages) == b'1'
             waiting = asyncio.ensure_future(anext(messages))
-            await until(lambda: len(found) > 5, 'polled repeatedly')
+            await until(lambda: len(found) > 5, 'the client has polled repeatedly')
             assert found == sorted(found)
             assert set(found) == {0.01, 0.02, 0.04}
             await ended(waiting)
@@ -211,9 +220,9 @@ async def test_no_polls_while_no_task_waits() -> None:
     async with reading(stream) as messages:
         await anext(messages)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: polls(stream) > 0, 'polled')
+        await until(lambda: polls(stream) > 0, 'the client has polled')
         await ended(waiting)
-        await expired(messages)  # perhaps with a request on its way
+        await expired(messages)  # perhaps a request is in flight
         stream.reader.live = False
         stream.append(b'1')
         before = polls(stream)
@@ -231,7 +240,7 @@ async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.Mo
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         found = messages._session._watchdog
         waiting = asyncio.ensure_future(read_on(messages))
-        await until(lambda: found.timer is not None, 'it waits')
+        await until(lambda: found.timer is not None, 'the timer is set')
         await ended(waiting)
         timer = found.timer
         assert timer is not None
@@ -248,7 +257,7 @@ async def test_timer_ends_with_the_subscription(end: str, monkeypatch: pytest.Mo
             del messages, found, waiting
             gc.collect()
             assert gone() is None
-        await until(timer.cancelled, 'it is gone')
+        await until(timer.cancelled, 'the timer is cancelled')
 
 
 @pytest.mark.filterwarnings('ignore:unclosed:ResourceWarning')
@@ -267,12 +276,12 @@ def test_event_loop_ends(
         if over:
             await expired(messages)
 
-    async def go_on() -> None:
+    async def read_again() -> None:
         async with client, messages:
             async with client.publisher(stream) as publisher:
                 await publisher.send('x')
             assert await anext(messages) == 'x'
 
     asyncio.run(wait())
-    asyncio.run(go_on())
+    asyncio.run(read_again())
     gc.collect()

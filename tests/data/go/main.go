@@ -1,4 +1,4 @@
-// Publishes to a stream and consumes from it with the Go client, and prints what has come.
+// Publishes to a stream and consumes from it with the Go client, and prints what it received.
 package main
 
 import (
@@ -70,7 +70,7 @@ func consume(env *stream.Environment, name string, count int) []string {
 		case body := <-come:
 			found = append(found, body)
 		case <-time.After(limit):
-			check(fmt.Errorf("only %d of %d messages have come", len(found), count))
+			check(fmt.Errorf("only %d of %d messages arrived", len(found), count))
 		}
 	}
 	var offset int64
