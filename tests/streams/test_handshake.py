@@ -327,7 +327,7 @@ async def test_heartbeats_with_a_real_broker(broker: RabbitMQ) -> None:
 
 
 async def test_frames_split_across_segments() -> None:
-    """The broker sends every byte in a segment of its own."""
+    """The broker sends every byte in its own segment."""
 
     def slowly(connection: Peer, data: bytes) -> None:
         loop = asyncio.get_running_loop()

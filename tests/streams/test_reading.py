@@ -104,7 +104,7 @@ async def test_iteration_ends_with_the_last_source() -> None:
         await task
 
 
-async def test_error_of_one_source_is_raised_and_the_others_go_on() -> None:
+async def test_error_of_one_source_is_raised_and_the_others_continue() -> None:
     reader = Reader()
     reader.first.error = StreamDoesNotExist('test')
     with pytest.raises(StreamDoesNotExist):
@@ -130,7 +130,7 @@ async def test_timeout_and_two_tasks() -> None:
 
 
 @pytest.mark.parametrize('taken', [1, 2, 3, 4])
-async def test_dropped_queue_returns_its_credit_and_loses_nothing(taken: int) -> None:
+async def test_dropped_queue_returns_its_credit_and_loses_no_message(taken: int) -> None:
     stream = filled(3, 3, 3, 3)
     async with reading(stream, initial_credit=2) as messages:
         session = messages._session

@@ -751,11 +751,11 @@ async def test_subscriptions_continue_after_a_broker_restart(
                 publisher.batch(i)
             await publisher.flush()
         async with (
-            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as early,
-            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as late,
+            client.subscribe(name, offset=rbs.Offset.FIRST, timeout=60) as from_start,
+            client.subscribe(name, offset=rbs.Offset.NEXT, timeout=60) as from_next,
         ):
-            found = [await anext(early) for _ in range(100)]
-            waiting = asyncio.ensure_future(anext(late))
+            found = [await anext(from_start) for _ in range(100)]
+            waiting = asyncio.ensure_future(anext(from_next))
             connection = await client.get_protocol()
             await until(
                 lambda: len(connection.subscription_ids) == FREE_IDS - 2, 'both subscriptions exist'
@@ -770,9 +770,9 @@ async def test_subscriptions_continue_after_a_broker_restart(
                 for i in range(5000, 6000):
                     publisher.batch(i)
                 await publisher.flush()
-            found += [await anext(early) for _ in range(5900)]
+            found += [await anext(from_start) for _ in range(5900)]
             assert found == list(range(6000))
-            assert [await waiting, *[await anext(late) for _ in range(999)]] == list(
+            assert [await waiting, *[await anext(from_next) for _ in range(999)]] == list(
                 range(5000, 6000)
             )
         await client.delete_stream(name)
