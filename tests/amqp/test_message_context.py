@@ -146,6 +146,12 @@ def test_copy_of_a_message_to_send(copied: Callable[[MessageCtx], MessageCtx]) -
     assert copied(stream_message_ctx('a')).raw is None
 
 
+def test_pickle_without_original_bytes() -> None:
+    reduced: Any = stream_message_ctx('a', publish_id=10).__reduce__()
+    kind, arguments = reduced
+    assert kind(*arguments[:11]) == stream_message_ctx('a', publish_id=10)
+
+
 # --- the last message received by a task ---
 
 

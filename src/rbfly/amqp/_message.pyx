@@ -326,7 +326,7 @@ def restore_message(*args):
         *args[:7], stream_offset=args[7], stream_timestamp=args[8], stream_publish_id=args[9],
         is_set_stream_publish_id=args[10],
     )
-    cdef bytes raw = args[11]
+    cdef bytes raw = args[11] if len(args) > 11 else None   # missing in old pickles
     if raw is not None:
         ctx._owner = raw
         ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
