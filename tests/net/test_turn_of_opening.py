@@ -8,11 +8,14 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.cluster import Role
+from rbfly.net.observer import State
+from rbfly.net.retry import Backoff
 from rbfly.protocol import commands
-from rbfly.streams.error import StreamConnectionError
+from rbfly.streams.error import MessageTimeout, StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import FakeBroker, FakeConnection, Frame, frame, string
+from tests.fake import FakeBroker, FakeConnection, Frame, Step, frame, string
+from tests.fake_stream import FakeStream
 
 HANG = 5.0  # seconds; only a safeguard
 
@@ -65,3 +68,38 @@ async def test_disconnect_in_the_turn_that_opens_the_publisher() -> None:
             assert not used
         finally:
             await closing
+
+
+async def test_reset_while_a_shared_connect_backs_off() -> None:
+    """A subscription that leaves a shared connect changes neither its state nor the connect."""
+    stream = FakeStream()
+    stream.append(b'0')
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        polled = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.01)
+        other = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        assert await anext(polled) == await anext(other) == b'0'
+        fake.handlers[Step.OPEN] = wire.CLOSING
+        for peer in fake.connections:
+            peer.transport.abort()
+        task = asyncio.create_task(anext(other))
+        connects = client._cluster._connects
+
+        def backing_off() -> list[Backoff]:
+            found = [shared._backoff for shared in connects.values()]
+            return [item for item in found if item.error and len(item.deadlines) == 2]
+
+        while not backing_off():
+            with pytest.raises(MessageTimeout):
+                await anext(polled)
+        with pytest.raises(MessageTimeout):
+            await anext(polled)  # ends the outage, for it has read a message since it subscribed
+        await until(lambda: bool(backing_off()), 'both wait for the connect')
+        [backoff] = backing_off()
+        registration = polled._session.registration
+        registration.reset()
+        backoff._notify(None)  # in the same turn
+        assert registration.state is State.IDLE
+        del fake.handlers[Step.OPEN]
+        stream.append(b'1')
+        assert await asyncio.wait_for(task, HANG) == b'1'
+        assert await anext(polled) == b'1'

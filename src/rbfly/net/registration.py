@@ -115,6 +115,7 @@ class Registration:
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
         self._outage: Backoff | None = None  # tries and deadline of the first open, or of an outage
+        self._opening: Backoff | None = None  # that of the task, even if the outage has ended since
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
@@ -188,6 +189,7 @@ class Registration:
             deadline = self.cluster.deadline()
             deadline.on_wait = self._on_wait
             self._outage = Backoff(deadline)
+        self._opening = self._outage
         self.cluster.registrations[self] = None
         lost, self._lost = self._lost, None
         self._enter(State.OPENING if lost is None else State.BACKING_OFF, lost)
@@ -220,10 +222,10 @@ class Registration:
         :returns: a future that is done when nothing of it is left, if there is anything.
         """
         task, self._task = self._task, None
-        if self._outage is not None:
-            for deadline in self._outage.deadlines:
+        if self._opening is not None:
+            for deadline in self._opening.deadlines:
                 deadline.on_wait = ignore
-        self._outage = self._lost = None
+        self._opening = self._outage = self._lost = None
         self.cluster.registrations.pop(self, None)
         answer = self._leave()
         if self.state is not State.IDLE:
