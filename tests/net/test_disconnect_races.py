@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 import rbfly.streams as rbs
 from rbfly.net import retry
+from rbfly.streams import consuming, publishing
 from rbfly.streams.error import StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Step
+from tests.fake_stream import FakeStream
 from tests.net.test_closing import HANG, Held
 
 
@@ -37,24 +41,48 @@ async def test_pending_connects_do_not_reopen_a_disconnected_client() -> None:
             await client.disconnect()
 
 
-async def test_publisher_recovers_though_logging_raises() -> None:
+@contextmanager
+def failing(name: str) -> Iterator[None]:
+    """Let a logger raise; it must log something."""
+    records: list[logging.LogRecord] = []
+
     def fail(record: logging.LogRecord) -> bool:
+        records.append(record)
         raise ZeroDivisionError('mine')
 
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-    logger = logging.getLogger('rbfly.streams.publisher')
+    logger = logging.getLogger(name)
+    logger.addFilter(fail)
+    try:
+        yield
+    finally:
+        logger.removeFilter(fail)
+    assert records
+
+
+async def test_publisher_recovers_though_logging_raises() -> None:
     async with (
         FakeBroker() as fake,
         rbs.streams_client(fake.uri, close_timeout=0.05) as client,
         client.publisher('test') as publisher,
     ):
-        logger.addFilter(fail)
-        try:
+        with failing(publishing.__name__):
             lost = publisher._core.connection
             assert lost is not None
             fake.connections[-1].transport.abort()
             await until(lambda: not lost.is_open, 'the connection is lost')
             await asyncio.wait_for(publisher.send('x'), HANG)
-        finally:
-            logger.removeFilter(fail)
     assert wire.PUBLISH in fake.connections[-1].commands()
+
+
+async def test_subscription_recovers_though_logging_raises() -> None:
+    stream = FakeStream()
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
+        task = asyncio.create_task(anext(messages))
+        await until(lambda: bool(stream.readers), 'it is subscribed')
+        with failing(consuming.__name__):
+            fake.connections[-1].transport.abort()
+            await until(lambda: len(fake.connections) == 2, 'it reconnects')
+        stream.append(b'0')
+        assert await asyncio.wait_for(task, HANG) == b'0'

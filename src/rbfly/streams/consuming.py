@@ -136,8 +136,8 @@ class SubscriptionSession:
         if not self.closed:
             if not error.retriable:
                 self._error = copy_error(error)
-            logger.warning('%r: %s', self, error)
             self._waiter.wake()
+            logger.warning('%r: %s', self, error)  # last, because a filter may raise
 
     def on_failed(self, error: Exception) -> None:
         self._error = error

@@ -116,8 +116,8 @@ class PublisherSession:
         core = self._core
         if core is not None and core.closed and not core.window.unsettled:
             return  # nothing is left to send
-        logger.warning('%r: %s; redeclaring it', self, error)
         self.registration.ensure_open()
+        logger.warning('%r: %s; redeclaring it', self, error)  # last, because a filter may raise
 
     def on_failed(self, error: Exception) -> None:
         """Raise the error in waiting calls; the next call declares the publisher again."""

@@ -105,8 +105,8 @@ class DeliveryWatchdog:
             return
         # The broker never delivers a chunk of stored offsets: subscribing again once is enough.
         self._accepted = chunk_id
+        self._registration.reset()
+        self._waiter.wake()
         logger.info(
             'stream %r: chunk %d was not delivered; subscribing again', self._stream, chunk_id
         )
-        self._registration.reset()
-        self._waiter.wake()
