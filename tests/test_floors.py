@@ -47,10 +47,10 @@ FLOORS = {
     ],
     'rbfly.net': [
         ['', 'ownership', 'uri', 'waiting'],
-        ['credentials', 'observer', 'requests'],
+        ['observer', 'requests'],
         ['connection', 'retry'],
         ['handshake'],
-        ['closing', 'sharing'],
+        ['sharing'],
         ['cluster'],
         ['registration'],
     ],

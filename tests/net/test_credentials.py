@@ -8,9 +8,8 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
-from rbfly.net.credentials import Credentials
 from rbfly.net.handshake import connect
-from rbfly.net.uri import Address, AuthMechanism, parse_uri
+from rbfly.net.uri import Address, AuthMechanism, Credentials, parse_uri
 from rbfly.protocol._engine import Counters
 from rbfly.protocol.commands import Broker, Metadata, StreamMetadata, Tune
 from tests import fake as wire

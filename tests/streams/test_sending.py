@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.closing import CloseTimeout
 from rbfly.net.observer import Observers, State
+from rbfly.net.waiting import CloseTimeout
 from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
 from rbfly.streams.publishing import PublisherSession

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import choice
-from typing import Protocol
 
 from ..error import (
     ConnectTimeout,
@@ -29,15 +28,14 @@ from ..error import (
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
-from .closing import CloseTimeout
-from .connection import Connection, Role, disconnected
-from .credentials import Credentials
+from .connection import Attached, Connection, Role, disconnected
 from .handshake import connect
 from .observer import Observers, call_each
 from .ownership import Ownership
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
-from .uri import Address, AuthMechanism, ConnectionInfo
+from .uri import Address, AuthMechanism, ConnectionInfo, Credentials
+from .waiting import CloseTimeout
 
 __all__ = ['Cluster', 'Role', 'Settings', 'existing']
 
@@ -82,16 +80,6 @@ class WrongNodeError(StreamConnectionError):
     """The load balancer led to another node."""
 
 
-class Opened(Protocol):
-    """What a cluster calls on its registrations."""
-
-    def on_disconnect(self) -> None:
-        """The client disconnects: end the registration, or let it end with its connection."""
-
-    def on_leave_loop(self) -> None:
-        """The client moves to another event loop: be idle."""
-
-
 class Cluster:
     """The connections of one client: one for each node and role, more when its ids run out.
 
@@ -118,7 +106,7 @@ class Cluster:
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
         self._ended: asyncio.Event | None = None  # set when the task that closes it is done
-        self.registrations: dict[Opened, None] = {}
+        self.registrations: dict[Attached, None] = {}
         self.observers = Observers()
         self.counters = Counters()
         self.ownership = Ownership()

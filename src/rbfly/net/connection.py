@@ -31,7 +31,7 @@ from .requests import Requests
 from .uri import Address
 from .waiting import fail, settled
 
-__all__ = ['Connection', 'Role', 'disconnected']
+__all__ = ['Attached', 'Connection', 'Role', 'disconnected']
 
 T = TypeVar('T')
 
@@ -56,6 +56,12 @@ class Attached(Protocol):
 
     def on_metadata_update(self, stream: str) -> None:
         """The broker has removed the publishers and subscriptions of a stream."""
+
+    def on_disconnect(self) -> None:
+        """The client disconnects: end the registration, or let it end with its connection."""
+
+    def on_leave_loop(self) -> None:
+        """The client moves to another event loop: be idle."""
 
 
 class Connection(Engine, asyncio.BufferedProtocol):
@@ -250,9 +256,6 @@ class Connection(Engine, asyncio.BufferedProtocol):
         finally:
             if not self.closed.done():
                 self.closed.set_result(None)
-
-    def eof_received(self) -> bool:
-        return False
 
     def pause_writing(self) -> None:
         self.paused = True

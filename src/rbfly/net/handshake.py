@@ -14,8 +14,7 @@ from ..protocol._engine import Counters
 from ..protocol.commands import Broker, Tune
 from ..protocol.const import Key, ResponseCode
 from .connection import Connection
-from .credentials import Credentials
-from .uri import Address
+from .uri import Address, Credentials
 
 __all__ = ['connect']
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate, islice
 
 from ..error import StreamConnectionError
 from ..protocol import commands
@@ -81,7 +82,8 @@ class MetadataBatch:
         self._task = asyncio.Task(
             request_metadata(connection, self._sizes, on_send), loop=asyncio.get_running_loop()
         )
-        self._task.add_done_callback(retrieve)
+        # retrieved: the callers may have stopped waiting
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def ask(self, stream: str) -> StreamMetadata | None:
         """Return where a stream is; None if there is no such stream.
@@ -102,20 +104,10 @@ async def request_metadata(
     found: Found = {}
     room = (connection.frame_max or FRAME_USUAL) - METADATA_HEAD
     while sizes:
-        used = 0
-        streams: list[str] = []
-        for stream, size in sizes.items():
-            used += size
-            if used > room and streams:
-                break
-            streams.append(stream)
+        fitting = sum(end <= room for end in accumulate(sizes.values()))
+        streams = tuple(islice(sizes, max(1, fitting)))
         for stream in streams:
             del sizes[stream]
-        answer = await connection.request(commands.Metadata(tuple(streams)))
+        answer = await connection.request(commands.Metadata(streams))
         found |= answer
     return found
-
-
-def retrieve(task: asyncio.Task[Found]) -> None:
-    if not task.cancelled():
-        task.exception()  # retrieved: the callers may have stopped waiting

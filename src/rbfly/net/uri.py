@@ -10,9 +10,10 @@ from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
+from ..protocol.commands import SaslAuthenticate
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 
-__all__ = ['Address', 'AuthMechanism', 'ConnectionInfo', 'Scheme', 'parse_uri']
+__all__ = ['Address', 'AuthMechanism', 'ConnectionInfo', 'Credentials', 'Scheme', 'parse_uri']
 
 
 class AuthMechanism(Enum):
@@ -67,6 +68,29 @@ class ConnectionInfo:
     @property
     def address(self) -> Address:
         return Address(self.host, self.port, self.ssl)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a client presents during the handshake; the password is never shown."""
+
+    username: str
+    password: str = field(repr=False)
+    virtual_host: str
+    mechanism: AuthMechanism
+
+    @classmethod
+    def of(cls, info: ConnectionInfo, mechanism: AuthMechanism) -> Credentials:
+        return cls(info.username, info.password, info.virtual_host, mechanism)
+
+    def authenticate(self) -> SaslAuthenticate:
+        """Make the request that proves the user's identity."""
+        if self.mechanism is AuthMechanism.EXTERNAL:  # the certificate has proved it
+            return SaslAuthenticate(self.mechanism.value, b'')
+        # in one expression: a local variable would show the password in a traceback
+        return SaslAuthenticate(
+            self.mechanism.value, f'\0{self.username}\0{self.password}'.encode()
+        )
 
 
 def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionInfo:

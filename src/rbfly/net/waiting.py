@@ -1,11 +1,13 @@
-"""Futures that several tasks share."""
+"""Waits for futures that several tasks share, and the time that closing may take."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ..error import copy_error
+from ..error import StreamConnectionError, copy_error
 
-__all__ = ['fail', 'outcome', 'settled']
+__all__ = ['CloseTimeout', 'can_wait', 'fail', 'outcome', 'settled']
 
 T = TypeVar('T')
 
@@ -48,3 +50,58 @@ def fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # retrieved: the caller may have stopped waiting
+
+
+def can_wait(kind: type[BaseException] | None) -> bool:
+    """False if a cancellation or an interrupt ends the `async with` block."""
+    return kind is None or issubclass(kind, Exception | GeneratorExit)
+
+
+class CloseTimeout:
+    """Limits how long a client waits without progress while it closes.
+
+    A close that gives up leaves a tenth of its time to the next one.  So nested closes with a dead
+    broker take little longer than one close, and a publisher on a node that still answers can
+    finish.  Progress restores the full time.
+
+    :param timeout: seconds; None or 0 for no limit.
+    :ivar left: seconds that the next close may wait without progress; None for all of `timeout`.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout or None
+        self.left: float | None = None
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[Callable[[], None]]:
+        """Limit one close; the `async with` block calls what it gets whenever it makes progress."""
+        loop = asyncio.get_running_loop()
+        seconds = self.timeout if self.left is None else self.left
+        scope: Any = asyncio.timeout(seconds)
+
+        def on_progress() -> None:
+            nonlocal seconds
+            self.left, seconds = None, self.timeout
+            if seconds is not None and not scope.expired():
+                scope.reschedule(loop.time() + seconds)
+
+        try:
+            async with scope:
+                yield on_progress
+                self.left = None
+        except BaseException:
+            until = scope.when()
+            if seconds is not None and until is not None:
+                self.left = max(until - loop.time(), seconds / 10)
+            raise
+        finally:
+            scope = None  # it refers to the task
+
+    async def wait(self, answer: asyncio.Future[Any] | None) -> None:
+        """Wait for an answer; silent if there is none in time."""
+        if answer is not None:
+            try:
+                async with self.limit():
+                    await outcome(answer)
+            except (TimeoutError, StreamConnectionError):
+                pass

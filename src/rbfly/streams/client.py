@@ -18,10 +18,10 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from ..net.closing import can_wait
 from ..net.cluster import Cluster, Settings, existing
 from ..net.connection import Connection
 from ..net.uri import AuthMechanism, ConnectionInfo, parse_uri
+from ..net.waiting import can_wait
 from ..protocol import commands
 from ..protocol._decoder import Decoder
 from ..protocol.commands import Command, Tune

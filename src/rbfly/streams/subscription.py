@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from ..error import ArgumentError, ArgumentTypeError
-from ..net.closing import can_wait
+from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch
 from ..protocol._cursor import KINDS
 from ..protocol.offset import Offset
