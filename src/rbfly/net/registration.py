@@ -22,17 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error
-from .connection import disconnected
+from ..protocol.commands import Command
+from .cluster import Cluster
+from .connection import Connection, Role, disconnected
 from .observer import Life, Observer, State
 from .retry import Backoff, can_retry, ignore
-
-if TYPE_CHECKING:
-    from ..protocol.commands import Command
-    from .cluster import Cluster
-    from .connection import Connection, Role
 
 __all__ = ['LIFE', 'STABLE', 'TRANSITIONS', 'Owner', 'Registration']
 
@@ -73,6 +70,7 @@ class Owner(Protocol):
 
     async def complete(self, connection: Connection) -> None:
         """The broker has declared it: ask for what else the owner needs."""
+        return
 
     def detach(self, connection: Connection, id: int) -> Command[Any]:
         """Stop using the connection; return the request that removes the declaration."""
@@ -88,9 +86,11 @@ class Owner(Protocol):
 
     def on_resume(self) -> None:
         """The connection accepts more data again."""
+        return
 
     def on_disconnect(self) -> None:
         """The client disconnects; the last chance to write."""
+        return
 
 
 class Registration:

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 from math import inf
 from random import uniform
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..error import (
     ConnectTimeout,
@@ -139,16 +138,11 @@ class Deadline:
         await self._scope.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         scope, self._scope = self._scope, None
         assert scope is not None
         try:
-            await scope.__aexit__(kind, error, traceback)
+            await scope.__aexit__(*raised)
         except TimeoutError:
             raise self._timeout()  # noqa: B904 - it has a cause
 

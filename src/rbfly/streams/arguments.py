@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError
+from ..net.cluster import Settings
 from ..net.uri import AuthMechanism, ConnectionInfo
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from .types import MessageFilter, PublisherInfo
-
-if TYPE_CHECKING:
-    from ..net.cluster import Settings
 
 __all__ = ['check_filter', 'check_publisher', 'check_settings', 'stream_arguments']
 

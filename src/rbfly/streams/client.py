@@ -6,7 +6,6 @@ import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from ..amqp._message import last_offset
@@ -36,13 +35,7 @@ from .publisher import Publisher
 from .reading import MessageWaiter
 from .subscription import Subscription
 from .tracking import OffsetTracking
-from .types import (
-    BloomFilterExtract,
-    MessageFilter,
-    OnDecodeError,
-    PublisherInfo,
-    StreamStats,
-)
+from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -171,12 +164,7 @@ class StreamsClient:
         self._users += 1
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._cluster.check_loop()
         self._users -= 1
         if self._users == 0:

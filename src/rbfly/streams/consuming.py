@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..error import (
-    RbFlyError,
-    StreamConnectionError,
-    StreamDoesNotExist,
-    copy_error,
-)
+from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist, copy_error
 from ..net.cluster import Cluster, Role
+from ..net.connection import Connection
 from ..net.observer import Life
-from ..net.registration import Registration
+from ..net.registration import Owner, Registration
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
@@ -26,15 +22,12 @@ from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter
 from .watchdog import DeliveryWatchdog
 
-if TYPE_CHECKING:
-    from ..net.connection import Connection
-
 __all__ = ['SubscriptionSession']
 
 logger = logging.getLogger(__name__)
 
 
-class SubscriptionSession:
+class SubscriptionSession(Owner):
     """Owner of a subscription's registration; refers to its cursor, but not to what users hold.
 
     It opens the registration when a task waits and every message has been delivered.  A task that
@@ -116,9 +109,6 @@ class SubscriptionSession:
             return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, self._properties)
 
-    async def complete(self, connection: Connection) -> None:
-        pass
-
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_subscription(id, None)
         self._watchdog.stop()
@@ -142,9 +132,6 @@ class SubscriptionSession:
     def on_failed(self, error: Exception) -> None:
         self._error = error
         self._waiter.wake()
-
-    def on_resume(self) -> None:
-        pass
 
     def on_disconnect(self) -> None:
         if self._tracker is not None:

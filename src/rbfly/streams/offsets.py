@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..error import ProtocolError, StreamConnectionError
-from ..net.cluster import existing
+from ..net.cluster import Cluster, existing
+from ..net.connection import Connection
 from ..protocol import commands
 from ..protocol.const import ResponseCode
-
-if TYPE_CHECKING:
-    from ..net.cluster import Cluster
-    from ..net.connection import Connection
 
 __all__ = ['chunk_ids', 'leader_ends_before', 'stored_offset']
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from ..error import PublisherError, RbFlyError
@@ -64,12 +63,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
         self._publisher: Any = publisher
         return publisher
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
         publisher, self._publisher = self._publisher, None
         try:
             if error is None:

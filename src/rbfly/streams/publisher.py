@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable
-from typing import TYPE_CHECKING
 
 from ..checks import check_type
 from ..error import ConfirmTimeout, PublisherError, PublishError, SendProgress, WindowTimeout
@@ -17,12 +16,10 @@ from ..protocol.compression import compressor
 from ._sending import PublisherBase, PublisherCore
 from .confirmation import Confirmation
 from .failures import Failures, summary
+from .publishing import PublisherSession
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time
-
-if TYPE_CHECKING:
-    from .publishing import PublisherSession
 
 __all__ = ['BasePublisher', 'Publisher', 'PublisherBin']
 

@@ -5,34 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..error import (
-    ConfirmTimeout,
-    PublisherError,
-    RbFlyError,
-    StreamConnectionError,
-)
+from ..error import ConfirmTimeout, PublisherError, RbFlyError, StreamConnectionError
 from ..net.cluster import Cluster, Role
-from ..net.connection import disconnected
+from ..net.connection import Connection, disconnected
 from ..net.observer import Life
-from ..net.registration import Registration
+from ..net.registration import Owner, Registration
 from ..net.waiting import outcome
 from ..protocol import commands
+from ._confirm import ConfirmGroup
+from ._sending import PublisherCore
 from .failures import publish_error
 from .waiting import WindowSemaphore
-
-if TYPE_CHECKING:
-    from ..net.connection import Connection
-    from ._confirm import ConfirmGroup
-    from ._sending import PublisherCore
 
 __all__ = ['PublisherSession']
 
 logger = logging.getLogger(__name__)
 
 
-class PublisherSession:
+class PublisherSession(Owner):
     """Owns the registration of a publisher; does not refer to the object that the user holds.
 
     :param name: name for deduplication, empty for none.
@@ -129,9 +121,6 @@ class PublisherSession:
         if self._core is not None:
             self._core.write()
             self._note_sent()
-
-    def on_disconnect(self) -> None:
-        pass
 
     # -- messages
 

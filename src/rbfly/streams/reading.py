@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .._turn import Turn
 from ..error import MessageTimeout, SubscriptionError
+from ..protocol._cursor import MessageCursor
+from ._iteration import SubscriptionBase
 from .waiting import TURN, deadline, in_time, let_others_run
-
-if TYPE_CHECKING:
-    from ..protocol._cursor import MessageCursor
-    from ._iteration import SubscriptionBase
 
 __all__ = ['MessageWaiter', 'Source']
 

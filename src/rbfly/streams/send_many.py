@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
 from .._turn import Turn
 from ..checks import check_timeout
 from ..error import ArgumentTypeError, ConfirmTimeout, RbFlyError, SendProgress, copy_error
 from ._confirm import ConfirmGroup
 from .failures import of_message, publish_error, set_attribute
+from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
 from .waiting import TURN, let_others_run
-
-if TYPE_CHECKING:
-    from .publishing import PublisherSession
 
 __all__ = ['ManyMessages']
 

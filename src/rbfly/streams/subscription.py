@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 from ..error import ArgumentError, ArgumentTypeError
@@ -59,12 +58,7 @@ class Subscription(SubscriptionBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._session.close(wait=can_wait(kind))
 
     async def aclose(self) -> None:

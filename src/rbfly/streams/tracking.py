@@ -6,16 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist
+from ..net.cluster import Cluster
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from .offsets import chunk_ids, leader_ends_before
-
-if TYPE_CHECKING:
-    from ..net.cluster import Cluster
 
 __all__ = ['OffsetTracking', 'Tracker']
 
@@ -147,8 +144,5 @@ class Tracker:
                 connection.write(data)
         except (RbFlyError, TimeoutError) as ex:
             logger.warning(
-                'cannot store offset %r of stream %r: %s',
-                self.tracking.reference,
-                self.stream,
-                ex,
+                'cannot store offset %r of stream %r: %s', self.tracking.reference, self.stream, ex
             )
