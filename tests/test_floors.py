@@ -57,9 +57,9 @@ FLOORS = {
     'rbfly.streams': [
         ['error', 'offset', 'types', '_confirm', '_iteration'],
         ['_sending'],
-        ['waiting', 'failures', 'offsets', 'arguments'],
+        ['waiting', 'confirmation', 'arguments'],
         ['reading'],
-        ['tracking', 'watchdog', 'publishing', 'confirmation'],
+        ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],
         ['publisher_batch', 'opening'],

@@ -1,4 +1,7 @@
-"""Argument checks that raise before anything is sent."""
+"""Argument checks that raise before anything is sent.
+
+Each raises ArgumentTypeError for an argument of a wrong type, ArgumentError for an invalid value.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,7 @@ TIME_DIGITS = 19  # nanoseconds since 1970
 
 
 def check_type(name: str, value: object, *types: type | None) -> None:
-    """Check the type of an argument; a bool does not count as an int.
-
-    :param types: allowed types; None allows None.
-    :raises ArgumentTypeError: the argument has another type.
-    """
+    """Check the type of an argument; a bool does not count as an int.  None allows None."""
     if value is None and None in types:
         return
     allowed = tuple(item for item in types if item is not None)
@@ -27,33 +26,21 @@ def check_type(name: str, value: object, *types: type | None) -> None:
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """Check that an argument is an int from `low` to `high`, both included.
-
-    :raises ArgumentTypeError: the argument is not an int.
-    :raises ArgumentError: the argument is out of range.
-    """
+    """Check that an argument is an int from `low` to `high`, both included."""
     check_type(name, value, int)
     if not low <= value <= high:  # type: ignore[operator]
         raise ArgumentError(f'{name} must be in {low} to {high}, not {value}')
 
 
 def check_timeout(name: str, value: object) -> None:
-    """Check a timeout in seconds; None and 0 mean no limit.
-
-    :raises ArgumentTypeError: the timeout is neither a number nor None.
-    :raises ArgumentError: the timeout is negative, NaN or infinite.
-    """
+    """Check a timeout in seconds; None and 0 mean no limit."""
     check_type(name, value, int, float, None)
     if value is not None and not 0 <= value < float('inf'):  # type: ignore[operator]
         raise ArgumentError(f'{name} must be 0 or more seconds, not {value}')
 
 
 def check_stream(stream: str) -> None:
-    """Check a stream name.
-
-    :raises ArgumentTypeError: the name is not a str.
-    :raises ArgumentError: the name is empty or contains line breaks.
-    """
+    """Check that a stream name is not empty and contains no line breaks."""
     check_type('stream', stream, str)
     if not stream or '\r' in stream or '\n' in stream:
         raise ArgumentError(f'stream name must not be empty or contain line breaks: {stream!r}')
@@ -63,7 +50,6 @@ def check_folder(stream: str, vhosts: Sequence[str]) -> None:
     """Check that a broker's file system can hold a stream of this name.
 
     :param vhosts: virtual hosts that may contain the stream.
-    :raises ArgumentError: the name is too long.
     """
     # A node stores a stream in the folder `VHOST_NAME_TIME`, with `_` for every character outside
     # [A-Za-z0-9-].  If the file system refuses that name, RabbitMQ (4.0.5, 4.3.6)

@@ -46,15 +46,9 @@ UNUSED = 60.0  # seconds until an unused connection is closed
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a client.
+    """Settings of a client, see :func:`rbfly.streams.streams_client`.
 
     :param infos: addresses and credentials, tried in turn.
-    :param connect_timeout: seconds until the first connect gives up; None for no limit.
-    :param reconnect_timeout: the same once the client has been connected.
-    :param load_balancer: the addresses lead to any node, so reconnect until they lead to the
-        wanted node instead of connecting to its advertised address.
-    :param request_timeout: seconds for the broker to answer a request; None or 0 for no limit.
-    :param close_timeout: seconds that closing waits without progress; None or 0 for no limit.
     """
 
     infos: Sequence[ConnectionInfo]

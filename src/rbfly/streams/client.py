@@ -29,12 +29,11 @@ from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from .arguments import check_filter, check_publisher, check_settings, stream_arguments
 from .consuming import SubscriptionSession
-from .offsets import stored_offset
 from .opening import OpenPublisher
 from .publisher import Publisher
 from .reading import MessageWaiter
 from .subscription import Subscription
-from .tracking import OffsetTracking
+from .tracking import OffsetTracking, stored_offset
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']

@@ -1,18 +1,21 @@
-"""The future that `submit` returns."""
+"""The future that `submit` returns, and the errors of several messages."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from ..error import wrong_loop
+from ..error import PublishError, PublishErrorInfo, RbFlyError, copy_error, wrong_loop
+from ..protocol._pending import PendingConfirms
 from ._sending import PublisherCore
-from .failures import Failures
 from .types import AMQPBody, MessageCtx
 
-__all__ = ['Confirmation']
+__all__ = ['Confirmation', 'Failures', 'of_message', 'publish_error', 'set_attribute', 'summary']
+
+KEPT = 1000  # errors of `submit` that are kept; further failures are only counted
 
 
 class Confirmation(asyncio.Future[None]):
@@ -67,3 +70,104 @@ class Confirmation(asyncio.Future[None]):
             self.seen = True
             if self.failure is not None:
                 self._failures.remove(self._number)
+
+
+class Failures:
+    """Failures of `submit` that the program has not looked at.
+
+    :ivar count: number of failures (int).
+    :ivar pid: process of the publisher (int).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.pid = os.getpid()
+        self._errors: dict[int, Exception] = {}  # by number
+        self._newest: Exception | None = None  # of the failures that are only counted
+        self._number = 0
+
+    def add(self, error: Exception) -> int:
+        """Add a failure and return its number."""
+        self.count += 1
+        self._number += 1
+        if len(self._errors) < KEPT:
+            self._errors[self._number] = error
+        else:
+            self._newest = error
+        return self._number
+
+    def remove(self, number: int) -> None:
+        """Forget a failure that the program has looked at."""
+        self.count -= 1
+        self._errors.pop(number, None)
+
+    def errors(self) -> list[Exception]:
+        """Return the errors that are kept; the newest one if the program has looked at those."""
+        if not self._errors and self.count and self._newest is not None:
+            return [self._newest]
+        return [*self._errors.values()]
+
+
+def publish_error(waiter: PendingConfirms) -> PublishError:
+    """Return the error of a waiter whose messages the broker refused, or some of them."""
+    assert waiter.errors
+    errors = sorted(waiter.errors)
+    detail = ''
+    if waiter.too_large is not None and waiter.too_large[0] == errors[0][0]:
+        _, size, limit, count = waiter.too_large
+        part = f'of its sub-entry of {count} messages' if count > 1 else 'with its headers'
+        detail = (
+            f'{size} bytes {part} fit no frame of the new connection: the limit is {limit} bytes'
+        )
+    return joined(errors, detail)
+
+
+def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) -> PublishError:
+    """Return one error for several messages.
+
+    :param errors: publishing id and response code of each.
+    :param total: number of messages that failed, if `errors` does not list all of them.
+    """
+    error = PublishError(errors[0][1], errors[0][0], detail)
+    error.errors = [PublishErrorInfo(*item) for item in errors]
+    error.total = max(total, len(errors))
+    return error
+
+
+def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
+    """Return one error that stands for all of them; None if there are none.
+
+    :param total: number of failures, if `errors` does not list all of them.
+    """
+    if not errors:
+        return None
+    refused = [error for error in errors if isinstance(error, PublishError)]
+    infos = [info for error in refused for info in error.errors]
+    total = max(total, len(errors), len(infos))
+    first = (refused or errors)[0]
+    if total == 1 or (len(infos) == total and len(refused) == 1):
+        return first.with_traceback(None)
+    # a new error: other calls may raise each of these
+    if infos:
+        return joined(infos, f'{total} messages failed in all', total)
+    error = copy_error(first)
+    error.add_note(f'{total} messages failed in all')
+    return error
+
+
+def of_message(error: Exception, index: int) -> Exception:
+    """Make an error say which message of `send_many` it is about."""
+    text = f'message {index} of send_many'
+    if isinstance(error, RbFlyError):
+        error.args = (f'{text}: {error}', *error.args[1:])
+    else:
+        with suppress(AttributeError):
+            error.add_note(text)
+    set_attribute(error, 'index', index)
+    return error
+
+
+def set_attribute(error: Exception, name: str, value: object) -> None:
+    """Set an attribute of an error, unless its class does not allow it."""
+    with suppress(AttributeError):
+        setattr(error, name, value)

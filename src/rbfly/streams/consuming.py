@@ -16,9 +16,8 @@ from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import Start
-from .offsets import chunk_ids, leader_ends_before, stored_offset
 from .reading import MessageWaiter
-from .tracking import OffsetTracking, Tracker
+from .tracking import OffsetTracking, Tracker, chunk_ids, leader_ends_before, stored_offset
 from .types import MessageFilter
 from .watchdog import DeliveryWatchdog
 

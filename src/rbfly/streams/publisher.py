@@ -14,8 +14,7 @@ from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
 from ._sending import PublisherBase, PublisherCore
-from .confirmation import Confirmation
-from .failures import Failures, summary
+from .confirmation import Confirmation, Failures, summary
 from .publishing import PublisherSession
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo

@@ -11,7 +11,7 @@ from ..checks import check_integer
 from ..error import ConfirmTimeout, WindowTimeout
 from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
-from .failures import summary
+from .confirmation import summary
 from .publisher import BasePublisher
 from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 MAX_LEN = 2**63 - 1
-USER = 3  # stack level of `async with client.publisher(...)`, from a constructor
+USER = 4  # stack level of `async with client.publisher(...)`, from `warn`
 
 
 class PublisherBatchFast(BatchBase, BasePublisher):
@@ -123,15 +123,16 @@ class PublisherBinBatch(PublisherBatchFast):
     _amqp = False
 
 
+def warn(old: str, new: str) -> None:
+    """Warn about a deprecated class; its constructor calls this."""
+    warnings.warn(f'{old} is deprecated: use {new}', DeprecationWarning, stacklevel=USER)
+
+
 class PublisherBatch(PublisherBatchFast):
     """Deprecated name of :class:`PublisherBatchFast`."""
 
     def __init__(self, *args: Any) -> None:
-        warnings.warn(
-            'PublisherBatch is deprecated: use PublisherBatchFast',
-            DeprecationWarning,
-            stacklevel=USER,
-        )
+        warn('PublisherBatch', 'PublisherBatchFast')
         super().__init__(*args)
 
 
@@ -139,9 +140,5 @@ class PublisherBatchMem(PublisherBatchLimit):
     """Deprecated name of :class:`PublisherBatchLimit`."""
 
     def __init__(self, *args: Any) -> None:
-        warnings.warn(
-            'PublisherBatchMem is deprecated: use PublisherBatchLimit',
-            DeprecationWarning,
-            stacklevel=USER,
-        )
+        warn('PublisherBatchMem', 'PublisherBatchLimit')
         super().__init__(*args)

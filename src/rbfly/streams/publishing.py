@@ -16,7 +16,7 @@ from ..net.waiting import outcome
 from ..protocol import commands
 from ._confirm import ConfirmGroup
 from ._sending import PublisherCore
-from .failures import publish_error
+from .confirmation import publish_error
 from .waiting import WindowSemaphore
 
 __all__ = ['PublisherSession']
@@ -49,7 +49,7 @@ class PublisherSession(Owner):
         self._label = f'publisher of stream {stream!r}'
         self._release: Callable[[], None]  # set by `bind`
         self._generation = cluster.generation
-        self._idle: asyncio.Future[None] | None = None
+        self._idle = asyncio.Event()  # while closing it: no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
 
@@ -102,7 +102,7 @@ class PublisherSession(Owner):
         self._note_sent()
         self._end_refused()
         if core.window.unsettled == 0:
-            self._wake_idle()
+            self._idle.set()
 
     def on_lost(self, error: RbFlyError) -> None:
         core = self._core
@@ -183,7 +183,7 @@ class PublisherSession(Owner):
             self.settle(waiter, unsent or error if waiter.unsent else error)
         for queue in self.queues:
             queue.fail(unsent or error)
-        self._wake_idle()
+        self._idle.set()
         for waiter, stop in self.receiving.items():
             if not waiter.settled:
                 waiter.set_exception(error)
@@ -217,11 +217,7 @@ class PublisherSession(Owner):
             self._unsettled = unsettled
             on_progress()
         if unsettled == 0:
-            self._wake_idle()
-
-    def _wake_idle(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+            self._idle.set()
 
     async def close(self) -> None:
         """Send what is queued and wait until it is confirmed.
@@ -251,8 +247,8 @@ class PublisherSession(Owner):
                     self._unsettled = core.window.unsettled
                     self._unsent = core.window.count_unsent()
                     while core.window.unsettled and core.error is None:
-                        self._idle = core.loop.create_future()
-                        await self._idle
+                        self._idle.clear()
+                        await self._idle.wait()
                 self._give_up(*errors)
                 answer = registration.reset()
                 if answer is not None:
@@ -261,10 +257,7 @@ class PublisherSession(Owner):
             unsettled, unsent = core.window.unsettled, core.window.count_unsent()
         finally:
             self._on_progress = None
-            try:
-                self._give_up(*errors)
-            finally:
-                self._end()
+            self._end(*errors)
         if unsettled:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(unsettled - unsent, unsent)
 
@@ -291,18 +284,22 @@ class PublisherSession(Owner):
                 if self.core.error is None:
                     self._release()
         finally:
-            try:
-                self._give_up(error)
-            finally:
-                self._end()
+            self._end(error)
 
     def _begin_close(self) -> None:
         self.registration.begin_close()
         self.core.close()
 
-    def _end(self) -> None:
-        """End the registration and drop references; the publisher goes with the last one."""
-        self.core.end(PublisherError(f'{self!r} is closed'))
-        for queue in self.queues:
-            queue.close()
-        self.registration.close()
+    def _end(self, *errors: Exception) -> None:
+        """Give up if there are errors, end the registration and drop references.
+
+        The publisher goes with the last reference.
+        """
+        try:
+            if errors:
+                self._give_up(*errors)
+        finally:
+            self.core.end(PublisherError(f'{self!r} is closed'))
+            for queue in self.queues:
+                queue.close()
+            self.registration.close()

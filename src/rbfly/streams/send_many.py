@@ -9,7 +9,7 @@ from .._turn import Turn
 from ..checks import check_timeout
 from ..error import ArgumentTypeError, ConfirmTimeout, RbFlyError, SendProgress, copy_error
 from ._confirm import ConfirmGroup
-from .failures import of_message, publish_error, set_attribute
+from .confirmation import of_message, publish_error, set_attribute
 from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
 from .waiting import TURN, let_others_run

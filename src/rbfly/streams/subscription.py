@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Self
 
-from ..error import ArgumentError, ArgumentTypeError
+from ..checks import check_integer
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch
 from ..protocol._cursor import KINDS
@@ -90,8 +90,6 @@ class Subscription(SubscriptionBase):
         :param max_messages: limit of messages per batch; longer chunks are split.
         :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.
         """
-        if isinstance(max_messages, bool) or not isinstance(max_messages, int | None):
-            raise ArgumentTypeError(f'max_messages must be int, not {type(max_messages).__name__}')
-        if max_messages is not None and not 1 <= max_messages <= MAX_MESSAGES:
-            raise ArgumentError(f'max_messages must be in 1 to 2**31 - 1, not {max_messages}')
+        if max_messages is not None:
+            check_integer('max_messages', max_messages, 1, MAX_MESSAGES)
         return MessageIterator(self, KINDS['batch'], max_messages or MAX_MESSAGES)

@@ -119,8 +119,4 @@ class WindowSemaphore(SemaphoreState):
 
     def close(self) -> None:
         """Grant nothing any more, and drop the reference to `has_capacity`."""
-        self._has_capacity = no_capacity
-
-
-def no_capacity(asked: int) -> bool:
-    return False
+        self._has_capacity = lambda asked: False
