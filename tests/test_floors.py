@@ -62,7 +62,7 @@ FLOORS = {
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],
-        ['publisher_batch', 'opening'],
+        ['publisher_batch'],
         ['client'],
         ['decorator'],
         [''],

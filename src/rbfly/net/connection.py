@@ -292,11 +292,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return self.read(command, await self.send_request(command, timeout))
 
     def read(self, command: Command[T], answer: bytes) -> T:
-        """Decode the result of a future of :meth:`send_request`.
-
-        :raises ProtocolError: the broker refused, with the code of the response.
-        :raises StreamConnectionError: the response is malformed; the connection has ended.
-        """
+        """Decode the result of a future of :meth:`send_request`; a malformed one is fatal."""
         reader = commands.Reader(answer)
         try:
             if command.key is not Key.METADATA:

@@ -43,11 +43,8 @@ async def connect(
     :param tune: limits to propose.
     :param on_step: called with a description of each step; steps have no timeout of their own.
     :param request_timeout: seconds for the broker to answer a request once the connection is open.
-    :raises AuthenticationError: wrong user or password, or no mechanism in common.
-    :raises VirtualHostError: unknown virtual host, or the user may not access it.
-    :raises TLSError: the node's certificate is not trusted, or the node does not speak TLS.
-    :raises FrameError: the peer does not speak the stream protocol.
     :raises StreamConnectionError: the node cannot be reached, or the connection was lost.
+    :raises ProtocolError: the broker refused the user, the mechanism or the virtual host.
     """
     loop = asyncio.get_running_loop()
     on_step('connecting')

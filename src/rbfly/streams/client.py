@@ -29,8 +29,7 @@ from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from .arguments import check_filter, check_publisher, check_settings, stream_arguments
 from .consuming import SubscriptionSession
-from .opening import OpenPublisher
-from .publisher import Publisher
+from .publisher import OpenPublisher, Publisher
 from .reading import MessageWaiter
 from .subscription import Subscription
 from .tracking import OffsetTracking, stored_offset

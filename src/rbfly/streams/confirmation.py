@@ -123,11 +123,7 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
 
 
 def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) -> PublishError:
-    """Return one error for several messages.
-
-    :param errors: publishing id and response code of each.
-    :param total: number of messages that failed, if `errors` does not list all of them.
-    """
+    """Return one error for publishing ids and their response codes, or for a larger total."""
     error = PublishError(errors[0][1], errors[0][0], detail)
     error.errors = [PublishErrorInfo(*item) for item in errors]
     error.total = max(total, len(errors))

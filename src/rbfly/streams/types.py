@@ -70,16 +70,7 @@ class MessageFilter:
 
 @dataclass(frozen=True)
 class PublisherInfo:
-    """Settings of a publisher; see `StreamsClient.publisher`.
-
-    :param stream: name of the stream.
-    :param name: name for deduplication; empty for none.
-    :param filter_extract: returns the filter value of a message; None for no filtering.
-    :param amqp: True to encode messages as AMQP 1.0, False to send raw bytes.
-    :param max_unconfirmed: maximum number of messages in flight.
-    :param sub_entry_size: maximum number of messages per sub-entry; 0 for no sub-entries.
-    :param compression: compression of sub-entries.
-    """
+    """Settings of a publisher, named as the arguments of :meth:`StreamsClient.publisher`."""
 
     stream: str
     name: str = ''
@@ -92,14 +83,7 @@ class PublisherInfo:
 
 @dataclass(frozen=True)
 class SubscriptionInfo:
-    """Settings of a subscription; see `StreamsClient.subscribe`.
-
-    :param stream: name of the stream.
-    :param offset: where to start.
-    :param filter: selects messages; None for all.
-    :param timeout: seconds to wait for each message; None or 0 for no limit.
-    :param amqp: True to decode messages as AMQP 1.0, False to return raw bytes.
-    """
+    """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
 
     stream: str
     offset: Offset = Offset.NEXT
