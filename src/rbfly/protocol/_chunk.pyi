@@ -1,23 +1,16 @@
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 @final
 class Chunk:
-    @property
-    def type(self) -> int: ...
-    @property
-    def entries(self) -> int: ...
-    @property
-    def records(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def committed_chunk_id(self) -> int | None: ...
+    type: Final[int]
+    entries: Final[int]
+    records: Final[int]
+    timestamp: Final[int]
+    epoch: Final[int]
+    offset: Final[int]
+    committed_chunk_id: Final[int | None]
     @staticmethod
     def parse(data: bytes, committed_chunk_id: int | None = None) -> Chunk: ...
     def verify(self) -> None: ...
@@ -25,8 +18,7 @@ class Chunk:
 
 @final
 class ChunkQueue:
-    @property
-    def chunks(self) -> deque[Chunk]: ...
+    chunks: Final[deque[Chunk]]
     limit: int
     def __init__(self, wake: Callable[[], object] | None = None) -> None: ...
     def close(self) -> None: ...

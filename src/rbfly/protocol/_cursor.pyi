@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from .._turn import Turn
 from ..amqp import MessageCtx
@@ -19,36 +19,23 @@ class _Session(Protocol):
 KINDS: dict[str, int]
 
 class LastMessage:
-    @property
-    def stream(self) -> str | None: ...
+    stream: Final[str | None]
     def __init__(self, cursor: MessageCursor) -> None: ...
     def context(self) -> MessageCtx: ...
 
 class MessageCursor:
-    @property
-    def queue(self) -> ChunkQueue: ...
-    @property
-    def decoder(self) -> Decoder: ...
-    @property
-    def stream(self) -> str | None: ...
-    @property
-    def last(self) -> LastMessage: ...
-    @property
-    def last_chunk(self) -> LastChunk: ...
-    @property
-    def skip_before(self) -> int: ...
-    @property
-    def skip_through_chunk(self) -> int: ...
-    @property
-    def turn(self) -> Turn: ...
-    @property
-    def must_yield(self) -> bool: ...
-    @property
-    def position(self) -> int | None: ...
-    @property
-    def unfinished(self) -> int | None: ...
-    @property
-    def finished(self) -> int | None: ...
+    queue: Final[ChunkQueue]
+    decoder: Final[Decoder]
+    stream: Final[str | None]
+    last: Final[LastMessage]
+    last_chunk: Final[LastChunk]
+    skip_before: Final[int]
+    skip_through_chunk: Final[int]
+    turn: Final[Turn]
+    must_yield: Final[bool]
+    position: Final[int | None]
+    unfinished: Final[int | None]
+    finished: Final[int | None]
     def __init__(
         self,
         session: _Session,

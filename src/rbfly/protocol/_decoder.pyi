@@ -1,11 +1,10 @@
-from typing import Literal, final
+from typing import Final, Literal, final
 
 POLICIES: dict[str, int]
 
 @final
 class Decoder:
-    @property
-    def amqp(self) -> bool: ...
+    amqp: Final[bool]
     def __init__(
         self, amqp: bool = True, on_decode_error: Literal['raise', 'skip', 'raw'] = 'raise'
     ) -> None: ...

@@ -1,4 +1,4 @@
-from typing import final
+from typing import Final, final
 
 from ._chunk import ChunkQueue
 from ._publish import PublishWindow
@@ -7,28 +7,19 @@ FRAME_CAP: int
 
 @final
 class Counters:
-    @property
-    def bytes_received(self) -> int: ...
-    @property
-    def frames_received(self) -> int: ...
-    @property
-    def ids_confirmed(self) -> int: ...
-    @property
-    def ids_refused(self) -> int: ...
-    @property
-    def chunks_received(self) -> int: ...
-    @property
-    def records_received(self) -> int: ...
+    bytes_received: Final[int]
+    frames_received: Final[int]
+    ids_confirmed: Final[int]
+    ids_refused: Final[int]
+    chunks_received: Final[int]
+    records_received: Final[int]
 
 class Engine:
     frame_cap: int
     heard: bool
-    @property
-    def counters(self) -> Counters: ...
-    @property
-    def stopped(self) -> bool: ...
-    @property
-    def publishers(self) -> list[PublishWindow | None]: ...
+    counters: Final[Counters]
+    stopped: Final[bool]
+    publishers: Final[list[PublishWindow | None]]
     def __init__(self, frame_cap: int = ..., counters: Counters | None = ...) -> None: ...
     def set_publisher(self, id: int, window: PublishWindow | None) -> None: ...
     def set_subscription(self, id: int, queue: ChunkQueue | None) -> None: ...
