@@ -88,7 +88,7 @@ async def answers(uri: str, state: str, data: bytes, expected: str) -> str:
             item = await client.receive()
             found.append(shown(item))
             if isinstance(item, c.Close):
-                client.write(c.close_response(1))
+                client.write(c.Close.respond(1))
         if not ends and found[-1:] not in (['closed'], [TOO_LARGE]):
             last = split_frames(data)[-1][0] & ~RESPONSE
             reached = 'open' if state == 'open' else LEADS_TO.get(last, state)

@@ -169,7 +169,7 @@ WRITTEN: list[tuple[bytes, str]] = [
     (commands.store_offset('r', 'sé', 5), '000a 0001 0001 72 0003 73c3a9 0000000000000005'),
     (commands.store_offset('', 's', 2**64 - 1), '000a 0001 0000 0001 73 ffffffffffffffff'),
     (commands.HEARTBEAT, '0017 0001'),
-    (commands.close_response(1), '8016 0001 00000001 0001'),
+    (commands.Close.respond(1), '8016 0001 00000001 0001'),
 ]
 
 
@@ -645,17 +645,18 @@ def test_metadata_with_unlisted_brokers() -> None:
 def test_broker_sends_close() -> None:
     data = unhex('00000001 000d 0004 6f6f7073')
     for more in (b'', b'later'):
-        assert commands.ServerClose.parse(data + more) == commands.ServerClose(1, 13, 'oops')
+        request = commands.Request(1, commands.Close(13, 'oops'))
+        assert commands.READERS[Key.CLOSE, 1](Reader(data + more)) == request
     for size in range(len(data)):
         with pytest.raises(FrameError):
-            commands.ServerClose.parse(data[:size])
+            commands.READERS[Key.CLOSE, 1](Reader(data[:size]))
 
 
-@pytest.mark.parametrize('kind', [Tune, commands.MetadataUpdate, commands.ServerClose])
+@pytest.mark.parametrize('key', [Key.TUNE, Key.METADATA_UPDATE, Key.CLOSE])
 @given(data=st.binary(max_size=60))
-def test_parser_reads_any_bytes_or_raises_frame_error(kind: Any, data: bytes) -> None:
+def test_parser_reads_any_bytes_or_raises_frame_error(key: Key, data: bytes) -> None:
     try:
-        kind.parse(data + b'later')
+        commands.READERS[key, 1](Reader(data + b'later'))
     except FrameError:
         pass
 

@@ -128,7 +128,7 @@ def frames_in_an_open_connection(stream: str) -> dict[str, tuple[bytes, str]]:
         'unsolicited StreamStats response': (request(0x801C, b'\0\1' + bytes(4)), UNKNOWN),
         'response to a Heartbeat': (frame(0x8017), UNKNOWN),
         'response to a Credit': (c.CreditError(4, 0).encode(), UNKNOWN),
-        'unsolicited Close response': (c.close_response(1), UNKNOWN),
+        'unsolicited Close response': (c.Close.respond(1), UNKNOWN),
         'unsolicited ConsumerUpdate response': (request(0x801A, b'\0\1\0\0'), ''),
         'ConsumerUpdate without offset': (request(0x801A, b'\0\1'), UNKNOWN),
         'ConsumerUpdate with an unknown offset type': (request(0x801A, b'\0\1\0\x09'), CRASH),

@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """The codec: encode and decode whole messages (part 3 of the specification)."""
 
 cimport cython

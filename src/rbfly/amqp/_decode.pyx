@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """Decode single AMQP values to Python values (part 1 of the specification)."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize

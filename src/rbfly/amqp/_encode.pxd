@@ -6,9 +6,7 @@ from rbfly._wire cimport OutBuffer
 
 # The types allowed for map keys, which depend on the section that contains the map.
 cdef enum:
-    KEYS_ANY = 0
-    KEYS_STRING = 1
-    KEYS_ANNOTATION = 2
+    KEYS_ANY, KEYS_STRING, KEYS_ANNOTATION
 
 # `depth` is the number of compounds and described values around the value.
 cdef int encode_value(OutBuffer *out, object value, int depth) except -1

@@ -1,5 +1,4 @@
-# The structure of a message (part 3 of the AMQP 1.0 specification).
-# No ABI promise between releases.
+# The structure of a message (part 3 of the AMQP 1.0 specification).  No ABI promise.
 
 from libc.stdint cimport uint8_t
 
@@ -26,12 +25,7 @@ cdef enum:
 
 # Indices of the sections other than the body.
 cdef enum:
-    I_HEADER = 0
-    I_DELIVERY_ANNOTATIONS = 1
-    I_ANNOTATIONS = 2
-    I_PROPERTIES = 3
-    I_APP_PROPERTIES = 4
-    I_FOOTER = 5
+    I_HEADER, I_DELIVERY_ANNOTATIONS, I_ANNOTATIONS, I_PROPERTIES, I_APP_PROPERTIES, I_FOOTER
 
 # Positions of the section values; for the body, of its first section.
 ctypedef struct Layout:
@@ -74,12 +68,7 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
 
 # The sections other than the body: their values, or where their bytes begin (-1: absent).
 cdef class Sections:
-    cdef object header
-    cdef object delivery_annotations
-    cdef object annotations
-    cdef object properties
-    cdef object app_properties
-    cdef object footer
+    cdef object header, delivery_annotations, annotations, properties, app_properties, footer
     cdef Py_ssize_t[6] at
 
 

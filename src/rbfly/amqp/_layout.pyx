@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """The structure of messages: their sections and what these contain (part 3, section 3.2)."""
 
 cimport cython

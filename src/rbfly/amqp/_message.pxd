@@ -1,5 +1,4 @@
-# The message context.
-# No ABI promise between releases.
+# The message context.  No ABI promise between releases.
 
 from libc.stdint cimport uint8_t, uint64_t
 

@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """The message context: body, other sections, and stream data such as the offset."""
 
 import operator

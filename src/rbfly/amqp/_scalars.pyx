@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """Encode scalars: numbers, text, binary and times, each in the smallest form of its type."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer

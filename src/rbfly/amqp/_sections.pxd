@@ -7,11 +7,8 @@ from rbfly._wire cimport OutBuffer
 
 @cython.final
 cdef class AMQPHeader:
-    cdef readonly bint durable
-    cdef readonly object priority
-    cdef readonly object ttl
-    cdef readonly bint first_acquirer
-    cdef readonly object delivery_count
+    cdef readonly bint durable, first_acquirer
+    cdef readonly object priority, ttl, delivery_count
 
     cdef tuple astuple(self)
 

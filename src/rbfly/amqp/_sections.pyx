@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """Header, properties, and bodies with several sections (part 3, section 3.2)."""
 
 cimport cython
@@ -178,20 +177,9 @@ cdef tuple PROPERTY_NAMES = (
 
 # Indices of the properties.
 cdef enum:
-    MESSAGE_ID = 0
-    USER_ID = 1
-    TO = 2
-    SUBJECT = 3
-    REPLY_TO = 4
-    CORRELATION_ID = 5
-    CONTENT_TYPE = 6
-    CONTENT_ENCODING = 7
-    ABSOLUTE_EXPIRY_TIME = 8
-    CREATION_TIME = 9
-    GROUP_ID = 10
-    GROUP_SEQUENCE = 11
-    REPLY_TO_GROUP_ID = 12
-    PROPERTIES_FIELDS = 13      # their number
+    MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE, CONTENT_ENCODING
+    ABSOLUTE_EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID
+    PROPERTIES_FIELDS       # their number
 
 # Bit set of the properties that keep a str unchanged.
 cdef enum:

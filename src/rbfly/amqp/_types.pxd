@@ -22,15 +22,13 @@ cdef class Symbol:
 
 @cython.final
 cdef class Described:
-    cdef readonly object descriptor
-    cdef readonly object value
+    cdef readonly object descriptor, value
 
 
 @cython.final
 cdef class AMQPArray:
     cdef readonly type element_type
-    cdef readonly tuple items
-    cdef readonly tuple descriptors
+    cdef readonly tuple items, descriptors
     cdef int _code
 
 

@@ -1,4 +1,3 @@
-# cython: language_level=3str
 """Python classes for the AMQP 1.0 types that Python lacks, and conversions of Python's own types.
 
 The encoding of constructors is not defined here.
@@ -7,6 +6,7 @@ The encoding of constructors is not defined here.
 import datetime
 import struct
 import uuid
+from functools import partial
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -161,11 +161,7 @@ cdef class AMQPArray:
         return hash((self._code, self.items, self.descriptors))
 
     def __reduce__(self):
-        return restore_array, (self.element_type, self.items, self.descriptors)
-
-
-def restore_array(element_type, items, descriptors):
-    return AMQPArray(element_type, items, descriptors=descriptors)
+        return partial(AMQPArray, descriptors=self.descriptors), (self.element_type, self.items)
 
 
 cdef str clip(object value):
@@ -178,8 +174,7 @@ cdef str clip(object value):
 
 class _Integer(int):
     __slots__ = ()
-    _min = 0
-    _max = 0
+    _min, _max = 0, 0
 
     def __new__(cls, value=0, /):
         self = int.__new__(cls, value)
@@ -228,32 +223,28 @@ class Byte(_Integer):
     """AMQP byte: an integer in -128 to 127."""
 
     __slots__ = ()
-    _min = -0x80
-    _max = 0x7f
+    _min, _max = -0x80, 0x7f
 
 
 class Short(_Integer):
     """AMQP short: an integer in -32,768 to 32,767."""
 
     __slots__ = ()
-    _min = -0x8000
-    _max = 0x7fff
+    _min, _max = -0x8000, 0x7fff
 
 
 class Int(_Integer):
     """AMQP int: an integer in -2**31 to 2**31 - 1."""
 
     __slots__ = ()
-    _min = -0x80000000
-    _max = 0x7fffffff
+    _min, _max = -0x80000000, 0x7fffffff
 
 
 class Long(_Integer):
     """AMQP long: an integer in -2**63 to 2**63 - 1."""
 
     __slots__ = ()
-    _min = -0x8000000000000000
-    _max = 0x7fffffffffffffff
+    _min, _max = -0x8000000000000000, 0x7fffffffffffffff
 
 
 class Timestamp(_Integer):
@@ -265,8 +256,7 @@ class Timestamp(_Integer):
     """
 
     __slots__ = ()
-    _min = -0x8000000000000000
-    _max = 0x7fffffffffffffff
+    _min, _max = -0x8000000000000000, 0x7fffffffffffffff
 
 
 class Float32(float):
@@ -302,9 +292,6 @@ class Char(str):
 
     def __repr__(self):
         return f'{type(self).__name__}({str.__repr__(self)})'
-
-    def __str__(self):
-        return str.__str__(self)
 
 
 class _Decimal(bytes):

@@ -24,7 +24,7 @@ from ..error import (
 )
 from ..protocol import commands
 from ..protocol._engine import FRAME_CAP, Counters, Engine
-from ..protocol.commands import Broker, Command, ServerClose, Tune
+from ..protocol.commands import Broker, Command, Tune
 from ..protocol.const import RESPONSE, Key, ResponseCode
 from .observer import Observer, Observers, Role, call_each
 from .requests import Requests
@@ -362,8 +362,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self.tune.set_result(Tune.parse(body))
 
     def _on_close(self, body: bytes) -> None:
-        close = ServerClose.parse(body)
-        self.write(commands.close_response(close.correlation_id))
+        reader = commands.Reader(body)
+        correlation_id, close = reader.u32(), commands.Close.read(reader)
+        self.write(commands.Close.respond(correlation_id))
         reason = f'closed by the broker: {close.reason} (code 0x{close.code:02x})'
         self._end(StreamConnectionError(f'{self.address}: {reason}'))
         if self._transport is not None:

@@ -29,8 +29,7 @@ cdef class MessageBatch:
     cdef PyObject *owner            # the last of them
     cdef const uint8_t *end         # of the last message
     cdef Run *runs
-    cdef Py_ssize_t run_count
-    cdef Py_ssize_t run_capacity
+    cdef Py_ssize_t run_count, run_capacity
     cdef Slice *slices              # computed from the runs for the first context
     cdef uint64_t start             # offset of the first message
     cdef int64_t chunk_timestamp
@@ -50,7 +49,6 @@ cdef class MessageBatch:
     cdef int locate(self) except -1
     cdef int fill(self, Chunk chunk, Py_ssize_t limit) except -1
     cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1
-    cdef int add_context(self, MessageCtx ctx) except -1
     cdef MessageCtx build(self, Py_ssize_t index)
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0
 

@@ -146,11 +146,6 @@ cdef class MessageBatch:
             chunk._leave_run(p, <uint32_t> i)
         return keep_error() if failed else i
 
-    cdef int add_context(self, MessageCtx ctx) except -1:
-        self.filtered.append(ctx)
-        self.bodies.append(ctx.take_body())
-        return 0
-
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0:
         if self.filtered is not None:
             return (<MessageCtx> self.filtered[index])._offset

@@ -22,8 +22,7 @@ cdef class Chunk:
     cdef readonly uint16_t entries
     cdef readonly uint32_t records
     cdef readonly int64_t timestamp
-    cdef readonly uint64_t epoch
-    cdef readonly uint64_t offset
+    cdef readonly uint64_t epoch, offset
     cdef readonly object committed_chunk_id
     cdef uint64_t next_offset
 
@@ -72,4 +71,4 @@ cdef class ChunkQueue:
     cdef object wake
     cdef public Py_ssize_t limit
 
-    cdef int _push(self, Chunk chunk) except -1
+    cpdef int push(self, Chunk chunk) except -1

@@ -280,14 +280,11 @@ cdef class ChunkQueue:
         """Call `wake` no more."""
         self.wake = None
 
-    def push(self, Chunk chunk not None):
-        """Add a chunk, like the engine.
+    cpdef int push(self, Chunk chunk) except -1:
+        """Add a chunk.
 
         :raises FrameError: the queue is full.
         """
-        self._push(chunk)
-
-    cdef int _push(self, Chunk chunk) except -1:
         if len(self.chunks) >= self.limit:
             raise FrameError(f'more than {self.limit} chunks exceed the credit of a subscription')
         self.chunks.append(chunk)

@@ -13,9 +13,7 @@ from rbfly.protocol._identity cimport LastChunk
 
 # What to return.
 cdef enum:
-    BODY = 0
-    CONTEXT = 1
-    BATCH = 2
+    BODY, CONTEXT, BATCH
 
 cdef enum:
     NO_LIMIT = 0x7fffffff
@@ -61,8 +59,6 @@ cdef class MessageCursor:
 
     cdef int _notify(self) except -1
     cdef bint _open(self) except -1
-    cdef int _refuse(self) except -1
-    cdef int _report(self, Chunk chunk) except -1
     cdef int _skip(self, Chunk chunk) except -1
     cdef int _leave(self, Chunk chunk, bint sound) except -1
     cdef Py_ssize_t _drop_chunks(self, object position) except -1
@@ -75,11 +71,6 @@ cdef class MessageCursor:
     cdef MessageCtx _wanted(self)
     cdef MessageBatch _next_batch(self, Py_ssize_t limit)
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1
-
-    # Note the messages that are returned from now on there.
-    cdef inline int _note_in(self, LastMessage last) except -1:
-        self.last = last
-        return 0
 
     # Note the message of a chunk that was read last.
     cdef inline int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:

@@ -25,7 +25,6 @@ class LastMessage:
 
 class MessageCursor:
     queue: Final[ChunkQueue]
-    decoder: Final[Decoder]
     stream: Final[str | None]
     last: Final[LastMessage]
     last_chunk: Final[LastChunk]

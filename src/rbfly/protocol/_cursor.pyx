@@ -209,7 +209,10 @@ cdef class MessageCursor:
                 return False
             chunk = self.queue.chunks.popleft()
             if self.probe is not None:
-                self._report(chunk)
+                probe = self.probe
+                self.resume()
+                probe(chunk)
+                self.session.on_probed()
                 return False
             if self.last_chunk._has_read(chunk):
                 self._leave(chunk, False)
@@ -221,20 +224,9 @@ cdef class MessageCursor:
                 self._leave(chunk, False)
                 raise
             if self.last_chunk._is_replaced(chunk):
-                self._refuse()
+                self.chunk = None
+                self.session.on_replaced()
             self._skip(chunk)
-
-    cdef int _refuse(self) except -1:
-        self.chunk = None
-        self.session.on_replaced()
-        return 0
-
-    cdef int _report(self, Chunk chunk) except -1:
-        probe = self.probe
-        self.resume()
-        probe(chunk)
-        self.session.on_probed()
-        return 0
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Skip messages before the start, then raise the first error among them."""
@@ -379,7 +371,8 @@ cdef class MessageCursor:
             ctx = self._wanted()
             if ctx is None:
                 break
-            batch.add_context(ctx)
+            batch.filtered.append(ctx)
+            batch.bodies.append(ctx.take_body())
         return 0
 
     # -- for Python

@@ -25,9 +25,7 @@ ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
 
 # What to do with a message that is not AMQP 1.0.
 cdef enum:
-    RAISE = 0
-    SKIP = 1
-    RAW = 2
+    RAISE, SKIP, RAW
 
 cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
 

@@ -1,7 +1,5 @@
 from typing import Final, Literal, final
 
-POLICIES: dict[str, int]
-
 @final
 class Decoder:
     amqp: Final[bool]

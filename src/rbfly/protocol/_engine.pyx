@@ -50,12 +50,8 @@ cdef class Counters:
     :ivar records_received: messages in those chunks (int).
     """
 
-    cdef readonly uint64_t bytes_received
-    cdef readonly uint64_t frames_received
-    cdef readonly uint64_t ids_confirmed
-    cdef readonly uint64_t ids_refused
-    cdef readonly uint64_t chunks_received
-    cdef readonly uint64_t records_received
+    cdef readonly uint64_t bytes_received, frames_received, ids_confirmed, ids_refused
+    cdef readonly uint64_t chunks_received, records_received
 
 
 cdef class Engine:
@@ -256,7 +252,7 @@ cdef class Engine:
                     chunk = parse_chunk(frame, at + 4, committed)
                 self.counters.chunks_received += 1
                 self.counters.records_received += chunk.records
-                queue._push(chunk)
+                queue.push(chunk)
         else:
             self.on_frame(key, version, p[4:n])
         return 0

@@ -15,9 +15,8 @@ cdef int trim(OutBuffer *out) except -1
 
 
 cdef class SubEntry:
-    cdef readonly Py_ssize_t limit
+    cdef readonly Py_ssize_t limit, count
     cdef readonly uint8_t code
-    cdef readonly Py_ssize_t count
     cdef object compress
     cdef OutBuffer out
 

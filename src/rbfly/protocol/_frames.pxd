@@ -43,13 +43,9 @@ cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:
 cdef class FrameBuilder:
     cdef readonly uint8_t publisher_id
     cdef readonly uint64_t next_id
-    cdef readonly Py_ssize_t queued
-    cdef readonly Py_ssize_t frame_max
-    cdef readonly Py_ssize_t max_unconfirmed
-    cdef readonly Py_ssize_t frame_entries
+    cdef readonly Py_ssize_t queued, frame_max, max_unconfirmed, frame_entries
     cdef object filter_extract
-    cdef bint amqp
-    cdef bint busy
+    cdef bint amqp, busy
     cdef bint unsorted              # ids of the batch are not ascending
     cdef set batch_ids              # ids of the batch, once one was out of order; else None
     cdef bint has_last

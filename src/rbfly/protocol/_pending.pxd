@@ -13,8 +13,7 @@ cdef enum Miss:
 cdef class PendingConfirms:
     cdef public object future
     cdef readonly Py_ssize_t remaining
-    cdef readonly bint sealed
-    cdef readonly bint unsent
+    cdef readonly bint sealed, unsent
     cdef readonly uint64_t count
     cdef readonly list errors
     cdef readonly tuple too_large
@@ -36,4 +35,4 @@ cdef inline PendingConfirms waiter_of(object item):
 
 cdef Py_ssize_t count_of(object item) noexcept
 cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1
-cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list found) except -1
+cdef uint64_t first_of(object item, uint32_t order) noexcept

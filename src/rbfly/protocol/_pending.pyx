@@ -35,15 +35,6 @@ cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
     return 0
 
 
-cdef int add_indexes(object item, uint32_t order, PendingConfirms waiter, list found) except -1:
-    # Indexes of its messages, if they are the waiter's.
-    cdef uint64_t first
-    if waiter_of(item) is waiter:
-        first = first_of(item, order)
-        found.extend(range(first, first + count_of(item)))
-    return 0
-
-
 @cython.freelist(256)
 cdef class PendingConfirms:
     """Counts the unsettled messages of one caller.

@@ -12,12 +12,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
 from rbfly.protocol._frames cimport PREFIX, Entry, Frame, FrameBuilder, offset
 from rbfly.protocol._pending cimport (
-    PendingConfirms,
-    SubEntrySpan,
-    add_indexes,
-    count_of,
-    give_up,
-    waiter_of,
+    PendingConfirms, SubEntrySpan, count_of, first_of, give_up, waiter_of,
 )
 
 cdef enum:
@@ -150,8 +145,11 @@ cdef class PublishWindow(FrameBuilder):
     def unsettled_of(self, PendingConfirms waiter not None):
         """Return the indexes of a waiter's messages that are queued or in flight (list of int)."""
         cdef list found = []
+        cdef uint64_t first
         for item, order, _ in self._unsettled():
-            add_indexes(item, order, waiter, found)
+            if waiter_of(item) is waiter:
+                first = first_of(item, order)
+                found.extend(range(first, first + count_of(item)))
         return found
 
     cdef list _unsettled(self):

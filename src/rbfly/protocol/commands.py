@@ -203,18 +203,6 @@ class Close(Command[None], key=Key.CLOSE):
     reason: String = 'closed by the client'
 
 
-class ServerClose(Fields):
-    """A Close request from the broker, with its correlation id."""
-
-    correlation_id: U32
-    code: U16
-    reason: String
-
-    @classmethod
-    def parse(cls, body: bytes) -> Self:
-        return cls.read(Reader(body))
-
-
 class Heartbeat(OneWay, key=Key.HEARTBEAT):
     pass
 
@@ -446,7 +434,3 @@ def store_offset(name: str, stream: str, offset: int) -> bytes:
     if not 0 <= offset < 2**64:
         raise ArgumentOverflowError(f'offset must be in 0 to 2**64 - 1, not {offset}')
     return StoreOffset(name, stream, offset).encode()
-
-
-def close_response(correlation_id: int) -> bytes:
-    return Close.respond(correlation_id)

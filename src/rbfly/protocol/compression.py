@@ -17,8 +17,6 @@ from typing import Any, NoReturn
 from ..checks import check_type
 from ..error import ArgumentError, ChunkError, CompressionError
 
-__all__ = ['BATCH_MAX', 'CHUNK_MAX', 'Compression', 'compressor', 'decompress']
-
 BATCH_MAX = 64 * 2**20
 """Maximum size of a sub-entry in bytes, uncompressed; a larger one raises ChunkError."""
 CHUNK_MAX = 2**30

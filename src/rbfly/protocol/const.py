@@ -2,8 +2,6 @@
 
 from enum import IntEnum
 
-__all__ = ['DEFAULT_PORT', 'DEFAULT_TLS_PORT', 'RESPONSE', 'Key', 'ResponseCode']
-
 DEFAULT_PORT = 5552
 DEFAULT_TLS_PORT = 5551
 RESPONSE = 0x8000  # bit of the key that marks a response

@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from ..error import ArgumentOverflowError, ArgumentTypeError
 
-__all__ = ['Offset', 'OffsetType']
-
 
 class OffsetType(IntEnum):
     """Types of offsets; all but `REFERENCE` are part of the stream protocol."""

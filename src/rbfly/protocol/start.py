@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ._chunk import Chunk
     from ._cursor import MessageCursor
 
-__all__ = ['Start']
-
 OFFSET_MAX = 2**64 - 1
 BY_END = (OffsetType.NEXT, OffsetType.LAST, OffsetType.TIMESTAMP)
 

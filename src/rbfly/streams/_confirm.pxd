@@ -9,8 +9,7 @@ cdef class ConfirmFuture(PendingConfirms):
     cdef readonly object _loop
     cdef object callback            # wakes the task that awaits this
     cdef object context
-    cdef object error
-    cdef object traceback
+    cdef object error, traceback
     cdef bint settled
     cdef public bint _asyncio_future_blocking
 

@@ -7,7 +7,6 @@ from ..protocol._pending import PendingConfirms
 
 @final
 class ConfirmFuture(PendingConfirms):
-    _asyncio_future_blocking: bool
     _loop: Final[asyncio.AbstractEventLoop]
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def __await__(self) -> Generator[Any]: ...

@@ -159,7 +159,7 @@ cdef class SubscriptionBase:
         if task is None or last is None or last.task is None or last.task() is not task:
             last = TaskMessage(cursor)      # another task keeps its own
             last.task = None if task is None else ref(task)
-            cursor._note_in(last)
+            cursor.last = last
         set_message_ctx(last)
         rbfly_mark_step(&self.noted)
         return 0

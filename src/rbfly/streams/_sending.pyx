@@ -6,7 +6,7 @@ One callback of the event loop wakes all tasks whose confirms arrived together, 
 cimport cython
 
 from rbfly._cpython cimport (
-    rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_watch_forks,
+    rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_step, rbfly_watch_forks,
 )
 from rbfly.protocol._pending cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
@@ -26,6 +26,9 @@ cdef class SemaphoreState:
     :ivar waiting: the tasks that wait, in order.
     """
 
+    cdef public Py_ssize_t reserved
+    cdef public object waiting
+
 
 @cython.final
 cdef class PublisherCore:
@@ -42,6 +45,18 @@ cdef class PublisherCore:
     :ivar closed: the publisher takes no more messages.
     :ivar error: why the publisher takes no messages for now; None if it does.
     """
+
+    cdef readonly PublishWindow window
+    cdef readonly object loop
+    cdef readonly SemaphoreState capacity
+    cdef readonly object session, connection, error
+    cdef readonly bint closed, scheduled
+    cdef object confirmed           # a future that is done, to wake tasks with
+    cdef unsigned long place        # thread of the loop
+    cdef unsigned long forks        # number of forks before the process of the loop
+    cdef rbfly_step step            # task step in which the loop was last checked
+    cdef bint waking                # `_wake` is running tasks
+    cdef list woken                 # futures whose tasks `_wake` runs next
 
     def __init__(self, error, loop, PublishWindow window not None, semaphore):
         self.error = error
@@ -66,7 +81,7 @@ cdef class PublisherCore:
         self.connection = connection
         for waiter in done:         # their messages are too large for this connection
             self.session.settle(waiter)
-        self._write()
+        self.write()
 
     def suspend(self):
         """Stop writing: the connection is gone."""
@@ -96,13 +111,19 @@ cdef class PublisherCore:
         # Without a connection, messages fill the window.
         return self.connection is not None and self.connection.paused
 
-    def check_loop(self):
+    cpdef int check_loop(self) except -1:
         """Check that the caller runs in the publisher's event loop, or in its thread while no loop
         runs.
 
         :raises EventLoopError: the caller runs in another event loop, thread or process.
         """
-        self._check_loop()
+        cdef object running = _get_running_loop()
+        if running is self.loop and rbfly_forks == self.forks:
+            self.place = rbfly_place()
+            rbfly_mark_step(&self.step)
+        elif running is not None or rbfly_place() != self.place or self.loop.is_running():
+            raise wrong_loop('the publisher')
+        return 0
 
     cdef ConfirmFuture _begin(self, object message):
         # Returns what to await; None if there is no capacity.
@@ -110,7 +131,7 @@ cdef class PublisherCore:
         cdef SemaphoreState capacity = self.capacity
         # `_wake` runs tasks in the loop.
         if not self.waking or rbfly_place() != self.place:
-            self._check_loop()
+            self.check_loop()
         if self.closed or self.error is not None:
             self._check()
         if (
@@ -133,43 +154,27 @@ cdef class PublisherCore:
             self.session.settle(waiter)
         return 0
 
-    cdef int _check_loop(self) except -1:
-        cdef object running = _get_running_loop()
-        if running is self.loop and rbfly_forks == self.forks:
-            self.place = rbfly_place()
-            rbfly_mark_step(&self.step)
-        elif running is not None or rbfly_place() != self.place or self.loop.is_running():
-            raise wrong_loop('the publisher')
-        return 0
-
     cdef ConfirmFuture _put(self, object message):
         cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
         wait._loop = self.loop
         wait.sealed = True
         self.window._append(message, wait)
         if not self.scheduled:
-            self._schedule()
+            self.schedule()
         return wait
 
-    def schedule(self):
+    cpdef int schedule(self) except -1:
         """Write at once if nothing is in flight; else at the end of this turn of the loop."""
-        self._schedule()
-
-    cdef int _schedule(self) except -1:
         cdef PublishWindow window = self.window
         if window.in_flight == 0 or window.queued >= window.frame_entries:
-            self._write()
+            self.write()
         elif not self.scheduled:
             self.scheduled = True
             self.loop.call_soon(self.write)
         return 0
 
-    @cython.binding(False)
-    def write(self):
+    cpdef int write(self) except -1:
         """Write the frames that the window has capacity for."""
-        self._write()
-
-    cdef int _write(self) except -1:
         cdef PublishWindow window = self.window
         cdef object connection = self.connection
         cdef object data
@@ -215,7 +220,7 @@ cdef class PublisherCore:
                 self.scheduled = True
                 self.loop.call_soon(self.write)
             elif self.window.queued:
-                self._write()
+                self.write()
         if self.session is not None:
             self.session.after_settled()
 
@@ -243,11 +248,13 @@ cdef class PublisherCore:
                 self.woken = woken[n:] + self.woken
                 self.loop.call_soon(self._wake)
             if len(woken) > 1:
-                self._write()
+                self.write()
 
 
 cdef class PublisherBase:
     """Methods of publishers that run for each message."""
+
+    cdef public PublisherCore _core
 
     @cython.binding(False)
     def _begin(self, message):
@@ -270,6 +277,11 @@ cdef class Batches:
     :ivar sent: batches that were sent, and whose outcome no flush has reported (list).
     :ivar capacity: tasks that wait for capacity of the batch, or None.
     """
+
+    cdef PublisherCore core
+    cdef readonly ConfirmGroup filling
+    cdef readonly SemaphoreState capacity
+    cdef readonly list sent
 
     def __init__(self, PublisherCore core not None, semaphore=None):
         self.core = core
@@ -297,7 +309,7 @@ cdef class Batches:
             self._next()
             if batch.seal():            # all were too large for a new connection
                 core._settle(batch)
-        core._write()
+        core.write()
         if self.capacity is not None:
             self.capacity.grant()
 
@@ -308,6 +320,8 @@ cdef class Batches:
 
 cdef class BatchBase(PublisherBase):
     """Methods of batch publishers that run for each message."""
+
+    cdef public Batches _batches
 
     @cython.binding(False)
     def batch(self, message):
@@ -326,7 +340,7 @@ cdef class BatchBase(PublisherBase):
         cdef PublisherCore core = self._core
         cdef Batches batches = self._batches
         if not rbfly_same_step(&core.step):
-            core._check_loop()
+            core.check_loop()
         if core.closed or core.error is not None:
             core._check()
         if batches.filling.settled:     # the publisher gave it up: later messages need another one
