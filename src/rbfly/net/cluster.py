@@ -1,7 +1,7 @@
 """The connections of a client: which node, and in which role.
 
-Publishing and consuming never share a connection: the broker's flow control for publishers stops
-reading, and everything else on that connection with it.
+Publishing and consuming never share a connection: to slow publishers down, the broker stops reading
+from their connection, which delays everything else on it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .waiting import CloseTimeout
 __all__ = ['Cluster', 'Role', 'Settings', 'existing']
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
-UNREACHABLE = 10.0  # seconds without another connect to a node, if another node will do
+UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
 UNUSED = 60.0  # seconds until an unused connection is closed
 
 
@@ -91,15 +91,15 @@ class Cluster:
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._advertised: dict[Address, Credentials] = {}
         self._reached: dict[Broker, Address] = {}
-        self._unreachable: dict[Broker, float] = {}  # end of that time
+        self._unreachable: dict[Broker, float] = {}  # time until which to avoid the node
         self._failed: dict[Address, float] = {}  # time of the last failure
         self._established = False
         self._timer: asyncio.TimerHandle | None = None
-        self._unused: dict[Connection, int] = {}  # and the number of requests sent so far
+        self._unused: dict[Connection, int] = {}  # number of requests sent when last checked
         self._sweepings: set[asyncio.Task[None]] = set()
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
-        self._ended: asyncio.Event | None = None  # set when the task that closes it is done
+        self._ended: asyncio.Event | None = None  # while closing; set when closing has ended
         self.registrations: dict[Attached, None] = {}
         self.observers = Observers()
         self.counters = Counters()
@@ -110,7 +110,8 @@ class Cluster:
         if left:
             for connection in left:
                 connection.abort_soon()
-            text = 'unclosed client of ' + ', '.join(str(info) for info in self.settings.infos)
+            where = ', '.join(str(info) for info in self.settings.infos)
+            text = f'unclosed client of {where}: use `async with`, or await `disconnect`'
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     @property
@@ -121,9 +122,9 @@ class Cluster:
     def check_loop(self) -> None:
         """Check that the caller runs in the client's event loop and process.
 
-        Another event loop may use the client after its own has ended.
+        After the client's event loop has ended, another one may use the client.
 
-        :raises EventLoopError: the client's loop runs elsewhere, or has connections open.
+        :raises EventLoopError: the client's own loop is still running, or has open connections.
         """
         ownership = self.ownership
         if ownership.is_elsewhere and ownership.has_ended(connected=self.connected):
@@ -213,7 +214,7 @@ class Cluster:
         :param wait: wait for the broker's answers.
         """
         self.check_loop()
-        if self._ended is not None:  # another task closes it
+        if self._ended is not None:  # another task closes the cluster
             if wait:
                 await self._ended.wait()
             return
@@ -244,7 +245,7 @@ class Cluster:
             self._ended = None
             ended.set()
             for item in connections:
-                item.abort()  # closing them was cancelled
+                item.abort()  # needed only if closing was cancelled
             for role in Role:
                 self._open(role)  # removes closed connections
 
@@ -351,8 +352,8 @@ class Cluster:
     def _routes(self, node: Broker | None) -> tuple[list[Address], list[Address]]:
         """Return the addresses of a node, and those that may lead to other nodes.
 
-        The first address is the one that led to the node before, then its advertised address.
-        With NAT or a proxy both may be unreachable; the URIs lead to some node.
+        First comes the address that led to the node before, then its advertised address.  Behind
+        NAT or a proxy, both may be unreachable; the addresses in the URIs lead to some node.
         """
         # Addresses that have failed come last, so that they do not delay the next connect.
         known = self.settings.credentials
@@ -372,7 +373,7 @@ class Cluster:
         return connection
 
     async def _dial(self, address: Address, limit: float, progress: Progress) -> Connection | None:
-        """Connect to an address; None, and `progress.error`, if another try may succeed."""
+        """Connect to an address; if another try may succeed, set `progress.error`, return None."""
         settings = self.settings
         try:
             async with asyncio.timeout(limit):
@@ -391,7 +392,7 @@ class Cluster:
         except (ProtocolError, FrameError):
             raise  # no retry helps
         except StreamConnectionError as ex:
-            # Nor with TLS, but a proxy accepts connections while its node is down.
+            # Nor does it help with TLS, unless a proxy accepted us while its node is down.
             if isinstance(ex, TLSError) and not (
                 self._established and isinstance(ex.__cause__, ConnectionError)
             ):
@@ -410,7 +411,7 @@ class Cluster:
         return None
 
     def probe(self, connection: Connection) -> None:
-        """Abort a connection without an answer if its node accepts no new connection either."""
+        """Abort an unresponsive connection if its node does not accept a new one either."""
         if connection.is_open and connection not in self._probes:
             probe = asyncio.get_running_loop().create_task(self._probe(connection))
             self._probes[connection] = probe
@@ -425,16 +426,16 @@ class Cluster:
         if found is not None:
             await found.close(0)
         elif connection.is_open:
-            connection.abort(StreamConnectionError(f'the node is gone: {progress.error}'))
+            connection.abort(StreamConnectionError(f'the node does not respond: {progress.error}'))
 
     # -- unused connections
 
     def _sweep_later(self) -> None:
-        # The timer does not keep the client alive.
+        # The timer must not keep the client alive.
         self._timer = asyncio.get_running_loop().call_later(UNUSED, sweep, weakref.ref(self))
 
     def _sweep(self) -> None:
-        """Close connections that were unused since the last sweep, but never the last one."""
+        """Close connections that were unused since the last sweep, but keep at least one."""
         self._timer = None
         opened = [item for role in Role for item in self._open(role)]
         before = self._unused

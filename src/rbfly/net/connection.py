@@ -173,9 +173,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return self.error is None and not self._closing and not self._loop.is_closed()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
-        """Close the connection with a Close request; silent if it has ended already.
+        """Close the connection with a Close request; do nothing if it has already ended.
 
-        :param timeout: seconds for the broker to answer; 0 for no waiting, None for no limit.
+        :param timeout: seconds to wait for the broker's answer; 0 not to wait, None for no limit.
         """
         if self._loop is not asyncio.get_running_loop():
             return  # the socket was closed with its loop
@@ -223,7 +223,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._loop.is_closed():
-            return  # nobody waits any more, and the registrations are idle
+            return  # no task waits any more, and the registrations are idle
         self._requests.fail(error)
         fail(self.tune, copy_error(error))
         if self._observers is not None and self._role is not None:
@@ -270,7 +270,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     # -- requests
 
     def write(self, data: bytes) -> None:
-        """Write whole frames; ignored once the connection has ended or a Close was sent."""
+        """Write whole frames; do nothing once the connection has ended or a Close was sent."""
         if self.error is None and self._transport is not None and not self._closing:
             self._wrote = True
             self._transport.write(data)
@@ -312,7 +312,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         timeout: float | None = None,
         on_response: Callable[[], object] | None = None,
     ) -> asyncio.Future[bytes]:
-        """Send a request now; the future's result is what follows the correlation id."""
+        """Send a request now; return a future of the response, without its correlation id."""
         if self.error is not None:
             raise type(self.error)(str(self.error)) from self.error
         if self._closing:
@@ -324,7 +324,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return future
 
     def undeclare(self, role: Role, id: int, command: Command[Any]) -> asyncio.Future[bytes]:
-        """Remove a publisher or a subscription; the broker's response frees its id.
+        """Send the request that removes a publisher or subscription; the response frees its id.
 
         Until then, the broker may send frames with that id, even after the request timed out.
         """
@@ -352,10 +352,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._requests.on_response(body)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add((key, version))
-            logger.warning('%s: frame 0x%04x version %d skipped', self.address, key, version)
+            logger.warning('%s: skipped unknown frame 0x%04x v%d', self.address, key, version)
 
     def _on_heartbeat(self, body: bytes) -> None:
-        """Ignore it: any data shows that the broker is alive."""
+        """Do nothing: any data shows that the broker is alive."""
 
     def _on_tune(self, body: bytes) -> None:
         if not self.tune.done():
@@ -375,10 +375,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
         call_each([registration.on_metadata_update for registration in self.registrations], stream)
 
     def _on_credit_error(self, body: bytes) -> None:
-        logger.debug('%s: credit for a subscription that has ended', self.address)
+        logger.debug('%s: the broker refused credit for an ended subscription', self.address)
 
     def _on_consumer_update(self, body: bytes) -> None:
-        """Start at the offset of Subscribe; without an answer, the broker closes the connection."""
+        """Confirm the offset of Subscribe; without an answer, the broker closes the connection."""
         correlation_id = commands.Reader(body).u32()
         self.write(commands.ConsumerUpdate.respond(correlation_id))
 
@@ -389,7 +389,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self.abort(failure)
             logger.error('%s', failure)
         else:
-            failed = StreamConnectionError(f'{self.address}: closed, a callback failed: {error!r}')
+            text = f'closed because a callback failed: {error!r}'
+            failed = StreamConnectionError(f'{self.address}: {text}')
             failed.__cause__ = error
             self.abort(failed)
             self._loop.call_exception_handler(

@@ -18,7 +18,7 @@ from .uri import Address, Credentials
 
 __all__ = ['connect']
 
-FIRST_OPTIONAL = (3, 11)  # broker version that brought ExchangeCommandVersions and StreamStats
+FIRST_OPTIONAL = (3, 11)  # first broker version with ExchangeCommandVersions and StreamStats
 
 PROPERTIES = {
     'product': 'RbFly',
@@ -50,7 +50,7 @@ async def connect(
     on_step('connecting')
     try:
         if not isinstance(loop, asyncio.BaseEventLoop):
-            # uvloop's create_connection leaks a failed lookup if it is cancelled meanwhile
+            # if cancelled during a lookup that fails, uvloop's create_connection leaks
             await loop.getaddrinfo(address.host, address.port)
         _, connection = await loop.create_connection(
             lambda: Connection(address, request_timeout, counters),
@@ -116,7 +116,7 @@ async def handshake(
 
 
 def broker_version(properties: dict[str, str]) -> tuple[int, int]:
-    """Major and minor version from the broker's properties; (0, 0) if they do not tell."""
+    """Return the broker's major and minor version; (0, 0) if its properties do not state them."""
     major, _, rest = properties.get('version', '').partition('.')
     minor = rest.partition('.')[0]
     if len(major) > 9 or len(minor) > 9 or not (major.isdecimal() and minor.isdecimal()):

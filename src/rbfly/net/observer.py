@@ -1,4 +1,4 @@
-"""Events of a client, and who is notified of them."""
+"""Events of a client, and the observers that are notified of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Life(Enum):
 
 
 class Role(Enum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     PUBLISH = 'publish'
     CONSUME = 'consume'
@@ -56,16 +56,16 @@ class Observer:
         after: State | Life,
         error: Exception | None,
     ) -> None:
-        """A registration changed its state, or closes.
+        """A registration entered another state, or another phase of its life.
 
-        :param error: why it backs off, was lost, or failed to open.
+        :param error: why it backs off, was lost, or failed to open; else None.
         """
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""
 
     def on_connection_lost(self, address: Address, role: Role, error: Exception) -> None:
-        """A connection ended, and not because the client closed it."""
+        """A connection ended without being closed by the client."""
 
     def on_connection_closed(self, address: Address, role: Role) -> None:
         """The client closed a connection."""
@@ -82,13 +82,16 @@ class Observers:
         self._observers += (observer,)
 
     def remove(self, observer: Observer) -> None:
-        """Notify an observer of no further event."""
+        """Stop notifying an observer."""
         self._observers = tuple(item for item in self._observers if item is not observer)
 
     def notify(
         self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Call a method, named by that of :class:`Observer`, of every observer."""
+        """Call the method of the same name on every observer.
+
+        :param event: the method of :class:`Observer`.
+        """
         if observers := self._observers:
             name = event.__name__
             call_each(

@@ -11,7 +11,7 @@ __all__ = ['Ownership']
 
 
 class Ownership:
-    """A client belongs to the event loop that connects first; to another one once that has ended.
+    """The event loop that first connects a client owns it; once it ends, another may take over.
 
     :ivar loop: the event loop; None before the first connect, or after the loop has ended.
     """
@@ -21,12 +21,12 @@ class Ownership:
         self._pid = 0
 
     def take(self) -> None:
-        """Belong to the running event loop."""
+        """Make the running event loop and the current process the owners."""
         self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
     @property
     def is_elsewhere(self) -> bool:
-        """True unless the caller runs in the event loop and its process."""
+        """True if the caller runs outside the owning event loop or its process."""
         loop = self.loop
         return loop is not None and (
             loop is not asyncio._get_running_loop() or self._pid != os.getpid()
@@ -35,8 +35,8 @@ class Ownership:
     def has_ended(self, *, connected: bool) -> bool:
         """True if another event loop runs now and may replace this one.
 
-        :param connected: connections are open, so that only a closed loop has ended.
-        :raises EventLoopError: the loop runs elsewhere, or has connections open.
+        :param connected: connections are open; the loop then counts as ended only if it is closed.
+        :raises EventLoopError: the owning loop is still running, or has open connections.
         """
         loop, running = self.loop, asyncio._get_running_loop()
         assert loop is not None

@@ -1,6 +1,6 @@
 """A publisher or a subscription on the broker, redeclared when its connection is lost.
 
-Its declaration changes its state in these ways, and in no others (:data:`TRANSITIONS`)::
+The state of the declaration changes only in these ways (:data:`TRANSITIONS`)::
 
     IDLE -> OPENING
     OPENING -> OPEN, BACKING_OFF, IDLE
@@ -8,13 +8,13 @@ Its declaration changes its state in these ways, and in no others (:data:`TRANSI
     OPEN -> LOST, IDLE
     LOST -> BACKING_OFF, IDLE
 
-It is used until its owner closes it (:data:`LIFE`)::
+The life of a registration ends when its owner closes it (:data:`LIFE`)::
 
     ACTIVE -> CLOSING, CLOSED
     CLOSING -> CLOSED
 
-These are two tables, because a publisher that closes redeclares itself to resend its messages.
-A publisher leaves LOST at once, a subscription when a task waits for a message.
+There are two tables because a closing publisher still redeclares itself to resend its messages.
+A publisher leaves LOST at once; a subscription leaves it when a task waits for a message.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ LIFE: Mapping[Life, Sequence[Life]] = {
 
 
 class Owner(Protocol):
-    """What differs between a publisher and a subscription.
+    """The part of a registration that differs between a publisher and a subscription.
 
-    :ivar role: which connections it needs.
+    :ivar role: role of the connections to declare it on.
     :ivar stream: name of the stream.
-    :ivar open_until_closed: while the client disconnects, it stays open until its connection ends.
+    :ivar open_until_closed: when the client disconnects, stay open until the connection ends.
     """
 
     role: Role
@@ -66,10 +66,10 @@ class Owner(Protocol):
     open_until_closed: bool
 
     async def prepare(self, connection: Connection, id: int) -> Command[Any]:
-        """Receive frames with that id; return the request to declare it, which is sent at once."""
+        """Prepare to receive frames for an id, and return the request that declares it."""
 
     async def complete(self, connection: Connection) -> None:
-        """The broker has declared it: ask for what else the owner needs."""
+        """Send the requests that must follow the declaration."""
         return
 
     def detach(self, connection: Connection, id: int) -> Command[Any]:
@@ -82,26 +82,26 @@ class Owner(Protocol):
         """The declaration was open and is lost; `ensure_open` declares it again."""
 
     def on_failed(self, error: Exception) -> None:
-        """The declaration was given up for an error; `ensure_open` starts again."""
+        """The registration gave up because of an error; `ensure_open` starts again."""
 
     def on_resume(self) -> None:
         """The connection accepts more data again."""
         return
 
     def on_disconnect(self) -> None:
-        """The client disconnects; the last chance to write."""
+        """The client disconnects; this is the last chance to write."""
         return
 
 
 class Registration:
     """Keeps a publisher or a subscription declared while its owner needs it.
 
-    :ivar connection: where it is declared, or being declared; else None.
-    :ivar id: its id there; -1 without a connection.
-    :ivar declared: True if it was open before.
+    :ivar connection: connection on which it is declared, or being declared; else None.
+    :ivar id: publisher or subscription id on that connection; -1 without one.
+    :ivar declared: True once it has been open.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
-    :ivar closed: an event; set when closing has ended.
+    :ivar closed: event that is set when closing has ended.
     """
 
     def __init__(self, cluster: Cluster, owner: Owner) -> None:
@@ -114,7 +114,7 @@ class Registration:
         self.closed = asyncio.Event()
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
-        self._outage: Backoff | None = None  # tries and deadline of the first open, or of an outage
+        self._outage: Backoff | None = None  # of the first open, or of an outage
         self._opening: Backoff | None = None  # that of the task, even if the outage has ended since
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
@@ -159,9 +159,9 @@ class Registration:
     # -- what the owner calls
 
     async def open(self) -> int:
-        """Declare it for the first time, and return its id; if that fails, close it.
+        """Declare it for the first time, and return its id; if this fails, the caller closes it.
 
-        :raises RbFlyError: it cannot be declared.
+        :raises RbFlyError: the broker cannot be reached, or refuses the declaration.
         """
         self.ensure_open()
         self._outcome = asyncio.get_running_loop().create_future()
@@ -174,7 +174,7 @@ class Registration:
         return found
 
     def ensure_open(self) -> None:
-        """Declare it in background, unless it is open or being declared.
+        """Start to declare it in the background, unless it is open or being declared.
 
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
@@ -197,12 +197,12 @@ class Registration:
         self._task.add_done_callback(self._on_done)
 
     def end_outage(self) -> None:
-        """Note that the declaration works: losing it from now on is another outage."""
+        """Note that the declaration works: if it is lost from now on, a new outage begins."""
         self._outage = None
         self.cluster.closing.left = None  # the broker answers
 
     def lose(self, error: StreamConnectionError) -> None:
-        """Give up an open declaration that is of no use any more; calls the owner's `on_lost`."""
+        """Give up an open declaration that no longer works; call the owner's `on_lost`."""
         if self.state is not State.OPEN:
             return
         self._leave()
@@ -219,7 +219,7 @@ class Registration:
         """Give up the declaration until the owner needs it again, without calling the owner.
 
         :param error: the reason, for observers.
-        :returns: a future that is done when nothing of it is left, if there is anything.
+        :returns: a future of the broker's answer or the cancelled task; None if there is neither.
         """
         task, self._task = self._task, None
         if self._opening is not None:
@@ -236,11 +236,11 @@ class Registration:
         return answer or task
 
     def begin_close(self) -> None:
-        """Note that the owner finishes; it calls `close` at the end."""
+        """Note that the owner has begun to close; it calls `close` at the end."""
         self._enter_life(Life.CLOSING)
 
     def close(self) -> None:
-        """Give it up for good; silent if it is closed."""
+        """Give up the declaration for good; do nothing if already closed."""
         if self.life is Life.CLOSED:
             return
         try:
@@ -248,9 +248,9 @@ class Registration:
         finally:
             self._enter_life(Life.CLOSED)
             self.closed.set()
-            del self._owner  # refers to this: both go with the last reference
+            del self._owner  # it refers back: break the reference cycle
 
-    # -- declaring it
+    # -- declaring
 
     async def _run(self, outage: Backoff, lost: StreamConnectionError | None) -> None:
         [deadline] = outage.deadlines
@@ -258,7 +258,7 @@ class Registration:
             async with deadline:
                 if lost is not None:
                     await outage.wait(lost)
-                    deadline.progress.error = None  # that was another connection
+                    deadline.progress.error = None  # it was about the previous connection
                 await outage.retry(
                     lambda: self._declare(outage), lambda ex: can_retry(ex, self.declared)
                 )
@@ -269,7 +269,7 @@ class Registration:
         else:
             task, self._task = self._task, None
             if task is not None:
-                task.remove_done_callback(self._on_done)  # it keeps the client for one more turn
+                task.remove_done_callback(self._on_done)  # it would keep the client for a turn
             self._on_declared()
 
     async def _declare(self, outage: Backoff) -> None:
@@ -295,7 +295,7 @@ class Registration:
             raise
 
     def _on_wait(self, error: RbFlyError | None) -> None:
-        """The declaration waits for another try, or tries again."""
+        """The declaration backs off because of an error, or tries again (None)."""
         state = State.OPENING if error is None else State.BACKING_OFF
         if self.state is not state:
             self._enter(state, error)
@@ -316,15 +316,15 @@ class Registration:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if task is self._task:  # the program has cancelled every task of the loop
-            self._fail(StreamConnectionError(f'{self._owner!r}: opening it was cancelled'))
+            self._fail(StreamConnectionError(f'{self._owner!r}: its task was cancelled'))
 
     def _fail(self, error: Exception) -> None:
-        """Give up the declaration for an error; calls the owner's `on_failed`."""
+        """Give up the declaration because of an error; call the owner's `on_failed`."""
         self.reset(error)
         self._owner.on_failed(error)
 
     def _leave(self) -> asyncio.Future[bytes] | None:
-        """Stop using the connection; returns the broker's answer to removing the declaration."""
+        """Leave the connection; return a future of the broker's answer, None without a request."""
         connection, used = self.connection, self.id
         if connection is None:
             return None
@@ -339,7 +339,7 @@ class Registration:
         """The connection has ended."""
         if self.state is State.OPEN:
             self.lose(error)
-        else:  # its request fails, too
+        else:  # the pending request fails, too
             self._leave()
 
     def on_metadata_update(self, stream: str) -> None:
@@ -361,14 +361,14 @@ class Registration:
     def on_disconnect(self) -> None:
         """The client disconnects, and does not declare it again by itself."""
         if self not in self.cluster.registrations:
-            return  # it has left while others were called
+            return  # removed while other registrations were called
         del self.cluster.registrations[self]
         self._owner.on_disconnect()
         if self.state is not State.OPEN or not self._owner.open_until_closed:
             self._fail(disconnected())
 
     def on_leave_loop(self) -> None:
-        """The client moves to another event loop, which a publisher cannot."""
+        """The client moves to another event loop; a publisher fails, a subscription moves along."""
         loop = self.cluster.ownership.loop
         if self._owner.open_until_closed and loop is not None and not loop.is_closed():
             self._fail(disconnected())

@@ -41,10 +41,12 @@ class Requests:
         on_timeout: OnTimeout,
         on_response: Callable[[], object] | None = None,
     ) -> tuple[bytes, asyncio.Future[bytes]]:
-        """Number a request: its frame, and a future for what follows the correlation id.
+        """Assign a correlation id; return the frame to send, and a future of the response.
 
-        :param timeout: seconds until the response is missed; None or 0 for no limit.
-        :param on_timeout: called with the future and a description of what is missing.
+        The future's result is the part of the response after the correlation id.
+
+        :param timeout: seconds to wait for the response; None or 0 for no limit.
+        :param on_timeout: called with the future and the text of the error.
         :param on_response: called when the response arrives, however late.
         """
         self.sent += 1
@@ -91,7 +93,7 @@ class Requests:
         on_timeout(future, f'no answer to {name}{of_stream} within {timeout:g} s')
 
     def on_response(self, body: bytes) -> None:
-        """Pass a response to the request that it belongs to, if that still waits."""
+        """Pass a response to its request, if the request is still pending."""
         correlation_id = int.from_bytes(body[:4], 'big')
         future = self._pending.get(correlation_id)
         if future is not None and not future.done():

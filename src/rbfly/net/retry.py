@@ -31,10 +31,10 @@ BACKOFF_LAST = 30.0
 
 
 class Try(Enum):
-    """When to retry a refused command; never, if it is not in the table."""
+    """When to retry a refused command; commands that are not in `TABLE` are never retried."""
 
     ALWAYS = 'always'
-    AGAIN = 'again'  # only if it was declared before
+    AGAIN = 'again'  # only if the publisher or subscription was declared before
 
 
 TABLE: dict[tuple[Key, int], Try] = {
@@ -72,11 +72,11 @@ def backoff() -> Iterator[float]:
 
 
 class Progress:
-    """What a client is waiting for, for the error of a deadline.
+    """What a client is waiting for; the error of a deadline contains it.
 
-    :ivar where: addresses that it tries.
-    :ivar step: what it waits for.
-    :ivar error: why the last try failed; None if it did not.
+    :ivar where: addresses that the client tries.
+    :ivar step: what the client is doing, e.g. 'connecting'.
+    :ivar error: why the last try failed; None if no try has failed.
     """
 
     def __init__(self, where: str = '') -> None:
@@ -85,17 +85,18 @@ class Progress:
         self.error: RbFlyError | None = None
 
     def on_step(self, step: str) -> None:
-        """Wait for something else."""
+        """Note the step that begins."""
         self.step = step
 
 
 class Deadline:
-    """Limits one call or one outage, with all its tries; an `async with` block, which raises the
-    error of the last try.
+    """Limits one call or one outage, including all tries.
+
+    An `async with` block that exceeds the limit raises the error of the last try.
 
     :param limit: seconds from now on; None for no limit.
     :param where: addresses of the broker.
-    :param generation: generation of the cluster; it does not connect for an older one.
+    :param generation: generation of the cluster, which does not connect for an older one.
     :ivar when: time of the event loop; infinity for no limit.
     :ivar on_wait: called with the error when waiting for another try, with None when trying again.
     """
@@ -144,7 +145,7 @@ class Deadline:
         try:
             await scope.__aexit__(*raised)
         except TimeoutError:
-            raise self._timeout()  # noqa: B904 - it has a cause
+            raise self._timeout()  # noqa: B904 - `_timeout` sets the cause
 
 
 class Backoff:

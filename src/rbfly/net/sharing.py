@@ -39,7 +39,9 @@ class SharedConnect:
         )
 
     async def join(self, deadline: Deadline) -> Connection | None:
-        """Wait for the connection; None if it was cancelled.  The last to leave cancels it.
+        """Wait for the connection; return None if the connect was cancelled.
+
+        When the last waiting task leaves, it cancels the connect.
 
         :raises RbFlyError: no further try would help, or a load balancer led to another node.
         """
@@ -57,7 +59,7 @@ class SharedConnect:
                 deadline.progress.error = before
             if not waiting:
                 self.task.cancel()
-        deadline.on_wait(None)  # unless it was cancelled while it backed off, this changes nothing
+        deadline.on_wait(None)  # has an effect only if the connect was cancelled while backing off
         return found
 
 
@@ -72,7 +74,7 @@ Found = dict[str, StreamMetadata]
 
 
 class MetadataBatch:
-    """Asks for the metadata of all streams that tasks need in one turn of the event loop.
+    """Requests the metadata of all streams that tasks need in one turn of the event loop.
 
     :param on_send: called before the first request; the batch takes no streams after that.
     """
@@ -93,7 +95,7 @@ class MetadataBatch:
         self._sizes[stream] = len(commands.string(stream))
         found = await outcome(self._task)
         if found is None:
-            raise StreamConnectionError('the request was cancelled')
+            raise StreamConnectionError(f'the query for stream {stream!r} was cancelled')
         return found.get(stream)
 
 

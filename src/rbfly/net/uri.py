@@ -52,7 +52,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ConnectionInfo:
-    """Address of a broker and the credentials for it; the password is never shown."""
+    """Address of a broker and the credentials for it; `repr` omits the password."""
 
     scheme: Scheme
     host: str
@@ -72,7 +72,7 @@ class ConnectionInfo:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a client presents during the handshake; the password is never shown."""
+    """User, password, SASL mechanism and virtual host; `repr` omits the password."""
 
     username: str
     password: str = field(repr=False)
@@ -84,8 +84,8 @@ class Credentials:
         return cls(info.username, info.password, info.virtual_host, mechanism)
 
     def authenticate(self) -> SaslAuthenticate:
-        """Make the request that proves the user's identity."""
-        if self.mechanism is AuthMechanism.EXTERNAL:  # the certificate has proved it
+        """Return the request that authenticates the user."""
+        if self.mechanism is AuthMechanism.EXTERNAL:  # the TLS certificate authenticates the user
             return SaslAuthenticate(self.mechanism.value, b'')
         # in one expression: a local variable would show the password in a traceback
         return SaslAuthenticate(
@@ -99,7 +99,7 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     Defaults: user and password `guest`, host `localhost`, port 5552 (5551 for TLS), vhost `/`.
 
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
-    :raises URIError: the URI is malformed, or `ssl` was given for a scheme without TLS.
+    :raises URIError: the URI is malformed, or `ssl` was passed with the scheme without TLS.
     :raises ArgumentTypeError: the URI is not a str.
     """
     check_type('URI', uri, str)

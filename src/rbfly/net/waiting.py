@@ -13,9 +13,9 @@ T = TypeVar('T')
 
 
 async def outcome(future: asyncio.Future[T]) -> T | None:
-    """The result of a future that several tasks wait for; None if it is cancelled.
+    """Return the result of a future that several tasks wait for; None if it is cancelled.
 
-    Cancelling the wait leaves the future alone.  Each task raises an error of its own.
+    Cancelling the wait does not cancel the future.  Each task raises its own copy of an error.
     """
     await settled(future)
     if future.cancelled():
@@ -27,10 +27,10 @@ async def outcome(future: asyncio.Future[T]) -> T | None:
 
 
 async def settled(future: asyncio.Future[T]) -> None:
-    """Wait until a future is done, whatever its outcome; cancelling the wait leaves it alone.
+    """Wait until a future is done, whatever its outcome; cancelling the wait does not cancel it.
 
-    Unlike `asyncio.wait` since Python 3.14, no frame refers to the waiting task: with the exception
-    of a cancelled task, that would be a cycle.
+    Unlike in `asyncio.wait` since Python 3.14, no frame refers to the waiting task: if the task is
+    cancelled, its exception would complete a reference cycle.
     """
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -46,7 +46,7 @@ async def settled(future: asyncio.Future[T]) -> None:
 
 
 def fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """End a future with an error, unless it is done; nobody has to retrieve the error."""
+    """End a future with an error, unless it is done; asyncio does not log the error."""
     if not future.done():
         future.set_exception(error)
         future.exception()  # retrieved: the caller may have stopped waiting
@@ -98,7 +98,7 @@ class CloseTimeout:
             scope = None  # it refers to the task
 
     async def wait(self, answer: asyncio.Future[Any] | None) -> None:
-        """Wait for an answer; silent if there is none in time."""
+        """Wait for an answer; return without an error if it does not arrive in time."""
         if answer is not None:
             try:
                 async with self.limit():
