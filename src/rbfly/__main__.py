@@ -9,16 +9,21 @@ from .testing.broker import StreamBroker
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog='python -m rbfly', description='RbFly')
+    found = argparse.ArgumentParser(prog='python -m rbfly', description='Tools of RbFly.')
     commands = found.add_subparsers(dest='command', required=True)
     broker = commands.add_parser(
-        'broker', help='run an in-memory RabbitMQ Streams broker until Ctrl-C; it keeps nothing'
+        'broker',
+        help='run an in-memory RabbitMQ Streams broker until Ctrl-C; stores nothing on disk',
     )
-    broker.add_argument('--host', default='127.0.0.1', help='address (default: %(default)s)')
     broker.add_argument(
-        '--port', type=int, default=5552, help='0 for any free port (default: %(default)s)'
+        '--host', default='127.0.0.1', help='address to listen on (default: %(default)s)'
     )
-    broker.add_argument('--nodes', type=int, default=1, help='number (default: %(default)s)')
+    broker.add_argument(
+        '--port', type=int, default=5552, help='port; 0 for any free one (default: %(default)s)'
+    )
+    broker.add_argument(
+        '--nodes', type=int, default=1, help='number of nodes (default: %(default)s)'
+    )
     broker.add_argument('--quiet', action='store_true', help='print the addresses only')
     return found
 

@@ -29,7 +29,7 @@ def check_integer(name: str, value: object, low: int, high: int) -> None:
     """Check that an argument is an int from `low` to `high`, both included."""
     check_type(name, value, int)
     if not low <= value <= high:  # type: ignore[operator]
-        raise ArgumentError(f'{name} must be in {low} to {high}, not {value}')
+        raise ArgumentError(f'{name} must be from {low} to {high}, not {value}')
 
 
 def check_timeout(name: str, value: object) -> None:

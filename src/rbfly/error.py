@@ -109,8 +109,8 @@ class SendProgress:
 class RbFlyError(Exception):
     """Base of every error that RbFly raises on purpose.
 
-    :ivar index: number, from 0, of the `send_many` message that the error is about (int); None if
-        it is about no single message, or another call raised it.
+    :ivar index: number, from 0, of the `send_many` message that caused the error (int); None if no
+        single message did, or another call raised the error.
     :ivar progress: outcome of the messages of `send_many` (:class:`SendProgress`); None for errors
         of other calls.
     :ivar retriable: the same call may succeed later (bool).
@@ -173,7 +173,7 @@ class AMQPEncoderError(AMQPError):
 
 
 class AMQPEncoderTypeError(AMQPEncoderError, TypeError):
-    """A type that cannot be encoded in that part of a message."""
+    """A value of a type that cannot be encoded in this part of a message."""
 
 
 class AMQPEncoderValueError(AMQPEncoderError, ValueError):
@@ -191,7 +191,7 @@ class AMQPEncoderIntegerError(AMQPEncoderOverflowError, AMQPEncoderTypeError):
 def text_of(code: int) -> str:
     """The name of a response code, in words."""
     if code == ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK:
-        return 'user may connect from loopback only'
+        return 'the user may connect only from loopback'
     try:
         name = ResponseCode(code).name
     except ValueError:
@@ -242,7 +242,7 @@ class PublishErrorInfo(NamedTuple):
 class PublishError(ProtocolError):
     """The broker did not store a message.
 
-    :ivar publish_id: publishing id of the message (int); of the first one, if several.
+    :ivar publish_id: publishing id of the message (int), or of the first of several.
     :ivar errors: publishing id and code of every message that failed in the call
         (list of :class:`PublishErrorInfo`).
     :ivar total: number of messages that failed (int).  `close` lists at most 1,000 failures of
@@ -250,7 +250,7 @@ class PublishError(ProtocolError):
     """
 
     def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
-        text = f'message with publish id {publish_id} was not stored'
+        text = f'message with publishing id {publish_id} was not stored'
         super().__init__(code, f'{text}; {detail}' if detail else text)
         self.publish_id = publish_id
         self.errors = [PublishErrorInfo(publish_id, code)]
@@ -270,7 +270,7 @@ class ArgumentOverflowError(RbFlyError, OverflowError):
 
 
 class PublisherError(RbFlyError):
-    """A publisher was misused, e.g. after it was closed."""
+    """A publisher cannot be used, e.g. because it is closed."""
 
 
 class MessageTooLarge(PublisherError, ValueError):
@@ -278,7 +278,7 @@ class MessageTooLarge(PublisherError, ValueError):
 
 
 class SubscriptionError(RbFlyError):
-    """A subscription was misused: two tasks iterated it at once, or it was to start after a stored
+    """A subscription cannot be read: another task iterates it, or it is to start after a stored
     offset that no message can follow."""
 
 
@@ -286,7 +286,7 @@ class EventLoopError(RbFlyError, RuntimeError):
     """An object was used outside the event loop, thread or process that it belongs to.
 
     The call changed nothing, and the object remains usable in its own event loop.  From another
-    thread, call :func:`asyncio.run_coroutine_threadsafe`; in another event loop or process, make
+    thread, call :func:`asyncio.run_coroutine_threadsafe`; in another event loop or process, create
     another client.
     """
 
@@ -295,7 +295,8 @@ def wrong_loop(owned: object) -> EventLoopError:
     """Create the error for using `owned` outside its event loop, thread or process."""
     return EventLoopError(
         f'{owned} belongs to another event loop: from another thread, use'
-        ' asyncio.run_coroutine_threadsafe(); in another event loop or process, make another client'
+        ' asyncio.run_coroutine_threadsafe(); in another event loop or process, create another'
+        ' client'
     )
 
 

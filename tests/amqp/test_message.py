@@ -578,7 +578,9 @@ def test_ids_and_offsets(name: str) -> None:
         assert getattr(make('a', **{name: value}), kept) == value
     assert getattr(make('a', **{name: Number()}), kept) == 5
     for wrong in (-1, 2**64, 10**30):
-        with pytest.raises(AMQPEncoderOverflowError, match=f'^{name} must be in 0 to {2**64 - 1}$'):
+        with pytest.raises(
+            AMQPEncoderOverflowError, match=f'^{name} must be from 0 to {2**64 - 1}$'
+        ):
             make('a', **{name: wrong})
     for other in ('1', 1.0, b'1', True, [1]):
         kind = type(other).__name__

@@ -69,8 +69,8 @@ def test_publish_id_flag() -> None:
 @pytest.mark.parametrize(
     ('value', 'kind', 'text'),
     [
-        (-1, OverflowError, 'must be in 0 to 18446744073709551615'),
-        (2**64, OverflowError, 'must be in 0 to 18446744073709551615'),
+        (-1, OverflowError, 'must be from 0 to 18446744073709551615'),
+        (2**64, OverflowError, 'must be from 0 to 18446744073709551615'),
         ('1', TypeError, 'must be int, not str'),
         (1.5, TypeError, 'must be int, not float'),
         (True, TypeError, 'must be int, not bool'),

@@ -548,7 +548,7 @@ def test_automatic_ids_continue_after_explicit_ones() -> None:
 def test_explicit_id_that_is_not_above_the_last(publish_id: int) -> None:
     window = make(next_id=5)
     add(window, b'a')
-    with pytest.raises(ValueError, match=f'publish id {publish_id}'):
+    with pytest.raises(ValueError, match=f'publishing id {publish_id}'):
         add(window, explicit(publish_id))
     assert add(window, b'b') == [6]
     assert taken(window) == [[(5, b'a'), (6, b'b')]]
@@ -559,7 +559,7 @@ def test_explicit_id_is_refused_also_after_its_confirm() -> None:
     add(window, explicit(5))
     take_all(window)
     settle(window, 5)
-    with pytest.raises(ValueError, match='publish id 5'):
+    with pytest.raises(ValueError, match='publishing id 5'):
         add(window, explicit(5))
 
 
@@ -1096,7 +1096,7 @@ class Model(TooLong):
             assert self.window.append(message, self.waiter) == publish_id
             self.added(publish_id, body)
         else:
-            with pytest.raises(ValueError, match='publish id'):
+            with pytest.raises(ValueError, match='publishing id'):
                 self.window.append(message, self.waiter)
 
     @rule()

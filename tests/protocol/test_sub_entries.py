@@ -260,7 +260,7 @@ def test_message_with_an_explicit_id_shares_no_sub_entry() -> None:
     assert add(window, b'a', b'b', explicit(7, b'c'), b'd', b'e', explicit(9, b'f')) == [
         0, 0, 7, 8, 8, 9,
     ]  # fmt: skip
-    with pytest.raises(ValueError, match='publish id 9'):
+    with pytest.raises(ValueError, match='publishing id 9'):
         add(window, explicit(9))
     assert entries(window) == [
         (0, 0, [b'a', b'b']),
@@ -275,7 +275,7 @@ def test_explicit_ids_of_a_list() -> None:
     messages: list[Any] = [b'a'] * 10 + [explicit(3, b'b'), b'c', b'd', explicit(5, b'e')]
     assert window.check_ids(messages, 0, 100) == 5
     assert add(window, *messages)[-4:] == [3, 4, 4, 5]
-    with pytest.raises(ValueError, match='publish id 5'):
+    with pytest.raises(ValueError, match='publishing id 5'):
         window.check_ids((b'a', explicit(5)), 0, 2)
 
 

@@ -249,7 +249,7 @@ async def test_tune_heartbeat(ours: int, theirs: int, agreed: int) -> None:
 
 @pytest.mark.parametrize('argument', [{'heartbeat': -1}, {'frame_max': -1}, {'frame_max': 2**32}])
 def test_tune_out_of_range(argument: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match='must be in 0 to'):
+    with pytest.raises(ValueError, match='must be from 0 to'):
         rbs.streams_client('rabbitmq-stream://localhost/', **argument)  # type: ignore[arg-type]
 
 
@@ -503,7 +503,7 @@ async def test_client_rejects_a_message_and_filter_value_larger_than_a_frame() -
     ):
         room = FRAME_MAX - 9 - 14 - 3
         await publisher.send(b'x' * room)
-        with pytest.raises(MessageTooLarge, match='fits no frame'):
+        with pytest.raises(MessageTooLarge, match='does not fit into a frame'):
             await publisher.send(b'x' * (room + 1))
         await publisher.send(b'x')
     assert len(publishes(fake)[0].body) + 4 == FRAME_MAX

@@ -439,7 +439,7 @@ async def test_smaller_frames_after_the_reconnect() -> None:
         assert [type(item) for item in outcomes] == [type(None), PublishError, type(None)]
         assert isinstance(outcomes[1], PublishError)
         assert (outcomes[1].code, outcomes[1].publish_id) == (0x0E, 2)
-        assert '512 bytes with its headers fit no frame' in str(outcomes[1])
+        assert '512 bytes with its headers do not fit into a frame' in str(outcomes[1])
         assert 'the limit is 191 bytes' in str(outcomes[1])
         with pytest.raises(RbFlyError, match='the limit is 179 bytes'):
             await publisher.send(b'd' * 180)
@@ -569,7 +569,7 @@ async def test_message_too_large_for_a_new_connection_ends_the_wait_for_an_itera
         fake.tune = (600, 60)
         for peer in fake.connections:
             peer.transport.abort()
-        with pytest.raises(PublishError, match='fit no frame of the new connection'):
+        with pytest.raises(PublishError, match='do not fit into a frame of the new connection'):
             await asyncio.wait_for(sending, 5)
 
 

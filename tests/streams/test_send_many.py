@@ -271,15 +271,15 @@ async def test_explicit_ids_of_a_list_are_checked_before_anything_is_sent(
 
     async with client.publisher(stream, name='n') as publisher:
         for ids, index in [((5, 6, 6), 2), ((5, None, 6), 2), ((5, 7, None, 3), 3)]:
-            with pytest.raises(ValueError, match=f'publish id {ids[index]}') as caught:
+            with pytest.raises(ValueError, match=f'publishing id {ids[index]}') as caught:
                 await publisher.send_many(messages(*ids))
             assert caught.value.index == index  # type: ignore[attr-defined]
         assert await count(client, stream) == 0
         assert await publisher.send_many(tuple(messages(5, None, 7, None, 20))) == 5
-        with pytest.raises(ValueError, match='publish id 20'):
+        with pytest.raises(ValueError, match='publishing id 20'):
             await publisher.send_many(messages(20, 21))
         # of an iterator, when it is their turn
-        with pytest.raises(ValueError, match='publish id 21') as caught:
+        with pytest.raises(ValueError, match='publishing id 21') as caught:
             await publisher.send_many(iter(messages(21, 21)))
         assert caught.value.index == 1  # type: ignore[attr-defined]
         assert publisher.message_id == 22
@@ -460,7 +460,7 @@ async def test_close_raises_the_first_failures_and_counts_the_others() -> None:
             await context.__aexit__(None, None, None)
     unseen = total - 2 * total // count
     assert caught.value.total == unseen
-    assert f'{unseen} messages failed in all' in str(caught.value)
+    assert f'{unseen} messages failed in total' in str(caught.value)
     numbers = [info.publish_id for info in caught.value.errors]
     assert 900 < len(numbers) <= 1000
     assert numbers[:2] == [3, 4]

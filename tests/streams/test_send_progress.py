@@ -209,7 +209,7 @@ async def test_call_with_wrong_arguments_takes_nothing(
                 await publisher.send_many(messages, timeout)
             error: Any = caught.value
             assert numbers(error.progress) == (0, 0, [], [])
-        assert str(error).startswith('message 1 of send_many: publish id 2')
+        assert str(error).startswith('message 1 of send_many: publishing id 2')
         with pytest.raises(ArgumentTypeError, match='progress'):
             await publisher.send_many([1], progress=5)  # type: ignore[arg-type]
     with pytest.raises(PublisherError, match='closed') as closed:

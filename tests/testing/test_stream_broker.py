@@ -132,7 +132,7 @@ async def test_port_in_use() -> None:
     'arguments', [{'port': 70_000}, {'nodes': 0}, {'frame_max': -1}, {'vhosts': ()}]
 )
 def test_arguments_are_checked(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r'must be in|needs a virtual host'):
+    with pytest.raises(ValueError, match=r'must be from|at least one virtual host'):
         StreamBroker(**arguments)  # type: ignore[arg-type]
 
 

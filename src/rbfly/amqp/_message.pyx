@@ -88,9 +88,9 @@ is_set_stream_publish_id=None)\n--\n
     :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
     :param stream_timestamp: time when the broker stored the message, seconds since 1970 UTC.
     :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the
-        publisher's next one.  The attribute is then 0; it can be set in the same way.
-    :param is_set_stream_publish_id: whether to publish the message with that id (bool); None: if
-        an id is given.
+        publisher's next one, in which case the attribute is 0.
+    :param is_set_stream_publish_id: whether to publish the message with that id (bool); None for
+        True if `stream_publish_id` is set.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ is_set_stream_publish_id=None)\n--\n
         return view_of(self._owner, self._p, self._n)
 
     def body_view(self):
-        """Body as memoryview; if the message was received with one data section, without copying.
+        """Body as memoryview; not copied if the message was received with a single data section.
 
         Raises MessageTypeError, which is a TypeError, if the body is not binary.
         """
@@ -501,7 +501,7 @@ def last_offset(stream):
     found = getattr(CONTEXT.get(None), 'stream', None)
     if found is not None and found != stream:
         raise MessageContextError(
-            f'the last message that this task received is of stream {found!r}, not of {stream!r};'
+            f'the last message that this task received is from stream {found!r}, not {stream!r}:'
             ' pass the offset to store'
         )
     return context.stream_offset

@@ -91,7 +91,7 @@ cdef object check_uint(object value, object limit, str name):
     if not isinstance(value, int) or isinstance(value, bool):
         raise AMQPEncoderTypeError(f'{name} must be int, not {type(value).__name__}')
     if not 0 <= value <= limit:
-        raise AMQPEncoderOverflowError(f'{name} must be in 0 to {limit}')
+        raise AMQPEncoderOverflowError(f'{name} must be from 0 to {limit}')
     return int(value)
 
 
@@ -132,7 +132,7 @@ delivery_count=None)\n--\n
         if fields is not None:
             check_alone((durable, priority, ttl, first_acquirer, delivery_count))
             if len(fields) > 5:
-                raise AMQPEncoderTypeError(f'a header must have 5 fields, not {len(fields)}')
+                raise AMQPEncoderTypeError(f'a header has at most 5 fields, not {len(fields)}')
             durable, priority, ttl, first_acquirer, delivery_count = (
                 list(fields) + [None] * (5 - len(fields))
             )
@@ -252,7 +252,7 @@ cdef tuple check_fields(tuple fields):
 cdef tuple pad(object fields):
     if len(fields) > PROPERTIES_FIELDS:
         raise AMQPEncoderTypeError(
-            f'properties must have {PROPERTIES_FIELDS} fields, not {len(fields)}'
+            f'properties have at most {PROPERTIES_FIELDS} fields, not {len(fields)}'
         )
     return tuple([*fields, *([None] * (PROPERTIES_FIELDS - len(fields)))])
 

@@ -180,7 +180,8 @@ class _Integer(int):
         self = int.__new__(cls, value)
         if not cls._min <= self <= cls._max:
             raise AMQPEncoderOverflowError(
-                f'{cls.__name__} must be in {cls._min} to {cls._max}, not {int.__repr__(self)[:40]}'
+                f'{cls.__name__} must be from {cls._min} to {cls._max},'
+                f' not {int.__repr__(self)[:40]}'
             )
         return self
 
@@ -192,56 +193,56 @@ class _Integer(int):
 
 
 class UByte(_Integer):
-    """AMQP ubyte: an integer in 0 to 255."""
+    """AMQP ubyte: an integer from 0 to 255."""
 
     __slots__ = ()
     _max = 0xff
 
 
 class UShort(_Integer):
-    """AMQP ushort: an integer in 0 to 65,535."""
+    """AMQP ushort: an integer from 0 to 65,535."""
 
     __slots__ = ()
     _max = 0xffff
 
 
 class UInt(_Integer):
-    """AMQP uint: an integer in 0 to 2**32 - 1."""
+    """AMQP uint: an integer from 0 to 2**32 - 1."""
 
     __slots__ = ()
     _max = 0xffffffff
 
 
 class ULong(_Integer):
-    """AMQP ulong: an integer in 0 to 2**64 - 1."""
+    """AMQP ulong: an integer from 0 to 2**64 - 1."""
 
     __slots__ = ()
     _max = 0xffffffffffffffff
 
 
 class Byte(_Integer):
-    """AMQP byte: an integer in -128 to 127."""
+    """AMQP byte: an integer from -128 to 127."""
 
     __slots__ = ()
     _min, _max = -0x80, 0x7f
 
 
 class Short(_Integer):
-    """AMQP short: an integer in -32,768 to 32,767."""
+    """AMQP short: an integer from -32,768 to 32,767."""
 
     __slots__ = ()
     _min, _max = -0x8000, 0x7fff
 
 
 class Int(_Integer):
-    """AMQP int: an integer in -2**31 to 2**31 - 1."""
+    """AMQP int: an integer from -2**31 to 2**31 - 1."""
 
     __slots__ = ()
     _min, _max = -0x80000000, 0x7fffffff
 
 
 class Long(_Integer):
-    """AMQP long: an integer in -2**63 to 2**63 - 1."""
+    """AMQP long: an integer from -2**63 to 2**63 - 1."""
 
     __slots__ = ()
     _min, _max = -0x8000000000000000, 0x7fffffffffffffff

@@ -277,7 +277,7 @@ cdef class ChunkQueue:
         self.limit = PY_SSIZE_T_MAX
 
     def close(self):
-        """Call `wake` no more."""
+        """Stop calling `wake`."""
         self.wake = None
 
     cpdef int push(self, Chunk chunk) except -1:

@@ -1,4 +1,4 @@
-"""The position in a stream: which message is next, and which ones are finished.
+"""The position in a stream: the next message, and the last finished one.
 
     queue of chunks -> current chunk -> message selected? -> body, context or batch
 """
@@ -23,7 +23,7 @@ cdef uint64_t NEVER = 0xffffffffffffffff
 
 
 cdef class LastMessage:
-    """The message that was returned last; its context is built on demand.
+    """The message that a cursor returned last; its context is built on demand.
 
     :ivar stream: name of the stream; None if the cursor has none.
     """
@@ -53,8 +53,8 @@ cdef class MessageCursor:
 
     :param session: has `on_chunk_consumed`, called after the last message of a chunk;
         `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
-        `on_replaced`, called when a chunk is of another stream than those before, which raises; and
-        `on_probed`, called when the first chunk was reported, to subscribe again.
+        `on_replaced`, called when a chunk belongs to a new stream of the same name, which raises
+        the error; and `on_probed`, called when `probe` has received its chunk, to subscribe again.
     :param decoder: decodes the messages.
     :param filter: selects the messages to return; None for all.
     :param wake: called when a chunk enters the empty queue.
@@ -63,8 +63,8 @@ cdef class MessageCursor:
     :param stream: name of the stream; None if it is of no interest.
     :ivar last: the message that was returned last (LastMessage).
     :ivar last_chunk: the chunk that was read last (LastChunk).
-    :ivar skip_before: messages with an offset below are dropped (int).
-    :ivar skip_through_chunk: so are chunks up to the one with this id (int); -1 for none.
+    :ivar skip_before: offset below which messages are dropped (int).
+    :ivar skip_through_chunk: id up to which chunks are dropped (int); -1 for none.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ cdef class MessageCursor:
         self.yield_after = yield_after
 
     def resume(self, uint64_t skip_before=0, int64_t skip_through_chunk=-1, probe=None):
-        """Drop all chunks, and read on from those that the broker sends for a new subscription.
+        """Drop all chunks, and continue with those that the broker sends for a new subscription.
 
-        :param skip_before: drop messages with an offset below.
+        :param skip_before: drop messages with an offset below this one.
         :param skip_through_chunk: drop chunks up to the one with this id; -1 for none.
         :param probe: called with the first chunk; neither it nor later chunks are read.
         """
@@ -99,11 +99,11 @@ cdef class MessageCursor:
         self.probe = probe
 
     def drop(self):
-        """Drop everything that was not returned; return the number of chunks (int).
+        """Drop all messages that were not returned; return the number of dropped chunks (int).
 
-        The position is after the last message that was returned, and chunks that still arrive are
-        dropped, too: to read on, subscribe again there.  An error that is to be raised after that
-        message is still raised.
+        The position stays after the last message that was returned.  Chunks that still arrive are
+        also dropped: to continue, subscribe again at the position.  A pending error is still
+        raised.
         """
         cdef object position = self.position
         held, self.held = self.held, None
@@ -176,7 +176,7 @@ cdef class MessageCursor:
         self.notify_offset = min(offset + 1, <object> NEVER)
 
     def mark_consumed(self):
-        """The program asks for more: everything it received is finished."""
+        """Mark all returned messages as finished, because the program asks for more."""
         if self.has_delivered:
             self._finish_below(self.position)
 
@@ -283,7 +283,7 @@ cdef class MessageCursor:
                 raise SubscriptionError('no message is ready; one task at a time can iterate')
             return self._take_body()
         if (type(held) is MessageBatch) != (kind == BATCH):
-            raise SubscriptionError('what is ready was asked for by another iteration')
+            raise SubscriptionError('another iteration has requested the message that is ready')
         self.held = None
         if kind == BATCH:
             self._note_built(held, (<MessageBatch> held).offset_at(0))

@@ -1,4 +1,4 @@
-"""How received messages are decoded: as AMQP 1.0 or not at all, and what follows an error."""
+"""Decodes received messages as AMQP 1.0, or not at all, and handles undecodable ones."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t

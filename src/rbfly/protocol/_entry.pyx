@@ -34,7 +34,8 @@ cdef enum:
 
 cdef int fail_long(str size, Py_ssize_t limit) except -1:
     limit = max(limit, 0)       # negative if frame_max is only a few bytes
-    raise MessageTooLarge(f'message of {size} fits no frame; the limit is {limit} bytes')
+    raise MessageTooLarge(f'a message of {size} does not fit into a frame;'
+                          f' the limit is {limit} bytes')
 
 
 cdef int refuse_long(object message, Py_ssize_t limit) except -1:
@@ -138,7 +139,7 @@ cdef class SubEntry:
 
     def __init__(self, Py_ssize_t limit, uint8_t code=0, compress=None):
         if not 1 <= limit <= RECORDS_MAX:
-            raise ArgumentError(f'sub_entry_size must be in 1 to {RECORDS_MAX}, not {limit}')
+            raise ArgumentError(f'sub_entry_size must be from 1 to {RECORDS_MAX}, not {limit}')
         self.limit = limit
         self.code = code
         self.compress = compress

@@ -115,9 +115,9 @@ cdef class FrameBuilder:
 
         After an error, the window is unchanged.
 
-        :raises AMQPEncoderError: the value has no AMQP 1.0 form.
+        :raises AMQPEncoderError: the value cannot be encoded as AMQP 1.0.
         :raises ArgumentError: the message's explicit publishing id was used before, or is too low.
-        :raises MessageTooLarge: the message fits no frame.
+        :raises MessageTooLarge: the message does not fit into a frame.
         """
         return self._append(message, waiter)
 
@@ -185,7 +185,7 @@ cdef class FrameBuilder:
                 id = (<MessageCtx> message)._publish_id
                 if has_last and id <= last:
                     error = ArgumentError(
-                        f'message {i} of send_many: publish id {id} is not above {last}'
+                        f'message {i} of send_many: publishing id {id} is not above {last}'
                     )
                     error.index = i
                     raise error
@@ -201,7 +201,7 @@ cdef class FrameBuilder:
         # Encoders, filters, compressors (which release the GIL) and the garbage collector may run
         # any Python code: it must not use this object meanwhile.
         if self.busy:
-            raise PublisherError('the publisher is encoding a message: it cannot be used meanwhile')
+            raise PublisherError('the publisher cannot be used while it encodes a message')
         self.busy = True
         return 0
 
@@ -221,7 +221,7 @@ cdef class FrameBuilder:
             elif self.sub_entry is not None:
                 return self._append_to_sub_entry(message, waiter)
             elif self.has_last and id == self.last_id:
-                raise PublisherError(f'publish id {self.last_id}, the highest, is used up')
+                raise PublisherError(f'publishing id {self.last_id}, the highest, is used up')
             if self.tail - self.head > self.mask:
                 self._grow_ring()
             if self.filter_extract is not None:
@@ -281,7 +281,7 @@ cdef class FrameBuilder:
         if sub_entry.count == 0:
             if self.has_last and self.next_id == self.last_id:
                 sub_entry._drop(end)
-                raise PublisherError(f'publish id {self.last_id}, the highest, is used up')
+                raise PublisherError(f'publishing id {self.last_id}, the highest, is used up')
             self.sub_entry_id = self.next_id
             self._use_id(self.sub_entry_id)
         else:
@@ -336,13 +336,13 @@ cdef class FrameBuilder:
         cdef uint64_t i
         if self.has_last and id <= self.last_id:
             if not self.batched or self.has_released and id <= self.last_released:
-                raise ArgumentError(f'publish id {id} is not above the ids sent before')
+                raise ArgumentError(f'publishing id {id} is not above the ids sent before')
             if self.batch_ids is None:
                 self.batch_ids = {
                     self.ring[i & self.mask].id for i in range(self.released_end, self.tail)
                 }
             if id in self.batch_ids:
-                raise ArgumentError(f'publish id {id} is already in the batch')
+                raise ArgumentError(f'publishing id {id} is already in the batch')
             self.unsorted = True
         return 0
 

@@ -1,8 +1,8 @@
-"""Recognizing a stream that was deleted and created again.
+"""Recognizes a stream that was deleted and created again.
 
 The new stream has the name of the old one, and its offsets start at 0.  The chunk that was read
-last identifies the old stream: a subscription requests it again after each reconnect, even before
-it has read a message.
+last identifies the old stream: after each reconnect, a subscription requests that chunk again, even
+if it has not read a message yet.
 """
 
 cimport cython
@@ -15,16 +15,16 @@ cdef uint64_t UNKNOWN = 0xffffffffffffffff
 
 @cython.final
 cdef class LastChunk:
-    """The chunk that was read last, which identifies a stream among others of its name.
+    """The chunk that was read last, which distinguishes a stream from others of the same name.
 
     A subscription requests that chunk again after a reconnect.  If another chunk is in its place,
-    or the stream begins before it but lacks it, the stream was deleted and created again.  These
-    prove nothing:
+    or the stream begins before it but lacks it, the stream was deleted and created again.  Two
+    observations prove nothing:
 
-    * a first chunk after it: retention has removed the chunk;
-    * chunks before it: a lagging replica delivers what was read before.  But a chunk with a later
-      timestamp than everything read is new.  (If the broker's clock is wrong, the new stream is
-      recognized once it is as long as the old one; no message is lost.)
+    * The stream now begins after the chunk: retention has removed it.
+    * Earlier chunks arrive: a lagging replica delivers chunks that were read before.  But a chunk
+      with a later timestamp than all chunks read is new.  (If the broker's clock is wrong, the new
+      stream is recognized once it is as long as the old one; no message is lost.)
 
     If a subscription starts after the end of the stream, only the id of the last chunk is known
     until that chunk arrives.  If a later chunk arrives instead, the last one contained no messages,
@@ -90,7 +90,7 @@ cdef class LastChunk:
         )
 
     cdef bint _move(self, Chunk chunk, bint sound) noexcept:
-        """Move on to a chunk; false if it was read before."""
+        """Advance to a chunk; return false if it was read before."""
         cdef bint known = self.epoch != UNKNOWN
         if self._has_read(chunk):
             return False

@@ -1,7 +1,7 @@
 """Callers that wait for confirms.
 
-An item is what a frame knows of the owner of an entry: the PendingConfirms of a single message, or
-a SubEntrySpan for several messages of one caller in a sub-entry.
+For each entry, a frame has items that name the waiting callers: the PendingConfirms of a single
+message, or a SubEntrySpan for several messages of one caller in a sub-entry.
 """
 
 cimport cython
@@ -42,11 +42,11 @@ cdef class PendingConfirms:
     :ivar future: belongs to the caller; not used here.
     :ivar remaining: number of its messages that are not settled.
     :ivar count: number of its messages so far.
-    :ivar errors: `(publish id, code)` of each refused message; None for none.
-    :ivar sealed: it gets no more messages.
+    :ivar errors: `(publishing id, code)` of each refused message; None for none.
+    :ivar sealed: the caller adds no more messages.
     :ivar unsent: the publisher gave up before it sent the first of its unsettled messages.
-    :ivar too_large: `(publish id, size, limit, messages)` of its first entry that does not fit into
-        the frames of a new connection, sizes in bytes; None for none.
+    :ivar too_large: `(publishing id, size, limit, messages)` of its first entry that does not fit
+        into the frames of a new connection, sizes in bytes; None for none.
     """
 
     def __init__(self, future=None, bint sealed=False):

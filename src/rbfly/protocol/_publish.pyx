@@ -1,7 +1,7 @@
 """The publish window: messages of a publisher that are queued or in flight.
 
-It keeps the bytes of a frame until every entry of it is settled, so that the publisher can resend
-what the broker has not confirmed.
+It keeps the bytes of a frame until all entries of the frame are settled, so that the publisher can
+resend the messages that the broker has not confirmed.
 """
 
 cimport cython
@@ -95,7 +95,7 @@ cdef class PublishWindow(FrameBuilder):
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         """Queue all unsettled messages again, in order, for a redeclared publisher.
 
-        Refuses messages that fit no frame any more, with code 0x0e (frame too large).
+        Refuses messages that no longer fit into a frame, with code 0x0e (frame too large).
 
         :returns: waiters that these refusals settle (list).
         """

@@ -56,8 +56,8 @@ def library(compression: Compression) -> Any:
         return importlib.import_module('cramjam')
     except ImportError:
         raise CompressionError(
-            f"compression {compression.value!r} needs the library cramjam: install it, or RbFly's"
-            ' extra `compression`'
+            f'compression {compression.value!r} requires the library cramjam:'
+            " install RbFly's extra `compression`"
         ) from None
 
 
@@ -85,7 +85,7 @@ def decompress(code: int, data: memoryview, size: int) -> bytes:
     :raises CompressionError: the library for it is not installed.
     """
     if code >= len(CODES):
-        raise ChunkError(f'sub-entry batch with unknown compression {code}')
+        raise ChunkError(f'sub-entry batch has unknown compression {code}')
     compression = CODES[code]
     if compression is Compression.GZIP:
         return gunzip(data, size)

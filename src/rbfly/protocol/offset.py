@@ -100,7 +100,8 @@ class Offset:
 
         If the time is ahead of the broker's clock, start with messages published from now on.
 
-        :param timestamp: seconds since the epoch (UTC); chunks, not messages, carry a time.
+        :param timestamp: seconds since the epoch (UTC); the broker compares it with chunks, since
+            messages have no time of their own.
         :raises OverflowError: the time does not fit into 64-bit milliseconds.
         """
         return Offset(OffsetType.TIMESTAMP, timestamp)

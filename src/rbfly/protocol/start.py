@@ -1,9 +1,9 @@
 """Where a subscription starts, and where it resumes after its connection was lost.
 
-The broker resolves `NEXT`, `LAST` and a timestamp against the end of the stream, which moves on
-while there is no connection.  RbFly resolves them against the end at the first attempt: the last
-chunk that was committed then.  If that holds stored offsets instead of messages, it is never
-delivered.
+The broker resolves `NEXT`, `LAST` and a timestamp against the current end of the stream, which
+moves on while there is no connection.  RbFly resolves them against the end at the first attempt:
+the last chunk that was committed then.  If that chunk contains stored offsets instead of messages,
+the broker never delivers it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BY_END = (OffsetType.NEXT, OffsetType.LAST, OffsetType.TIMESTAMP)
 class Start:
     """Where a subscription starts, and where it resumes.
 
-    The caller queries the broker for what `reference` and `needs_chunks` name, then calls
-    `subscribe_at`.
+    If `reference` is set, the caller queries the stored offset; if `needs_chunks` returns true, the
+    chunk ids.  Then it calls `subscribe_at`.
 
-    :param offset: where the subscription starts first.
+    :param offset: where the subscription is to start.
     :ivar offset: the same, with a reference resolved.
-    :ivar is_probe: the last offset of `subscribe_at` only serves to find the start: the cursor
-        reports the first chunk, and the caller subscribes again.
+    :ivar is_probe: the last offset that `subscribe_at` returned only serves to find the start: the
+        cursor reports the first chunk, and the caller subscribes again.
     """
 
     def __init__(self, offset: Offset) -> None:
@@ -45,7 +45,7 @@ class Start:
         self._last: int | None = None  # last chunk of messages up to the end
         self._back = -1  # how far before the end to look for it; -1: at LAST
         self._is_reached = False  # the time, by the newest chunk
-        self._is_past: bool | None = None  # the time lies before the end
+        self._is_past: bool | None = None  # the time is before the end
 
     @property
     def reference(self) -> str | None:
@@ -176,8 +176,8 @@ class Start:
     def start_over(self, opened: bool) -> None:
         """The stream was deleted: start at the first message of the next one.
 
-        :param opened: the subscription was made on it. If it never was, and its end is unknown, the
-            next stream is read from where this one was to be read.
+        :param opened: the subscription was open on the deleted stream.  If it was not, and the end
+            of that stream is unknown, it starts at its original offset in the next stream.
         """
         self.offset = Offset.FIRST if opened or self._end is not None else self._wanted
         self._reset()

@@ -1,4 +1,4 @@
-"""What a task awaits until the broker has confirmed its messages.
+"""The awaitables of publishing: a task awaits them until its messages are confirmed.
 
 Implements the part of asyncio's future protocol that tasks use: `_asyncio_future_blocking`, `_loop`
 and a callback with its context.

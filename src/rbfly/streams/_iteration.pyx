@@ -1,4 +1,4 @@
-"""What `async for` over a subscription awaits, and the message that each task received last.
+"""The awaitables of `async for` over a subscription, and the last message of each task.
 
 A message that has arrived is returned by an awaitable that is done at once.  Only if there is none
 does a coroutine wait.
@@ -88,8 +88,8 @@ cdef object running_task():
 cdef class TaskMessage(LastMessage):
     """The message that a task received last; :func:`get_message_ctx` asks it for the context.
 
-    A task inherits it with the context (:mod:`contextvars`) of the task that starts it.  There it
-    raises MessageContextError, instead of returning a message received since.
+    A new task inherits it with the context (:mod:`contextvars`) of the task that starts it.  In the
+    new task it raises MessageContextError, instead of returning a message of the other task.
     """
 
     cdef object task                # weak reference; None for no task

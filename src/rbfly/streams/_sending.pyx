@@ -96,7 +96,7 @@ cdef class PublisherCore:
         self.closed = True
 
     def end(self, error):
-        """Take no messages any more, and drop the reference to the session."""
+        """Take no more messages, and drop the reference to the session."""
         self.window.listen(None)
         self.session = None
         self.error = error
@@ -328,14 +328,15 @@ cdef class BatchBase(PublisherBase):
         """batch($self, message)\n--\n
         Encode a message and queue it until `flush` or `close`.
 
-        Never blocks.  Explicit publish ids may come in any order; `flush` sorts them.
+        Never blocks.  Explicit publishing ids may come in any order; `flush` sorts them.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last one sent.
+        :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.
+        :raises ValueError: its explicit publishing id is already in the batch, or not above the
+            last one sent.
         :raises PublisherError: the publisher is closed.
-        :raises MessageTooLarge: the message fits no frame.
-        :raises EventLoopError: another event loop, thread or process uses the publisher.
+        :raises MessageTooLarge: the message does not fit into a frame.
+        :raises EventLoopError: the publisher belongs to another event loop, thread or process.
         """
         cdef PublisherCore core = self._core
         cdef Batches batches = self._batches

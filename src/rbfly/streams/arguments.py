@@ -64,7 +64,7 @@ def stream_arguments(
         check_type('max_age', max_age, timedelta)
         seconds = max_age // timedelta(seconds=1)
         if seconds < 1 or max_age != timedelta(seconds=seconds):
-            raise ArgumentError(f'max_age must be whole seconds, at least one, not {max_age}')
+            raise ArgumentError(f'max_age must be one or more whole seconds, not {max_age}')
         arguments['max-age'] = f'{seconds}s'
     check_type('leader_locator', leader_locator, str, None)
     if leader_locator is not None:
@@ -106,5 +106,5 @@ def check_publisher(info: PublisherInfo) -> PublisherInfo:
             ' use either sub_entry_size or filter_extract'
         )
     if info.compression is not Compression.NONE and not info.sub_entry_size:
-        raise ArgumentError('only sub-entries are compressed: compression needs sub_entry_size')
+        raise ArgumentError('compression requires sub_entry_size: only sub-entries are compressed')
     return info

@@ -57,7 +57,7 @@ def streams_client(
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
 ) -> StreamsClient:
-    """Make a client; it connects when it is first used.
+    """Create a client; it connects when it is first used.
 
     :param uri: `rabbitmq-stream://user:password@host:port/vhost`, each part percent-encoded, or
         `rabbitmq-stream+tls://...`; or several of them, tried in turn.
@@ -65,23 +65,23 @@ def streams_client(
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI.
     :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.
-    :param reconnect_timeout: the same once the client has been connected, for each call, and for
-        each outage of a publisher or a subscription, from the loss of its connection until it
-        resumes.
+    :param reconnect_timeout: the same limit after the client has first connected.  It applies to
+        each call, and to each outage of a publisher or a subscription, from the loss of its
+        connection until it resumes.
     :param heartbeat: interval in seconds to request from the broker; 0 to accept the broker's.
     :param frame_max: frame size limit in bytes to request from the broker, at least 512; 0 to
         accept the broker's.
     :param load_balancer: the URIs lead to any node of the cluster.  The client does not use the
         nodes' own addresses; it reconnects through the URIs until it reaches the node it needs.
     :param request_timeout: seconds for the broker to answer a request, at least 60 to create or
-        delete a stream.  If the broker does not answer, the client drops the connection, unless it
-        has unconfirmed messages.  None or 0 for no limit.
+        delete a stream.  If the broker does not answer, the client drops the connection, unless the
+        connection has unconfirmed messages.  None or 0 for no limit.
     :param close_timeout: seconds without progress until closing gives up.  Progress is a confirm,
-        an answer, or messages that leave for the first time.  Closing several publishers,
+        an answer, or a message sent for the first time.  Closing several publishers,
         subscriptions and the client while no broker answers takes little longer than one
         `close_timeout` in total.  None or 0 for no limit.
-    :raises URIError: a URI is malformed, or `ssl` was given for a scheme without TLS.
-    :raises TypeError: an argument is of a type that cannot be used.
+    :raises URIError: a URI is malformed, or `ssl` was passed with the scheme without TLS.
+    :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
@@ -90,7 +90,7 @@ def streams_client(
     check_type('ssl', ssl, ssl_module.SSLContext, None)
     uris = [uri] if isinstance(uri, str) else list(uri)
     if not uris:
-        raise ArgumentError('uri must name at least one broker')
+        raise ArgumentError('uri must contain the URI of at least one broker')
     return StreamsClient(
         Settings(
             [parse_uri(item, ssl) for item in uris],
@@ -109,7 +109,7 @@ def streams_client(
 class StreamsClient:
     """Creates and deletes streams, publishes to them and subscribes to them.
 
-    :func:`streams_client` makes one.  `async with client` closes its connections at the end; the
+    :func:`streams_client` creates one.  `async with client` closes its connections at the end; the
     client can be used again, and then reconnects.
 
     A client belongs to the event loop that first uses it, until the client is closed or the loop
@@ -196,7 +196,7 @@ class StreamsClient:
         :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
         :raises ProtocolError: the broker refused, e.g. because the stream exists with other
             arguments (code 0x11).
-        :raises TypeError: an argument is of a type that cannot be used.
+        :raises TypeError: an argument has the wrong type.
         :raises ValueError: an argument is out of range.
         """
         check_stream(stream)
@@ -227,7 +227,7 @@ class StreamsClient:
             pass
 
     async def _manage(self, command: Command[None]) -> None:
-        """Send a request that may take the broker a long time."""
+        """Send a request that the broker may take long to answer."""
         limit = self._cluster.settings.request_timeout
         connection = await self._cluster.manager()
         await connection.request(command, max(limit, MANAGE_TIMEOUT) if limit else 0)
@@ -317,7 +317,7 @@ class StreamsClient:
         :raises StreamDoesNotExist: there is no such stream.
         :raises ProtocolError: the broker refused the publisher.
         :raises RbFlyError: this client already has a publisher of that name on the stream.
-        :raises PublisherError: the name has used up the highest publish id.
+        :raises PublisherError: the name has already used the highest publishing id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         if not callable(cls):
@@ -357,7 +357,8 @@ class StreamsClient:
             iteration can continue; `'skip'` it; or yield its bytes (`'raw'`).
         :param initial_credit: number of chunks that the broker may send ahead, 1 to 65,535; this
             and the size of chunks limit the memory used.
-        :param auto_offset: how to store the offset of the last processed message; None not to.
+        :param auto_offset: how often to store the offset of the last finished message; None for
+            never.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -399,8 +400,8 @@ class StreamsClient:
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param value: offset of the last processed message; None for the message that this task
             received last, which must be from that stream.
-        :raises MessageContextError: a LookupError: `value` is None, and this task has not received
-            a message, or received the last one from another stream.
+        :raises MessageContextError: `value` is None, and this task has not received a message, or
+            received its last one from another stream; also a LookupError.
         :raises StreamConnectionError: the client cannot connect, or was disconnected in the
             meantime.
         :raises OverflowError: `value` is negative, or has more than 64 bits.

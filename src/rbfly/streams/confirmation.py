@@ -22,7 +22,7 @@ class Confirmation(asyncio.Future[None]):
     """A future of the broker's confirm; :meth:`Publisher.submit` returns one.
 
     :ivar publish_id: publishing id of the message (int).
-    :ivar seen: the program has asked for the outcome, or awaits it.
+    :ivar seen: the program has retrieved the outcome, or awaits it.
     :ivar failure: why the message is not confirmed; reading this does not set `seen`.
     """
 
@@ -73,7 +73,7 @@ class Confirmation(asyncio.Future[None]):
 
 
 class Failures:
-    """Failures of `submit` that the program has not looked at.
+    """Failures of `submit` that the program has not retrieved.
 
     :ivar count: number of failures (int).
     :ivar pid: process of the publisher (int).
@@ -97,19 +97,19 @@ class Failures:
         return self._number
 
     def remove(self, number: int) -> None:
-        """Forget a failure that the program has looked at."""
+        """Forget a failure that the program has retrieved."""
         self.count -= 1
         self._errors.pop(number, None)
 
     def errors(self) -> list[Exception]:
-        """Return the errors that are kept; the newest one if the program has looked at those."""
+        """Return the errors that are kept; if all of those were retrieved, the newest one."""
         if not self._errors and self.count and self._newest is not None:
             return [self._newest]
         return [*self._errors.values()]
 
 
 def publish_error(waiter: PendingConfirms) -> PublishError:
-    """Return the error of a waiter whose messages the broker refused, or some of them."""
+    """Return the error of a waiter that has messages that the broker refused."""
     assert waiter.errors
     errors = sorted(waiter.errors)
     detail = ''
@@ -117,7 +117,8 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
         _, size, limit, count = waiter.too_large
         part = f'of its sub-entry of {count} messages' if count > 1 else 'with its headers'
         detail = (
-            f'{size} bytes {part} fit no frame of the new connection: the limit is {limit} bytes'
+            f'{size} bytes {part} do not fit into a frame of the new connection, whose limit is'
+            f' {limit} bytes'
         )
     return joined(errors, detail)
 
@@ -145,14 +146,14 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
         return first.with_traceback(None)
     # a new error: other calls may raise each of these
     if infos:
-        return joined(infos, f'{total} messages failed in all', total)
+        return joined(infos, f'{total} messages failed in total', total)
     error = copy_error(first)
-    error.add_note(f'{total} messages failed in all')
+    error.add_note(f'{total} messages failed in total')
     return error
 
 
 def of_message(error: Exception, index: int) -> Exception:
-    """Make an error say which message of `send_many` it is about."""
+    """Add the number of a `send_many` message to the error that it caused."""
     text = f'message {index} of send_many'
     if isinstance(error, RbFlyError):
         error.args = (f'{text}: {error}', *error.args[1:])

@@ -1,4 +1,4 @@
-"""A subscription on the broker: declared, redeclared where it was, and closed."""
+"""Declares a subscription, resumes it after a reconnect, and closes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class SubscriptionSession(Owner):
-    """Owner of a subscription's registration; refers to its cursor, but not to what users hold.
+    """Owns the registration of a subscription; does not refer to the object that the user holds.
 
     It opens the registration when a task waits and every message has been delivered.  A task that
     stops waiting neither stops the opening nor changes where the subscription resumes.
@@ -71,7 +71,7 @@ class SubscriptionSession(Owner):
         self._start = Start(offset)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
-        self._position: int | None = None  # at which it was declared last
+        self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
         self._tracker: Tracker | None = None
         if auto_offset is not None:
@@ -83,7 +83,7 @@ class SubscriptionSession(Owner):
 
     @property
     def closed(self) -> bool:
-        """True if the program gets no message any more."""
+        """True if the program receives no more messages."""
         return self._released or self.registration.life is not Life.ACTIVE
 
     # -- the registration
@@ -99,7 +99,9 @@ class SubscriptionSession(Owner):
             if end is not None:
                 if await leader_ends_before(self._cluster, connection, self.stream, end):
                     raise StreamDoesNotExist(self.stream, 'was deleted and created again')
-                raise StreamConnectionError(f'stream {self.stream!r} lags behind on this node')
+                raise StreamConnectionError(
+                    f'the replica of stream {self.stream!r} on this node lags behind'
+                )
         # Nothing is awaited from here on: the program may have read on until now.
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
@@ -148,10 +150,10 @@ class SubscriptionSession(Owner):
             connection.write(commands.credit(self.registration.id, chunks))
 
     def drop_queue(self) -> None:
-        """Drop what the program has not received, and return the credit of the dropped chunks.
+        """Drop the messages that the program has not received, and return their credit.
 
-        The position stays where the program is; messages that still arrive are dropped, too, until
-        the subscription is declared again.
+        The position stays unchanged; messages that still arrive are also dropped, until the
+        subscription is declared again.
         """
         self._return_credit(self.cursor.drop())
 
@@ -161,7 +163,7 @@ class SubscriptionSession(Owner):
             self._tracker.store()
 
     def on_replaced(self) -> None:
-        """Raise that the stream was deleted and created again."""
+        """Start over, and raise the error: the stream was deleted and created again."""
         self._start_over()
         raise StreamDoesNotExist(self.stream, 'was deleted and created again')
 
@@ -170,7 +172,7 @@ class SubscriptionSession(Owner):
         self.registration.reset()
 
     def _start_over(self) -> None:
-        """The stream was deleted; nothing of a new one with its name was read."""
+        """The stream was deleted: start over at the beginning of a new one with its name."""
         self._start.start_over(self.registration.declared)
         self.registration.reset()
         self.cursor.start_over()
@@ -179,9 +181,9 @@ class SubscriptionSession(Owner):
             self._tracker.on_lost()  # the stored offset was deleted with the stream
 
     def write(self, frame: bytes, last: bool) -> bool:
-        """Write a frame that stores an offset; return false if it cannot be written now.
+        """Write a frame that stores an offset; return false if this is not possible now.
 
-        It cannot without a connection, or while the stream might be a new one with the same name.
+        It is not without a connection, or while the stream may be a new one with the same name.
 
         :param last: write it even if the connection is paused.
         """
@@ -196,7 +198,7 @@ class SubscriptionSession(Owner):
     # -- the waiting task
 
     def on_wait(self) -> None:
-        """A task is about to wait: keep the registration open, or raise why it is not."""
+        """A task is about to wait: raise the pending error, or open the registration."""
         self.cursor.mark_consumed()
         if self._error is not None:
             if isinstance(self._error, StreamDoesNotExist):
@@ -214,7 +216,7 @@ class SubscriptionSession(Owner):
     # -- ending
 
     async def close(self, *, wait: bool) -> None:
-        """Close the subscription; a waiting task reaches the end of its iteration.
+        """Close the subscription, and end the iteration of a waiting task.
 
         :param wait: wait for the broker's answers.
         """
@@ -246,10 +248,10 @@ class SubscriptionSession(Owner):
         self._tracker = None
 
     def release(self) -> None:
-        """Close the subscription without waiting, because nobody refers to it any more.
+        """Close the subscription without waiting: the program has dropped its last reference.
 
-        Stores the offset of the last finished message.  May be called from any thread, whether or
-        not an event loop runs.
+        Stores the offset of the last finished message.  May be called from any thread, with or
+        without a running event loop.
         """
         if self.closed:
             return

@@ -37,21 +37,21 @@ P = TypeVar('P')
 
 ID_MAX = 2**64 - 1
 
-UNDECLARED = 'the publisher is not declared'
+UNDECLARED = 'the publisher is not open: use `async with client.publisher(...)`'
 
 
 def window_full(timeout: float | None) -> str:
-    return f'the window had no capacity within {timeout} s; the message was not sent'
+    return f'the window of unconfirmed messages was full for {timeout} s; the message was not sent'
 
 
 class BasePublisher(PublisherBase):
-    """Base of all publishers; made by :meth:`StreamsClient.publisher`.
+    """Base of all publishers; created by :meth:`StreamsClient.publisher`.
 
     :ivar name: name for deduplication, empty for none.
     :ivar stream: name of the stream.
     """
 
-    _amqp = True  # if false, messages are bytes, whatever `amqp` says
+    _amqp = True  # if false, messages are bytes, regardless of the argument `amqp`
     _batched = False  # messages wait for a flush
 
     def __init__(
@@ -100,17 +100,17 @@ class BasePublisher(PublisherBase):
         return self._session
 
     async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed.
+        """Send all queued messages, and wait until all messages are confirmed.
 
         Other calls that still wait for a confirm then raise :class:`.PublisherError`.
 
-        :raises PublishError: the broker refused messages, and no `flush` and no result of `submit`
-            has reported that to the program; `errors` lists them (at most 1,000 of `submit`),
-            `total` counts all.
+        :raises PublishError: the broker refused messages, and neither `flush` nor a result of
+            `submit` has reported this to the program; `errors` lists them (at most 1,000 of
+            `submit`), `total` counts all.
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
             `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
-        :raises StreamConnectionError: the connection was lost before unreported messages were
-            confirmed.
+        :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
+            outcome is unreported.
         """
         session, failures = self._require_session(), self._unreported()
         try:
@@ -128,7 +128,7 @@ class BasePublisher(PublisherBase):
         return self._failures.errors
 
     def _abort(self, error: Exception) -> None:
-        """Close without waiting for confirms; still send what is queued."""
+        """Send all queued messages, and close without waiting for confirms."""
         self._require_session().abort(error)
 
 
@@ -144,11 +144,11 @@ class Publisher(BasePublisher):
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for the confirm; None or 0 for no limit.
         :raises PublishError: the broker did not store the message.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form.
-        :raises ValueError: the explicit publish id of the message is not above the last one used,
-            or the timeout is negative.
+        :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0.
+        :raises ValueError: the timeout is negative, or the message's explicit publishing id is not
+            above the last one used.
         :raises PublisherError: the publisher is closed.
-        :raises MessageTooLarge: the message fits no frame.
+        :raises MessageTooLarge: the message does not fit into a frame.
         :raises ConfirmTimeout: the broker did not confirm the message in time;
             :class:`.WindowTimeout` if the publisher did not send it.
         :raises StreamDoesNotExist: the stream was deleted.
@@ -178,16 +178,16 @@ class Publisher(BasePublisher):
         """Send a message without waiting for its confirm; wait only until the window has capacity.
 
         To wait for the confirm, await the result: `await (await publisher.submit(message))`.
-        `close` raises the failures of results that the program has never looked at.
+        If the program never retrieves the result of a future that failed, `close` raises its error.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for capacity; None or 0 for no limit.
         :returns: a future of the confirm, which raises the errors of `send`.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form.
-        :raises ValueError: the explicit publish id of the message is not above the last one used,
-            or the timeout is negative.
+        :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0.
+        :raises ValueError: the timeout is negative, or the message's explicit publishing id is not
+            above the last one used.
         :raises PublisherError: the publisher is closed.
-        :raises MessageTooLarge: the message fits no frame.
+        :raises MessageTooLarge: the message does not fit into a frame.
         :raises WindowTimeout: the window had no capacity in time; the message was not sent.
         """
         until = None if timeout is None else deadline(timeout)
@@ -215,10 +215,10 @@ class Publisher(BasePublisher):
         Takes a message only when the window has capacity for it, and sends every message that it
         takes, however the call ends.  Stops at the first error, waits for the confirms of the
         messages sent, and raises the error.  If the broker refused a message, that error takes
-        precedence.  The error's `index` is the number of the message that it is about, or None if
-        it is about no single one; its `progress` says how many messages were taken, and which of
-        them are confirmed, refused or unknown.  After a timeout or a cancellation the call does not
-        wait for confirms: messages in flight are unknown, and may still be stored.
+        precedence.  The error's `index` is the number of the message that caused it, or None if no
+        single message did; its `progress` says how many messages were taken, and which of them are
+        confirmed, refused or unknown.  After a timeout or a cancellation, the call does not wait
+        for confirms: messages in flight are unknown, and may still be stored.
 
         If the call ends while it waits for `__anext__`, it cancels that wait.  This finishes an
         asynchronous generator.  An iterator that survives a cancellation, such as
@@ -229,11 +229,11 @@ class Publisher(BasePublisher):
         :param progress: filled in when the call ends, even if it is cancelled.
         :returns: number of messages sent.
         :raises PublishError: the broker did not store messages; `errors` lists them.
-        :raises AMQPEncoderError: a message has no AMQP 1.0 form.
-        :raises ValueError: an explicit publish id is not above the one before it; of a list or
-            tuple, no message is sent then.  Or the timeout is negative.
+        :raises AMQPEncoderError: a message cannot be encoded as AMQP 1.0.
+        :raises ValueError: the timeout is negative, or an explicit publishing id is not above the
+            one before it.  In the latter case, no message of a list or tuple is sent.
         :raises PublisherError: the publisher is closed.
-        :raises MessageTooLarge: a message fits no frame.
+        :raises MessageTooLarge: a message does not fit into a frame.
         :raises ConfirmTimeout: the broker did not confirm all messages in time.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the publisher could not reconnect within the client's
@@ -247,16 +247,16 @@ class Publisher(BasePublisher):
 
 
 class PublisherBin(Publisher):
-    """A :class:`Publisher` of raw bytes, whatever `amqp` says."""
+    """A :class:`Publisher` that sends raw bytes, regardless of the argument `amqp`."""
 
     _amqp = False
 
 
 @dataclass(eq=False, repr=False)
 class OpenPublisher(AbstractAsyncContextManager[P]):
-    """One publisher, open within `async with`.
+    """Context manager of one publisher.
 
-    :param client: the publisher keeps it alive.
+    :param client: kept alive by the publisher.
     :param names: stream and name of each named publisher that the client has open.
     :param make: class of the publisher.
     """
@@ -272,7 +272,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
         self.cluster.check_loop()
         if key in self.names:
             raise RbFlyError(
-                f'stream {stream!r} has an open publisher named {name!r} already:'
+                f'this client already has a publisher named {name!r} on stream {stream!r}:'
                 ' close it, or choose another name'
             )
         self._session = session = PublisherSession(self.cluster, stream, name)
@@ -282,8 +282,8 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
             publisher_id = await session.registration.open()
             if session.last_id == ID_MAX:
                 raise PublisherError(
-                    f'publisher {name!r} on stream {stream!r} has used publish id {ID_MAX}, the'
-                    ' highest there is: choose another name'
+                    f'publisher {name!r} on stream {stream!r} has already used the highest'
+                    f' publishing id, {ID_MAX}: choose another name'
                 )
             next_id = session.last_id + 1
             publisher = self.make(publisher_id, self.info, self.client, next_id)
@@ -304,9 +304,9 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
                 try:
                     await publisher.close()
                 except RbFlyError as ex:
-                    error.add_note(f'closing the publisher failed, too: {ex!r}')
+                    error.add_note(f'closing the publisher also failed: {ex!r}')
             else:  # a cancelled task does not wait
-                publisher._abort(PublisherError(f'{publisher!r} was closed by {error!r}'))
+                publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
         finally:
             self._release()
 

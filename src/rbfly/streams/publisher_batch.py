@@ -30,7 +30,7 @@ USER = 4  # stack level of `async with client.publisher(...)`, from `warn`
 
 
 class PublisherBatchFast(BatchBase, BasePublisher):
-    """Encodes messages with `batch` and sends them with `flush`."""
+    """A publisher that queues messages with `batch` and sends them with `flush`."""
 
     _batched = True
     _semaphore: type[WindowSemaphore] | None = None
@@ -43,13 +43,14 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             session.queues.append(self._batches.capacity)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is queued and wait until the broker has confirmed all of it.
+        """Send all queued messages, and wait until the broker has confirmed them.
 
         :param timeout: seconds to wait for the confirms; None or 0 for no limit.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises ConfirmTimeout: the broker did not confirm all messages in time.
         :raises ValueError: the timeout is negative.
-        :raises StreamConnectionError: the connection was lost before the confirms.
+        :raises StreamConnectionError: the publisher could not reconnect within the client's
+            `reconnect_timeout`.
         """
         until = None if timeout is None else deadline(timeout)
         self._require_session().check()
@@ -90,13 +91,14 @@ class PublisherBatchLimit(PublisherBatchFast):
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param max_len: maximum number of queued messages, at least 1.
         :param timeout: seconds to wait for capacity; None or 0 for no limit.
-        :raises AMQPEncoderError: the message has no AMQP 1.0 form; the batch is untouched.
-        :raises ValueError: its explicit publish id is in the batch, or not above the last one sent;
-            or the timeout is negative.
+        :raises AMQPEncoderError: the message cannot be encoded as AMQP 1.0; the batch is unchanged.
+        :raises ValueError: its explicit publishing id is already in the batch, or not above the
+            last one sent; or the timeout is negative.
         :raises PublisherError: the publisher is closed.
-        :raises MessageTooLarge: the message fits no frame.
-        :raises WindowTimeout: no capacity in time; the message was not queued.
-        :raises StreamConnectionError: the connection was lost.
+        :raises MessageTooLarge: the message does not fit into a frame.
+        :raises WindowTimeout: the batch stayed full; the message was not queued.
+        :raises StreamConnectionError: the publisher could not reconnect within the client's
+            `reconnect_timeout`.
         """
         until = None if timeout is None else deadline(timeout)
         check_integer('max_len', max_len, 1, MAX_LEN)
@@ -118,7 +120,7 @@ class PublisherBatchLimit(PublisherBatchFast):
 
 
 class PublisherBinBatch(PublisherBatchFast):
-    """A :class:`PublisherBatchFast` of raw bytes, whatever `amqp` says."""
+    """A :class:`PublisherBatchFast` that sends raw bytes, regardless of the argument `amqp`."""
 
     _amqp = False
 

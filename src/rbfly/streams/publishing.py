@@ -73,7 +73,7 @@ class PublisherSession(Owner):
         core.bind(self)
         self.queues.append(core.capacity)
         connection = self.registration.connection
-        if connection is not None and self.registration.is_open:  # else it was lost since then
+        if connection is not None and self.registration.is_open:  # else lost in the meantime
             self.on_open(connection, self.registration.id)
 
     # -- the registration
@@ -125,7 +125,7 @@ class PublisherSession(Owner):
     # -- messages
 
     def check(self) -> None:
-        """Check that the publisher takes messages; redeclare it if it has given up before."""
+        """Check that the publisher takes messages; redeclare it if it had given up."""
         core = self.core
         core.check_loop()
         if core.closed:
@@ -169,7 +169,7 @@ class PublisherSession(Owner):
         if self.receiving:
             self._end_refused()
         if core.window.needs_redeclare:
-            self.registration.lose(StreamConnectionError('the broker does not know it any more'))
+            self.registration.lose(StreamConnectionError('the broker no longer knows it'))
         else:
             self.registration.end_outage()
         if core.capacity.waiting:
@@ -178,7 +178,7 @@ class PublisherSession(Owner):
             self._note_settled(self._on_progress)
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
-        """Raise an error in all waiting calls; another one if their messages were never sent."""
+        """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent or error if waiter.unsent else error)
         for queue in self.queues:
@@ -200,7 +200,7 @@ class PublisherSession(Owner):
 
     # -- closing
 
-    # Resending is no progress: the messages may crash the broker each time.
+    # Resending does not count as progress: the messages may crash the broker each time.
 
     def _note_sent(self) -> None:
         """Note progress of closing: messages were sent for the first time."""
@@ -220,7 +220,7 @@ class PublisherSession(Owner):
             self._idle.set()
 
     async def close(self) -> None:
-        """Send what is queued and wait until it is confirmed.
+        """Send all queued messages, and wait until all messages are confirmed.
 
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`.
         """
@@ -272,7 +272,7 @@ class PublisherSession(Owner):
         return error
 
     def abort(self, error: Exception) -> None:
-        """Close without waiting: send what is queued, and give up its confirms.
+        """Close without waiting: send all queued messages, and give up their confirms.
 
         A task that waits in :meth:`close` returns.
         """

@@ -16,17 +16,17 @@ __all__ = ['MessageWaiter', 'Source']
 
 
 class Source(Protocol):
-    """Where messages come from, e.g. a stream.
+    """A source of messages, e.g. a stream.
 
-    :ivar cursor: returns the messages that have arrived; limits turns by the waiter's `turn`, and
-        calls its `wake`.
+    :ivar cursor: returns the messages that have arrived; its turn and the callback that it wakes
+        are the waiter's `turn` and `wake`.
     """
 
     @property
     def cursor(self) -> MessageCursor: ...
 
     def on_wait(self) -> None:
-        """A task is about to wait, because no message is left; raises what went wrong."""
+        """A task is about to wait, because no message is left; raise the pending error, if any."""
 
 
 class MessageWaiter:
@@ -46,11 +46,11 @@ class MessageWaiter:
         self._iterating = False
 
     def add(self, source: Source) -> None:
-        """Read messages of a source, too."""
+        """Add a source."""
         self._sources = (*self._sources, source)
 
     def remove(self, source: Source) -> None:
-        """Read no more messages of a source; iteration ends with the last one."""
+        """Remove a source; without any source, the iteration ends."""
         self._sources = tuple(item for item in self._sources if item is not source)
 
     def wake(self) -> None:
@@ -70,7 +70,9 @@ class MessageWaiter:
         """
         self.check_loop()
         if self._iterating:
-            raise SubscriptionError(f'{subscription!r} is being iterated by another task')
+            raise SubscriptionError(
+                f'{subscription!r} is being iterated by another task: use one subscription per task'
+            )
         self._iterating = True
         until: float | None = None
         woken = True
@@ -100,7 +102,7 @@ class MessageWaiter:
         raise StopAsyncIteration
 
     async def _yield(self) -> None:
-        """Let other tasks run; the credit of consumed chunks leaves meanwhile."""
+        """Let other tasks run, and return the credit of consumed chunks."""
         if self.turn.is_over:
             await let_others_run()
         else:

@@ -16,8 +16,8 @@ from .waiting import TURN, let_others_run
 
 __all__ = ['ManyMessages']
 
-RUN = 200  # messages between two looks at the clock, if they are cheap
-CHECK = 10_000  # the same, while publish ids are checked
+RUN = 200  # messages between two checks of the clock, if they are cheap
+CHECK = 10_000  # the same, while publishing ids are checked
 
 Message = AMQPBody | MessageCtx
 Messages = Iterable[Message] | AsyncIterable[Message]
@@ -182,15 +182,15 @@ class ManyMessages:
         return None  # the waiter has the error
 
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
-        """Send the messages of an asynchronous iterator, as `_send_iter`."""
+        """Like `_send_iter`, for an asynchronous iterator."""
         session, core, waiter = self._session, self._core, self._waiter
         while True:
             if core.capacity.waiting or not core.has_capacity(1):
                 await session.wait_capacity()
             if core.closed or core.error is not None:
                 session.check()
-            # Other tasks may use the capacity while the iterator waits.  Its message is then one
-            # more than `max_unconfirmed`, queued until the window has capacity.
+            # Other tasks may use the capacity while the iterator waits.  Its message then exceeds
+            # `max_unconfirmed` by one, and stays queued until the window has capacity.
             if core.capacity.waiting:
                 core.loop.call_soon(core.capacity.grant)
             if waiter.errors or waiter.settled:
@@ -215,7 +215,7 @@ class ManyMessages:
                 await self._yield()
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
-        """Raise ValueError unless explicit publish ids ascend; no message is sent then."""
+        """Raise ValueError unless explicit publishing ids ascend; no message is sent then."""
         last: int | None = None
         for start in range(0, len(messages), CHECK):
             if self._turn.is_over:

@@ -1,4 +1,4 @@
-"""Subscriptions, as users know them."""
+"""The public class of subscriptions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ MAX_MESSAGES = 2**31 - 1  # of a batch
 
 
 class Subscription(SubscriptionBase):
-    """Messages of a stream, by `async for`; made by :meth:`StreamsClient.subscribe`.
+    """Iterates over the messages of a stream; created by :meth:`StreamsClient.subscribe`.
 
-    It yields bodies; `messages` yields contexts, and `batches` many bodies at once.
+    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.
 
     The subscription starts when the program asks for the first message.  If the connection is lost,
     or the stream moves to another node, it reconnects and resumes after the last message that it
-    delivered.  It ends with `aclose`, at the end of `async with`, or when nothing refers to it.
+    delivered.  It ends with `aclose`, at the end of `async with`, or when the program drops its
+    last reference.
 
     Waiting for a message raises:
 
@@ -62,7 +63,7 @@ class Subscription(SubscriptionBase):
         await self._session.close(wait=can_wait(kind))
 
     async def aclose(self) -> None:
-        """End the subscription; a task that iterates it reaches the end of the iteration.
+        """End the subscription, and the iteration of any task that waits for a message.
 
         Gives up waiting for the broker after the client's `close_timeout`.
         """
@@ -81,11 +82,11 @@ class Subscription(SubscriptionBase):
         return MessageIterator(self, KINDS['context'])
 
     def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
-        """Iterate over chunks: one await for all messages of a chunk.
+        """Iterate over batches: one await for all messages of a chunk.
 
         The messages of a batch are finished when the program asks for the next batch.  A batch ends
-        before a message that is not AMQP 1.0 and is raised or skipped.  It also ends after a
-        sub-entry once it holds 16 MiB of decompressed sub-entries.
+        before a message that is not AMQP 1.0, unless `on_decode_error` is `'raw'`.  It also ends
+        after a sub-entry once it holds 16 MiB of decompressed sub-entries.
 
         :param max_messages: limit of messages per batch; longer chunks are split.
         :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.

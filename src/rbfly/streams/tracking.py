@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 class OffsetTracking:
     """Stores the offset of the last finished message under a reference.
 
-    A message is finished when the program asks for the next one.  The stored offset is never ahead
-    of that: a program that restarts with :meth:`Offset.reference` misses no message, and
-    receives again at most the messages since the offset was last stored.  Closing the subscription
-    stores the offset, too.
+    A message is finished when the program asks for the next one.  The stored offset is never that
+    of an unfinished message: a program that restarts with :meth:`Offset.reference` misses no
+    message, and receives again at most the messages since the offset was last stored.  Closing the
+    subscription also stores the offset.
 
     :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-    :param every: number of messages after which to store it; 0 to ignore their number.
-    :param interval: seconds after which to store it; 0 to ignore the time.
+    :param every: store the offset after this many messages; 0 not to count messages.
+    :param interval: store the offset after this many seconds; 0 for no timer.
     :raises ValueError: an argument is out of range.
     """
 
@@ -48,7 +48,7 @@ class OffsetTracking:
 
 
 class Tracker:
-    """Stores the progress of a cursor.
+    """Stores the offset of the last message that a cursor has finished.
 
     :param write: writes a frame on the cursor's connection; returns false if it cannot do so now.
         Its second argument is true for the last frame.
@@ -72,7 +72,7 @@ class Tracker:
             cursor.notify_at(-1)  # the count starts at the first message
 
     def start(self) -> None:
-        """Store at the interval from now on, in the running event loop."""
+        """Start the timer in the running event loop."""
         loop = asyncio.get_running_loop()
         if self.tracking.interval and self._loop is not loop:
             self._loop = loop
@@ -113,7 +113,7 @@ class Tracker:
         return commands.store_offset(self.tracking.reference, self.stream, finished)
 
     def stop(self) -> None:
-        """Stop storing at the interval."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -18,7 +18,7 @@ YIELDS = 3
 
 
 async def let_others_run() -> None:
-    """Run every task that is ready, the timers that are due, and the tasks that these wake.
+    """Run every task that is ready, the timers that are due, and the tasks that the timers wake.
 
     A task that yields runs before everything that becomes ready later: asyncio's loop reaches the
     timers after the first yield, and the tasks that they wake after the second.
@@ -59,10 +59,10 @@ def expire(future: asyncio.Future[None] | ConfirmFuture, expired: list[bool]) ->
 class WindowSemaphore(SemaphoreState):
     """Tasks that wait for capacity in a window or in a batch: first come, first served.
 
-    :param has_capacity: returns whether there is as much as a task asks for; reserved capacity
-        counts as used.
+    :param has_capacity: returns whether there is the capacity that a task asks for; reserved
+        capacity counts as used.
     :ivar reserved: capacity granted to tasks that have not used it yet.
-    :ivar waiting: what each task asks for, and what to reserve for it; in order.
+    :ivar waiting: arguments `asked` and `amount` of each waiting task, in order.
     """
 
     __slots__ = ('_granted', '_has_capacity')
@@ -76,7 +76,7 @@ class WindowSemaphore(SemaphoreState):
     async def wait(self, asked: int, amount: int, until: float | None = None) -> bool:
         """Wait for capacity; return False if there was none in time.
 
-        A caller that does not use all of it calls `grant`.
+        A caller that does not use all capacity must call `grant`.
 
         :param asked: argument for `has_capacity`.
         :param amount: how much to reserve.
@@ -92,7 +92,7 @@ class WindowSemaphore(SemaphoreState):
             if wait in self._granted:
                 self._granted.remove(wait)
                 self.reserved -= amount
-            if not in_use:  # it may have been granted in the turn that cancelled this task
+            if not in_use:  # capacity may have been granted in the turn that cancelled this task
                 self.grant()
         return in_use
 

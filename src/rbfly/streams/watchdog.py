@@ -1,4 +1,4 @@
-"""Detecting that the broker has stopped delivering, by polling StreamStats."""
+"""Detects that the broker has stopped delivering, by polling StreamStats."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ GRACE = 1.0  # seconds for a chunk to arrive that StreamStats has reported
 
 
 class DeliveryWatchdog:
-    """Resets a registration if a task waits for a chunk that the broker has and does not deliver.
+    """Resets a registration if a task waits for a chunk that the broker has but does not deliver.
 
-    :ivar timer: of the next poll, or of the chunk that StreamStats has reported; None if stopped.
+    :ivar timer: timer of the next poll, or of the grace period after one; None if stopped.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class DeliveryWatchdog:
         self._seconds = SILENCE
         self._last_id = -1  # of the last chunk when the timer was set
         self._is_time = False
-        self._accepted: int | None = None  # chunk whose absence is no reason to subscribe again
+        self._accepted: int | None = None  # missing chunk for which not to subscribe again
 
     def start(self, *, is_time: bool) -> None:
         """Watch the registration, which is open.
 
-        :param is_time: it starts at a time, perhaps after the last chunk of the stream.
+        :param is_time: the subscription starts at a time, perhaps after the last chunk.
         """
         self._is_time = is_time
         self._set(self._seconds, self._poll)

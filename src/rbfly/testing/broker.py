@@ -74,18 +74,18 @@ class StreamBroker(Running):
         check_integer('port', port, 0, 0xFFFF)
         check_integer('nodes', nodes, 1, 255)
         if port + nodes - 1 > 0xFFFF:
-            raise ArgumentError(f'port {port} leaves no ports for {nodes} nodes')
+            raise ArgumentError(f'port {port} is too high: {nodes} nodes use consecutive ports')
         check_integer('frame_max', frame_max, 0, 2**32 - 1)
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
         check_integer('seed', seed, 0, 2**64 - 1)
         if ssl is not None:
             check_type('ssl', ssl, tls.SSLContext)
             if ssl.protocol is tls.PROTOCOL_TLS_CLIENT:
-                raise ArgumentError('ssl is a context for clients, not for servers')
+                raise ArgumentError('ssl must be a context for servers (ssl.Purpose.CLIENT_AUTH)')
         users = {'guest': 'guest'} if users is None else users
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
-            raise ArgumentError('a broker needs a virtual host')
+            raise ArgumentError('vhosts must contain at least one virtual host')
         cluster = Cluster(users, self._vhosts, frame_max, heartbeat, seed, on_event)
         super().__init__(cluster)
 
@@ -263,7 +263,7 @@ class StreamBroker(Running):
         """Store messages as if a client had published them, in chunks of at most 4,096 messages.
 
         :raises StreamDoesNotExist: there is no such stream.
-        :raises AMQPEncoderError: a message has no AMQP 1.0 form.
+        :raises AMQPEncoderError: a message cannot be encoded as AMQP 1.0.
         """
         data = [encode_amqp_bytes(message) for message in messages]
         self._call(lambda: self._stream(stream, vhost).append(data))
@@ -361,7 +361,7 @@ class StreamBroker(Running):
         self._set(silent=True)
 
     def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
-        """Refuse all authentication with a code, until :meth:`heal`."""
+        """Refuse every user with a response code, until :meth:`heal`."""
         check_integer('code', code, 2, 0xFFFF)
         self._set(authentication=code)
 

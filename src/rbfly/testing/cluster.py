@@ -1,4 +1,4 @@
-"""What all nodes share: users, virtual hosts, and the leader of each stream."""
+"""The state that all nodes share: users, virtual hosts, and the leader of each stream."""
 
 import asyncio
 import itertools
@@ -91,7 +91,7 @@ class Cluster:
         """Create a stream.
 
         :raises Refused: the stream exists, or RabbitMQ refuses its name or arguments.
-        :raises Crash: RabbitMQ's connection crashes on the name or the arguments.
+        :raises Crash: the name or the arguments crash the connection on RabbitMQ.
         """
         streams = self.vhosts[vhost]
         name = name.replace('\r', '').replace('\n', '')

@@ -1,4 +1,4 @@
-"""What the broker does at each command of a client."""
+"""The broker's answer to each command of a client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from .arguments import Crash, Refused, require
 from .session import Handler, Session
 from .stream import Entries, Publisher, Subscription
 
-VERSION = '4.3.0'  # of RabbitMQ, whose behaviour the broker has
+VERSION = '4.3.0'  # version of RabbitMQ that the broker behaves like
 PROPERTIES = {
     'product': 'RabbitMQ',
     'version': VERSION,

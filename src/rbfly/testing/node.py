@@ -1,4 +1,4 @@
-"""A node: where clients connect."""
+"""A node of the broker, to which clients connect."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ class Node:
 
     :param port: its port; 0 for a free one, chosen at the first start.
     :param ssl: context for TLS; None for plain TCP.
-    :param make: makes the protocol of a new connection to the node.
+    :param make: creates the protocol of a new connection to the node.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Node:
         return Broker(self.host, self.port)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[asyncio.Server]:
-        """Listen at once; the task that is returned accepts connections.
+        """Listen at once; return a task that starts to accept connections.
 
         :raises OSError: the address is in use, or does not belong to this machine.
         """
@@ -72,7 +72,7 @@ class Node:
     def close(self) -> asyncio.Server | None:
         """Close the server and every connection.
 
-        :return: the server, for a caller that waits for its end.
+        :returns: the server, so that the caller can wait until it has ended.
         """
         server = None
         if self._serving is not None and self._socket is not None:

@@ -75,8 +75,7 @@ class Running:
     def stop(self) -> None:
         """Stop the thread of :meth:`start`, and wait for its end.
 
-        It has no effect if no thread runs, or in a forked child. If `on_event` calls it, it does
-        not wait.
+        Does nothing if no thread runs, or in a forked child. Does not wait if `on_event` calls it.
         """
         thread = self._thread
         if thread is None or self._pid != os.getpid():
@@ -161,7 +160,7 @@ class Running:
         return cluster.loop
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in the broker's loop from any thread; directly if no thread runs it.
+        """Call a function in the broker's loop from any thread; directly if the loop does not run.
 
         :raises EventLoopError: the loop belongs to another process.
         """

@@ -146,7 +146,7 @@ class Stream:
         return entries
 
     def append(self, messages: Iterable[bytes]) -> None:
-        """Store messages of no publisher, at once."""
+        """Store messages without a publisher, at once."""
         data = [*map(message, messages)]
         self.batch.data += data
         self.batch.filters += [None] * len(data)
@@ -354,13 +354,13 @@ class Publisher(Client):
 
 
 def confirms(publisher_id: int, ids: list[int]) -> bytes:
-    """Encode `PublishConfirm`, in less time."""
+    """Encode a `PublishConfirm` faster than its class does."""
     n = len(ids)
     return struct.pack(f'>IHHBI{n}Q', 9 + 8 * n, Key.PUBLISH_CONFIRM, 1, publisher_id, n, *ids)
 
 
 class Subscription(Client):
-    """A subscription, which takes chunks for credit."""
+    """A subscription; its credit limits the chunks that it receives."""
 
     def __init__(
         self,

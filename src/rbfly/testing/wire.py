@@ -203,7 +203,7 @@ class Wire(asyncio.Protocol):
     # -- time
 
     def expect_step(self) -> None:
-        """Abort unless the next step of the handshake, or the end, comes in time."""
+        """Abort unless the next step of the handshake, or the end, follows in time."""
         self._stop_timer()
         self._timer = self._loop.call_later(STEP_TIMEOUT, self.abort)
 
