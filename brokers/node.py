@@ -72,7 +72,7 @@ def make_nodes(
     """Create nodes, with five of `ports` for each."""
     for what in (advertised_ports, advertised_hosts, advertised_tls_ports):
         if what is not None and len(what) != count:
-            raise ValueError('give one advertised host or port for each node')
+            raise ValueError('pass one advertised host or port for each node')
     nodes = []
     for i in range(count):
         stream, tls, amqp, mqtt, dist = ports[5 * i : 5 * i + 5]

@@ -83,7 +83,7 @@ def scales(text: str) -> dict[str, float]:
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog='python -m perf',
-        description='Benchmark RbFly, its peers and the floor.',
+        description='Benchmark RbFly, other clients, and floors: programs without a client library.',
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, or {QUICK_ROUNDS} if quick; at most {studies.ROUNDS} for studies',
+        help=f'default: {ROUNDS}, with --quick {QUICK_ROUNDS}; at most {studies.ROUNDS} for studies',
     )
     run.add_argument(
         '--scale',
@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     )
     size = run.add_mutually_exclusive_group()
     size.add_argument('--quick', action='store_true', help='few messages, few rounds')
-    size.add_argument('--full', action='store_true', help='all messages (scale 1)')
+    size.add_argument('--full', action='store_true', help='the full number of messages (scale 1)')
     run.add_argument('--resume', action='store_true', help='resume --out, or the latest run')
     run.add_argument('--out', type=Path, metavar='FILE', help='result file (JSON lines)')
 

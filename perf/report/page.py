@@ -88,6 +88,10 @@ def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
 
 
 def summary(report: Report, folder: str) -> Iterator[str]:
+    yield from paragraph(
+        'The speed of RbFly, of other clients, and of *floor* programs without a client library.'
+        ' The measurements come from these result files:'
+    )
     for run in report.runs:
         about = run.environment
         scenarios = names(dict.fromkeys(code(kind.scenario) for kind in run.kinds.values()))
@@ -220,8 +224,8 @@ def targets(report: Report) -> Iterator[str]:
                 )
     yield from heading('Goals')
     yield from paragraph(
-        'The goals that RbFly has set itself. A goal is *reached* if the whole interval meets it,'
-        ' and *reached within the interval* if only part of the interval does.'
+        "The project's own goals. A goal is *reached* if the whole interval meets it, and"
+        ' *undecided* if only part of the interval does.'
     )
     yield from table(['lane', 'compared with', 'ratio and goal', 'reached?'], rows, 'perf')
 
@@ -258,7 +262,7 @@ def is_usual(kind: Kind, run: Run) -> bool:
 def method(report: Report) -> Iterator[str]:
     yield from heading('Method')
     yield from paragraph(
-        'To repeat the measurements, set up the checkout as described in the README, and run in it:'
+        'To repeat the measurements, set up a checkout as described in the README, and run there:'
     )
     yield '.. code-block:: sh'
     yield ''
@@ -283,7 +287,7 @@ def method(report: Report) -> Iterator[str]:
             ' counts the messages in the broker. If the count differs from what the lane reports,'
             ' the lane has failed, and this page says so.',
             'Codec lanes repeat a statement with ``timeit``, which disables the garbage collector'
-            ' meanwhile; the result of the statement is checked before and after.',
+            ' during the measurement. The result of the statement is checked before and after.',
             'CPU is the user and system time of the process of a lane, per message. Memory is the'
             ' peak of its resident set while the clock runs.',
             f'Intervals are {LEVEL} percentile bootstrap intervals from {stats.RESAMPLES:,}'

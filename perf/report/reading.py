@@ -66,7 +66,7 @@ def verdict(interval: Interval | None, target: float, most: bool = False) -> str
         if most
         else (interval.low >= target, interval.high >= target)
     )
-    return 'reached' if sure else 'reached within the interval' if reached else 'not reached'
+    return 'reached' if sure else 'undecided' if reached else 'not reached'
 
 
 def number(value: float) -> str:

@@ -290,10 +290,10 @@ def test_page_warns_about_few_rounds(tmp_path: Path) -> None:
     ('low', 'high', 'most', 'words'),
     [
         (0.97, 1.0, False, 'reached'),
-        (0.9, 0.97, False, 'reached within the interval'),
+        (0.9, 0.97, False, 'undecided'),
         (0.9, 0.96, False, 'not reached'),
         (1.0, 0.97, True, 'reached'),
-        (0.9, 1.2, True, 'reached within the interval'),
+        (0.9, 1.2, True, 'undecided'),
         (0.98, 1.2, True, 'not reached'),
     ],
 )
