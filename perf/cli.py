@@ -83,7 +83,7 @@ def scales(text: str) -> dict[str, float]:
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog='python -m perf',
-        description='Benchmark RbFly, other clients, and floors: programs without a client library.',
+        description='Benchmark RbFly, other clients and floors (programs without any client).',
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         '--rounds',
         type=at_least_one,
         metavar='N',
-        help=f'default: {ROUNDS}, with --quick {QUICK_ROUNDS}; at most {studies.ROUNDS} for studies',
+        help=f'default: {ROUNDS}, quick: {QUICK_ROUNDS}; at most {studies.ROUNDS} for studies',
     )
     run.add_argument(
         '--scale',

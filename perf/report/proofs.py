@@ -49,8 +49,8 @@ def compose(results: Sequence[Proof]) -> str:
             'A proof is a command that publishes or consumes messages while connections, brokers or'
             ' callers fail. Its seed determines all random choices. A proof *holds* if all of its'
             ' claims do. Messages are numbered; code independent of the client compares every'
-            ' number stored or received with those sent. The nodes of the broker advertise the ports of'
-            ' proxies, which inject faults and count the bytes that they forward.'
+            ' number stored or received with those sent. The nodes of the broker advertise the'
+            ' ports of proxies, which inject faults and count the bytes that they forward.'
         ),
         *paragraph(
             'Everything on this page comes from the result files of these commands. The test suite'

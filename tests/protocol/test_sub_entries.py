@@ -662,7 +662,7 @@ def test_window_is_refused_while_it_compresses(thread: bool) -> None:
             'fail_pending': window.fail_pending,
         }
         for name, call in calls.items():
-            with pytest.raises(PublisherError, match='is encoding a message'):
+            with pytest.raises(PublisherError, match='while it encodes a message'):
                 call()
             refused.append(name)
 
