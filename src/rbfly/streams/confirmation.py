@@ -117,8 +117,8 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
         _, size, limit, count = waiter.too_large
         part = f'of its sub-entry of {count} messages' if count > 1 else 'with its headers'
         detail = (
-            f'{size} bytes {part} do not fit into a frame of the new connection, whose limit is'
-            f' {limit} bytes'
+            f'{size} bytes {part} do not fit into a frame of the new connection;'
+            f' the limit is {limit} bytes'
         )
     return joined(errors, detail)
 
