@@ -346,10 +346,10 @@ async def test_confirm_before_the_task_awaits_it(task_factory: Any) -> None:
 
 async def test_used_before_it_is_declared() -> None:
     publisher = rbs.Publisher(3, PublisherInfo('stream'), object(), 0)
-    with pytest.raises(PublisherError, match='not declared'):
+    with pytest.raises(PublisherError, match='not open'):
         await publisher.send(b'x')
     batch = rbs.PublisherBatchFast(3, PublisherInfo('stream'), object(), 0)
-    with pytest.raises(PublisherError, match='not declared'):
+    with pytest.raises(PublisherError, match='not open'):
         batch.batch(b'x')
 
 

@@ -6,13 +6,16 @@ from uuid import UUID
 from ._types import Symbol, Timestamp
 
 class DataBody(bytes):
-    sections: Final[tuple[bytes, ...]]
+    @property
+    def sections(self) -> tuple[bytes, ...]: ...
     def __new__(cls, sections: Iterable[bytes | bytearray | memoryview] = ...) -> Self: ...
 
 class SequenceBody(list[Any]):
     def __init__(self, sections: Iterable[Iterable[Any]] = ...) -> None: ...
-    lengths: Final[tuple[int, ...]]
-    sections: Final[list[list[Any]]]
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+    @property
+    def sections(self) -> list[list[Any]]: ...
 
 @final
 class AMQPHeader:

@@ -71,6 +71,7 @@ cdef class PendingConfirms:
         self.count += 1
         return 0
 
+    @cython.binding(False)      # gcc 15 warns of uninitialized arguments otherwise
     def seal(self):
         """Add no more messages; return True if all of them are settled."""
         self.sealed = True
