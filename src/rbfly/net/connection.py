@@ -352,7 +352,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._requests.on_response(body)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add((key, version))
-            logger.warning('%s: skipped unknown frame 0x%04x version %d', self.address, key, version)
+            text = '%s: skipped unknown frame 0x%04x version %d'
+            logger.warning(text, self.address, key, version)
 
     def _on_heartbeat(self, body: bytes) -> None:
         """Do nothing: any data shows that the broker is alive."""
