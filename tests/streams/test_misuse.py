@@ -142,7 +142,7 @@ async def test_failed_close_does_not_replace_the_error_of_the_with_block(
             publisher.batch('x')
             await client.disconnect()
             raise KeyError('mine')
-    assert 'closing the publisher failed' in caught.value.__notes__[0]
+    assert 'closing the publisher also failed' in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

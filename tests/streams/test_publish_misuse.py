@@ -143,7 +143,7 @@ async def test_interrupted_close_ends_a_concurrent_close(cls: type) -> None:
         assert not await context.__aexit__(asyncio.CancelledError, error, None)
         await asyncio.wait([sending, closing])
         assert loop.time() - began < 1
-        with pytest.raises(PublisherError, match='was closed by CancelledError'):
+        with pytest.raises(PublisherError, match='was closed because of CancelledError'):
             await sending
         await asyncio.wait([closing])
         assert cls is rbs.Publisher or isinstance(closing.exception(), PublisherError)

@@ -136,5 +136,5 @@ async def test_subscribing_at_a_node_without_the_stream(memory: StreamBroker) ->
 
 
 def test_unknown_node() -> None:
-    with pytest.raises(ValueError, match='node must be in 0 to 0'):
+    with pytest.raises(ValueError, match='node must be from 0 to 0'):
         StreamBroker().stop_node(1)

@@ -580,7 +580,7 @@ async def test_external(authority: trustme.CA) -> None:
 
 
 async def test_tls_context_for_clients(authority: trustme.CA) -> None:
-    with pytest.raises(ArgumentError, match='for clients'):
+    with pytest.raises(ArgumentError, match='for servers'):
         StreamBroker(ssl=client_side(authority))
 
 
