@@ -12,7 +12,7 @@ from rbfly.net.cluster import Cluster, Role
 from rbfly.net.connection import IDS
 from rbfly.net.observer import Life, Observer, State
 from rbfly.protocol.const import Key, ResponseCode
-from rbfly.streams.error import ConnectTimeout, VirtualHostError
+from rbfly.streams.error import ConnectTimeout, StreamConnectionError, VirtualHostError
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Step, refuse
@@ -220,3 +220,16 @@ async def test_each_publisher_has_its_own_deadline() -> None:
         leave.set()
         await asyncio.gather(*late)
         assert wire.DECLARE_PUBLISHER in fake.connections[-1].commands()
+
+
+async def test_cancelled_metadata_request_leaves_later_ones_alone() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.get_protocol()
+        cluster = client._cluster
+        asked = asyncio.ensure_future(cluster._locate('test', cluster.deadline()))
+        await asyncio.sleep(0)  # the request is prepared, but its task has not begun
+        (batch,) = cluster._metadata.values()
+        batch._task.cancel()
+        with pytest.raises(StreamConnectionError, match='cancelled'):
+            await asked
+        assert (await cluster._locate('test', cluster.deadline())).leader

@@ -325,3 +325,22 @@ async def test_flush_raises_for_messages_too_large_for_a_new_connection() -> Non
             else:
                 with pytest.raises(PublishError, match='frame too large'):
                     await publisher.close()
+
+
+async def test_context_manager_of_an_open_publisher_cannot_be_entered_again() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        context = client.publisher('test')
+        async with context as publisher:
+            with pytest.raises(PublisherError, match='already open'):
+                await context.__aenter__()
+            await publisher.send('x')
+
+
+async def test_publisher_is_closed_when_its_context_manager_is_dropped() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        publisher = await client.publisher('test', name='shop').__aenter__()
+        await until(lambda: not client._cluster.registrations, 'the publisher is closed')
+        with pytest.raises(PublisherError, match='closed'):
+            await publisher.send('x')
+        async with client.publisher('test', name='shop') as other:
+            await other.send('x')

@@ -84,8 +84,8 @@ class MetadataBatch:
         self._task = asyncio.Task(
             request_metadata(connection, self._sizes, on_send), loop=asyncio.get_running_loop()
         )
-        # retrieved: the callers may have stopped waiting
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Cancelled, perhaps before it began; or failed, and no caller may wait for the error.
+        self._task.add_done_callback(lambda it: on_send() if it.cancelled() else it.exception())
 
     async def ask(self, stream: str) -> StreamMetadata | None:
         """Return where a stream is; None if there is no such stream.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..checks import check_type
@@ -266,10 +266,14 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
     names: set[tuple[str, str]]
     make: Callable[[int, PublisherInfo, object, int], P]
     info: PublisherInfo
+    _session: PublisherSession | None = field(default=None, init=False)
+    _publisher: Any = field(default=None, init=False)
 
     async def __aenter__(self) -> P:
         stream, name = key = self.info.stream, self.info.name
         self.cluster.check_loop()
+        if self._session is not None:
+            raise PublisherError('this publisher is already open: call client.publisher() again')
         if key in self.names:
             raise RbFlyError(
                 f'this client already has a publisher named {name!r} on stream {stream!r}:'
@@ -292,7 +296,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
         except BaseException:
             self._release()
             raise
-        self._publisher: Any = publisher
+        self._publisher = publisher
         return publisher
 
     async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
@@ -310,8 +314,24 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
         finally:
             self._release()
 
-    def _release(self) -> None:
+    def __del__(self) -> None:
+        loop = self.cluster.ownership.loop if self._session is not None else None
+        if loop is not None and not loop.is_closed():  # the `async with` block never ended
+            loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        publisher, self._publisher = self._publisher, None
         try:
-            self._session.registration.close()
+            if isinstance(publisher, BasePublisher):
+                text = f'{publisher!r} was closed because its context manager was dropped'
+                publisher._abort(PublisherError(text))
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        session, self._session = self._session, None
+        try:
+            if session is not None:
+                session.registration.close()
         finally:
             self.names.discard((self.info.stream, self.info.name))
