@@ -46,7 +46,7 @@ IDS = 256  # publishers, and subscriptions, of one connection
 
 
 class Attached(Protocol):
-    """A registration that is declared on a connection, or about to be."""
+    """A registration that uses a connection."""
 
     def on_lost(self, error: StreamConnectionError) -> None:
         """The connection has ended."""
@@ -76,7 +76,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar advertised: the node's advertised address, None if the broker does not report it.
     :ivar knows_optional: the broker supports ExchangeCommandVersions and StreamStats.
     :ivar tune: future of the broker's Tune.
-    :ivar registrations: what is declared on the connection, or about to be.
+    :ivar registrations: registrations that use the connection.
     :ivar error: why the connection ended; None while it is open.
     :ivar closed: future that is done when the socket is closed.
     :ivar paused: the transport's write buffer is full.
@@ -130,7 +130,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         advertised: Broker | None,
         knows_optional: bool,
     ) -> None:
-        """Complete the handshake: apply what was negotiated and begin heartbeats.
+        """Complete the handshake: apply the negotiated limits and start heartbeats.
 
         :raises StreamConnectionError: the connection was lost with the last response.
         """

@@ -58,7 +58,7 @@ class Requests:
             self._on_response[correlation_id] = on_response
         timer = None
         if timeout:
-            # If the loop was blocked, it reads what has arrived before the request times out.
+            # A loop that was blocked reads the received data before the request times out.
             check = partial(self._check, command, correlation_id, future, timeout, on_timeout)
             timer = self._loop.call_later(timeout, self._loop.call_later, GRACE, check)
 

@@ -28,7 +28,7 @@ SNAPPY_FRAMES = b'\xff\x06\x00\x00sNaPpY'  # start of a framed stream
 
 
 class Compression(StrEnum):
-    """How the messages of a sub-entry are compressed.  Strings such as `'gzip'` work, too."""
+    """Compression of the messages in a sub-entry; the API also accepts names such as `'gzip'`."""
 
     NONE = 'none'
     GZIP = 'gzip'

@@ -38,7 +38,7 @@ TIME_MAX = 2**50  # milliseconds, to the year 37,648; larger values are not exac
 class Reader:
     """Reads the fields of a frame in order.
 
-    :param strict: reject strings that are null or not UTF-8; otherwise replace what is invalid.
+    :param strict: reject strings that are null or not UTF-8; otherwise replace invalid bytes.
     :raises FrameError: the frame ends within a field.
     """
 

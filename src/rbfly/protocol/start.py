@@ -121,7 +121,7 @@ class Start:
             return self._find_last(cursor, self._end, first)
         if kind == OffsetType.TIMESTAMP and self._is_past is not False:
             return self._find_time(cursor)
-        # The broker delivers the last chunk, too, and the cursor drops it: see LastChunk.
+        # The broker also delivers the last chunk, which the cursor drops: see LastChunk.
         cursor.resume(0, self._end)
         cursor.last_chunk.assume(self._end)
         return self._seek(cursor, first, committed) if again else Offset.LAST

@@ -63,7 +63,7 @@ class Faults:
     def refusals(self, count: int) -> list[int]:
         """Return codes that refuse the first of `count` messages.
 
-        The code for a missing publisher refuses all messages that follow, too.
+        The code for a missing publisher also refuses all later messages.
         """
         codes: list[int] = []
         while self.errors and len(codes) < count:

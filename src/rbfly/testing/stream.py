@@ -385,7 +385,7 @@ class Subscription(Client):
         self._unfiltered = unfiltered or b'' in self._filters
 
     def _wants(self, chunk: StoredChunk) -> bool:
-        """Whether to send a chunk, which may contain other messages, too."""
+        """True if the filter passes a chunk, which may hold messages with other filter values."""
         if chunk.type:
             return False
         if not self._filters:
