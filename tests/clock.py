@@ -1,11 +1,13 @@
 """An event loop with a virtual clock: when nothing is ready, time jumps to the next timer.
 
-It suits tests with a scripted broker in the same loop: data written to a loopback socket can be
-read at once, so nothing is in flight when no socket is ready.
+It suits tests with a scripted broker in the same loop. Client and broker are connected by a pair of
+Unix sockets: written data can be read at once, so nothing is in flight when no socket is ready. TCP
+on loopback does not promise this: on a busy machine, the kernel delivers later.
 """
 
 import asyncio
 import selectors
+import socket
 from typing import Any
 
 
@@ -29,10 +31,29 @@ class Selector(selectors.DefaultSelector):
 class ClockLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._clock = Selector()
+        self._servers: dict[int, tuple[asyncio.Server, Any]] = {}
         super().__init__(self._clock)
 
     def time(self) -> float:
         return self._clock.passed
+
+    async def create_server(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
+        server = await super().create_server(protocol_factory, *args, **kwargs)
+        if not kwargs.get('ssl'):
+            port = server.sockets[0].getsockname()[1]
+            self._servers[port] = server, protocol_factory
+        return server
+
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **kwargs: Any
+    ) -> Any:
+        if port in self._servers:
+            server, broker_factory = self._servers[port]
+            if server.is_serving():
+                ours, theirs = socket.socketpair()
+                await self.connect_accepted_socket(broker_factory, theirs)
+                return await super().create_connection(protocol_factory, sock=ours)
+        return await super().create_connection(protocol_factory, host, port, **kwargs)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         await super().shutdown_default_executor()  # its threads use the real clock
