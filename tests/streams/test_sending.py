@@ -61,6 +61,7 @@ class Cluster:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.generation = 0
+        self.busy_poll = 0.0
         self.registrations: dict[object, None] = {}
         self.observers = Observers()
         self.closing = CloseTimeout(0.001)

@@ -32,6 +32,7 @@ from .connection import Attached, Connection, Role, disconnected
 from .handshake import connect
 from .observer import Observers, call_each
 from .ownership import Ownership
+from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
 from .uri import Address, AuthMechanism, ConnectionInfo, Credentials
@@ -60,6 +61,7 @@ class Settings:
     load_balancer: bool = False
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
+    busy_poll: float = 0.0
 
     @functools.cached_property
     def credentials(self) -> dict[Address, Credentials]:
@@ -81,6 +83,7 @@ class Cluster:
     :ivar registrations: registrations that are not idle.
     :ivar observers: notified of the events of the client.
     :ivar counters: totals of all connections, including those that have ended.
+    :ivar busy_poll: seconds to poll for each frame of messages; 0 to let the event loop sleep.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -104,6 +107,7 @@ class Cluster:
         self.observers = Observers()
         self.counters = Counters()
         self.ownership = Ownership()
+        self.busy_poll = poll_limit(settings.busy_poll)
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]

@@ -4,6 +4,7 @@ from typing import Any, Final, Protocol, final
 
 from ..amqp import MessageCtx
 from ..net.connection import Connection
+from ..net.polling import BusyPoll
 from ..protocol._pending import PendingConfirms
 from ..protocol._publish import PublishWindow
 from ..types import AMQPBody
@@ -28,6 +29,7 @@ class PublisherCore:
     scheduled: Final[bool]
     loop: Final[asyncio.AbstractEventLoop]
     capacity: Final[Any]
+    poll: BusyPoll | None
     def __init__(
         self,
         error: Exception,

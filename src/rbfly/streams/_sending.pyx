@@ -44,12 +44,14 @@ cdef class PublisherCore:
     :ivar connection: where to write frames; None while there is none.
     :ivar closed: the publisher takes no more messages.
     :ivar error: why the publisher takes no messages for now; None if it does.
+    :ivar poll: keeps the event loop awake while confirms are awaited; None if it may sleep.
     """
 
     cdef readonly PublishWindow window
     cdef readonly object loop
     cdef readonly SemaphoreState capacity
     cdef readonly object session, connection, error
+    cdef public object poll
     cdef readonly bint closed, scheduled
     cdef object confirmed           # a future that is done, to wake tasks with
     cdef unsigned long place        # thread of the loop
@@ -86,6 +88,8 @@ cdef class PublisherCore:
     def suspend(self):
         """Stop writing: the connection is gone."""
         self.connection = None
+        if self.poll is not None:
+            self.poll.stop()
 
     def fail(self, error):
         """Take no messages until `bind`."""
@@ -184,6 +188,8 @@ cdef class PublisherCore:
             if data is None:
                 break
             connection.write(data)
+            if self.poll is not None:
+                self.poll.on_sent()
         if self.capacity.waiting:
             self.capacity.grant()
         return 0
@@ -212,6 +218,8 @@ cdef class PublisherCore:
                 self.loop.call_soon(self.on_settled, done[n:])
             if woken and not begun:
                 self.loop.call_soon(self._wake)
+        if self.poll is not None:
+            self.poll.on_confirmed(self.window.in_flight == 0)
         if not self.scheduled:
             if len(woken) > 1:
                 # `_wake` writes what these tasks send, in one go.

@@ -16,6 +16,7 @@ __all__ = ['check_filter', 'check_publisher', 'check_settings', 'stream_argument
 
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
+BUSY_POLL_MAX = 0.1
 # As in AMQP 1.0.  The handshake fits, and so does every request with ASCII names: the longest is
 # DeclarePublisher, 501 bytes with a name of 255 bytes and a stream name of 233.
 FRAME_MIN = 512
@@ -30,6 +31,11 @@ def check_settings(settings: Settings) -> Settings:
     commands.string(settings.connection_name)
     for name in ('connect_timeout', 'reconnect_timeout', 'request_timeout', 'close_timeout'):
         check_timeout(name, getattr(settings, name))
+    check_type('busy_poll', settings.busy_poll, int, float)
+    if not 0 <= settings.busy_poll <= BUSY_POLL_MAX:
+        raise ArgumentError(
+            f'busy_poll must be from 0 to {BUSY_POLL_MAX} seconds, not {settings.busy_poll}'
+        )
     check_integer('heartbeat', settings.tune.heartbeat, 0, 2**32 - 1)
     check_integer('frame_max', settings.tune.frame_max, 0, 2**32 - 1)
     if 0 < settings.tune.frame_max < FRAME_MIN:

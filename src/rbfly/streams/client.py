@@ -56,6 +56,7 @@ def streams_client(
     load_balancer: bool = False,
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
+    busy_poll: float = 0.0,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -80,6 +81,10 @@ def streams_client(
         an answer, or a message sent for the first time.  Closing several publishers,
         subscriptions and the client while no broker answers takes little longer than one
         `close_timeout` in total.  None or 0 for no limit.
+    :param busy_poll: seconds, at most 0.1, for which the event loop keeps polling after a
+        publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms arrive
+        earlier, for more processor time; see :ref:`busy-polling`.  0 to sleep.  It needs two
+        processors: with fewer, the client logs a warning and sleeps.
     :raises URIError: a URI is malformed, or `ssl` was passed with the scheme without TLS.
     :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range.
@@ -102,6 +107,7 @@ def streams_client(
             load_balancer,
             request_timeout,
             close_timeout,
+            busy_poll,
         )
     )
 

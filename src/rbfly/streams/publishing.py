@@ -11,6 +11,7 @@ from ..error import ConfirmTimeout, PublisherError, RbFlyError, StreamConnection
 from ..net.cluster import Cluster, Role
 from ..net.connection import Connection, disconnected
 from ..net.observer import Life
+from ..net.polling import BusyPoll
 from ..net.registration import Owner, Registration
 from ..net.waiting import outcome
 from ..protocol import commands
@@ -71,6 +72,8 @@ class PublisherSession(Owner):
         """
         self._core, self._label, self._release = core, label, release or core.write
         core.bind(self)
+        if self._cluster.busy_poll:
+            core.poll = BusyPoll(core.loop, self._cluster.busy_poll)
         self.queues.append(core.capacity)
         connection = self.registration.connection
         if connection is not None and self.registration.is_open:  # else lost in the meantime

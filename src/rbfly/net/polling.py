@@ -1,0 +1,134 @@
+"""Busy polling: an event loop that does not sleep while a publisher awaits a confirm.
+
+A processor that halts takes long to wake up; in a virtual machine, longer than the broker needs to
+answer.  While a callback is scheduled, the event loop asks the kernel for events without sleeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from time import perf_counter
+
+logger = logging.getLogger(__name__)
+
+SCORE = 4  # how many more polls may miss than hit before polling rests
+REST_FIRST = 16  # frames that are sent without polling; twice as many after each further miss
+REST_LAST = 1024
+CGROUPS = Path('/proc/self/cgroup')
+QUOTAS = Path('/sys/fs/cgroup')
+
+
+class BusyPoll:
+    """Keeps an event loop awake while a publisher awaits confirms.
+
+    A poll hits if a confirm arrives before its time is over.  While most polls miss, because the
+    broker is distant or slow, frames are sent without polling, except for one now and then.
+
+    :param loop: event loop of the publisher.
+    :param limit: seconds to poll for each frame that is sent.
+    :param clock: returns seconds.  The loop's clock is too coarse: uvloop's counts milliseconds.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit: float,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._clock = clock
+        self._until: float | None = None  # when the poll is over; None while there is none
+        self._scheduled = False
+        self._score = SCORE
+        self._skip = 0  # frames to send without polling
+        self._rest = REST_FIRST
+
+    @property
+    def is_polling(self) -> bool:
+        """True while the event loop is kept awake."""
+        return self._until is not None
+
+    def on_sent(self) -> None:
+        """Poll from now on: a frame was sent."""
+        if self._skip:
+            self._skip -= 1
+            return
+        self._until = self._clock() + self._limit
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._poll)
+
+    def on_confirmed(self, last: bool) -> None:
+        """Count a hit, if a poll is running.
+
+        :param last: no other message is unconfirmed.
+        """
+        if self._until is not None:
+            self._score, self._rest = min(self._score + 1, SCORE), REST_FIRST
+            if last:
+                self._until = None
+
+    def stop(self) -> None:
+        """Stop polling: the connection was lost, or the publisher is closed."""
+        self._until = None
+
+    def _poll(self) -> None:
+        if self._until is not None and self._clock() < self._until:
+            self._loop.call_soon(self._poll)
+            return
+        self._scheduled = False
+        if self._until is not None:
+            self._until = None
+            self._score = max(self._score - 1, 0)
+            if self._score == 0:
+                self._skip, self._rest = self._rest, min(2 * self._rest, REST_LAST)
+
+
+def poll_limit(seconds: float) -> float:
+    """Return how long a client may poll: no time without a second processor for the broker's work.
+
+    :param seconds: `busy_poll` of the client.
+    """
+    if seconds and (usable := processors()) < 2:
+        logger.warning('busy_poll is off: it needs 2 processors, this process may use %g', usable)
+        return 0.0
+    return seconds
+
+
+def processors() -> float:
+    """Return how many processors this process may use, by its affinity and its cgroups' quotas."""
+    affinity = getattr(os, 'sched_getaffinity', None)
+    allowed: float = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        lines = CGROUPS.read_text().splitlines()
+    except OSError:
+        return allowed
+    for line in lines:
+        _, controllers, path = line.split(':', 2)
+        if controllers and 'cpu' not in controllers.split(','):
+            continue
+        root = QUOTAS / controllers  # version 2 names no controllers
+        group = root / path.lstrip('/')
+        while group.is_relative_to(root):
+            allowed = min(allowed, quota(group))
+            group = group.parent
+    return allowed
+
+
+def quota(group: Path) -> float:
+    """Return how many processors a cgroup may use; infinity for no limit."""
+    try:
+        if (group / 'cpu.max').exists():
+            share, period = (group / 'cpu.max').read_text().split()
+        else:
+            share = (group / 'cpu.cfs_quota_us').read_text()
+            period = (group / 'cpu.cfs_period_us').read_text()
+        return int(share) / int(period) if int(share) > 0 else inf
+    except (OSError, ValueError):  # there is no such file, or 'max': no limit
+        return inf
