@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,15 @@ def pytest_asyncio_loop_factories(
     if name == 'eager':
         return {name: eager_loop}
     return {name: factories[name]}
+
+
+@pytest.fixture
+def endless_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task lets others run because a busy machine has slowed it down."""
+    from rbfly.streams import reading, send_many
+
+    for module in (reading, send_many):
+        monkeypatch.setattr(module, 'TURN', math.inf)
 
 
 def eager_loop() -> asyncio.AbstractEventLoop:

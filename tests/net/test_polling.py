@@ -188,9 +188,7 @@ def test_quota_of_each_enclosing_cgroup_limits_the_processors(
 
 
 @pytest.mark.parametrize(('quota', 'usable'), [('-1', 3), ('50000', 0.5)])
-def test_quota_of_version_1_limits_the_processors(
-    cgroups: Path, quota: str, usable: float
-) -> None:
+def test_quota_of_version_1_limits_the_processors(cgroups: Path, quota: str, usable: float) -> None:
     write(cgroups, cgroup='5:memory:/a\n4:cpu,cpuacct:/docker/a\n0::/')
     write(cgroups / 'cpu,cpuacct' / 'docker' / 'a', cpu__cfs_quota_us=quota)
     write(cgroups / 'cpu,cpuacct' / 'docker' / 'a', cpu__cfs_period_us='100000')

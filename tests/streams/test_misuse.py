@@ -259,7 +259,7 @@ async def test_task_started_for_a_message_has_no_context() -> None:
     assert outcomes == [None] * 20
 
 
-async def test_tasks_that_share_a_contextvars_context() -> None:
+async def test_tasks_that_share_a_contextvars_context(endless_turns: None) -> None:
     """They take turns; each sees the context of its own last message, or none."""
     stream = FakeStream()
     stream.append(*(b'%d' % i for i in range(8)))

@@ -315,7 +315,8 @@ async def test_send_many_cancelled(client: rbs.StreamsClient, stream: str) -> No
     assert await stored(client, stream) == [*taken, b'behind']
 
 
-async def test_send_many_with_a_timeout() -> None:
+@pytest.mark.own_clock
+async def test_send_many_with_a_timeout(endless_turns: None) -> None:
     held: list[tuple[Peer, Frame]] = []
     async with (
         FakeBroker(on={wire.PUBLISH: lambda c, f: held.append((c, f))}) as fake,

@@ -291,8 +291,11 @@ async def test_progress_of_a_call_whose_stream_is_deleted(
         assert left == [*range(progress.confirmed, progress.taken)]
 
 
+@pytest.mark.own_clock
 @KINDS
-async def test_progress_counts_messages_of_sub_entries(asynchronous: bool) -> None:
+async def test_progress_counts_messages_of_sub_entries(
+    asynchronous: bool, endless_turns: None
+) -> None:
     holding = Holding(last=1)
     async with (
         FakeBroker(on={wire.PUBLISH: holding}) as fake,
