@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from .error import ArgumentError, ArgumentTypeError
 
-__all__ = ['check_folder', 'check_integer', 'check_stream', 'check_timeout', 'check_type']
-
 FOLDER_MAX = 255  # characters, all of one byte
 TIME_DIGITS = 19  # nanoseconds since 1970
 

@@ -6,6 +6,7 @@ import asyncio
 import ssl as tls
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -17,10 +18,10 @@ from ..protocol.const import ResponseCode
 from ..types import AMQPBody
 from .arguments import Crash, Refused
 from .cluster import Cluster
-from .handlers import HANDLERS, HANDSHAKE
+from .faults import Faults
+from .handlers import Connection
 from .node import Node
 from .running import Running
-from .session import Session
 from .stream import Stream
 
 
@@ -86,12 +87,10 @@ class StreamBroker(Running):
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
             raise ArgumentError('vhosts must contain at least one virtual host')
-        cluster = Cluster(users, self._vhosts, frame_max, heartbeat, seed, on_event)
+        streams: dict[str, dict[str, Stream]] = {name: {} for name in self._vhosts}
+        cluster = Cluster(dict(users), streams, frame_max, heartbeat, Faults(seed), on_event)
         super().__init__(cluster)
-
-        def connect(node: Node) -> Session:
-            return Session(cluster, node, HANDSHAKE, HANDLERS)
-
+        connect = partial(Connection, cluster)
         for number in range(nodes):
             cluster.nodes.append(Node(number, host, port and port + number, ssl, connect))
 

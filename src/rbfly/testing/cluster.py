@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from ..protocol.commands import StreamMetadata
 from ..protocol.const import ResponseCode
@@ -13,31 +14,22 @@ from .stream import Clock, Stream
 from .wire import Wire
 
 
+@dataclass(eq=False, repr=False)
 class Cluster:
-    """State that all connections share."""
-
-    def __init__(
-        self,
-        users: Mapping[str, str],
-        vhosts: Iterable[str],
-        frame_max: int,
-        heartbeat: int,
-        seed: int,
-        on_event: Callable[[str], object] | None,
-    ) -> None:
-        self.users = dict(users)  # passwords by user
-        self.vhosts: dict[str, dict[str, Stream]] = {name: {} for name in vhosts}
-        self.frame_max = frame_max
-        self.heartbeat = heartbeat
-        self.clock = Clock()
-        self.faults = Faults(seed)
-        self.nodes: list[Node] = []
-        self.sessions: dict[Wire, None] = {}  # connections with an open virtual host
-        self.loop: asyncio.AbstractEventLoop | None = None  # None while the broker does not run
-        self.published = 0  # number of messages stored in streams that were deleted
-        self.on_event = on_event  # called with a line of text about a connection
-        self.watchers: list[Callable[[], object]] = []  # called when a stream has stored something
-        self._leaders = itertools.count()
+    users: dict[str, str]  # passwords by user
+    vhosts: dict[str, dict[str, Stream]]
+    frame_max: int
+    heartbeat: int
+    faults: Faults
+    on_event: Callable[[str], object] | None  # called with a line of text about a connection
+    clock: Clock = field(default_factory=Clock)
+    nodes: list[Node] = field(default_factory=list)
+    sessions: dict[Wire, None] = field(default_factory=dict)  # with an open virtual host
+    loop: asyncio.AbstractEventLoop | None = None  # None while the broker does not run
+    published: int = 0  # number of messages stored in streams that were deleted
+    # Called when a stream has stored something.
+    watchers: list[Callable[[], object]] = field(default_factory=list)
+    leaders: Iterator[int] = field(default_factory=itertools.count)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Call a function in the next turn of the loop, if the broker runs."""
@@ -107,10 +99,12 @@ class Cluster:
         running = [item for item in self.nodes if item.running] or self.nodes
         leader = node
         if arguments.locator not in (None, 'client-local'):
-            leader = running[next(self._leaders) % len(running)]
+            leader = running[next(self.leaders) % len(running)]
         others = [item.number for item in running if item is not leader]
         members = (leader.number, *others)[: arguments.replicas or len(self.nodes)]
-        streams[name] = Stream(name, arguments, members, self.clock, self.call_soon, self._stored)
+        streams[name] = Stream(
+            name, arguments, leader.number, members, self.clock, self.call_soon, self._stored
+        )
 
     def _stored(self) -> None:
         for watcher in [*self.watchers]:

@@ -4,38 +4,25 @@ import asyncio
 import itertools
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from ..protocol.commands import Broker
 from .wire import STEP_TIMEOUT, Wire
 
 
+@dataclass(eq=False, repr=False)
 class Node:
-    """One server of the broker.
-
-    :param port: its port; 0 for a free one, chosen at the first start.
-    :param ssl: context for TLS; None for plain TCP.
-    :param make: creates the protocol of a new connection to the node.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        host: str,
-        port: int,
-        ssl: ssl.SSLContext | None,
-        make: Callable[['Node'], Wire],
-    ) -> None:
-        self.number = number
-        self.host = host
-        self.port = port
-        self.ssl = ssl
-        self.numbers = itertools.count(1)  # of new connections
-        self.wires: dict[Wire, None] = {}
-        self._make = make
-        self._socket: socket.socket | None = None
-        self._serving: asyncio.Task[asyncio.Server] | None = None
-        self._empty: asyncio.Event | None = None  # set when the last connection closes
+    number: int
+    host: str
+    port: int  # 0 for a free one, chosen at the first start
+    ssl: ssl.SSLContext | None  # context for TLS; None for plain TCP
+    make: Callable[['Node'], Wire]  # creates the protocol of a new connection
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of connections
+    wires: dict[Wire, None] = field(default_factory=dict)
+    _socket: socket.socket | None = None
+    _serving: asyncio.Task[asyncio.Server] | None = None
+    _empty: asyncio.Event | None = None  # set when the last connection closes
 
     @property
     def running(self) -> bool:
@@ -59,7 +46,7 @@ class Node:
         self.port = self._socket.getsockname()[1]
         limit = STEP_TIMEOUT if self.ssl else None
         listening = loop.create_server(
-            lambda: self._make(self),
+            lambda: self.make(self),
             sock=self._socket,
             backlog=512,
             ssl=self.ssl,

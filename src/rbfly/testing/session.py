@@ -1,13 +1,12 @@
 """The session of a client: the state of its connection, and what the client has declared.
 
-Tables map the class of a command to its handler: one for the handshake, one for an open connection.
-A handler takes the session and the command, and returns the value of the response. To a session, a
-command that is not in its table is an unknown frame.
+A handler takes a command and returns the value of the response. A command without a handler, or
+whose handler does not belong to the state of the session, is an unknown frame.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from ..error import FrameError
 from ..protocol import commands
@@ -23,8 +22,8 @@ from .wire import Wire
 FRAME_MAX_BEFORE_OPEN = 8192
 CLOSE_ID = 1  # correlation id of the broker's Close
 
-Handler = Callable[['Session', Any], Any]
-Handlers = Mapping[type, Handler]
+HANDSHAKE = {Key.PEER_PROPERTIES, Key.SASL_HANDSHAKE, Key.TUNE, Key.OPEN}  # before open only
+ALWAYS = {Key.SASL_AUTHENTICATE, Key.HEARTBEAT}  # in every state
 # Each state of the handshake, with the states in which a read may end; any other state closes the
 # connection.
 STATES = {
@@ -37,11 +36,9 @@ STATES = {
 
 
 class Session(Wire):
-    """A client's session."""
+    handlers: ClassVar[dict[int, Callable[[Any, Any], Any]]]  # methods by key
 
-    def __init__(
-        self, cluster: Cluster, node: Node, handshake: Handlers, handlers: Handlers
-    ) -> None:
+    def __init__(self, cluster: Cluster, node: Node) -> None:
         super().__init__(cluster.faults, cluster.cut)
         self.cluster = cluster
         self.node = node
@@ -56,9 +53,7 @@ class Session(Wire):
         self.tune = Tune(cluster.frame_max, cluster.heartbeat)
         self.publishers: dict[int, Publisher] = {}
         self.subscriptions: dict[int, Subscription] = {}
-        self._handshake = handshake
-        self._handlers = handlers
-        self._after_response: Callable[[], object] | None = None
+        self.after_response: Callable[[], object] | None = None  # set by a handler
         self._last_state = self.state  # after the last read
 
     # -- called by asyncio
@@ -93,10 +88,10 @@ class Session(Wire):
                 self._on_response(found)
                 return
             request = found if isinstance(found, Request) else None
-            command = request.command if request else found
-            handlers = self._handlers if self.state in ('open', 'closing') else self._handshake
-            if type(command) in handlers:
-                self._handle(handlers[type(command)], command, request)
+            command: Any = request.command if request else found
+            key, opened = command.key, self.state in ('open', 'closing')
+            if key in self.handlers and (key in ALWAYS or (key in HANDSHAKE) != opened):
+                self._handle(command, request)
             else:
                 self._on_unknown()
         except FrameError:
@@ -104,16 +99,16 @@ class Session(Wire):
         except Crash:
             self.abort()
 
-    def _handle(self, handler: Handler, command: Any, request: Request | None) -> None:
-        self._after_response = None
+    def _handle(self, command: Any, request: Request | None) -> None:
+        self.after_response = None
         try:
-            value, code = handler(self, command), int(ResponseCode.OK)
+            value, code = self.handlers[command.key](self, command), int(ResponseCode.OK)
         except Refused as ex:
             value, code = None, ex.code
         if request is not None:
             self.write(command.respond(request.correlation_id, value, code))
-        if self._after_response is not None:
-            self._after_response()
+        if self.after_response is not None:
+            self.after_response()
 
     def on_read(self) -> None:
         """Check the step of the handshake after each read, as RabbitMQ does."""
@@ -144,10 +139,6 @@ class Session(Wire):
             self.ended = True  # the rest cannot be split into frames
         else:
             self.abort()
-
-    def after_response(self, callback: Callable[[], object] | None) -> None:
-        """Call a function after the response."""
-        self._after_response = callback
 
     def enter(self, state: str) -> None:
         """Enter a state of the handshake, and expect the next step in time."""

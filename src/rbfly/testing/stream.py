@@ -3,19 +3,13 @@
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..error import ArgumentError
+from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol.chunks import message, records, write_chunk
-from ..protocol.commands import (
-    DeclarePublisher,
-    Deliver,
-    DeliverV2,
-    MetadataUpdate,
-    PublishError,
-    Subscribe,
-)
 from ..protocol.const import Key, ResponseCode
 from ..protocol.fields import NAME_MAX, TIME_MAX
 from ..protocol.offset import Offset, OffsetType
@@ -47,8 +41,6 @@ class Clock:
 
 
 class StoredChunk(NamedTuple):
-    """A chunk in memory."""
-
     type: int  # 0 for messages, 1 for stored offsets, which are not delivered
     offset: int
     records: int
@@ -81,35 +73,25 @@ class Batch:
         self.known: dict[Publisher, list[int]] = {}  # duplicates, which are confirmed again
 
 
+@dataclass(eq=False, repr=False)
 class Stream:
-    """A log in memory."""
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Arguments,
-        members: tuple[int, ...],
-        clock: Clock,
-        call_soon: Callable[[Callable[[], None]], object],
-        stored: Callable[[], None],
-    ) -> None:
-        self.name = name
-        self.arguments = arguments
-        self.members = members  # numbers of the nodes that have the stream
-        self.leader = members[0]
-        self.epoch = 1  # term of the leader
-        self.chunks: list[StoredChunk] = []
-        self.dropped = 0  # number of chunks removed from the start
-        self.end = 0  # offset after the last chunk
-        self.size = 0  # bytes of all chunks
-        self.published = 0  # number of messages stored, including removed ones
-        self.sequences: dict[str, int] = {}  # last publishing id by publisher name
-        self.offsets: dict[str, int] = {}  # stored offsets by reference
-        self.clients: dict[Client, None] = {}  # publishers and subscriptions
-        self._clock = clock
-        self._call_soon = call_soon
-        self._stored = stored
-        self._batch: Batch | None = None
+    name: str
+    arguments: Arguments
+    leader: int
+    members: tuple[int, ...]  # numbers of the nodes that have the stream
+    clock: Clock
+    call_soon: Callable[[Callable[[], None]], object]
+    stored: Callable[[], None]  # called after the stream has stored something
+    epoch: int = 1  # term of the leader
+    chunks: list[StoredChunk] = field(default_factory=list)
+    dropped: int = 0  # number of chunks removed from the start
+    end: int = 0  # offset after the last chunk
+    size: int = 0  # bytes of all chunks
+    published: int = 0  # number of messages stored, including removed ones
+    sequences: dict[str, int] = field(default_factory=dict)  # last publishing id by publisher name
+    offsets: dict[str, int] = field(default_factory=dict)  # stored offsets by reference
+    clients: dict['Client', None] = field(default_factory=dict)  # publishers and subscriptions
+    _batch: Batch | None = None
 
     # -- writing
 
@@ -117,7 +99,7 @@ class Stream:
     def batch(self) -> Batch:
         if self._batch is None:
             self._batch = Batch()
-            self._call_soon(self.flush)
+            self.call_soon(self.flush)
         return self._batch
 
     def publish(self, publisher: 'Publisher', entries: Entries) -> None:
@@ -177,12 +159,12 @@ class Stream:
                 publisher.confirm(ids)
         self.resume()
         self.retain()
-        self._stored()
+        self.stored()
 
     def _write(
         self, entries: list[bytes], filters: list[bytes | None], trailer: bytes, type: int = 0
     ) -> None:
-        now = self._clock.now()
+        now = self.clock.now()
         found = {*filters}
         values = frozenset(filter(None, found))
         data = write_chunk(
@@ -205,7 +187,7 @@ class Stream:
     def retain(self) -> None:
         """Remove the oldest chunks that exceed the limits, but never the last chunk."""
         limit, age = max(0, self.arguments.max_bytes or 0), self.arguments.max_age
-        oldest = self._clock.now() - age if isinstance(age, int) else 0
+        oldest = self.clock.now() - age if isinstance(age, int) else 0
         if not limit and not oldest:
             return
         size, n = self.size, 0
@@ -237,7 +219,7 @@ class Stream:
         for item in gone:
             item.remove()
         for wire in dict.fromkeys(item.wire for item in gone):
-            wire.write(MetadataUpdate(code, self.name).encode())
+            wire.write(commands.MetadataUpdate(code, self.name).encode())
 
     # -- reading
 
@@ -268,14 +250,12 @@ class Stream:
                 return stop
 
     def stats(self) -> dict[str, int]:
-        first, last, end = -1, -1, -1
-        if self.chunks:
-            first, last, end = self.chunks[0].offset, self.chunks[-1].offset, self.end - 1
+        last = self.chunks[-1].offset if self.chunks else -1
         return {
-            'first_chunk_id': first,
+            'first_chunk_id': self.chunks[0].offset if self.chunks else -1,
             'last_chunk_id': last,
             'committed_chunk_id': last,
-            'committed_offset': end,
+            'committed_offset': self.end - 1,
         }
 
     def messages(self) -> list[bytes]:
@@ -313,14 +293,12 @@ class Client:
 
 
 class Publisher(Client):
-    """A publisher."""
-
     def __init__(
         self,
         wire: Wire,
         declared: dict[int, 'Publisher'],
         stream: Stream,
-        command: DeclarePublisher,
+        command: commands.DeclarePublisher,
     ) -> None:
         super().__init__(wire, declared, command.publisher_id, stream)
         self.reference = command.reference
@@ -330,7 +308,7 @@ class Publisher(Client):
         codes = self.wire.faults.refusals(len(entries.ids))
         if codes:
             errors = tuple(zip(entries.ids, codes, strict=False))
-            self.wire.write(PublishError(self.id, errors).encode())
+            self.wire.write(commands.PublishError(self.id, errors).encode())
             if codes[-1] == ResponseCode.PUBLISHER_DOES_NOT_EXIST:
                 self.remove()
             entries = entries.select(range(len(codes), len(entries.ids)))
@@ -367,7 +345,7 @@ class Subscription(Client):
         wire: Wire,
         declared: dict[int, 'Subscription'],
         stream: Stream,
-        command: Subscribe,
+        command: commands.Subscribe,
         node: int,
     ) -> None:
         super().__init__(wire, declared, command.subscription_id, stream)
@@ -415,7 +393,7 @@ class Subscription(Client):
     def _deliver(self, chunk: StoredChunk) -> None:
         data = self.wire.faults.chunk(chunk.data)
         if self.wire.deliver_version == 1:
-            frame = Deliver(self.id, data).encode()
+            frame = commands.Deliver(self.id, data).encode()
         else:
-            frame = DeliverV2(self.id, self.stream.chunks[-1].offset, data).encode()
+            frame = commands.DeliverV2(self.id, self.stream.chunks[-1].offset, data).encode()
         self.wire.write(frame)

@@ -26,6 +26,11 @@ class Wire(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
+    # Implemented by the session.
+    on_frame: Callable[[int, int, bytes], None]
+    on_too_large: Callable[[], None]  # handles the start of a frame that exceeds the limit
+    on_read: Callable[[], None]  # handles the end of a read, after its frames
+    send_close: Callable[[int, str], None]  # asks the client to close the connection
 
     def __init__(self, faults: Faults, cut: Callable[[], None]) -> None:
         self.faults = faults
@@ -51,17 +56,6 @@ class Wire(asyncio.Protocol):
         if self.transport.get_extra_info('sslcontext') is None:
             return None
         return self.transport.get_extra_info('peercert') or {}
-
-    # -- implemented by the session
-
-    def on_frame(self, key: int, version: int, body: bytes) -> None:
-        """Handle a frame."""
-
-    def on_too_large(self) -> None:
-        """Handle the start of a frame that exceeds the limit."""
-
-    def send_close(self, code: int, reason: str) -> None:
-        """Ask the client to close the connection."""
 
     # -- called by asyncio
 
@@ -98,9 +92,6 @@ class Wire(asyncio.Protocol):
         self.on_read()
         if self.faults.cut_due:
             self._cut()
-
-    def on_read(self) -> None:
-        """Handle the end of a read, after its frames."""
 
     def _read(self, data: bytes) -> None:
         at, n, end = 0, len(data), 0
