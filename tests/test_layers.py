@@ -17,8 +17,8 @@ LEAF_IMPORTS = {
     ('rbfly.error', 'rbfly.protocol.const'),
     ('rbfly.checks', 'rbfly.error'),
 }
-# The floors with their rows, from the lowest to the highest; a module may import lower rows only.
-FLOORS = {
+# The layers with their rows, from the lowest to the highest; a module may import lower rows only.
+LAYERS = {
     'rbfly': [['_wire', '_crc', '_cpython', '_turn']],
     'rbfly.amqp': [
         ['_native', '_constructors'],
@@ -85,9 +85,9 @@ FLOORS = {
 BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.streams')}
 # The height of each module.
 HEIGHTS = {'rbfly': 0}  # the version only
-for floor, rows in FLOORS.items():
+for layer, rows in LAYERS.items():
     for row in rows:
-        names = [f'{floor}.{name}'.strip('.') if '.' not in name else name for name in row]
+        names = [f'{layer}.{name}'.strip('.') if '.' not in name else name for name in row]
         HEIGHTS |= dict.fromkeys(names, max(HEIGHTS.values()) + 1)
 SANS_IO = HEIGHTS['rbfly.net']  # below: no socket, event loop, task, clock or log
 IO_MODULES = {
@@ -181,8 +181,8 @@ def violations(root: Path) -> list[str]:
             elif name not in HEIGHTS:
                 found.append(f'{module} imports {name}, which is not in the table')
             elif any(
-                module.startswith(f'{floor}.') and name.startswith(others)
-                for floor, others in BESIDE.items()
+                module.startswith(f'{layer}.') and name.startswith(others)
+                for layer, others in BESIDE.items()
             ):
                 found.append(f'{module} imports {name}, which is beside it')
             elif HEIGHTS[name] >= height:
@@ -205,7 +205,7 @@ def test_diagram_names_every_module() -> None:
         for item in re.finditer(r'(?:(\w+)/)?(\w+)\.(?:pyx?|pxd)\b', line):
             folder = item[1] or folder  # the names after it are in the same folder
             named.add('.'.join(filter(None, ['rbfly', folder, item[2]])))
-    packages = set(FLOORS)
+    packages = set(LAYERS)
     assert named == modules(PACKAGE) - packages
 
 
