@@ -58,13 +58,13 @@ class Progress:
             self.bar.close()
 
     def doing(self, note: str) -> None:
-        """Show what is being done."""
+        """Show a note after the bar, e.g. the lane that runs."""
         self.note = note
         if self.bar is not None:
             self.bar.set_postfix_str(note)
 
     def step(self, n: int = 1) -> None:
-        """Count steps that are done."""
+        """Count completed steps."""
         self.done += n
         if self.bar is not None:
             self.bar.update(n)

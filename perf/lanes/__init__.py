@@ -37,23 +37,24 @@ SCENARIOS = {
     'tasks': 'messages of 10 bytes from many tasks, each awaiting its own confirms',
     'sub-entries': 'messages of 10 bytes in uncompressed sub-entries of 100',
     'consume': 'a stream consumed from first to last message, of 10 bytes unless stated otherwise',
-    'codec': 'AMQP 1.0 messages encoded and decoded, without a broker',
+    'codec': 'AMQP 1.0 messages encoded and decoded, without a broker; the small map is'
+    " `{'large-int': 2**31-1, 'small-list': [1, 2, 3], 'bin-string': b'abc'}`",
     **studies.SCENARIOS,
 }
 
 
 # What codecs encode and decode, and how; not every combination is a kind of work.
 CODEC_WORK = {
-    'encode-into': 'into a reused buffer',
-    'encode': 'to new bytes',
-    'decode': 'and its body read',
-    'decode-all': 'and all its sections read',
+    'encode-into': 'encoded into a reused buffer',
+    'encode': 'encoded to new bytes',
+    'decode': 'decoded, and the body read',
+    'decode-all': 'decoded, and all sections read',
 }
 CODEC_MESSAGES = {
-    'seed': "`{'large-int': 2**31-1, 'small-list': [1, 2, 3], 'bin-string': b'abc'}`",
-    'data10': '10 bytes',
-    'data1k': '1,024 bytes',
-    'properties': 'the seed with 5 properties and 10 application properties',
+    'seed': 'a small map',
+    'data10': 'a body of 10 bytes',
+    'data1k': 'a body of 1,024 bytes',
+    'properties': 'the small map with 5 properties and 10 application properties',
     'nested': 'a document of 100 values in maps and lists',
 }
 PEERS_OF_CODEC = ('msgspec', 'rstream', 'proton')
@@ -65,11 +66,10 @@ def codec_kind(work: str, message: str) -> Kind:
     references = [(name, f'{name}-{peers}-{message}') for name in PEERS_OF_CODEC]
     if (work, message) == ('decode', 'properties'):
         references.append(('rbfly without properties', 'rbfly-decode-seed'))
-    verb = 'encoded' if work.startswith('encode') else 'decoded'
     return Kind(
         name=f'{work}-{message}',
         scenario='codec',
-        title=f'{CODEC_MESSAGES[message]}: {verb} {CODEC_WORK[work]}',
+        title=f'{CODEC_MESSAGES[message]}, {CODEC_WORK[work]}',
         full=10_000,
         scale=0.1 if message == 'nested' else 1,
         quick=1_000 if message == 'nested' else 10_000,
@@ -94,17 +94,21 @@ CODEC_KINDS = {
 
 # What is consumed, and the number of messages at scale 1.
 CONSUMED = {
-    'consume': ('chunks of about 1,000', 1_000_000, Stored()),
-    'consume-100': ('bodies of 100 bytes', 1_000_000, Stored(size=100)),
-    'consume-1k': ('bodies of 1,024 bytes', 200_000, Stored(size=1024, frame=800)),
+    'consume': ('bodies of 10 bytes, consumed', 1_000_000, Stored()),
+    'consume-100': ('bodies of 100 bytes, consumed', 1_000_000, Stored(size=100)),
+    'consume-1k': ('bodies of 1,024 bytes, consumed', 200_000, Stored(size=1024, frame=800)),
     'consume-properties': (
-        'messages with 5 properties and 10 application properties',
+        'messages with 5 properties and 10 application properties, consumed',
         400_000,
         Stored(properties=True, frame=2_000),
     ),
-    'consume-2': ('2 subscriptions at once', 1_000_000, Stored(readers=2)),
-    'consume-4': ('4 subscriptions at once', 1_000_000, Stored(readers=4)),
-    'sub-consume': ('consumed', 10_000_000, Stored(sub_entry=100, frame=10_000)),
+    'consume-2': ('consumed by 2 subscriptions at once', 1_000_000, Stored(readers=2)),
+    'consume-4': ('consumed by 4 subscriptions at once', 1_000_000, Stored(readers=4)),
+    'sub-consume': (
+        'sub-entries of 100 messages, consumed',
+        10_000_000,
+        Stored(sub_entry=100, frame=10_000),
+    ),
 }
 
 
@@ -189,6 +193,7 @@ def format_kind(kind: Kind) -> Kind:
         kind,
         name=name,
         scenario='amqp',
+        title=f'AMQP 1.0 and raw bytes, {kind.title}',
         floor='',
         like=kind.name,
         references=(('raw bytes', f'rbfly-raw-{name}'),),
@@ -221,7 +226,7 @@ KINDS = {
         Kind(
             name='sub-publish',
             scenario='sub-entries',
-            title='published, up to 1,000 sub-entries unconfirmed',
+            title='sub-entries of 100 messages, published, up to 1,000 sub-entries unconfirmed',
             full=10_000_000,
             scale=0.5,
             quick=1_000_000,
@@ -260,7 +265,8 @@ LIBRARIES = {
             'bare-uvloop',
             'bare_uvloop',
             ('single', 'batch', 'tasks-100'),
-            'the frames of raw-socket, sent by an asyncio protocol; one future per round trip',
+            'the frames of the blocking socket, sent by an asyncio protocol; one future per round'
+            ' trip',
         ),
         studies.library(
             'rbfly',

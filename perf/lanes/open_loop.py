@@ -179,7 +179,7 @@ class OpenLoop(Work):
             raise self.error
 
     def tick(self, count: int) -> None:
-        """`count` more messages are due."""
+        """Send the next `count` messages, which are due now."""
         first = self.begun
         self.begun = end = min(first + count, self.count)
         if first < end:

@@ -15,7 +15,7 @@ __all__ = ['make']
 
 
 class Client(OpenLoop):
-    """One task per tick sends what is due with `send`; `async for` consumes records.
+    """Each tick, a task sends all due messages with `send`; `async for` consumes records.
 
     `send` may wait and be overtaken by a later call, so the tasks take turns.
     """

@@ -42,7 +42,7 @@ class Frames(asyncio.Protocol):
 
 
 class Floor(OpenLoop):
-    """Sends what is due as one frame; the messages are encoded before the clock starts."""
+    """Sends all due messages in one frame; they are encoded before the clock starts."""
 
     async def open(self) -> None:
         consumer = wire.Connection(self.target.address)

@@ -21,7 +21,7 @@ __all__ = ['make']
 
 
 class Client(OpenLoop):
-    """One task per tick sends what is due with `send_batch`; the callback receives confirms.
+    """Each tick, a task sends all due messages with `send_batch`; the callback receives confirms.
 
     `send` is unsuitable for low latency: it sends what it has buffered every half second, and the
     delay passed to the constructor is ignored (1.1.1).  One task per message with `send_wait` has

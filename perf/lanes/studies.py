@@ -32,7 +32,7 @@ VALUES = {
     'bytes': '10 bytes',
     'str': 'a str of 10 letters',
     'int': 'an int of 32 bits',
-    'map': "the codec's map of three values",
+    'map': 'a small map of three values',
     'map-20': 'a map of 20 fields',
     'properties': '10 bytes with 5 application properties',
 }
@@ -271,7 +271,7 @@ def clients() -> list[Kind]:
         study(
             'clients',
             'publish',
-            'up to 10,000 messages unconfirmed',
+            'clients for Python, Go and Java, up to 10,000 messages unconfirmed',
             200_000,
             work='window',
             size=FRAME,
@@ -283,7 +283,7 @@ def clients() -> list[Kind]:
         study(
             'clients',
             'consume',
-            'a stream consumed from first to last message',
+            'clients for Python, Go and Java, a stream consumed from first to last message',
             800_000,
             work='consume',
             size=4_000,
@@ -398,14 +398,14 @@ LIBRARIES = (
         'bare-uvloop',
         'bare_uvloop',
         (*names('batch-size'), *names('concurrent'), *names('sizes', 'send')),
-        'the same frames, sent by an asyncio protocol; one future per round trip; concurrent: what'
-        ' all tasks send at the same time in one frame',
+        'the same frames, sent by an asyncio protocol; one future per round trip; concurrent: one'
+        ' frame with the messages that all tasks send at the same time',
     ),
     library(
         'bare-uvloop',
         'open_loop_floor',
         names('percentiles'),
-        'an asyncio protocol sends what is due in one frame; another one reads bodies',
+        'an asyncio protocol sends all due messages in one frame; another reads the bodies',
     ),
     library(
         'rbfly',
@@ -465,7 +465,8 @@ LIBRARIES = (
         'rstream',
         'open_loop_rstream',
         names('percentiles'),
-        '`send_batch` of what is due, with `on_publish_confirm`; a `Consumer` with its defaults',
+        '`send_batch` of all due messages, with `on_publish_confirm`; a `Consumer` with its'
+        ' defaults',
     ),
     library(
         'aiokafka',
@@ -489,8 +490,8 @@ LIBRARIES = (
         'aiokafka',
         'open_loop_aiokafka',
         names('percentiles'),
-        "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of what is due; an `AIOKafkaConsumer`"
-        ' with its defaults',
+        "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of all due messages; an"
+        ' `AIOKafkaConsumer` with its defaults',
         broker='kafka',
     ),
     library(

@@ -67,7 +67,7 @@ WAYS: dict[str, Callable[[Any], AsyncGenerator[tuple[Any, int], None]]] = {
 async def read_all(
     run: Run, client: rbs.StreamsClient, stream: str, offsets: 'array[int] | None' = None
 ) -> bool:
-    """Read all messages, or up to the first one that differs from what was sent.
+    """Consume all messages; stop at the first whose body differs from the published one.
 
     :param offsets: receives the offsets of the messages.
     """
@@ -98,7 +98,7 @@ async def read_all(
 async def consume(
     run: Run, site: Site, drive: Callable[[Gate, str], Awaitable[None]] | None = None
 ) -> None:
-    """Consume all messages while faults happen, and compare them with what is stored."""
+    """Consume all messages during faults, and compare their offsets with the stored ones."""
     total = run['messages']
     gate = Gate(total)
     async with site.stream() as stream, publishing(site, stream, total) as limit:

@@ -31,7 +31,7 @@ CANCEL_LAST = 0.005  # maximum seconds until a send is cancelled
 
 
 class Sent:
-    """The epoch in which each message was sent, and the one in which its send returned.
+    """For each message, the epochs in which `send` was called and in which it returned.
 
     An epoch is twice the number of faults so far, plus one during a fault.
     """
@@ -106,7 +106,7 @@ WAYS: dict[str, tuple[type[Any], Callable[..., Awaitable[None]]]] = {
 async def send_all(
     run: Run, publisher: Any, gate: Gate, sent: Sent, fault: Awaitable[None] | None = None
 ) -> None:
-    """Send all messages in the selected way while faults happen."""
+    """Send all messages in the selected way, during faults."""
     _, send = WAYS[run['by']]
     async with asyncio.TaskGroup() as group:
         if fault is not None:
@@ -130,7 +130,7 @@ async def publish(
     epoch: Callable[[Gate], int],
     drive: Callable[[Gate, str], Awaitable[None]] | None = None,
 ) -> None:
-    """Publish all messages while faults happen, and check what is stored.
+    """Publish all messages during faults, then check the stored messages.
 
     :param epoch: returns the epoch, see :class:`Sent`.
     :param drive: causes the faults; None if the proxy cuts connections on its own.
@@ -166,7 +166,7 @@ async def publish(
 
         wrong = at_least_once(numbers, total, allowed)
         run.check(
-            'stored at least once, and exactly once without a fault before the confirm',
+            'stored at least once, and exactly once if no fault preceded the confirm',
             not wrong,
             wrong,
         )
@@ -237,7 +237,7 @@ def check_faults(run: Run, name: str) -> None:
 
 
 async def tasks(run: Run, site: Site) -> None:
-    """Each of many tasks returns after its own confirms, and all messages are stored."""
+    """In each of many tasks, `send` returns after the confirm of its own message."""
     each = run['messages'] // run['tasks']
     total = each * run['tasks']
     tap = Tap(site.proxy, total)

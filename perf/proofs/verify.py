@@ -1,4 +1,4 @@
-"""Compare stored with sent messages; each check returns what is wrong, or an empty string."""
+"""Compare stored with sent messages; a check returns a description of the error, or ''."""
 
 from array import array
 from collections import Counter

@@ -34,7 +34,7 @@ class Figure:
     """The figure of a scenario.
 
     :ivar parts: the name of each panel, and its kinds of work with the suffix that each adds to
-        lane names; a panel without a name uses the name of its kind.
+        lane names; a panel without a name uses the title of its kind.
     """
 
     scenario: str
@@ -52,9 +52,9 @@ class Figure:
                 if lane.is_ours or not addition
             ]
             if lanes:
-                kind = report.kind(lanes[0][1].kind)
-                about = '' if name else kind.title
-                panels.append(Panel(name or kind.name, about, tuple(lanes)))
+                title = name or report.kind(lanes[0][1].kind).title
+                head, _, about = title.partition(', ')
+                panels.append(Panel(head[0].upper() + head[1:], about, tuple(lanes)))
         return panels
 
 
@@ -64,8 +64,8 @@ FIGURES = (
     Figure(
         'codec',
         (
-            ('encode', {'encode-into-seed': ', into a buffer', 'encode-seed': ''}),
-            ('decode', {'decode-seed': ''}),
+            ('a small map, encoded', {'encode-into-seed': ', into a buffer', 'encode-seed': ''}),
+            ('a small map, decoded', {'decode-seed': ''}),
         ),
     ),
     Figure('pipeline', (('', {'window': ''}),)),

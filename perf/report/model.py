@@ -34,9 +34,9 @@ TITLES = {
     'aio-pika': 'aio-pika (AMQP 0.9.1)',
     'go': 'Go client',
     'java': 'Java client',
-    'msgspec': 'msgspec (reference)',
-    'bare-uvloop': 'bare uvloop (floor)',
-    'raw-socket': 'raw socket (floor)',
+    'msgspec': 'msgspec (MessagePack)',
+    'bare-uvloop': 'asyncio protocol (floor)',
+    'raw-socket': 'blocking socket (floor)',
 }
 FLOORS = ('bare-uvloop', 'raw-socket')
 REFERENCES = ('msgspec',)

@@ -12,7 +12,7 @@ from .field import PUBLISHED
 from .figures import FIGURES, Figure, alt
 from .model import OURS, TITLES, Kind, Lane, Report, Run
 from .reading import TARGETS, ahead, cautions, in_short, ratio, reading, verdict
-from .rst import bullets, code, heading, moment, names, paragraph, plain, sentence, table
+from .rst import bullets, capital, code, heading, moment, names, paragraph, plain, sentence, table
 
 __all__ = ['compose']
 
@@ -89,7 +89,7 @@ def compose(report: Report, figures: Mapping[str, Figure], folder: str) -> str:
 
 def summary(report: Report, folder: str) -> Iterator[str]:
     yield from paragraph(
-        'The speed of RbFly, of other clients, and of *floor* programs without a client library.'
+        'The speed of RbFly, of other clients, and of programs without a client library.'
         ' The measurements come from these result files:'
     )
     for run in report.runs:
@@ -104,8 +104,8 @@ def summary(report: Report, folder: str) -> Iterator[str]:
     yield from paragraph(
         'All numbers on this page are computed from these files. Each rate is the median over the'
         f' rounds, followed by its {LEVEL} interval in brackets. A *lane* is one library doing one'
-        ' kind of work. *Floor* lanes exchange the same frames with the broker without a client'
-        ' library: they show the rate that broker, network and event loop allow.'
+        ' kind of work. A *floor* is a program without a client library that exchanges the same'
+        ' frames with the broker: its rate is the most that broker, network and event loop allow.'
     )
     if studies.overview(report):
         caption = (
@@ -144,8 +144,8 @@ def results(report: Report, scenario: str, figure: Figure | None, folder: str) -
         caption = BOXES if figure.boxes else BARS
         yield from show(figure.scenario, alt(report, figure), caption, folder)
     for kind in report.kinds(scenario):
-        yield from heading(f'{kind.name}: {kind.count:,} messages per round', '~')
-        yield from paragraph(sentence(kind.title))
+        yield from heading(f'{capital(kind.title)} ({code(kind.name)})', '~')
+        yield from paragraph(f'{kind.count:,} messages per round.')
         yield from numbers(report, kind)
         yield from bullets(reading(report, kind))
         yield from studies.not_measured(report, [kind])

@@ -50,7 +50,9 @@ def compose(results: Sequence[Proof]) -> str:
             ' callers fail. Its seed determines all random choices. A proof *holds* if all of its'
             ' claims do. Messages are numbered; code independent of the client compares every'
             ' number stored or received with those sent. The nodes of the broker advertise the'
-            ' ports of proxies, which inject faults and count the bytes that they forward.'
+            ' ports of proxies, which inject faults and count the bytes that they forward. A'
+            ' *floor* is a program without a client library that exchanges the same frames with the'
+            ' broker.'
         ),
         *paragraph(
             'Everything on this page comes from the result files of these commands. The test suite'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..stats import Interval
 from .model import Kind, Lane, Report
-from .rst import code, plain
+from .rst import capital, code, plain
 
 __all__ = [
     'TARGETS',
@@ -133,7 +133,7 @@ def compare_with_peer(lane: Lane, peer: Lane) -> str:
         else:
             text += f'; CPU per message does not differ significantly (ratio {ratio(cpu)})'
     if peer.is_reference:
-        text += '; the reference encodes a different format, so it is not a peer'
+        text += f'; {theirs} writes a different format, so it is a reference and not a peer'
     if lane.broker != peer.broker:
         text += '; they use different brokers, so this compares client and broker together'
     return text + '.'
@@ -161,12 +161,11 @@ def reading(report: Report, kind: Kind) -> Iterator[str]:
 
 def in_short(report: Report, kind: Kind) -> str:
     """RbFly's rate, and its ratios to the rates of other lanes."""
+    name = f'**{capital(kind.title)}** ({code(kind.name)})'
     ours = report.ours(kind.name)
     if not ours:
-        return f'**{kind.scenario}, {kind.name}**: RbFly has no result.'
-    parts = [
-        f'**{kind.scenario}, {kind.name}**: {plain(ours.title)} {ours.rate.value:,.0f} messages/s'
-    ]
+        return f'{name}: RbFly has no result.'
+    parts = [f'{name}: {plain(ours.title)} {ours.rate.value:,.0f} messages/s']
     for lane in report.of_kind(kind.name):
         interval = ours.ratio(lane)
         if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and interval:

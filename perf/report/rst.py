@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     'bullets',
+    'capital',
     'code',
     'heading',
     'moment',
@@ -38,8 +39,12 @@ def names(items: Iterable[str]) -> str:
     return f'{", ".join(most)} and {last}' if most else last
 
 
+def capital(text: str) -> str:
+    return plain(text[0].upper() + text[1:])
+
+
 def sentence(text: str) -> str:
-    return f'{plain(text[0].upper() + text[1:])}.'
+    return f'{capital(text)}.'
 
 
 def code(text: str) -> str:

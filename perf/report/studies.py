@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .model import OURS, TITLES, Kind, Lane, Report, rank
 from .reading import number, ratio
-from .rst import bullets, code, heading, names, paragraph, plain, table
+from .rst import bullets, capital, code, heading, names, paragraph, plain, table
 
 __all__ = [
     'LATENCIES',
@@ -101,10 +101,10 @@ OVERVIEW = {
     'batch': 'batches of 100',
     'concurrent-100': '100 tasks',
     'sizes-many-10': '10,000 in flight',
-    'clients-publish': 'in flight, Go and Java',
-    'latency-each-10': 'each, 10 ms latency',
-    'latency-flight-10': 'in flight, 10 ms latency',
-    'processes-2-1': 'two processes',
+    'clients-publish': '10,000 in flight, Go and Java',
+    'latency-each-10': 'each message confirmed, 10 ms latency',
+    'latency-flight-10': '10,000 in flight, 10 ms latency',
+    'processes-2-1': '10,000 in flight, two processes',
     'sizes-read-10': 'consumed, 10 bytes',
     'sizes-read-10000': 'consumed, 10 KB',
     'clients-consume': 'consumed, Go and Java',
@@ -170,7 +170,7 @@ def sections(report: Report, scenario: str) -> Iterator[str]:
     study = STUDIES[scenario]
     for series, kinds in report.of_study(scenario).items():
         if text := study.series[series]:
-            yield from heading(f'{scenario}, {text}', '~')
+            yield from heading(f'{capital(text)} ({code(scenario)})', '~')
         if scenario == 'percentiles':
             yield from percentiles(report, kinds)
             continue
@@ -273,7 +273,7 @@ def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
         values = [interval.value for _, interval, _ in compared]
         span = f'{number(min(values))} to {number(max(values))} times'
         if compared[0][2].is_floor:
-            yield f'{title(OURS)} reaches {span} the rate of {title(library)}.'
+            yield f'{title(OURS)} reaches {span} the rate of the {title(library)}.'
             continue
         parts = []
         for labels, text in (

@@ -290,7 +290,7 @@ def test_page_tells_where_rbfly_is_faster_and_slower(doc: Path) -> None:
     text = prose(doc)
     faster = 'is faster at 10, 50, 100, 200, 500, 1,000; **slower** at 1: 0.25 to 2.00 times'
     assert f'Compared with rstream, RbFly {faster} its rate.' in text
-    assert 'RbFly reaches 0.50 to 0.50 times the rate of bare uvloop (floor).' in text
+    assert 'RbFly reaches 0.50 to 0.50 times the rate of the asyncio protocol (floor).' in text
     assert 'with pika (AMQP 0.9.1), RbFly is faster throughout: 2.00 to 2.00 times' in text
     assert '``batch-size-1``' in text.split('Faster than RbFly:')[1].split('.')[0]
 
