@@ -271,7 +271,7 @@ def clients() -> list[Kind]:
         study(
             'clients',
             'publish',
-            'clients for Python, Go and Java, up to 10,000 messages unconfirmed',
+            'published by clients in three languages, up to 10,000 messages unconfirmed',
             200_000,
             work='window',
             size=FRAME,
@@ -283,7 +283,7 @@ def clients() -> list[Kind]:
         study(
             'clients',
             'consume',
-            'clients for Python, Go and Java, a stream consumed from first to last message',
+            'consumed by clients in three languages, from first to last message',
             800_000,
             work='consume',
             size=4_000,

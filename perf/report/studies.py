@@ -102,7 +102,7 @@ OVERVIEW = {
     'concurrent-100': '100 tasks',
     'sizes-many-10': '10,000 in flight',
     'clients-publish': '10,000 in flight, Go and Java',
-    'latency-each-10': 'each message confirmed, 10 ms latency',
+    'latency-each-10': 'each confirmed, 10 ms latency',
     'latency-flight-10': '10,000 in flight, 10 ms latency',
     'processes-2-1': '10,000 in flight, two processes',
     'sizes-read-10': 'consumed, 10 bytes',
