@@ -46,7 +46,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'ownership', 'uri', 'waiting'],
+        ['', 'ownership', 'polling', 'uri', 'waiting'],
         ['observer', 'requests'],
         ['connection', 'retry'],
         ['handshake'],

@@ -160,8 +160,8 @@ def test_a_distant_broker_costs_few_polls(loop: Loop, poll: BusyPoll) -> None:
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the test writes the files of cgroups; this process may run on three processors."""
     monkeypatch.setattr('os.sched_getaffinity', lambda pid: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(polling, 'CGROUPS', tmp_path / 'cgroup')
-    monkeypatch.setattr(polling, 'QUOTAS', tmp_path)
+    monkeypatch.setattr(polling, 'CGROUPS', str(tmp_path / 'cgroup'))
+    monkeypatch.setattr(polling, 'QUOTAS', str(tmp_path))
     return tmp_path
 
 

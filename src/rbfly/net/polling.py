@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 from time import perf_counter
 
 logger = logging.getLogger(__name__)
@@ -19,8 +18,8 @@ logger = logging.getLogger(__name__)
 SCORE = 4  # how many more polls may miss than hit before polling rests
 REST_FIRST = 16  # frames that are sent without polling; twice as many after each further miss
 REST_LAST = 1024
-CGROUPS = Path('/proc/self/cgroup')
-QUOTAS = Path('/sys/fs/cgroup')
+CGROUPS = '/proc/self/cgroup'
+QUOTAS = '/sys/fs/cgroup'
 
 
 class BusyPoll:
@@ -106,29 +105,32 @@ def processors() -> float:
     affinity = getattr(os, 'sched_getaffinity', None)
     allowed: float = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
-        lines = CGROUPS.read_text().splitlines()
+        lines = _read(CGROUPS).splitlines()
     except OSError:
         return allowed
     for line in lines:
         _, controllers, path = line.split(':', 2)
         if controllers and 'cpu' not in controllers.split(','):
             continue
-        root = QUOTAS / controllers  # version 2 names no controllers
-        group = root / path.lstrip('/')
-        while group.is_relative_to(root):
-            allowed = min(allowed, quota(group))
-            group = group.parent
+        while path:  # the group, then the groups that contain it
+            path = path.rstrip('/')
+            allowed = min(allowed, quota(f'{QUOTAS}/{controllers}{path}', bool(controllers)))
+            path = path.rpartition('/')[0] + '/' if path else ''
     return allowed
 
 
-def quota(group: Path) -> float:
+def quota(group: str, first_version: bool) -> float:
     """Return how many processors a cgroup may use; infinity for no limit."""
     try:
-        if (group / 'cpu.max').exists():
-            share, period = (group / 'cpu.max').read_text().split()
+        if first_version:
+            share, period = _read(f'{group}/cpu.cfs_quota_us'), _read(f'{group}/cpu.cfs_period_us')
         else:
-            share = (group / 'cpu.cfs_quota_us').read_text()
-            period = (group / 'cpu.cfs_period_us').read_text()
+            share, period = _read(f'{group}/cpu.max').split()
         return int(share) / int(period) if int(share) > 0 else inf
     except (OSError, ValueError):  # there is no such file, or 'max': no limit
         return inf
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
