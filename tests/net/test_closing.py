@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.cluster import Role
+from rbfly.net.observer import Role
 from rbfly.protocol import commands
 from rbfly.streams.error import ConfirmTimeout, PublishError, StreamConnectionError
 from tests import fake as wire

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.cluster import Cluster, Role
+from rbfly.net.cluster import Cluster
 from rbfly.net.connection import IDS
-from rbfly.net.observer import Life, Observer, State
+from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import ConnectTimeout, StreamConnectionError, VirtualHostError
 from tests import fake as wire

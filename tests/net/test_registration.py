@@ -25,9 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError, StreamConnectionError, StreamDoesNotExist, protocol_error
-from rbfly.net.cluster import Cluster, Role
+from rbfly.net.cluster import Cluster
 from rbfly.net.connection import IDS, Connection
-from rbfly.net.observer import Life, Observer, State
+from rbfly.net.observer import Life, Observer, Role, State
 from rbfly.net.registration import LIFE, TRANSITIONS, Registration
 from rbfly.net.retry import Deadline
 from rbfly.net.uri import parse_uri

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.cluster import Role
-from rbfly.net.observer import State
+from rbfly.net.observer import Role, State
 from rbfly.net.retry import Backoff
 from rbfly.protocol import commands
 from rbfly.streams.error import MessageTimeout, StreamConnectionError

@@ -28,17 +28,15 @@ from ..error import (
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata, Tune
 from ..protocol.const import Key, ResponseCode
-from .connection import Attached, Connection, Role, disconnected
+from .connection import Attached, Connection, disconnected
 from .handshake import connect
-from .observer import Observers, call_each
+from .observer import Observers, Role, call_each
 from .ownership import Ownership
 from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
 from .uri import Address, AuthMechanism, ConnectionInfo, Credentials
 from .waiting import CloseTimeout
-
-__all__ = ['Cluster', 'Role', 'Settings', 'existing']
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do

@@ -31,8 +31,6 @@ from .requests import Requests
 from .uri import Address
 from .waiting import fail, settled
 
-__all__ = ['Attached', 'Connection', 'Role', 'disconnected']
-
 T = TypeVar('T')
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,6 @@ from ..protocol.const import Key, ResponseCode
 from .connection import Connection
 from .uri import Address, Credentials
 
-__all__ = ['connect']
-
 FIRST_OPTIONAL = (3, 11)  # first broker version with ExchangeCommandVersions and StreamStats
 
 PROPERTIES = {

@@ -10,8 +10,6 @@ from typing import Any, Concatenate, ParamSpec
 
 from .uri import Address
 
-__all__ = ['Life', 'Observer', 'Observers', 'Role', 'State', 'call_each']
-
 P = ParamSpec('P')
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,6 @@ import os
 
 from ..error import wrong_loop
 
-__all__ = ['Ownership']
-
 
 class Ownership:
     """The event loop that first connects a client owns it; once it ends, another may take over.

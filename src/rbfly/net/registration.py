@@ -27,11 +27,9 @@ from typing import Any, Protocol, TypeVar
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error
 from ..protocol.commands import Command
 from .cluster import Cluster
-from .connection import Connection, Role, disconnected
-from .observer import Life, Observer, State
+from .connection import Connection, disconnected
+from .observer import Life, Observer, Role, State
 from .retry import Backoff, can_retry, ignore
-
-__all__ = ['LIFE', 'STABLE', 'TRANSITIONS', 'Owner', 'Registration']
 
 T = TypeVar('T', State, Life)
 

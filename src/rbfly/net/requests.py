@@ -11,8 +11,6 @@ from ..error import RbFlyError, copy_error
 from ..protocol.commands import Command
 from .waiting import fail
 
-__all__ = ['Requests']
-
 GRACE = 0.1  # seconds for a blocked event loop to read a response that has already arrived
 
 OnTimeout = Callable[[asyncio.Future[bytes], str], None]

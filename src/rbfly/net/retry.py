@@ -20,8 +20,6 @@ from ..error import (
 )
 from ..protocol.const import Key, ResponseCode
 
-__all__ = ['TABLE', 'Backoff', 'Deadline', 'Progress', 'Try', 'can_retry', 'ignore']
-
 T = TypeVar('T')
 
 logger = logging.getLogger(__name__)

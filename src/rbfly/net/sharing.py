@@ -14,8 +14,6 @@ from .connection import Connection
 from .retry import Backoff, Deadline, Progress
 from .waiting import outcome
 
-__all__ = ['MetadataBatch', 'SharedConnect']
-
 METADATA_HEAD = 64  # bytes of a request without the names, rounded up
 FRAME_USUAL = 2**20
 

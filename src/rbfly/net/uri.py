@@ -13,8 +13,6 @@ from ..error import URIError
 from ..protocol.commands import SaslAuthenticate
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 
-__all__ = ['Address', 'AuthMechanism', 'ConnectionInfo', 'Credentials', 'Scheme', 'parse_uri']
-
 
 class AuthMechanism(Enum):
     """SASL mechanism: a user and a password, or the client certificate of the TLS connection."""

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from ..error import StreamConnectionError, copy_error
 
-__all__ = ['CloseTimeout', 'can_wait', 'fail', 'outcome', 'settled']
-
 T = TypeVar('T')
 
 

@@ -12,8 +12,6 @@ from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from .types import MessageFilter, PublisherInfo
 
-__all__ = ['check_filter', 'check_publisher', 'check_settings', 'stream_arguments']
-
 SEGMENT_SIZE_MAX = 3_000_000_000
 SUB_ENTRY_MAX = 0xFFFF
 BUSY_POLL_MAX = 0.1

@@ -13,8 +13,6 @@ from ..protocol._pending import PendingConfirms
 from ._sending import PublisherCore
 from .types import AMQPBody, MessageCtx
 
-__all__ = ['Confirmation', 'Failures', 'of_message', 'publish_error', 'set_attribute', 'summary']
-
 KEPT = 1000  # errors of `submit` that are kept; further failures are only counted
 
 

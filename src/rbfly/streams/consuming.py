@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist, copy_error
-from ..net.cluster import Cluster, Role
+from ..net.cluster import Cluster
 from ..net.connection import Connection
-from ..net.observer import Life
+from ..net.observer import Life, Role
 from ..net.registration import Owner, Registration
 from ..protocol import commands
 from ..protocol._chunk import Chunk
@@ -20,8 +20,6 @@ from .reading import MessageWaiter
 from .tracking import OffsetTracking, Tracker, chunk_ids, leader_ends_before, stored_offset
 from .types import MessageFilter
 from .watchdog import DeliveryWatchdog
-
-__all__ = ['SubscriptionSession']
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from typing import Any, TypeVar, cast
 from ..error import RbFlyError
 from .client import StreamsClient
 
-__all__ = ['connection']
-
 F = TypeVar('F', bound=Callable[..., Any])
 
 

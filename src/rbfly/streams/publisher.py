@@ -31,8 +31,6 @@ from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time
 
-__all__ = ['BasePublisher', 'OpenPublisher', 'Publisher', 'PublisherBin']
-
 P = TypeVar('P')
 
 ID_MAX = 2**64 - 1

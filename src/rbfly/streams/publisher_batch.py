@@ -17,14 +17,6 @@ from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
 from .waiting import WindowSemaphore, deadline, in_time
 
-__all__ = [
-    'PublisherBatch',
-    'PublisherBatchFast',
-    'PublisherBatchLimit',
-    'PublisherBatchMem',
-    'PublisherBinBatch',
-]
-
 MAX_LEN = 2**63 - 1
 USER = 4  # stack level of `async with client.publisher(...)`, from `warn`
 

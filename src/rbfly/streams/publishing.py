@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..error import ConfirmTimeout, PublisherError, RbFlyError, StreamConnectionError
-from ..net.cluster import Cluster, Role
+from ..net.cluster import Cluster
 from ..net.connection import Connection, disconnected
-from ..net.observer import Life
+from ..net.observer import Life, Role
 from ..net.polling import BusyPoll
 from ..net.registration import Owner, Registration
 from ..net.waiting import outcome
@@ -19,8 +19,6 @@ from ._confirm import ConfirmGroup
 from ._sending import PublisherCore
 from .confirmation import publish_error
 from .waiting import WindowSemaphore
-
-__all__ = ['PublisherSession']
 
 logger = logging.getLogger(__name__)
 

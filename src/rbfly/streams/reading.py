@@ -12,8 +12,6 @@ from ..protocol._cursor import MessageCursor
 from ._iteration import SubscriptionBase
 from .waiting import TURN, deadline, in_time, let_others_run
 
-__all__ = ['MessageWaiter', 'Source']
-
 
 class Source(Protocol):
     """A source of messages, e.g. a stream.

@@ -14,8 +14,6 @@ from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
 from .waiting import TURN, let_others_run
 
-__all__ = ['ManyMessages']
-
 RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
 

@@ -15,8 +15,6 @@ from .consuming import SubscriptionSession
 from .reading import MessageWaiter
 from .types import MessageCtx
 
-__all__ = ['Subscription']
-
 MAX_MESSAGES = 2**31 - 1  # of a batch
 
 

@@ -15,8 +15,6 @@ from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from ..protocol.const import ResponseCode
 
-__all__ = ['OffsetTracking', 'Tracker', 'chunk_ids', 'leader_ends_before', 'stored_offset']
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from ..checks import check_timeout
 from ._confirm import ConfirmFuture
 from ._sending import SemaphoreState
 
-__all__ = ['TURN', 'WindowSemaphore', 'deadline', 'in_time', 'let_others_run']
-
 # Seconds.  A turn may pass a few messages before it looks at the clock: together less than 5 ms.
 TURN = 0.004
 YIELDS = 3

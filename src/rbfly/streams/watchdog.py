@@ -13,8 +13,6 @@ from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from .reading import MessageWaiter
 
-__all__ = ['DeliveryWatchdog']
-
 logger = logging.getLogger(__name__)
 
 SILENCE = 30.0  # seconds without a chunk until the first poll; doubled after each poll
