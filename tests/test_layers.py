@@ -46,7 +46,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'ownership', 'polling', 'uri', 'waiting'],
+        ['', 'polling', 'uri', 'waiting'],
         ['observer', 'requests'],
         ['connection', 'retry'],
         ['handshake'],

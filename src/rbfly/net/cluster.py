@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from ..error import (
     StreamDoesNotExist,
     TLSError,
     protocol_error,
+    wrong_loop,
 )
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata, Tune
@@ -31,7 +33,6 @@ from ..protocol.const import Key, ResponseCode
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observers, Role, call_each
-from .ownership import Ownership
 from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
@@ -77,6 +78,8 @@ class WrongNodeError(StreamConnectionError):
 class Cluster:
     """The connections of one client: one for each node and role, more when its ids run out.
 
+    :ivar loop: event loop that owns the client; None before the first connect, or after the loop
+        has ended.
     :ivar generation: number of times that the cluster was closed.
     :ivar registrations: registrations that are not idle.
     :ivar observers: notified of the events of the client.
@@ -86,6 +89,8 @@ class Cluster:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0  # of the process that owns the client
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
         self._connects: dict[tuple[Role, Broker | None], SharedConnect] = {}
         self._metadata: dict[Connection, MetadataBatch] = {}
@@ -104,7 +109,6 @@ class Cluster:
         self.registrations: dict[Attached, None] = {}
         self.observers = Observers()
         self.counters = Counters()
-        self.ownership = Ownership()
         self.busy_poll = poll_limit(settings.busy_poll)
 
     def __del__(self) -> None:
@@ -128,15 +132,19 @@ class Cluster:
 
         :raises EventLoopError: the client's own loop is still running, or has open connections.
         """
-        ownership = self.ownership
-        if ownership.is_elsewhere and ownership.has_ended(connected=self.connected):
+        loop, running = self.loop, asyncio._get_running_loop()
+        if loop is None or (loop is running and self._pid == os.getpid()):
+            return
+        if not loop.is_closed() and (loop.is_running() or (self.connected and running is not None)):
+            raise wrong_loop('the client')
+        if running is not None:
             self._leave_loop()
 
     def _leave_loop(self) -> None:
         """Forget what belongs to an event loop that has ended."""
         for registration in list(self.registrations):
             registration.on_leave_loop()
-        self.ownership.loop = None
+        self.loop = None
         self._timer = None
         self._connects.clear()
         self._metadata.clear()
@@ -155,8 +163,8 @@ class Cluster:
         self.check_loop()
         if self._ended is not None:
             raise disconnected()
-        if self.ownership.loop is None:
-            self.ownership.take()
+        if self.loop is None:
+            self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
         settings = self.settings
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
         return Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)

@@ -367,7 +367,7 @@ class Registration:
 
     def on_leave_loop(self) -> None:
         """The client moves to another event loop; a publisher fails, a subscription moves along."""
-        loop = self.cluster.ownership.loop
+        loop = self.cluster.loop
         if self._owner.open_until_closed and loop is not None and not loop.is_closed():
             self._fail(disconnected())
         else:

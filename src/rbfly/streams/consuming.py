@@ -254,7 +254,7 @@ class SubscriptionSession(Owner):
         if self.closed:
             return
         self._released = True
-        loop = self._cluster.ownership.loop
+        loop = self._cluster.loop
         if loop is None or loop.is_closed():
             self._end()
         else:  # never directly: the garbage collector may run within any method of the registration

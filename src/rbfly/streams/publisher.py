@@ -313,7 +313,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
             self._release()
 
     def __del__(self) -> None:
-        loop = self.cluster.ownership.loop if self._session is not None else None
+        loop = self.cluster.loop if self._session is not None else None
         if loop is not None and not loop.is_closed():  # the `async with` block never ended
             loop.call_soon_threadsafe(self._abandon)
 
