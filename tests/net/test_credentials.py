@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import traceback
+from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net.handshake import connect
-from rbfly.net.uri import Address, AuthMechanism, Credentials, parse_uri
+from rbfly.net.uri import Address, AuthMechanism, parse_uri
 from rbfly.protocol._engine import Counters
-from rbfly.protocol.commands import Broker, Metadata, StreamMetadata, Tune
+from rbfly.protocol.commands import Broker, Metadata, StreamMetadata
 from tests import fake as wire
 from tests.fake import CLOSING, GARBAGE, FakeBroker, Frame, Handler, Step, refuse
 from tests.fake import FakeConnection as Peer
@@ -19,23 +20,22 @@ from tests.fake import FakeConnection as Peer
 SECRET = 's3cr3t'
 
 
-def sasl(fake: FakeBroker) -> list[bytes]:
-    """What the client sent to authenticate, by connection."""
+def sent(fake: FakeBroker, step: Step, field: str) -> list[Any]:
+    """What the client sent in a field of a step of the handshake, by connection."""
     return [
-        frame.decode().data
+        getattr(frame.decode(), field)
         for peer in fake.connections
         for frame in peer.frames
-        if frame.key == Step.SASL_AUTHENTICATE
+        if frame.key == step
     ]
+
+
+def users(fake: FakeBroker) -> list[bytes]:
+    return sent(fake, Step.SASL_AUTHENTICATE, 'data')
 
 
 def vhosts(fake: FakeBroker) -> list[str]:
-    return [
-        frame.decode().vhost
-        for peer in fake.connections
-        for frame in peer.frames
-        if frame.key == Step.OPEN
-    ]
+    return sent(fake, Step.OPEN, 'vhost')
 
 
 # -- secrets
@@ -59,14 +59,15 @@ async def test_traceback_with_local_variables_shows_no_password(
     caplog.set_level(logging.DEBUG)
     async with FakeBroker(at={step: handler}) as fake:
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
-        ((address, credentials),) = client._cluster.settings.credentials.items()
+        settings = client._cluster.settings
         with pytest.raises(RbFlyError) as caught:
-            await connect(address, credentials, '', Tune(0, 0), lambda step: None, None, Counters())
+            await connect(settings.infos[0], settings, lambda step: None, Counters())
         if step > Step.SASL_HANDSHAKE:
-            assert sasl(fake)[0] == f'\0user\0{SECRET}'.encode()
+            assert users(fake)[0] == f'\0user\0{SECRET}'.encode()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = ''.join(shown.format())
-    assert "credentials = Credentials(username='user'" in text
+    assert 'info = ConnectionInfo(' in text
+    assert "username='user'" in text
     assert SECRET not in text
     assert SECRET not in caplog.text
 
@@ -75,17 +76,17 @@ def test_no_text_of_a_cluster_shows_the_password() -> None:
     cluster = rbs.streams_client(f'rabbitmq-stream://user:{SECRET}@localhost')._cluster
     routes = cluster._routes(None), cluster._routes(Broker('node', 5552))
     assert str(routes[0][0][0]) == 'rabbitmq-stream://localhost:5552'
-    for item in (routes, cluster.settings, vars(cluster), cluster.settings.credentials):
+    for item in (routes, cluster.settings, vars(cluster)):
         assert SECRET not in repr(item)
 
 
 def test_credentials_authenticate() -> None:
     info = parse_uri(f'rabbitmq-stream://user:{SECRET}@localhost/v')
-    plain = Credentials.of(info, AuthMechanism.PLAIN)
-    assert plain.virtual_host == 'v'
-    assert plain.authenticate().data == f'\0user\0{SECRET}'.encode()
-    assert SECRET not in repr(plain) + str(plain) + repr(plain.authenticate())
-    external = Credentials.of(info, AuthMechanism.EXTERNAL).authenticate()
+    assert info.virtual_host == 'v'
+    plain = info.authenticate(AuthMechanism.PLAIN)
+    assert plain.data == f'\0user\0{SECRET}'.encode()
+    assert SECRET not in repr(info) + str(info) + repr(plain)
+    external = info.authenticate(AuthMechanism.EXTERNAL)
     assert (external.mechanism, external.data) == ('EXTERNAL', b'')
 
 
@@ -110,8 +111,20 @@ async def test_each_uri_has_its_own_user_and_virtual_host() -> None:
         async with rbs.streams_client(uris) as client:
             await client.get_protocol()
         assert len(down.connections) == 1
-        assert sasl(up) == [b'\0two\x002']
+        assert users(up) == [b'\0two\x002']
         assert vhosts(up) == ['second']
+
+
+async def test_two_uris_of_one_address_each_have_their_own_user() -> None:
+    def authenticate(connection: Peer, request: Frame) -> None:
+        handler = fake.default if request.decode().data == b'\0two\x002' else CLOSING
+        handler(connection, request)
+
+    async with FakeBroker(at={Step.SASL_AUTHENTICATE: authenticate}) as fake:
+        uris = [fake.uri.replace('guest:guest', user) for user in ('one:1', 'two:2')]
+        async with rbs.streams_client(uris) as client, asyncio.timeout(10):
+            await client.get_protocol()
+        assert users(fake) == [b'\0one\x001', b'\0two\x002']
 
 
 async def test_advertised_node_gets_the_credentials_of_the_uri() -> None:
@@ -127,5 +140,5 @@ async def test_advertised_node_gets_the_credentials_of_the_uri() -> None:
         async with rbs.streams_client(uri) as client, client.publisher('test') as publisher:
             async with asyncio.timeout(10):
                 await publisher.send('x')
-        assert sasl(leader) == [b'\0user\0pass']
+        assert users(leader) == [b'\0user\0pass']
         assert vhosts(leader) == ['vhost']

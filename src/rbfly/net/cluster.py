@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from math import inf
 from random import choice
 
@@ -28,7 +28,7 @@ from ..error import (
     wrong_loop,
 )
 from ..protocol._engine import Counters
-from ..protocol.commands import Broker, StreamMetadata, Tune
+from ..protocol.commands import Broker, StreamMetadata
 from ..protocol.const import Key, ResponseCode
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
@@ -36,39 +36,12 @@ from .observer import Observers, Role, call_each
 from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect
-from .uri import Address, AuthMechanism, ConnectionInfo, Credentials
+from .uri import Address, ConnectionInfo, Settings
 from .waiting import CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
 UNUSED = 60.0  # seconds until an unused connection is closed
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a client, see :func:`rbfly.streams.streams_client`.
-
-    :param infos: addresses and credentials, tried in turn.
-    """
-
-    infos: Sequence[ConnectionInfo]
-    auth_mechanism: AuthMechanism = AuthMechanism.PLAIN
-    connection_name: str = ''
-    connect_timeout: float | None = 30.0
-    reconnect_timeout: float | None = None
-    tune: Tune = field(default_factory=lambda: Tune(0, 60))
-    load_balancer: bool = False
-    request_timeout: float | None = 10.0
-    close_timeout: float | None = 10.0
-    busy_poll: float = 0.0
-
-    @functools.cached_property
-    def credentials(self) -> dict[Address, Credentials]:
-        """The credentials for each address, in the order of `infos`."""
-        found: dict[Address, Credentials] = {}
-        for info in self.infos:
-            found.setdefault(info.address, Credentials.of(info, self.auth_mechanism))
-        return found
 
 
 class WrongNodeError(StreamConnectionError):
@@ -95,10 +68,9 @@ class Cluster:
         self._connects: dict[tuple[Role, Broker | None], SharedConnect] = {}
         self._metadata: dict[Connection, MetadataBatch] = {}
         self._probes: dict[Connection, asyncio.Task[None]] = {}
-        self._advertised: dict[Address, Credentials] = {}
-        self._reached: dict[Broker, Address] = {}
+        self._reached: dict[Broker, ConnectionInfo] = {}
         self._unreachable: dict[Broker, float] = {}  # time until which to avoid the node
-        self._failed: dict[Address, float] = {}  # time of the last failure
+        self._failed: dict[ConnectionInfo, float] = {}  # time of the last failure
         self._established = False
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # number of requests sent when last checked
@@ -334,8 +306,8 @@ class Cluster:
         shortest = min((item.limit for item in waiting if item.limit is not None), default=inf)
         limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
         progress.where = ', '.join(map(str, own + others))
-        for address in own:
-            connection = await self._dial(address, limit, progress)
+        for info in own:
+            connection = await self._dial(info, limit, progress)
             if connection is None:
                 continue
             if node is None or connection.leads_to(node):
@@ -353,27 +325,26 @@ class Cluster:
             self._unreachable[node] = asyncio.get_running_loop().time() + UNREACHABLE
             if found := self._find(role, None):
                 return found
-        for address in others:
-            if connection := await self._dial(address, limit, progress):
+        for info in others:
+            if connection := await self._dial(info, limit, progress):
                 return self._keep(role, connection)
         assert progress.error is not None
         raise progress.error
 
-    def _routes(self, node: Broker | None) -> tuple[list[Address], list[Address]]:
+    def _routes(self, node: Broker | None) -> tuple[list[ConnectionInfo], list[ConnectionInfo]]:
         """Return the addresses of a node, and those that may lead to other nodes.
 
         First comes the address that led to the node before, then its advertised address.  Behind
         NAT or a proxy, both may be unreachable; the addresses in the URIs lead to some node.
         """
         # Addresses that have failed come last, so that they do not delay the next connect.
-        known = self.settings.credentials
-        addresses = sorted(known, key=lambda address: self._failed.get(address, 0.0))
+        infos = dict.fromkeys(self.settings.infos)
+        known = sorted(infos, key=lambda info: self._failed.get(info, 0.0))
         if node is None or self.settings.load_balancer:
-            return addresses, []
-        advertised = Address(node.host, node.port, addresses[0].ssl)
-        self._advertised.setdefault(advertised, known[addresses[0]])
+            return known, []
+        advertised = at(node, known)
         own = list(dict.fromkeys([self._reached.get(node, advertised), advertised]))
-        return own, [address for address in addresses if address not in own]
+        return own, [info for info in known if info not in own]
 
     def _keep(self, role: Role, connection: Connection) -> Connection:
         self._open(role).append(connection)
@@ -382,22 +353,15 @@ class Cluster:
             self._sweep_later()
         return connection
 
-    async def _dial(self, address: Address, limit: float, progress: Progress) -> Connection | None:
+    async def _dial(
+        self, info: ConnectionInfo, limit: float, progress: Progress
+    ) -> Connection | None:
         """Connect to an address; if another try may succeed, set `progress.error`, return None."""
-        settings = self.settings
         try:
             async with asyncio.timeout(limit):
-                connection = await connect(
-                    address,
-                    settings.credentials.get(address) or self._advertised[address],
-                    settings.connection_name,
-                    settings.tune,
-                    progress.on_step,
-                    settings.request_timeout,
-                    self.counters,
-                )
+                connection = await connect(info, self.settings, progress.on_step, self.counters)
         except TimeoutError:
-            text = f'{address}: no answer within {limit:.3g} s, while {progress.step}'
+            text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
             progress.error = ConnectTimeout(text)
         except (ProtocolError, FrameError):
             raise  # no retry helps
@@ -412,12 +376,12 @@ class Cluster:
             progress.error = None
             self._established = True
             self.closing.left = None
-            self._failed.pop(address, None)
+            self._failed.pop(info, None)
             if connection.advertised is not None:
-                self._reached[connection.advertised] = address
+                self._reached[connection.advertised] = info
                 self._unreachable.pop(connection.advertised, None)
             return connection
-        self._failed[address] = asyncio.get_running_loop().time()
+        self._failed[info] = asyncio.get_running_loop().time()
         return None
 
     def probe(self, connection: Connection) -> None:
@@ -429,8 +393,9 @@ class Cluster:
 
     async def _probe(self, connection: Connection) -> None:
         progress = Progress(str(connection.address))
+        info = at(connection.address, self.settings.infos)
         try:
-            found = await self._dial(connection.address, ADDRESS_TIMEOUT, progress)
+            found = await self._dial(info, ADDRESS_TIMEOUT, progress)
         except RbFlyError:
             return  # the node answers
         if found is not None:
@@ -461,6 +426,14 @@ class Cluster:
             task.add_done_callback(self._sweepings.discard)
         if len(opened) - len(idle) > 1:
             self._sweep_later()
+
+
+def at(where: Broker | Address, infos: Sequence[ConnectionInfo]) -> ConnectionInfo:
+    """Return the first of `infos` with that address; if none has it, the first one, moved there."""
+    for info in infos:
+        if (info.host, info.port) == (where.host, where.port):
+            return info
+    return replace(infos[0], host=where.host, port=where.port)
 
 
 def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:

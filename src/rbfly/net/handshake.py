@@ -11,10 +11,10 @@ import rbfly
 from ..error import AuthenticationError, StreamConnectionError, TLSError
 from ..protocol import commands
 from ..protocol._engine import Counters
-from ..protocol.commands import Broker, Tune
+from ..protocol.commands import Broker
 from ..protocol.const import Key, ResponseCode
 from .connection import Connection
-from .uri import Address, Credentials
+from .uri import ConnectionInfo, Settings
 
 FIRST_OPTIONAL = (3, 11)  # first broker version with ExchangeCommandVersions and StreamStats
 
@@ -27,31 +27,22 @@ PROPERTIES = {
 
 
 async def connect(
-    address: Address,
-    credentials: Credentials,
-    name: str,
-    tune: Tune,
-    on_step: Callable[[str], None],
-    request_timeout: float | None,
-    counters: Counters,
+    info: ConnectionInfo, settings: Settings, on_step: Callable[[str], None], counters: Counters
 ) -> Connection:
     """Connect to a node, authenticate and open the virtual host.
 
-    :param name: name of the connection for the broker's management; '' for none.
-    :param tune: limits to propose.
     :param on_step: called with a description of each step; steps have no timeout of their own.
-    :param request_timeout: seconds for the broker to answer a request once the connection is open.
     :raises StreamConnectionError: the node cannot be reached, or the connection was lost.
     :raises ProtocolError: the broker refused the user, the mechanism or the virtual host.
     """
-    loop = asyncio.get_running_loop()
+    loop, address = asyncio.get_running_loop(), info.address
     on_step('connecting')
     try:
         if not isinstance(loop, asyncio.BaseEventLoop):
             # if cancelled during a lookup that fails, uvloop's create_connection leaks
             await loop.getaddrinfo(address.host, address.port)
         _, connection = await loop.create_connection(
-            lambda: Connection(address, request_timeout, counters),
+            lambda: Connection(address, settings.request_timeout, counters),
             address.host,
             address.port,
             ssl=address.ssl,
@@ -65,7 +56,7 @@ async def connect(
     except (OSError, ValueError, OverflowError) as ex:
         raise StreamConnectionError(f'{address}: {ex}') from ex
     try:
-        await handshake(connection, credentials, name, tune, on_step)
+        await handshake(connection, info, settings, on_step)
     except BaseException:
         connection.abort(StreamConnectionError(f'{address}: the handshake failed'))
         await connection.closed
@@ -75,9 +66,8 @@ async def connect(
 
 async def handshake(
     connection: Connection,
-    credentials: Credentials,
-    name: str,
-    tune: Tune,
+    info: ConnectionInfo,
+    settings: Settings,
     on_step: Callable[[str], None],
 ) -> None:
     def enter(step: str) -> None:
@@ -86,23 +76,23 @@ async def handshake(
 
     # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
     enter('exchanging peer properties')
+    name, mechanism = settings.connection_name, settings.auth_mechanism
     properties = PROPERTIES | ({'connection_name': name} if name else {})
     server = await connection.request(commands.PeerProperties(properties))
     enter('negotiating the SASL mechanism')
     offered = await connection.request(commands.SaslHandshake())
-    mechanism = credentials.mechanism.value
-    if mechanism not in offered:
+    if mechanism.value not in offered:
         raise AuthenticationError(
             ResponseCode.SASL_MECHANISM_NOT_SUPPORTED,
-            f'{connection.address} offers {", ".join(offered) or "none"}, not {mechanism}',
+            f'{connection.address} offers {", ".join(offered) or "none"}, not {mechanism.value}',
         )
     enter('authenticating')
-    await connection.request(credentials.authenticate())
+    await connection.request(info.authenticate(mechanism))
     enter('waiting for the broker to tune')
-    agreed = tune.agree(await connection.tune)
+    agreed = settings.tune.agree(await connection.tune)
     connection.write(agreed.encode())
     enter('opening the virtual host')
-    opened = await connection.request(commands.Open(credentials.virtual_host))
+    opened = await connection.request(commands.Open(info.virtual_host))
     host, port = opened.get('advertised_host', ''), opened.get('advertised_port', '')
     knows_optional = broker_version(server) >= FIRST_OPTIONAL
     if knows_optional:

@@ -1,8 +1,9 @@
-"""Parse `rabbitmq-stream` URIs into addresses and credentials."""
+"""Settings of a client, and the URIs that name its brokers and users."""
 
 from __future__ import annotations
 
 import ssl as ssl_module
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
-from ..protocol.commands import SaslAuthenticate
+from ..protocol.commands import SaslAuthenticate, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 
 
@@ -67,28 +68,31 @@ class ConnectionInfo:
     def address(self) -> Address:
         return Address(self.host, self.port, self.ssl)
 
+    def authenticate(self, mechanism: AuthMechanism) -> SaslAuthenticate:
+        """Return the request that authenticates the user."""
+        if mechanism is AuthMechanism.EXTERNAL:  # the TLS certificate authenticates the user
+            return SaslAuthenticate(mechanism.value, b'')
+        # in one expression: a local variable would show the password in a traceback
+        return SaslAuthenticate(mechanism.value, f'\0{self.username}\0{self.password}'.encode())
+
 
 @dataclass(frozen=True)
-class Credentials:
-    """User, password, SASL mechanism and virtual host; `repr` omits the password."""
+class Settings:
+    """Settings of a client, see :func:`rbfly.streams.streams_client`.
 
-    username: str
-    password: str = field(repr=False)
-    virtual_host: str
-    mechanism: AuthMechanism
+    :param infos: addresses and credentials, tried in turn.
+    """
 
-    @classmethod
-    def of(cls, info: ConnectionInfo, mechanism: AuthMechanism) -> Credentials:
-        return cls(info.username, info.password, info.virtual_host, mechanism)
-
-    def authenticate(self) -> SaslAuthenticate:
-        """Return the request that authenticates the user."""
-        if self.mechanism is AuthMechanism.EXTERNAL:  # the TLS certificate authenticates the user
-            return SaslAuthenticate(self.mechanism.value, b'')
-        # in one expression: a local variable would show the password in a traceback
-        return SaslAuthenticate(
-            self.mechanism.value, f'\0{self.username}\0{self.password}'.encode()
-        )
+    infos: Sequence[ConnectionInfo]
+    auth_mechanism: AuthMechanism = AuthMechanism.PLAIN
+    connection_name: str = ''
+    connect_timeout: float | None = 30.0
+    reconnect_timeout: float | None = None
+    tune: Tune = field(default_factory=lambda: Tune(0, 60))  # limits to propose
+    load_balancer: bool = False
+    request_timeout: float | None = 10.0
+    close_timeout: float | None = 10.0
+    busy_poll: float = 0.0
 
 
 def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionInfo:

@@ -6,8 +6,7 @@ from datetime import timedelta
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError
-from ..net.cluster import Settings
-from ..net.uri import AuthMechanism, ConnectionInfo
+from ..net.uri import AuthMechanism, ConnectionInfo, Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from .types import MessageFilter, PublisherInfo
