@@ -6,7 +6,7 @@ import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from ..amqp._message import last_offset
 from ..checks import check_folder, check_integer, check_stream, check_timeout, check_type
@@ -17,9 +17,9 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from ..net.cluster import Cluster, Settings, existing
+from ..net.cluster import Cluster, existing
 from ..net.connection import Connection
-from ..net.uri import AuthMechanism, ConnectionInfo, parse_uri
+from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
 from ..protocol import commands
 from ..protocol._decoder import Decoder
@@ -37,7 +37,12 @@ from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherIn
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
-P = TypeVar('P')
+if TYPE_CHECKING:
+    import typing_extensions  # `typing` has no `default` before Python 3.13
+
+    P = typing_extensions.TypeVar('P', default=Publisher)
+else:
+    P = TypeVar('P')
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
@@ -267,43 +272,18 @@ class StreamsClient:
 
     # -- publishing and subscribing
 
-    @overload
     def publisher(
         self,
         stream: str,
         *,
         name: str | None = None,
         filter_extract: BloomFilterExtract | None = None,
+        cls: type[P] = Publisher,  # type: ignore[assignment]  # the default of P
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
-    ) -> AbstractAsyncContextManager[Publisher]: ...
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        name: str | None = None,
-        filter_extract: BloomFilterExtract | None = None,
-        cls: type[P],
-        amqp: bool = True,
-        max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
-        compression: Compression | str | None = None,
-    ) -> AbstractAsyncContextManager[P]: ...
-    def publisher(
-        self,
-        stream: str,
-        *,
-        name: str | None = None,
-        filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any] = Publisher,
-        amqp: bool = True,
-        max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
-        compression: Compression | str | None = None,
-    ) -> AbstractAsyncContextManager[Any]:
+    ) -> AbstractAsyncContextManager[P]:
         """Open a publisher for `async with`, which closes it at the end.
 
         :param stream: name of the stream.
