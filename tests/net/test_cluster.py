@@ -15,7 +15,7 @@ from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams.error import ConnectTimeout, StreamConnectionError, VirtualHostError
 from tests import fake as wire
 from tests.brokers import until
-from tests.fake import SILENT, FakeBroker, Step, refuse
+from tests.fake import SILENT, FakeBroker, Frame, Step, refuse
 from tests.fake import FakeConnection as Peer
 from tests.net.test_closing import Held
 
@@ -233,3 +233,25 @@ async def test_cancelled_metadata_request_leaves_later_ones_alone() -> None:
         with pytest.raises(StreamConnectionError, match='cancelled'):
             await asked
         assert (await cluster._locate('test', cluster.deadline())).leader
+
+
+async def test_unanswered_metadata_request_delays_only_its_own_streams() -> None:
+    names = [letter * 200 for letter in 'abc']  # two of them fit into a frame
+
+    def metadata(connection: Peer, request: Frame) -> None:
+        if names[2] in request.decode().streams:
+            fake.default(connection, request)
+
+    async with (
+        FakeBroker(tune=(512, 60), on={wire.METADATA: metadata}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        await client.get_protocol()
+        cluster = client._cluster
+        asked = [asyncio.create_task(cluster._locate(name, cluster.deadline())) for name in names]
+        assert (await asked[2]).leader
+        assert requested_streams(fake.connections) == [(names[0], names[1]), (names[2],)]
+        assert not any(task.done() for task in asked[:2])
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

@@ -44,10 +44,6 @@ UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another
 UNUSED = 60.0  # seconds until an unused connection is closed
 
 
-class WrongNodeError(StreamConnectionError):
-    """The load balancer led to another node."""
-
-
 class Cluster:
     """The connections of one client: one for each node and role, more when its ids run out.
 
@@ -160,7 +156,7 @@ class Cluster:
             return await Backoff(deadline).retry(
                 lambda: self._member(Role.PUBLISH, stream, deadline),
                 lambda error: (
-                    self.generation == deadline.generation and can_retry(error, again=False)
+                    self.generation == deadline.generation and can_retry(error, declared=False)
                 ),
             )
 
@@ -237,7 +233,7 @@ class Cluster:
         locator = await self._locator(deadline)
         deadline.progress.on_step(f'asking where stream {stream!r} is')
         batch = self._metadata.get(locator)
-        if batch is None:
+        while batch is None or not batch.add(stream):
             batch = MetadataBatch(locator, lambda: self._metadata.pop(locator, None))
             self._metadata[locator] = batch
         found = existing(await batch.ask(stream), stream)
@@ -315,7 +311,7 @@ class Cluster:
             if self.settings.load_balancer:
                 reached = connection.advertised
                 await connection.close()
-                raise WrongNodeError(f'{progress.where}: reached {reached}, not {node}')
+                raise StreamConnectionError(f'{progress.where}: reached {reached}, not {node}')
             # Another node has that address now; one connection to that node is enough.
             if self._find(role, connection.advertised):
                 await connection.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from enum import Enum
 from math import inf
 from random import uniform
 from typing import Any, Self, TypeVar
@@ -28,37 +27,34 @@ BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
 
 
-class Try(Enum):
-    """When to retry a refused command; commands that are not in `TABLE` are never retried."""
-
-    ALWAYS = 'always'
-    AGAIN = 'again'  # only if the publisher or subscription was declared before
-
-
-TABLE: dict[tuple[Key, int], Try] = {
-    (Key.METADATA, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
-    (Key.DECLARE_PUBLISHER, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
-    (Key.DECLARE_PUBLISHER, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
+# Commands that the client retries when the broker refuses them with these codes.
+ALWAYS = {
+    (Key.METADATA, ResponseCode.STREAM_NOT_AVAILABLE),
+    (Key.DECLARE_PUBLISHER, ResponseCode.STREAM_NOT_AVAILABLE),
+    (Key.SUBSCRIBE, ResponseCode.STREAM_NOT_AVAILABLE),
+    (Key.QUERY_PUBLISHER_SEQUENCE, ResponseCode.STREAM_NOT_AVAILABLE),
+    (Key.QUERY_OFFSET, ResponseCode.STREAM_NOT_AVAILABLE),
+    (Key.STREAM_STATS, ResponseCode.STREAM_NOT_AVAILABLE),
+}
+# The same, but only to redeclare a publisher or subscription.
+REDECLARING = {
+    (Key.DECLARE_PUBLISHER, ResponseCode.INTERNAL_ERROR),
     # a disk alarm refuses publishers as a failed precondition
-    (Key.DECLARE_PUBLISHER, ResponseCode.PRECONDITION_FAILED): Try.AGAIN,
-    (Key.SUBSCRIBE, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
-    (Key.SUBSCRIBE, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
-    (Key.QUERY_PUBLISHER_SEQUENCE, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
-    (Key.QUERY_OFFSET, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
-    (Key.STREAM_STATS, ResponseCode.STREAM_NOT_AVAILABLE): Try.ALWAYS,
-    (Key.STREAM_STATS, ResponseCode.INTERNAL_ERROR): Try.AGAIN,
+    (Key.DECLARE_PUBLISHER, ResponseCode.PRECONDITION_FAILED),
+    (Key.SUBSCRIBE, ResponseCode.INTERNAL_ERROR),
+    (Key.STREAM_STATS, ResponseCode.INTERNAL_ERROR),
 }
 
 
-def can_retry(error: RbFlyError, again: bool) -> bool:
+def can_retry(error: RbFlyError, declared: bool) -> bool:
     """True if another try may succeed.
 
-    :param again: the publisher or subscription was declared before.
+    :param declared: the publisher or subscription was declared before.
     """
     if not isinstance(error, ProtocolError):
         return error.retriable
-    found = error.command and TABLE.get((error.command, error.code))
-    return found is Try.ALWAYS or (again and found is Try.AGAIN)
+    refused = error.command, error.code
+    return refused in ALWAYS or (declared and refused in REDECLARING)
 
 
 def backoff() -> Iterator[float]:

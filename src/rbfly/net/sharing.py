@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import accumulate, islice
 
 from ..error import StreamConnectionError
 from ..protocol import commands
@@ -16,7 +15,6 @@ from .waiting import outcome
 
 METADATA_HEAD = 64  # bytes of a request without the names, rounded up
 FRAME_USUAL = 2**20
-
 
 Connect = Callable[[Progress, Sequence[Deadline]], Awaitable[Connection]]
 
@@ -68,29 +66,35 @@ async def run(connect: Connect, progress: Progress, backoff: Backoff) -> Connect
     )
 
 
-Found = dict[str, StreamMetadata]
-
-
 class MetadataBatch:
-    """Requests the metadata of all streams that tasks need in one turn of the event loop.
+    """Requests the metadata of the streams that tasks need in one turn of the event loop.
 
-    :param on_send: called before the first request; the batch takes no streams after that.
+    :param on_send: called before the request; the batch takes no streams after that.
     """
 
     def __init__(self, connection: Connection, on_send: Callable[[], object]) -> None:
-        self._sizes: dict[str, int] = {}
+        self._streams: dict[str, None] = {}
+        self._room = (connection.frame_max or FRAME_USUAL) - METADATA_HEAD
         self._task = asyncio.Task(
-            request_metadata(connection, self._sizes, on_send), loop=asyncio.get_running_loop()
+            request_metadata(connection, self._streams, on_send), loop=asyncio.get_running_loop()
         )
         # Cancelled, perhaps before it began; or failed, and no caller may wait for the error.
         self._task.add_done_callback(lambda it: on_send() if it.cancelled() else it.exception())
 
-    async def ask(self, stream: str) -> StreamMetadata | None:
-        """Return where a stream is; None if there is no such stream.
+    def add(self, stream: str) -> bool:
+        """Add a stream; return False if the request has no room for its name.
 
         :raises ArgumentError: no stream can have that name.
         """
-        self._sizes[stream] = len(commands.string(stream))
+        if stream not in self._streams:
+            self._room -= len(commands.string(stream))
+            if self._streams and self._room < 0:
+                return False
+            self._streams[stream] = None
+        return True
+
+    async def ask(self, stream: str) -> StreamMetadata | None:
+        """Return where a stream of the batch is; None if there is no such stream."""
         found = await outcome(self._task)
         if found is None:
             raise StreamConnectionError(f'the query for stream {stream!r} was cancelled')
@@ -98,16 +102,7 @@ class MetadataBatch:
 
 
 async def request_metadata(
-    connection: Connection, sizes: dict[str, int], on_send: Callable[[], object]
-) -> Found:
+    connection: Connection, streams: dict[str, None], on_send: Callable[[], object]
+) -> dict[str, StreamMetadata]:
     on_send()
-    found: Found = {}
-    room = (connection.frame_max or FRAME_USUAL) - METADATA_HEAD
-    while sizes:
-        fitting = sum(end <= room for end in accumulate(sizes.values()))
-        streams = tuple(islice(sizes, max(1, fitting)))
-        for stream in streams:
-            del sizes[stream]
-        answer = await connection.request(commands.Metadata(streams))
-        found |= answer
-    return found
+    return await connection.request(commands.Metadata(tuple(streams))) if streams else {}
