@@ -65,10 +65,7 @@ async def connect(
 
 
 async def handshake(
-    connection: Connection,
-    info: ConnectionInfo,
-    settings: Settings,
-    on_step: Callable[[str], None],
+    connection: Connection, info: ConnectionInfo, settings: Settings, on_step: Callable[[str], None]
 ) -> None:
     def enter(step: str) -> None:
         connection.enter(step)

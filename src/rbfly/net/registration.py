@@ -54,7 +54,7 @@ LIFE: Mapping[Life, Sequence[Life]] = {
 class Owner(Protocol):
     """The part of a registration that differs between a publisher and a subscription.
 
-    :ivar role: role of the connections to declare it on.
+    :ivar role: role of the connections that the declaration uses.
     :ivar stream: name of the stream.
     :ivar open_until_closed: when the client disconnects, stay open until the connection ends.
     """
@@ -94,9 +94,9 @@ class Owner(Protocol):
 class Registration:
     """Keeps a publisher or a subscription declared while its owner needs it.
 
-    :ivar connection: connection on which it is declared, or being declared; else None.
-    :ivar id: publisher or subscription id on that connection; -1 without one.
-    :ivar declared: True once it has been open.
+    :ivar connection: connection of the declaration, open or in progress; else None.
+    :ivar id: publisher or subscription id on that connection; -1 without a connection.
+    :ivar declared: True once the declaration has been open.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
     :ivar closed: event that is set when closing has ended.
@@ -113,7 +113,7 @@ class Registration:
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
         self._outage: Backoff | None = None  # of the first open, or of an outage
-        self._opening: Backoff | None = None  # that of the task, even if the outage has ended since
+        self._opening: Backoff | None = None  # of the task, even if the outage has ended since
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
@@ -126,7 +126,7 @@ class Registration:
 
     @property
     def is_open(self) -> bool:
-        """True if it is declared."""
+        """True if the publisher or subscription is declared."""
         return self.state is State.OPEN
 
     def _enter(self, state: State, error: Exception | None = None) -> None:
@@ -157,7 +157,9 @@ class Registration:
     # -- what the owner calls
 
     async def open(self) -> int:
-        """Declare it for the first time, and return its id; if this fails, the caller closes it.
+        """Declare the publisher or subscription for the first time, and return its id.
+
+        If this fails, the caller closes the registration.
 
         :raises RbFlyError: the broker cannot be reached, or refuses the declaration.
         """
@@ -172,7 +174,7 @@ class Registration:
         return found
 
     def ensure_open(self) -> None:
-        """Start to declare it in the background, unless it is open or being declared.
+        """Start a declaration in the background, unless one is open or in progress.
 
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
@@ -195,7 +197,7 @@ class Registration:
         self._task.add_done_callback(self._on_done)
 
     def end_outage(self) -> None:
-        """Note that the declaration works: if it is lost from now on, a new outage begins."""
+        """Note that the declaration works: its next loss begins a new outage."""
         self._outage = None
         self.cluster.closing.left = None  # the broker answers
 
@@ -246,7 +248,7 @@ class Registration:
         finally:
             self._enter_life(Life.CLOSED)
             self.closed.set()
-            del self._owner  # it refers back: break the reference cycle
+            del self._owner  # the owner refers back: break the reference cycle
 
     # -- declaring
 
@@ -256,7 +258,7 @@ class Registration:
             async with deadline:
                 if lost is not None:
                     await outage.wait(lost)
-                    deadline.progress.error = None  # it was about the previous connection
+                    deadline.progress.error = None  # of the previous connection
                 await outage.retry(
                     lambda: self._declare(outage), lambda ex: can_retry(ex, self.declared)
                 )
@@ -267,7 +269,7 @@ class Registration:
         else:
             task, self._task = self._task, None
             if task is not None:
-                task.remove_done_callback(self._on_done)  # it would keep the client for a turn
+                task.remove_done_callback(self._on_done)  # which would keep the client for a turn
             self._on_declared()
 
     async def _declare(self, outage: Backoff) -> None:
@@ -357,7 +359,7 @@ class Registration:
             self._owner.on_resume()
 
     def on_disconnect(self) -> None:
-        """The client disconnects, and does not declare it again by itself."""
+        """The client disconnects: end the declaration, now or with its connection."""
         if self not in self.cluster.registrations:
             return  # removed while other registrations were called
         del self.cluster.registrations[self]
