@@ -51,7 +51,11 @@ class ClockLoop(asyncio.SelectorEventLoop):
             server, broker_factory = self._servers[port]
             if server.is_serving():
                 ours, theirs = socket.socketpair()
-                await self.connect_accepted_socket(broker_factory, theirs)
+                try:
+                    await self.connect_accepted_socket(broker_factory, theirs)
+                except BaseException:  # cancelled
+                    ours.close()
+                    raise
                 return await super().create_connection(protocol_factory, sock=ours)
         return await super().create_connection(protocol_factory, host, port, **kwargs)
 
