@@ -114,7 +114,7 @@ cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except
 
 cdef inline object get_section(MessageCtx ctx, Sections sections, int index):
     """A section, decoded if necessary; None if it is absent."""
-    return ctx.section(index) if sections.at[index] >= 0 else get_field(sections, index)
+    return ctx.section(index) if sections.layout.at[index] >= 0 else get_field(sections, index)
 
 
 cdef int put_sections(OutBuffer *out, MessageCtx ctx, Sections sections) except -1:

@@ -56,6 +56,3 @@ cdef enum:
     EMPTY = 0x4
     FIXED_ONE = 0x5
     FIXED_SIXTEEN = 0x9
-    VARIABLE_FOUR = 0xb
-    COMPOUND_FOUR = 0xd
-    ARRAY_FOUR = 0xf

@@ -27,6 +27,5 @@ cdef inline int keep_error() except -1:
     return -1
 
 
-# Decode one value.  `depth` is the number of compounds and described values around it.
 cdef object decode_value(Cursor *c, int depth)
 cdef object decode_error(Cursor *c, const uint8_t *at, str problem)

@@ -11,14 +11,13 @@ from rbfly._wire cimport load_double, load_float, load_u16, load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport (
     RBFLY_CACHE_MAX, rbfly_ascii, rbfly_cached_ascii, rbfly_integer, rbfly_is_ascii,
-    rbfly_make_integers, rbfly_need, rbfly_set_integer,
+    rbfly_make_integers, rbfly_need,
 )
 from rbfly.amqp._types cimport (
-    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol,
-    uuid_of,
+    ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol, uuid_of,
 )
 
-from rbfly.amqp._types import Char, Decimal32, Decimal64, Decimal128
+from rbfly.amqp._types import Char
 from rbfly.error import AMQPDecoderError
 
 rbfly_make_integers()
@@ -133,11 +132,11 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
         p = c.p
         if c.end - p >= 2 and p[0] == codes.SMALLINT:
             c.p = p + 2
-            rbfly_set_integer(items, i, <int8_t> p[1])
+            item = rbfly_integer(<int8_t> p[1])
         else:
             item = take_value(c, depth + 1)
-            Py_INCREF(item)
-            PyList_SET_ITEM(items, i, item)
+        Py_INCREF(item)
+        PyList_SET_ITEM(items, i, item)
     if c.p != end:
         return fail_list(c, at, size, count)
     c.end = outer
@@ -399,22 +398,13 @@ cdef object decode_rare(Cursor *c, uint8_t code, int depth):
     elif code == codes.CHAR:
         c.p = p + 4
         return decode_char(c, at, load_u32(p))
-    elif code == codes.DECIMAL32:
-        c.p = p + 4
-        return Decimal32(PyBytes_FromStringAndSize(<const char *> p, 4))
-    elif code == codes.DECIMAL64:
-        c.p = p + 8
-        return Decimal64(PyBytes_FromStringAndSize(<const char *> p, 8))
-    elif code == codes.DECIMAL128:
-        c.p = p + 16
-        return Decimal128(PyBytes_FromStringAndSize(<const char *> p, 16))
+    elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
+        n = rbfly_need(code)
+        c.p = p + n
+        return ELEMENT_TYPES[code](PyBytes_FromStringAndSize(<const char *> p, n))
     elif code == codes.DESCRIBED:
         return decode_described(c, at, depth)
-    elif (
-        code == codes.VBIN32 or code == codes.STR32 or code == codes.SYM32
-        or code == codes.LIST32 or code == codes.MAP32
-        or code == codes.ARRAY8 or code == codes.ARRAY32
-    ):
+    elif WIDE[code]:
         return decode_sized(c, at, code, depth)
     return decode_error(c, at, f'unknown constructor 0x{code:02x}')
 

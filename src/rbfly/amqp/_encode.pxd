@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t
 
-from rbfly._wire cimport OutBuffer
+from rbfly._wire cimport OutBuffer, out_reserve
 
 # The types allowed for map keys, which depend on the section that contains the map.
 cdef enum:
@@ -12,7 +12,27 @@ cdef enum:
 cdef int encode_value(OutBuffer *out, object value, int depth) except -1
 cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1
 cdef int encode_sequence(OutBuffer *out, object items, int depth) except -1
-cdef Py_ssize_t open_compound(OutBuffer *out, Py_ssize_t count) except -1
-cdef int close_compound(
+cdef int close_wide(OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8) except -1
+
+
+# Lists and maps start with the header that suits their length.  It is replaced by one of the other
+# width if the encoded items turn out to need that.
+cdef inline Py_ssize_t open_compound(OutBuffer *out, Py_ssize_t count) except -1:
+    cdef Py_ssize_t width = 3 if count <= 32 else 9
+    out_reserve(out, width)
+    out.p += width
+    return out.p - out.start
+
+
+cdef inline int close_compound(
     OutBuffer *out, Py_ssize_t first, Py_ssize_t count, uint8_t code8
-) except -1
+) except -1:
+    cdef Py_ssize_t n = out.p - out.start - first
+    cdef uint8_t *head
+    if count <= 32 and n <= 254:
+        head = out.start + first - 3
+        head[0] = code8
+        head[1] = <uint8_t> (n + 1)
+        head[2] = <uint8_t> count
+        return 0
+    return close_wide(out, first, count, code8)

@@ -1,5 +1,7 @@
 # The structure of a message (part 3 of the AMQP 1.0 specification).  No ABI promise.
 
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32
@@ -34,13 +36,9 @@ ctypedef struct Layout:
 
 cdef tuple SECTION_NAMES
 
-# Read the descriptor at the cursor, move the cursor past it and return the section.
 cdef int take_descriptor(Cursor *c) except -1
-# Check which sections there are, their order, and that they fill the message.
 cdef int scan(Cursor *c, Layout *layout) except -1
-# Build the body from its sections, already checked; the cursor is at the first of them.
 cdef object build_body(Cursor *c)
-# Build a header, properties or map from the value at the cursor.
 cdef object build_section(Cursor *c, int index)
 
 
@@ -66,40 +64,21 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
     return 0
 
 
-# The sections other than the body: their values, or where their bytes begin (-1: absent).
+# The sections other than the body.
 cdef class Sections:
-    cdef object header, delivery_annotations, annotations, properties, app_properties, footer
-    cdef Py_ssize_t[6] at
+    cdef PyObject *values[6]      # NULL: absent or not decoded
+    cdef Layout layout              # positions: -1 if absent or replaced
 
 
 cdef inline object get_field(Sections sections, int index):
-    if index == I_HEADER:
-        return sections.header
-    if index == I_DELIVERY_ANNOTATIONS:
-        return sections.delivery_annotations
-    if index == I_ANNOTATIONS:
-        return sections.annotations
-    if index == I_PROPERTIES:
-        return sections.properties
-    if index == I_APP_PROPERTIES:
-        return sections.app_properties
-    return sections.footer
+    return None if sections.values[index] is NULL else <object> sections.values[index]
 
 
-cdef inline int set_field(Sections sections, int index, object value) except -1:
-    if index == I_HEADER:
-        sections.header = value
-    elif index == I_DELIVERY_ANNOTATIONS:
-        sections.delivery_annotations = value
-    elif index == I_ANNOTATIONS:
-        sections.annotations = value
-    elif index == I_PROPERTIES:
-        sections.properties = value
-    elif index == I_APP_PROPERTIES:
-        sections.app_properties = value
-    else:
-        sections.footer = value
-    return 0
+cdef inline void set_field(Sections sections, int index, object value) noexcept:
+    cdef PyObject *old = sections.values[index]
+    Py_INCREF(value)
+    sections.values[index] = <PyObject *> value
+    Py_XDECREF(old)
 
 
 # Find the sections in the bytes of a message; all are absent if there are no bytes.

@@ -4,6 +4,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32, load_u64
@@ -61,10 +62,7 @@ cdef int skip_value(Cursor *c) except -1:
             n = 0
         elif width <= codes.FIXED_SIXTEEN:
             n = 1 << (width - codes.FIXED_ONE)
-        elif (
-            width == codes.VARIABLE_FOUR or width == codes.COMPOUND_FOUR
-            or width == codes.ARRAY_FOUR
-        ):
+        elif at[0] & codes.SIZE32:
             n = 4 + <Py_ssize_t> load_u32(p) if left >= 4 else 4
         else:
             n = 1 + <Py_ssize_t> p[0] if left >= 1 else 1
@@ -115,31 +113,6 @@ cdef int take_descriptor(Cursor *c) except -1:
     return section
 
 
-cdef int check_kind(Cursor *c, int section) except -1:
-    """Check that the constructor of a section's value suits the section."""
-    cdef uint8_t code
-    if c.p >= c.end:
-        return fail_structure(c, c.p, 'section without a value')
-    code = c.p[0]
-    if section == VALUE:
-        return 0
-    if section == DATA:
-        if code == codes.VBIN8 or code == codes.VBIN32:
-            return 0
-    elif section == SEQUENCE:
-        if code == codes.LIST0 or code == codes.LIST8 or code == codes.LIST32:
-            return 0
-    elif section == HEADER or section == PROPERTIES:
-        if (
-            code == codes.LIST0 or code == codes.LIST8 or code == codes.LIST32
-            or code == codes.NULL
-        ):
-            return 0
-    elif code == codes.MAP8 or code == codes.MAP32 or code == codes.NULL:
-        return 0
-    return fail_structure(c, c.p, f'constructor 0x{code:02x} in section 0x{section:02x}')
-
-
 # Each section's value constructor with a one-byte size; a value section can have any.
 cdef uint8_t[9] USUAL
 USUAL[HEADER - HEADER] = USUAL[PROPERTIES - HEADER] = USUAL[SEQUENCE - HEADER] = codes.LIST8
@@ -149,9 +122,26 @@ USUAL[DATA - HEADER] = codes.VBIN8
 USUAL[VALUE - HEADER] = 0xff
 
 
+cdef int check_kind(Cursor *c, int section) except -1:
+    """Check that the constructor of a section's value suits the section."""
+    cdef uint8_t code, usual = USUAL[section - HEADER]
+    if c.p >= c.end:
+        return fail_structure(c, c.p, 'section without a value')
+    code = c.p[0]
+    if (
+        section == VALUE
+        or (code & codes.NO_SIZE32) == usual
+        or (code == codes.LIST0 and usual == codes.LIST8)
+        or (code == codes.NULL and not DATA <= section <= SEQUENCE)
+    ):
+        return 0
+    return fail_structure(c, c.p, f'constructor 0x{code:02x} in section 0x{section:02x}')
+
+
 cdef int scan(Cursor *c, Layout *layout) except -1:
     """Check which sections there are, their order, and that they fill the message."""
     cdef int section, last = 0, i
+    cdef bint allowed
     cdef const uint8_t *at
     cdef const uint8_t *p
     cdef Py_ssize_t n
@@ -168,16 +158,17 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
             c.p = at + 3
         else:
             section = take_descriptor(c)
-        if section <= last and not (section == last and (section == DATA or section == SEQUENCE)):
+        if section == last:
+            allowed = section == DATA or section == SEQUENCE
+        else:
+            # the sections of a body are of one kind
+            allowed = section > (VALUE if last >= DATA else last)
+            if DATA <= section <= VALUE:
+                layout.body_at = at - c.start
+        if not allowed:
             return fail_structure(
                 c, at, f'section 0x{section:02x} after section 0x{last:02x}'
             )
-        if DATA <= section <= VALUE and section != last:
-            if layout.body_at >= 0:
-                return fail_structure(
-                    c, at, f'section 0x{section:02x} after section 0x{last:02x}'
-                )
-            layout.body_at = at - c.start
         p = c.p
         if section <= APP_PROPERTIES:
             layout.at[section - HEADER] = p - c.start
@@ -259,20 +250,19 @@ cdef object build_section(Cursor *c, int index):
 @cython.final
 @cython.no_gc
 cdef class Sections:
-    pass
+    def __dealloc__(self):
+        for value in self.values:
+            Py_XDECREF(value)
 
 
 cdef Sections open_sections(const uint8_t *p, Py_ssize_t n):
     cdef Sections sections = Sections.__new__(Sections)
-    cdef Layout layout
     cdef Cursor c
     cdef int i
     if p is NULL:
         for i in range(6):
-            sections.at[i] = -1
+            sections.layout.at[i] = -1
     else:
         cursor_open(&c, p, p, p + n)
-        scan(&c, &layout)
-        for i in range(6):
-            sections.at[i] = layout.at[i]
+        scan(&c, &sections.layout)
     return sections

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 
 from rbfly._cpython cimport rbfly_keep_contexts
@@ -13,10 +14,10 @@ from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open
 from rbfly.amqp._layout cimport (
-    DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER,
-    I_PROPERTIES, SECTION_NAMES, Sections, build_body, build_section, get_field, open_sections,
-    set_field, take_descriptor,
+    DATA, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections, build_body, build_section, get_field,
+    open_sections, set_field, take_descriptor,
 )
+from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
 from rbfly.error import (
@@ -105,9 +106,10 @@ is_set_stream_publish_id=None)\n--\n
         self._owner = None
         self._sections = None
         self._p = NULL
-        set_sections(
-            self, header, delivery_annotations, annotations, properties, app_properties, footer
-        )
+        set_sections(self, [
+            <PyObject *> header, <PyObject *> delivery_annotations, <PyObject *> annotations,
+            <PyObject *> properties, <PyObject *> app_properties, <PyObject *> footer,
+        ])
         self._offset = check_u64(stream_offset, 'stream_offset')
         self._timestamp = check_time(stream_timestamp)
         set_publish_id(self, stream_publish_id, 'stream_publish_id')
@@ -136,8 +138,8 @@ is_set_stream_publish_id=None)\n--\n
             sections = self._sections = open_sections(self._p, self._n)
         value = get_field(sections, index)
         if value is None:
-            if sections.at[index] >= 0 and owner is not None:
-                cursor_open(&c, self._p, self._p + sections.at[index], self._p + self._n)
+            if sections.layout.at[index] >= 0 and owner is not None:
+                cursor_open(&c, self._p, self._p + sections.layout.at[index], self._p + self._n)
                 value = build_section(&c, index)
             elif index == I_HEADER:
                 value = DEFAULT_HEADER
@@ -165,60 +167,6 @@ is_set_stream_publish_id=None)\n--\n
             fail_body()
         self._body = value
         self._body_ready = True
-
-    @property
-    def header(self):
-        """Header (AMQPHeader)."""
-        return self.section(I_HEADER)
-
-    @header.setter
-    def header(self, value):
-        set_section(self, I_HEADER, value)
-
-    @property
-    def delivery_annotations(self):
-        """Delivery annotations (dict)."""
-        return self.section(I_DELIVERY_ANNOTATIONS)
-
-    @delivery_annotations.setter
-    def delivery_annotations(self, value):
-        set_section(self, I_DELIVERY_ANNOTATIONS, value)
-
-    @property
-    def annotations(self):
-        """Message annotations (dict)."""
-        return self.section(I_ANNOTATIONS)
-
-    @annotations.setter
-    def annotations(self, value):
-        set_section(self, I_ANNOTATIONS, value)
-
-    @property
-    def properties(self):
-        """Properties (AMQPProperties)."""
-        return self.section(I_PROPERTIES)
-
-    @properties.setter
-    def properties(self, value):
-        set_section(self, I_PROPERTIES, value)
-
-    @property
-    def app_properties(self):
-        """Application properties (dict)."""
-        return self.section(I_APP_PROPERTIES)
-
-    @app_properties.setter
-    def app_properties(self, value):
-        set_section(self, I_APP_PROPERTIES, value)
-
-    @property
-    def footer(self):
-        """Footer (dict)."""
-        return self.section(I_FOOTER)
-
-    @footer.setter
-    def footer(self, value):
-        set_section(self, I_FOOTER, value)
 
     @property
     def stream_offset(self):
@@ -380,27 +328,37 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
     if ctx._sections is None:
         ctx._sections = open_sections(ctx._p, ctx._n)
     set_field(ctx._sections, index, value)
-    ctx._sections.at[index] = -1
+    ctx._sections.layout.at[index] = -1
     return 0
 
 
-cdef int set_sections(
-    MessageCtx ctx, object header, object delivery_annotations, object annotations,
-    object properties, object app_properties, object footer,
-) except -1:
-    if header is not None:
-        set_section(ctx, I_HEADER, header)
-    if delivery_annotations is not None:
-        set_section(ctx, I_DELIVERY_ANNOTATIONS, delivery_annotations)
-    if annotations is not None:
-        set_section(ctx, I_ANNOTATIONS, annotations)
-    if properties is not None:
-        set_section(ctx, I_PROPERTIES, properties)
-    if app_properties is not None:
-        set_section(ctx, I_APP_PROPERTIES, app_properties)
-    if footer is not None:
-        set_section(ctx, I_FOOTER, footer)
+cdef int set_sections(MessageCtx ctx, PyObject **values) except -1:
+    cdef int i
+    for i in range(6):
+        if values[i] is not <PyObject *> None:
+            set_section(ctx, i, <object> values[i])
     return 0
+
+
+cdef object get_attribute(object ctx, void *index):
+    return (<MessageCtx> ctx).section(<Py_ssize_t> index)
+
+
+cdef int set_attribute(object ctx, PyObject *value, void *index) except -1:
+    if value is NULL:
+        raise NotImplementedError('a section cannot be deleted: set it to None')
+    return set_section(ctx, <Py_ssize_t> index, <object> value)
+
+
+# in the order of the indices
+rbfly_add_attributes(MessageCtx, {
+    'header': 'Header (AMQPHeader).',
+    'delivery_annotations': 'Delivery annotations (dict).',
+    'annotations': 'Message annotations (dict).',
+    'properties': 'Properties (AMQPProperties).',
+    'app_properties': 'Application properties (dict).',
+    'footer': 'Footer (dict).',
+}, get_attribute, set_attribute)
 
 
 # Begins with the signature, where inspect looks for it.
@@ -468,9 +426,10 @@ def stream_message_ctx(
 ):
     cdef MessageCtx ctx = new_context(body)
     set_publish_id(ctx, publish_id, 'publish_id')
-    set_sections(
-        ctx, header, delivery_annotations, annotations, properties, app_properties, footer
-    )
+    set_sections(ctx, [
+        <PyObject *> header, <PyObject *> delivery_annotations, <PyObject *> annotations,
+        <PyObject *> properties, <PyObject *> app_properties, <PyObject *> footer,
+    ])
     return ctx
 
 

@@ -1,5 +1,5 @@
-# C helpers that Cython cannot express: strings, cached map keys and small integers without calls.
-# The caches are static, one per module; only `_decode` uses them.
+# C helpers that Cython cannot express: strings, cached map keys and small integers without calls,
+# and attributes from a table.  The caches are static, one per module; only `_decode` uses them.
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t
@@ -90,10 +90,6 @@ cdef extern from *:
         return o;
     }
 
-    static inline void rbfly_set_integer(PyObject *list, Py_ssize_t i, int v) {
-        PyList_SET_ITEM(list, i, rbfly_integer(v));
-    }
-
     /* Direct-mapped cache of short ASCII strings, since messages repeat the same map keys. */
     #define RBFLY_CACHE_SLOTS 512
     #define RBFLY_CACHE_SHIFT 55
@@ -148,8 +144,31 @@ cdef extern from *:
         }
         return rbfly_cache_miss(slot, p, n);
     }
+
+    /* Add attributes to a class.  `docs` maps their names to docstrings or None; `get` and `set`
+       receive the index of the attribute. */
+    static int rbfly_add_attributes(PyObject *type, PyObject *docs, getter get, setter set) {
+        PyGetSetDef *item = PyMem_Calloc((size_t)PyDict_GET_SIZE(docs), sizeof(PyGetSetDef));
+        PyObject *name, *doc, *attribute, *members = ((PyTypeObject *)type)->tp_dict;
+        Py_ssize_t position = 0;
+        if (item == NULL) { PyErr_NoMemory(); return -1; }
+        Py_INCREF(docs);    /* the class uses its strings, and the items, forever */
+        for (intptr_t i = 0; PyDict_Next(docs, &position, &name, &doc); i++, item++) {
+            item->name = PyUnicode_AsUTF8(name);
+            item->doc = doc == Py_None ? NULL : PyUnicode_AsUTF8(doc);
+            item->get = get; item->set = set; item->closure = (void *)i;
+            attribute = PyDescr_NewGetSet((PyTypeObject *)type, item);
+            if (attribute == NULL || PyDict_SetItem(members, name, attribute) < 0) return -1;
+            Py_DECREF(attribute);
+        }
+        PyType_Modified((PyTypeObject *)type);
+        return 0;
+    }
     #endif
     """
+    ctypedef object (*getter)(object, void *)
+    ctypedef int (*setter)(object, PyObject *, void *) except -1
+
     Py_ssize_t rbfly_need(uint8_t code) noexcept
     void rbfly_copy(uint8_t *to, const uint8_t *source, Py_ssize_t n) noexcept
     bint rbfly_is_ascii(const uint8_t *p, Py_ssize_t n) noexcept
@@ -158,6 +177,6 @@ cdef extern from *:
     object rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n)
     int rbfly_make_integers() except -1
     object rbfly_integer(int v)
-    void rbfly_set_integer(list items, Py_ssize_t i, int v) noexcept
+    int rbfly_add_attributes(object type, dict docs, getter get, setter set) except -1
     enum:
         RBFLY_CACHE_MAX

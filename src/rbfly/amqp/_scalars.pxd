@@ -15,12 +15,10 @@ cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n)
 cdef int put_long_text(OutBuffer *out, object value) except -1
 cdef int put_big_integer(OutBuffer *out, object value) except -1
 cdef int put_double(OutBuffer *out, double v) except -1
-cdef int put_timestamp(OutBuffer *out, object value) except -1
 cdef int put_uuid(OutBuffer *out, object value) except -1
 cdef int encode_symbol(OutBuffer *out, Symbol value) except -1
-cdef int encode_ubyte(OutBuffer *out, object value) except -1
-cdef int encode_uint(OutBuffer *out, object value) except -1
-cdef int encode_ulong(OutBuffer *out, object value) except -1
+# Append a uint or ulong; `code` is its wide constructor.
+cdef int encode_unsigned(OutBuffer *out, object value, int code) except -1
 cdef int encode_binary(OutBuffer *out, object value) except -1
 
 

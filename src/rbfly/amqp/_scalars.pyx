@@ -2,7 +2,6 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.datetime cimport PyDateTime_Check, import_datetime
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -11,13 +10,11 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport rbfly_ascii_data
-from rbfly.amqp._types cimport Symbol, clip, copy_buffer, milliseconds
+from rbfly.amqp._types cimport Symbol, clip, copy_buffer
 
 from rbfly.error import (
     AMQPEncoderIntegerError, AMQPEncoderOverflowError, AMQPEncoderValueError,
 )
-
-import_datetime()
 
 cdef enum:
     MAX_OUTPUT = 1 << 29    # bytes written before a value of more than 255 bytes
@@ -68,14 +65,11 @@ cdef uint64_t unsigned(object value, uint64_t limit, str name) except? 0xdead:
     cdef uint64_t v
     try:
         v = PyLong_AsUnsignedLongLong(value)
+        if v <= limit:
+            return v
     except OverflowError:
-        v = 0
-        limit = 0 if value != 0 else limit
-        if limit == 0:
-            raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for {name}') from None
-    if v > limit:
-        raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for {name}')
-    return v
+        pass
+    raise AMQPEncoderOverflowError(f'{clip(value)} is out of range for {name}')
 
 
 cdef int put_big_integer(OutBuffer *out, object value) except -1:
@@ -91,39 +85,25 @@ cdef int put_big_integer(OutBuffer *out, object value) except -1:
     return 0
 
 
-cdef int encode_ubyte(OutBuffer *out, object value) except -1:
-    cdef uint64_t v = unsigned(value, 0xff, 'ubyte')
-    out_reserve(out, 2)
-    put_u8(out, codes.UBYTE)
-    put_u8(out, <uint8_t> v)
-    return 0
-
-
-cdef int encode_uint(OutBuffer *out, object value) except -1:
-    cdef uint64_t v = unsigned(value, 0xffffffff, 'uint')
-    out_reserve(out, 5)
-    if v == 0:
-        put_u8(out, codes.UINT0)
-    elif v <= 255:
-        put_u8(out, codes.SMALLUINT)
-        put_u8(out, <uint8_t> v)
+cdef int encode_unsigned(OutBuffer *out, object value, int code) except -1:
+    cdef bint is_long = code == codes.ULONG
+    cdef uint64_t v
+    if is_long:
+        v = unsigned(value, 0xffffffffffffffff, 'ulong')
     else:
-        put_u8(out, codes.UINT)
-        put_u32(out, <uint32_t> v)
-    return 0
-
-
-cdef int encode_ulong(OutBuffer *out, object value) except -1:
-    cdef uint64_t v = unsigned(value, 0xffffffffffffffff, 'ulong')
+        v = unsigned(value, 0xffffffff, 'uint')
     out_reserve(out, 9)
     if v == 0:
-        put_u8(out, codes.ULONG0)
+        put_u8(out, codes.ULONG0 if is_long else codes.UINT0)
     elif v <= 255:
-        put_u8(out, codes.SMALLULONG)
+        put_u8(out, codes.SMALLULONG if is_long else codes.SMALLUINT)
         put_u8(out, <uint8_t> v)
     else:
-        put_u8(out, codes.ULONG)
-        put_u64(out, v)
+        put_u8(out, <uint8_t> code)
+        if is_long:
+            put_u64(out, v)
+        else:
+            put_u32(out, <uint32_t> v)
     return 0
 
 
@@ -147,19 +127,6 @@ cdef int encode_binary(OutBuffer *out, object value) except -1:
         return put_sized(out, codes.VBIN8, view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
-
-
-cdef int put_timestamp(OutBuffer *out, object value) except -1:
-    """Append a datetime or Timestamp as timestamp."""
-    cdef int64_t ms
-    if PyDateTime_Check(value):
-        ms = milliseconds(value)
-    else:
-        ms = <int64_t> value
-    out_reserve(out, 9)
-    put_u8(out, codes.TIMESTAMP)
-    put_u64(out, <uint64_t> ms)
-    return 0
 
 
 cdef int put_uuid(OutBuffer *out, object value) except -1:

@@ -8,9 +8,8 @@ from cpython.tuple cimport PyTuple_SET_ITEM
 from rbfly._wire cimport OutBuffer, out_reserve, put_u8
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
-from rbfly.amqp._scalars cimport (
-    encode_symbol, encode_ubyte, encode_uint, encode_ulong, put_timestamp,
-)
+from rbfly.amqp._native cimport rbfly_add_attributes
+from rbfly.amqp._scalars cimport encode_symbol, encode_unsigned
 from rbfly.amqp._types cimport DECIMALS, UUID, Symbol, new_symbol, plain_bytes, plain_text
 
 from rbfly.amqp._types import Timestamp
@@ -189,16 +188,6 @@ cdef enum:
     )
 
 
-cdef object check_symbol(object value, str name):
-    if type(value) is Symbol:
-        return value
-    if type(value) is str and (<str> value).isascii():
-        return new_symbol(value)
-    if isinstance(value, str):
-        return Symbol(value)
-    raise AMQPEncoderTypeError(f'{name} must be Symbol or str, not {type(value).__name__}')
-
-
 cdef object check_property(int index, object value):
     """Check a property and return the value to store; subclasses become the type they stand for."""
     name = PROPERTY_NAMES[index]
@@ -213,24 +202,30 @@ cdef object check_property(int index, object value):
             return plain_text(value)
         if isinstance(value, UUID):
             return value
-        raise AMQPEncoderTypeError(
-            f'{name} must be int, UUID, bytes or str, not {type(value).__name__}'
-        )
-    if index == USER_ID:
+        expected = 'int, UUID, bytes or str'
+    elif index == USER_ID:
         if isinstance(value, (bytes, bytearray, memoryview)) and not isinstance(value, DECIMALS):
             return plain_bytes(value)
-        raise AMQPEncoderTypeError(f'{name} must be bytes, not {type(value).__name__}')
-    if index == CONTENT_TYPE or index == CONTENT_ENCODING:
-        return check_symbol(value, name)
-    if index == ABSOLUTE_EXPIRY_TIME or index == CREATION_TIME:
+        expected = 'bytes'
+    elif index == CONTENT_TYPE or index == CONTENT_ENCODING:
+        if type(value) is Symbol:
+            return value
+        if type(value) is str and (<str> value).isascii():
+            return new_symbol(value)
+        if isinstance(value, str):
+            return Symbol(value)
+        expected = 'Symbol or str'
+    elif index == ABSOLUTE_EXPIRY_TIME or index == CREATION_TIME:
         if PyDateTime_Check(value) or isinstance(value, Timestamp):
             return value
-        raise AMQPEncoderTypeError(f'{name} must be datetime, not {type(value).__name__}')
-    if index == GROUP_SEQUENCE:
+        expected = 'datetime'
+    elif index == GROUP_SEQUENCE:
         return check_uint(value, 0xffffffff, name)
-    if isinstance(value, str):
-        return plain_text(value)
-    raise AMQPEncoderTypeError(f'{name} must be str, not {type(value).__name__}')
+    else:
+        if isinstance(value, str):
+            return plain_text(value)
+        expected = 'str'
+    raise AMQPEncoderTypeError(f'{name} must be {expected}, not {type(value).__name__}')
 
 
 cdef tuple check_fields(tuple fields):
@@ -305,58 +300,6 @@ reply_to_group_id=None)\n--\n
             keywords = pad(fields)
         self._fields = check_fields(keywords)
 
-    @property
-    def message_id(self):
-        return self._fields[MESSAGE_ID]
-
-    @property
-    def user_id(self):
-        return self._fields[USER_ID]
-
-    @property
-    def to(self):
-        return self._fields[TO]
-
-    @property
-    def subject(self):
-        return self._fields[SUBJECT]
-
-    @property
-    def reply_to(self):
-        return self._fields[REPLY_TO]
-
-    @property
-    def correlation_id(self):
-        return self._fields[CORRELATION_ID]
-
-    @property
-    def content_type(self):
-        return self._fields[CONTENT_TYPE]
-
-    @property
-    def content_encoding(self):
-        return self._fields[CONTENT_ENCODING]
-
-    @property
-    def absolute_expiry_time(self):
-        return self._fields[ABSOLUTE_EXPIRY_TIME]
-
-    @property
-    def creation_time(self):
-        return self._fields[CREATION_TIME]
-
-    @property
-    def group_id(self):
-        return self._fields[GROUP_ID]
-
-    @property
-    def group_sequence(self):
-        return self._fields[GROUP_SEQUENCE]
-
-    @property
-    def reply_to_group_id(self):
-        return self._fields[REPLY_TO_GROUP_ID]
-
     def __repr__(self):
         fields = ', '.join(
             f'{name}={value!r}' for name, value in zip(PROPERTY_NAMES, self._fields)
@@ -374,6 +317,13 @@ reply_to_group_id=None)\n--\n
 
     def __reduce__(self):
         return AMQPProperties, (list(self._fields),)
+
+
+cdef object get_property(object properties, void *index):
+    return (<AMQPProperties> properties)._fields[<Py_ssize_t> index]
+
+
+rbfly_add_attributes(AMQPProperties, dict.fromkeys(PROPERTY_NAMES), get_property, NULL)
 
 
 # --- encoding ---
@@ -396,18 +346,20 @@ cdef int encode_header(OutBuffer *out, AMQPHeader header, Py_ssize_t count) exce
     encode_value(out, True if header.durable else None, 0)
     if count >= 2:
         if header.priority != 4:
-            encode_ubyte(out, header.priority)
+            out_reserve(out, 2)
+            put_u8(out, codes.UBYTE)
+            put_u8(out, header.priority)
         else:
             encode_value(out, None, 0)
     if count >= 3:
         if header.ttl is not None:
-            encode_uint(out, header.ttl)
+            encode_unsigned(out, header.ttl, codes.UINT)
         else:
             encode_value(out, None, 0)
     if count >= 4:
         encode_value(out, True if header.first_acquirer else None, 0)
     if count >= 5:
-        encode_uint(out, header.delivery_count)
+        encode_unsigned(out, header.delivery_count, codes.UINT)
     return close_compound(out, first, count, codes.LIST8)
 
 
@@ -428,16 +380,10 @@ cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t
         if value is None:
             out_reserve(out, 1)
             put_u8(out, codes.NULL)
-        elif type(value) is str or type(value) is bytes:
-            encode_value(out, value, 0)
         elif type(value) is Symbol:
             encode_symbol(out, value)
-        elif i == GROUP_SEQUENCE:
-            encode_uint(out, value)
-        elif isinstance(value, Timestamp):
-            put_timestamp(out, value)
-        elif isinstance(value, int):
-            encode_ulong(out, value)
+        elif type(value) is int:
+            encode_unsigned(out, value, codes.UINT if i == GROUP_SEQUENCE else codes.ULONG)
         else:
             encode_value(out, value, 0)
     return close_compound(out, first, count, codes.LIST8)

@@ -32,13 +32,18 @@ cdef class AMQPArray:
     cdef int _code
 
 
-cdef inline Symbol new_symbol(str name):
-    """Create a symbol from a name that is known to be ASCII."""
-    cdef Symbol symbol = Symbol.__new__(Symbol)
+cdef inline int set_name(Symbol symbol, str name) except -1:
     symbol.name = name
     symbol._hash = hash(name) ^ SYMBOL_HASH
     if symbol._hash == -1:
         symbol._hash = -2
+    return 0
+
+
+cdef inline Symbol new_symbol(str name):
+    """Create a symbol from a name that is known to be ASCII."""
+    cdef Symbol symbol = Symbol.__new__(Symbol)
+    set_name(symbol, name)
     return symbol
 
 

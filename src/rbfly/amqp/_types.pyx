@@ -49,10 +49,7 @@ cdef class Symbol:
         text = plain_text(name)
         if not text.isascii():
             raise AMQPEncoderValueError(f'a symbol name must be ASCII, not {clip(name)}')
-        self.name = text
-        self._hash = hash(text) ^ SYMBOL_HASH
-        if self._hash == -1:
-            self._hash = -2
+        set_name(self, text)
 
     def __str__(self):
         return self.name
@@ -192,60 +189,28 @@ class _Integer(int):
         return int.__repr__(self)
 
 
-class UByte(_Integer):
-    """AMQP ubyte: an integer from 0 to 255."""
-
-    __slots__ = ()
-    _max = 0xff
-
-
-class UShort(_Integer):
-    """AMQP ushort: an integer from 0 to 65,535."""
-
-    __slots__ = ()
-    _max = 0xffff
+def new_class(base, name, meaning, **attributes):
+    """Create a class that differs from others only in its limits."""
+    doc = f'AMQP {name.lower()}: {meaning}.'
+    return type(
+        name, (base,), {'__module__': __name__, '__doc__': doc, '__slots__': (), **attributes}
+    )
 
 
-class UInt(_Integer):
-    """AMQP uint: an integer from 0 to 2**32 - 1."""
-
-    __slots__ = ()
-    _max = 0xffffffff
-
-
-class ULong(_Integer):
-    """AMQP ulong: an integer from 0 to 2**64 - 1."""
-
-    __slots__ = ()
-    _max = 0xffffffffffffffff
-
-
-class Byte(_Integer):
-    """AMQP byte: an integer from -128 to 127."""
-
-    __slots__ = ()
-    _min, _max = -0x80, 0x7f
-
-
-class Short(_Integer):
-    """AMQP short: an integer from -32,768 to 32,767."""
-
-    __slots__ = ()
-    _min, _max = -0x8000, 0x7fff
-
-
-class Int(_Integer):
-    """AMQP int: an integer from -2**31 to 2**31 - 1."""
-
-    __slots__ = ()
-    _min, _max = -0x80000000, 0x7fffffff
-
-
-class Long(_Integer):
-    """AMQP long: an integer from -2**63 to 2**63 - 1."""
-
-    __slots__ = ()
-    _min, _max = -0x8000000000000000, 0x7fffffffffffffff
+UByte = new_class(_Integer, 'UByte', 'an integer from 0 to 255', _max=0xff)
+UShort = new_class(_Integer, 'UShort', 'an integer from 0 to 65,535', _max=0xffff)
+UInt = new_class(_Integer, 'UInt', 'an integer from 0 to 2**32 - 1', _max=2**32 - 1)
+ULong = new_class(_Integer, 'ULong', 'an integer from 0 to 2**64 - 1', _max=2**64 - 1)
+Byte = new_class(_Integer, 'Byte', 'an integer from -128 to 127', _min=-0x80, _max=0x7f)
+Short = new_class(
+    _Integer, 'Short', 'an integer from -32,768 to 32,767', _min=-0x8000, _max=0x7fff
+)
+Int = new_class(
+    _Integer, 'Int', 'an integer from -2**31 to 2**31 - 1', _min=-2**31, _max=2**31 - 1
+)
+Long = new_class(
+    _Integer, 'Long', 'an integer from -2**63 to 2**63 - 1', _min=-2**63, _max=2**63 - 1
+)
 
 
 class Timestamp(_Integer):
@@ -311,26 +276,13 @@ class _Decimal(bytes):
         return f'{type(self).__name__}({bytes.__repr__(self)})'
 
 
-class Decimal32(_Decimal):
-    """AMQP decimal32: the 4 bytes of an IEEE 754 decimal32, not interpreted."""
-
-    __slots__ = ()
-    _size = 4
-
-
-class Decimal64(_Decimal):
-    """AMQP decimal64: the 8 bytes of an IEEE 754 decimal64, not interpreted."""
-
-    __slots__ = ()
-    _size = 8
-
-
-class Decimal128(_Decimal):
-    """AMQP decimal128: the 16 bytes of an IEEE 754 decimal128, not interpreted."""
-
-    __slots__ = ()
-    _size = 16
-
+Decimal32, Decimal64, Decimal128 = [
+    new_class(
+        _Decimal, f'Decimal{8 * size}',
+        f'the {size} bytes of an IEEE 754 decimal{8 * size}, not interpreted', _size=size,
+    )
+    for size in (4, 8, 16)
+]
 
 # Python class of each wire type by its wide constructor, and the reverse.
 cdef dict ELEMENT_TYPES = {
