@@ -32,7 +32,7 @@ cdef extern from 'Python.h':
     int PyDict_SetItem(object pairs, object key, object value) noexcept
 
 
-# For each valid constructor, the widest one of the same type; 0 for unassigned constructors.
+# The widest constructor of the same type, for each constructor; 0 if it is not assigned.
 cdef uint8_t[256] WIDE
 for _code in range(256):
     WIDE[_code] = 0
@@ -122,12 +122,12 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
     cdef list items
     if depth >= MAX_DEPTH:
         return fail_depth_at(c, at)
-    # an item takes at least one byte: do not allocate a list for more items than that
+    # each item takes at least one byte: do not allocate a list for more items than bytes
     if count > size:
         return fail_list(c, at, size, count)
     items = PyList_New(count)
     for i in range(count):
-        # reserve one byte for each later item, so that nested counts add up
+        # leave one byte for each later item, so that nested lists cannot count on the same bytes
         c.end = end - (count - 1 - i)
         p = c.p
         if c.end - p >= 2 and p[0] == codes.SMALLINT:
@@ -353,7 +353,7 @@ cdef object decode_payload(Cursor *c, uint8_t code, int depth):
 
 
 cdef object decode_rare(Cursor *c, uint8_t code, int depth):
-    """Decode what decode_payload leaves out; the caller has checked that enough bytes follow."""
+    """Decode the types that decode_payload does not, which has checked that enough bytes follow."""
     cdef const uint8_t *p = c.p
     cdef const uint8_t *at = p - 1
     cdef Py_ssize_t left = c.end - p

@@ -47,7 +47,7 @@ cdef int fail_depth() except -1:
 
 
 cdef int fail_large_compound() except -1:
-    # Shared values double the size at every nesting level: this bounds the memory used.
+    # a list that contains another one twice, and so on, doubles in size at each level
     raise AMQPEncoderValueError('list, map or array is larger than 256 MiB')
 
 
@@ -112,8 +112,8 @@ cdef inline int put_leaf(OutBuffer *out, object value) except -1:
 
 
 cdef int put_held(OutBuffer *out, object value, int depth) except -1:
-    """Append a non-leaf value borrowed from a list or dict; hold a reference, since foreign code
-    may remove it from there during encoding."""
+    """Append a value of a list or dict that may run foreign code, which may remove it from there:
+    hold a reference."""
     cdef object held = value
     return encode_branch(out, held, depth)
 
@@ -188,7 +188,7 @@ cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) excep
     cdef PyObject *key = NULL
     cdef PyObject *item = NULL
     for _i in range(count):
-        # count the pairs: a changed dict may yield more of them even if its size is the same
+        # a dict changed during encoding may yield more pairs, even if its size is the same
         if not PyDict_Next(value, &position, &key, &item):
             return fail_changed()
         if type(<object> key) is str and keys != KEYS_ANNOTATION:
@@ -204,7 +204,7 @@ cdef inline int put_pairs(OutBuffer *out, dict value, int depth, int keys) excep
 
 
 cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1:
-    """Append a dict or any other mapping as a map; `keys` is the kind of its keys."""
+    """Append a dict or other mapping as a map; `keys` says which types its keys may have."""
     cdef Py_ssize_t count, first
     cdef dict pairs
     if type(value) is dict:
@@ -222,7 +222,7 @@ cdef int encode_map(OutBuffer *out, object value, int depth, int keys) except -1
 
 
 cdef int put_descriptor(OutBuffer *out, object descriptor, int depth) except -1:
-    # by convention, a number is a ulong; it is decoded as int
+    # by convention, a numeric descriptor is a ulong
     if type(descriptor) is int and descriptor >= 0:
         return encode_unsigned(out, descriptor, codes.ULONG)
     return encode_value(out, descriptor, depth)
@@ -313,7 +313,7 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
             fail_element(value, code)
         put_uuid(out, value)
     elif code == codes.DECIMAL32 or code == codes.DECIMAL64 or code == codes.DECIMAL128:
-        # bytes.__new__ creates one of any length, and an object can lie about its class
+        # bytes.__new__ creates a decimal of any length, and an object can lie about its class
         if (
             not isinstance(value, bytes)
             or not isinstance(value, ELEMENT_TYPES[code])
@@ -438,7 +438,7 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         return put_double(out, PyFloat_AS_DOUBLE(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return encode_binary(out, value)
-    if isinstance(value, UUID):      # last: no class can inherit from UUID and one of those above
+    if isinstance(value, UUID):      # late: no class inherits from UUID and one of those above
         out_reserve(out, 17)
         put_u8(out, codes.UUID)
         return put_uuid(out, value)

@@ -66,7 +66,7 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
 
 # The sections other than the body.
 cdef class Sections:
-    cdef PyObject *values[6]      # NULL: absent or not decoded
+    cdef PyObject *values[6]       # NULL: absent or not decoded
     cdef Layout layout              # positions: -1 if absent or replaced
 
 

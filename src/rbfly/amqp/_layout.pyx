@@ -1,4 +1,4 @@
-"""The structure of messages: their sections and what these contain (part 3, section 3.2)."""
+"""Find, check and decode the sections of a message (part 3, section 3.2)."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -39,7 +39,7 @@ cdef int fail_structure(Cursor *c, const uint8_t *at, str problem) except -1:
 
 
 cdef int skip_value(Cursor *c) except -1:
-    """Skip one value using the widths of its constructors."""
+    """Skip one value without decoding it: its constructor determines its size."""
     cdef const uint8_t *p = c.p
     cdef const uint8_t *at
     cdef Py_ssize_t pending = 1, n, left
@@ -53,7 +53,7 @@ cdef int skip_value(Cursor *c) except -1:
         left -= 1
         width = at[0] >> 4
         if at[0] == codes.DESCRIBED:
-            # a descriptor and a value replace the one value
+            # a descriptor and a value follow
             pending += 1
             continue
         if width < codes.EMPTY:
@@ -113,7 +113,7 @@ cdef int take_descriptor(Cursor *c) except -1:
     return section
 
 
-# Each section's value constructor with a one-byte size; a value section can have any.
+# The constructor of each section's value, in the form with a one-byte size; for VALUE, any.
 cdef uint8_t[9] USUAL
 USUAL[HEADER - HEADER] = USUAL[PROPERTIES - HEADER] = USUAL[SEQUENCE - HEADER] = codes.LIST8
 for _section in (DELIVERY_ANNOTATIONS, ANNOTATIONS, APP_PROPERTIES, FOOTER):
@@ -139,7 +139,7 @@ cdef int check_kind(Cursor *c, int section) except -1:
 
 
 cdef int scan(Cursor *c, Layout *layout) except -1:
-    """Check which sections there are, their order, and that they fill the message."""
+    """Find the sections; check their order, and that they fill the message."""
     cdef int section, last = 0, i
     cdef bint allowed
     cdef const uint8_t *at
@@ -161,7 +161,7 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
         if section == last:
             allowed = section == DATA or section == SEQUENCE
         else:
-            # the sections of a body are of one kind
+            # all sections of a body are of one kind
             allowed = section > (VALUE if last >= DATA else last)
             if DATA <= section <= VALUE:
                 layout.body_at = at - c.start

@@ -33,7 +33,7 @@ cdef int put_wide(OutBuffer *out, uint8_t code8, const void *data, Py_ssize_t n)
     if n > 0xffffffff:
         fail_size(n)
     if out_size(out) > MAX_OUTPUT:
-        # a long value can be shared many times without taking memory before it is encoded
+        # a message may contain the same long value many times: it takes memory only when encoded
         raise AMQPEncoderValueError('message is larger than 512 MiB')
     out_reserve(out, n + 5)
     put_u8(out, code8 + codes.SIZE32)

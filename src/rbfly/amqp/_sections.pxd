@@ -18,7 +18,7 @@ cdef class AMQPProperties:
     cdef tuple _fields
 
 
-# Return an int between 0 and `limit`; raise an encoder error that contains the name.
+# Check that a value is an int from 0 to `limit`, and return it; errors contain `name`.
 cdef object check_uint(object value, object limit, str name)
 
 # Create properties from the decoded value of their section: a list, or None.

@@ -180,7 +180,7 @@ cdef enum:
     ABSOLUTE_EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID
     PROPERTIES_FIELDS       # their number
 
-# Bit set of the properties that keep a str unchanged.
+# Bit set of the properties that store a str as it is.
 cdef enum:
     TEXT_FIELDS = (
         1 << MESSAGE_ID | 1 << TO | 1 << SUBJECT | 1 << REPLY_TO | 1 << CORRELATION_ID
@@ -189,7 +189,7 @@ cdef enum:
 
 
 cdef object check_property(int index, object value):
-    """Check a property and return the value to store; subclasses become the type they stand for."""
+    """Check a property and convert it to the type that is stored."""
     name = PROPERTY_NAMES[index]
     if index == MESSAGE_ID or index == CORRELATION_ID:
         if isinstance(value, int) and not isinstance(value, bool):
