@@ -11,7 +11,7 @@ from rbfly._wire cimport load_double, load_float, load_u16, load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._native cimport (
     RBFLY_CACHE_MAX, rbfly_ascii, rbfly_cached_ascii, rbfly_integer, rbfly_is_ascii,
-    rbfly_make_integers, rbfly_need,
+    rbfly_make_integers, rbfly_need, rbfly_set_integer,
 )
 from rbfly.amqp._types cimport (
     ELEMENT_TYPES, MAX_DEPTH, AMQPArray, Described, from_milliseconds, new_symbol, uuid_of,
@@ -132,11 +132,11 @@ cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_
         p = c.p
         if c.end - p >= 2 and p[0] == codes.SMALLINT:
             c.p = p + 2
-            item = rbfly_integer(<int8_t> p[1])
+            rbfly_set_integer(items, i, <int8_t> p[1])
         else:
             item = take_value(c, depth + 1)
-        Py_INCREF(item)
-        PyList_SET_ITEM(items, i, item)
+            Py_INCREF(item)
+            PyList_SET_ITEM(items, i, item)
     if c.p != end:
         return fail_list(c, at, size, count)
     c.end = outer

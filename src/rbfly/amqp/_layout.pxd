@@ -1,7 +1,5 @@
 # The structure of a message (part 3 of the AMQP 1.0 specification).  No ABI promise.
 
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32
@@ -64,21 +62,40 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
     return 0
 
 
-# The sections other than the body.
+# The sections other than the body: their values, and positions (-1: absent or replaced).
 cdef class Sections:
-    cdef PyObject *values[6]       # NULL: absent or not decoded
-    cdef Layout layout              # positions: -1 if absent or replaced
+    cdef object header, delivery_annotations, annotations, properties, app_properties, footer
+    cdef Layout layout
 
 
 cdef inline object get_field(Sections sections, int index):
-    return None if sections.values[index] is NULL else <object> sections.values[index]
+    if index == I_HEADER:
+        return sections.header
+    if index == I_DELIVERY_ANNOTATIONS:
+        return sections.delivery_annotations
+    if index == I_ANNOTATIONS:
+        return sections.annotations
+    if index == I_PROPERTIES:
+        return sections.properties
+    if index == I_APP_PROPERTIES:
+        return sections.app_properties
+    return sections.footer
 
 
-cdef inline void set_field(Sections sections, int index, object value) noexcept:
-    cdef PyObject *old = sections.values[index]
-    Py_INCREF(value)
-    sections.values[index] = <PyObject *> value
-    Py_XDECREF(old)
+cdef inline int set_field(Sections sections, int index, object value) except -1:
+    if index == I_HEADER:
+        sections.header = value
+    elif index == I_DELIVERY_ANNOTATIONS:
+        sections.delivery_annotations = value
+    elif index == I_ANNOTATIONS:
+        sections.annotations = value
+    elif index == I_PROPERTIES:
+        sections.properties = value
+    elif index == I_APP_PROPERTIES:
+        sections.app_properties = value
+    else:
+        sections.footer = value
+    return 0
 
 
 # Find the sections in the bytes of a message; all are absent if there are no bytes.

@@ -4,7 +4,6 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport load_u32, load_u64
@@ -250,9 +249,7 @@ cdef object build_section(Cursor *c, int index):
 @cython.final
 @cython.no_gc
 cdef class Sections:
-    def __dealloc__(self):
-        for value in self.values:
-            Py_XDECREF(value)
+    pass
 
 
 cdef Sections open_sections(const uint8_t *p, Py_ssize_t n):

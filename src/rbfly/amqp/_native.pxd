@@ -90,6 +90,10 @@ cdef extern from *:
         return o;
     }
 
+    static inline void rbfly_set_integer(PyObject *list, Py_ssize_t i, int v) {
+        PyList_SET_ITEM(list, i, rbfly_integer(v));
+    }
+
     /* Direct-mapped cache of short ASCII strings, since messages repeat the same map keys. */
     #define RBFLY_CACHE_SLOTS 512
     #define RBFLY_CACHE_SHIFT 55
@@ -177,6 +181,7 @@ cdef extern from *:
     object rbfly_cached_ascii(const uint8_t *p, Py_ssize_t n)
     int rbfly_make_integers() except -1
     object rbfly_integer(int v)
+    void rbfly_set_integer(list items, Py_ssize_t i, int v) noexcept
     int rbfly_add_attributes(object type, dict docs, getter get, setter set) except -1
     enum:
         RBFLY_CACHE_MAX

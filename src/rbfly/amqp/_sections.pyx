@@ -9,7 +9,7 @@ from rbfly._wire cimport OutBuffer, out_reserve, put_u8
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._encode cimport close_compound, encode_value, open_compound
 from rbfly.amqp._native cimport rbfly_add_attributes
-from rbfly.amqp._scalars cimport encode_symbol, encode_unsigned
+from rbfly.amqp._scalars cimport encode_symbol, encode_text, encode_unsigned
 from rbfly.amqp._types cimport DECIMALS, UUID, Symbol, new_symbol, plain_bytes, plain_text
 
 from rbfly.amqp._types import Timestamp
@@ -380,6 +380,8 @@ cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t
         if value is None:
             out_reserve(out, 1)
             put_u8(out, codes.NULL)
+        elif type(value) is str:
+            encode_text(out, value)
         elif type(value) is Symbol:
             encode_symbol(out, value)
         elif type(value) is int:
