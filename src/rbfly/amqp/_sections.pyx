@@ -244,12 +244,15 @@ cdef tuple check_fields(tuple fields):
     return fields
 
 
+cdef tuple NO_FIELDS = (None,) * PROPERTIES_FIELDS
+
+
 cdef tuple pad(object fields):
     if len(fields) > PROPERTIES_FIELDS:
         raise AMQPEncoderTypeError(
             f'properties have at most {PROPERTIES_FIELDS} fields, not {len(fields)}'
         )
-    return tuple([*fields, *([None] * (PROPERTIES_FIELDS - len(fields)))])
+    return tuple([*fields, *NO_FIELDS[len(fields):]])
 
 
 cdef AMQPProperties decoded_properties(object value):
