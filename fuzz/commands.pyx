@@ -7,7 +7,7 @@ from libc.stdint cimport uint8_t
 from fuzz.checks cimport finding
 
 from rbfly.error import FrameError
-from rbfly.protocol.commands import READERS, decode
+from rbfly.protocol.commands import READERS, Reader, decode
 from rbfly.testing.arguments import Crash
 from rbfly.testing.frames import read_frame, read_publish
 
@@ -37,12 +37,12 @@ cdef object read(bytes frame):
     key, version = int.from_bytes(frame[4:6], 'big'), int.from_bytes(frame[6:8], 'big')
     if int.from_bytes(frame[:4], 'big') != len(frame) - 4:
         finding(f'frame of {len(frame)} bytes declares another size: {frame[:8].hex()}')
-    return decode(key, version, frame[8:])
+    return decode(key, version, Reader(frame[8:], True))
 
 
 cdef int check(int key, int version, bytes body) except -1:
     try:
-        command = decode(key, version, body)
+        command = decode(key, version, Reader(body, True))
     except FrameError as ex:
         record((key, version, *lines(ex)))
         return 0

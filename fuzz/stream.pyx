@@ -25,6 +25,7 @@ from rbfly.protocol._decoder import POLICIES, Decoder
 from rbfly.protocol._engine import Engine
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
+from rbfly.streams._iteration import SubscriptionBase
 from rbfly.streams.error import ChunkError, CompressionError, FrameError
 from rbfly.streams.types import MessageFilter
 
@@ -41,6 +42,7 @@ cdef enum:
 # --- chunks ---
 
 DAMAGED = (ChunkError, CompressionError)
+NO_LIMIT = 2**31 - 1            # messages of a batch
 
 
 class Cursor(MessageCursor):
@@ -57,6 +59,15 @@ class Cursor(MessageCursor):
 
     def on_progress(self):
         pass                    # an offset was reached
+
+    def check_loop(self):
+        pass
+
+    def advance(self, kind=KINDS['body'], limit=NO_LIMIT):
+        return SubscriptionBase(self, self)._advance(self, kind, limit)
+
+    def take(self, kind=KINDS['body']):
+        return SubscriptionBase(self, self)._take(self, kind)
 
 
 cdef list drain(object cursor, Py_ssize_t limit):

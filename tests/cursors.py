@@ -11,6 +11,8 @@ from rbfly.protocol._decoder import Decoder
 from rbfly.streams._iteration import SubscriptionBase
 from rbfly.streams.types import MessageFilter
 
+NO_LIMIT = 2**31 - 1
+
 
 class Cursor(MessageCursor):
     """A cursor driven by hand, which records consumed chunks and progress."""
@@ -33,6 +35,12 @@ class Cursor(MessageCursor):
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         self.consumed.append(chunk.offset)
+
+    def advance(self, kind: int = KINDS['body'], limit: int = NO_LIMIT) -> bool:
+        return SubscriptionBase(self, self)._advance(self, kind, limit)
+
+    def take(self, kind: int = KINDS['body']) -> Any:
+        return SubscriptionBase(self, self)._take(self, kind)
 
     def push(self, data: bytes) -> None:
         self.queue.push(Chunk.parse(data))

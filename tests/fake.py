@@ -26,6 +26,7 @@ from rbfly.protocol.commands import frame as frame
 from rbfly.protocol.commands import string as string
 from rbfly.protocol.commands import string_map as string_map
 from rbfly.protocol.const import Key
+from tests.raw import decode
 
 OK = 0x0001
 CLOSE_TIMEOUT = 10.0  # seconds in which the client must close its connections
@@ -69,7 +70,7 @@ class Frame:
 
     def decode(self) -> Any:
         """Return the command of a request, or the one-way command."""
-        found = commands.decode(self.key, self.version, self.body)
+        found = decode(self.key, self.version, self.body)
         return found.command if isinstance(found, Request) else found
 
     @property

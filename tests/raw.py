@@ -10,6 +10,7 @@ from rbfly.protocol import commands
 from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.commands import Command, OneWay, Request, Response
 from rbfly.protocol.const import Key
+from rbfly.protocol.fields import Reader
 
 TIMEOUT = 10.0  # seconds; only a bug makes a test wait that long
 
@@ -17,6 +18,10 @@ TIMEOUT = 10.0  # seconds; only a bug makes a test wait that long
 def entries(*ids: int, filter: bytes | None = None) -> tuple[PublishEntry, ...]:
     """Entries of a Publish frame: each message is its publishing id."""
     return tuple(PublishEntry(i, filter, message(b'%d' % i)) for i in ids)
+
+
+def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
+    return commands.decode(key, version, Reader(body, strict=True))
 
 
 class RawClient:
@@ -51,7 +56,7 @@ class RawClient:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return None
         key, version = int.from_bytes(data[:2]), int.from_bytes(data[2:4])
-        found = commands.decode(key, version, data[4:])
+        found = decode(key, version, data[4:])
         return found.command if isinstance(found, Request) else found
 
     async def ask(self, command: Command[Any]) -> Response:

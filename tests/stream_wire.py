@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.entries import read_entries
 
@@ -18,6 +19,17 @@ def session(name: str) -> bytes:
     """Return the bytes of a recorded session."""
     data = (SESSIONS / name).read_bytes()
     return gzip.decompress(data) if name.endswith('.gz') else data
+
+
+def feed(engine: Any, data: bytes | memoryview) -> None:
+    """Pass data to an engine as an event loop does."""
+    left = memoryview(data)
+    while left:
+        target = engine.get_buffer(-1)
+        n = min(len(target), len(left))
+        target[:n] = left[:n]
+        left = left[n:]
+        engine.buffer_updated(n)
 
 
 def frame(key: int, body: bytes = b'', version: int = 1) -> bytes:

@@ -36,7 +36,8 @@ from rbfly.protocol.const import Key, ResponseCode
 from rbfly.streams import reading
 from tests.clock import ClockLoop
 from tests.fake import chunk, deliver
-from tests.stream_wire import split_frames
+from tests.raw import decode
+from tests.stream_wire import feed, split_frames
 
 URI = 'rabbitmq-stream://guest:guest@node:5552/'
 LIMIT = 20.0  # seconds that an outage may last
@@ -82,7 +83,7 @@ class Peer(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         for key, version, body in split_frames(data):
-            found = commands.decode(key, version, body)
+            found = decode(key, version, body)
             assert not isinstance(found, commands.Response)
             command = found.command if isinstance(found, commands.Request) else found
             self.check(command)
@@ -137,7 +138,7 @@ class Peer(asyncio.Transport):
         value = None
         if isinstance(command, commands.StreamStats) and code == ResponseCode.OK:
             value = dict.fromkeys(('first_chunk_id', 'last_chunk_id', 'committed_chunk_id'), 1)
-        self.connection.feed(command.respond(request.correlation_id, value, code))
+        feed(self.connection, command.respond(request.correlation_id, value, code))
 
     def abort(self) -> None:
         if not self.lost:
@@ -525,7 +526,7 @@ class Walk(RuleBasedStateMachine):
         if peer is not None:
             peer.moved.update(peer.held)
             with self.inside():
-                peer.connection.feed(commands.MetadataUpdate(0x06, 'test').encode())
+                feed(peer.connection, commands.MetadataUpdate(0x06, 'test').encode())
 
     @precondition(lambda self: any(peer.unconfirmed for peer in self.open_peers))
     @rule(index=indices, unknown=st.booleans())
@@ -544,7 +545,7 @@ class Walk(RuleBasedStateMachine):
                     else commands.PublishConfirm(publish.publisher_id, tuple(ids))
                 )
                 with self.inside():
-                    peer.connection.feed(frame.encode())
+                    feed(peer.connection, frame.encode())
                 return
 
     @precondition(having(State.OPEN))
@@ -555,7 +556,7 @@ class Walk(RuleBasedStateMachine):
             for number, registration in peer.held.items():
                 if self.states[registration] is State.OPEN and number not in peer.leaving:
                     with self.inside():
-                        peer.connection.feed(deliver(number, chunk(1, [b'x'])))
+                        feed(peer.connection, deliver(number, chunk(1, [b'x'])))
                     return
 
     # -- rules: time

@@ -15,6 +15,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, FakeConnection, Frame, Step, frame, string
 from tests.fake_stream import FakeStream
+from tests.stream_wire import feed
 
 HANG = 5.0  # seconds; only a safeguard
 
@@ -57,10 +58,10 @@ async def test_disconnect_in_the_turn_that_opens_the_publisher() -> None:
         task = asyncio.create_task(use(client))
         await until(lambda: bool(held), 'the publisher is declared')
         [connection] = client._cluster._connections[Role.PUBLISH]
-        connection.feed(ok(held[0]))
+        feed(connection, ok(held[0]))
         closing = asyncio.create_task(client.disconnect())
         close = frame(wire.CLOSE, struct.pack('>IH', 1, 1) + string('bye'))
-        asyncio.get_running_loop().call_soon(connection.feed, close)
+        asyncio.get_running_loop().call_soon(feed, connection, close)
         try:
             with pytest.raises(StreamConnectionError, match='disconnected'):
                 await asyncio.wait_for(task, HANG)

@@ -18,13 +18,24 @@ from rbfly.protocol.chunks import (
     HEADER,
     PublishEntry,
     message,
+    read_entry,
     records,
-    split_entries,
     write_chunk,
 )
 from rbfly.protocol.compression import Compression, compressor
+from rbfly.protocol.fields import Reader
 from tests import stream_wire as wire
 from tests.protocol.test_publish_window import add, take_all
+from tests.raw import decode
+
+
+def split_entries(data: bytes) -> list[bytes]:
+    """Split the data of a chunk into entries."""
+    reader = Reader(data)
+    entries = []
+    while not reader.at_end:
+        entries.append(read_entry(reader))
+    return entries
 
 
 def read(data: bytes) -> list[bytes]:
@@ -110,7 +121,7 @@ def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
     messages = [b'message %d' % i for i in range(8)]
     add(window, *messages)
     (data,) = take_all(window)
-    frame = commands.decode(2, 1, data[8:])
+    frame = decode(2, 1, data[8:])
     assert isinstance(frame, commands.Publish)
     assert frame.publisher_id == 3
     assert [entry.publishing_id for entry in frame.entries] == list(
@@ -125,7 +136,7 @@ def test_published_entries_become_a_chunk(compression: str, size: int) -> None:
 def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) -> None:
     data = wire.publish(9, entries)
     found = tuple(PublishEntry(i, None, wire.message(body)) for i, body in entries)
-    assert commands.decode(2, 1, data[8:]) == commands.Publish(9, found)
+    assert decode(2, 1, data[8:]) == commands.Publish(9, found)
     assert commands.Publish(9, found).encode() == data
     filters = [None if i % 2 else b'f' * (i % 5) for i, _ in entries]
     fields = [b'\xff\xff' if f is None else struct.pack('>H', len(f)) + f for f in filters]
@@ -134,7 +145,7 @@ def test_publish_frame_is_decoded_and_encoded(entries: list[tuple[int, bytes]]) 
         PublishEntry(i, f, wire.message(body))
         for (i, body), f in zip(entries, filters, strict=True)
     )
-    assert commands.decode(2, 2, data[8:]) == commands.PublishV2(9, found)
+    assert decode(2, 2, data[8:]) == commands.PublishV2(9, found)
     assert commands.PublishV2(9, found).encode() == data
 
 
@@ -152,7 +163,7 @@ def test_truncated_entries_are_refused() -> None:
 def test_chunks_of_recorded_session_are_written_identically(name: str) -> None:
     count = 0
     for key, version, body in wire.split_frames(wire.session(name)):
-        found = commands.decode(key, version, body)
+        found = decode(key, version, body)
         if not isinstance(found, commands.Deliver | commands.DeliverV2):
             continue
         count += 1

@@ -23,6 +23,7 @@ from tests.stream_wire import (
     chunk,
     confirm,
     deliver,
+    feed,
     frame,
     message,
     plain_chunk,
@@ -112,7 +113,7 @@ def test_session_is_split_into_frames(name: str, cut: Callable[[bytes], Iterator
     data = session(name)
     engine = Recorder()
     for part in cut(data):
-        engine.feed(part)
+        feed(engine, part)
     assert engine.failures == []
     assert engine.counters.bytes_received == len(data)
     handled = {0x0003, 0x0004, 0x0008}  # confirms, errors and deliveries do not reach on_frame
@@ -126,7 +127,7 @@ def test_engine_counts_frames_confirms_and_messages(
     engine = Recorder()
     queue = engine.subscription(0)
     for part in cut(data):
-        engine.feed(part)
+        feed(engine, part)
     frames = split_frames(data)
     assert engine.counters.frames_received == len(frames)
     ids = {key: [body for k, _, body in frames if k == key] for key in (0x0003, 0x0004)}
@@ -146,7 +147,7 @@ def test_confirms_and_messages_of_a_complete_session(
     window = engine.publisher(0, 22)
     queue = engine.subscription(0)
     for part in cut(session('life-v2.bin')):
-        engine.feed(part)
+        feed(engine, part)
     # the broker refused the last message because the publisher was deleted: it will be resent
     assert [waiter.future for waiter in engine.settled] == list(range(21))
     assert [waiter.errors for waiter in engine.settled if waiter.errors] == []
@@ -164,7 +165,7 @@ def test_deliveries_reach_both_subscriptions(cut: Callable[[bytes], Iterator[byt
     engine.publisher(5, 5)
     queues = [engine.subscription(255), engine.subscription(1)]
     for part in cut(session('v1-deleted.bin')):
-        engine.feed(part)
+        feed(engine, part)
     for queue in queues:
         found = [content(item) for item in queue.chunks]
         assert [item[:3] for item in found] == [(0, 20, None), (21, 5, None), (26, 2, None)]
@@ -177,7 +178,7 @@ def test_confirms_and_messages_of_a_burst(cut: Callable[[bytes], Iterator[bytes]
     window = engine.publisher(1, 3016)
     queue = engine.subscription(1)
     for part in cut(session('burst.bin.gz')):
-        engine.feed(part)
+        feed(engine, part)
     assert window.unsettled == 0
     assert [waiter.future for waiter in engine.settled] == list(range(3016))
     messages = [item for found in queue.chunks for item in content(found)[3]]
@@ -244,7 +245,9 @@ def test_responses_of_other_sessions() -> None:
 
 def test_frames_that_the_broker_initiates() -> None:
     (update,) = (body for key, _, body in split_frames(session('v1-deleted.bin')) if key == 0x10)
-    assert commands.MetadataUpdate.parse(update) == commands.MetadataUpdate(6, 'recorded-séssion')
+    assert commands.MetadataUpdate.read(commands.Reader(update)) == commands.MetadataUpdate(
+        6, 'recorded-séssion'
+    )
     (close,) = (body for key, _, body in split_frames(session('broker-closes.bin')) if key == 0x16)
     reader = commands.Reader(close)
     assert reader.u32() == 1
@@ -254,7 +257,7 @@ def test_frames_that_the_broker_initiates() -> None:
     for name in SESSIONS:
         for key, _, body in split_frames(session(name)):
             if key == 0x14:
-                assert commands.Tune.parse(body) == commands.Tune(2**20, 60)
+                assert commands.Tune.read(commands.Reader(body)) == commands.Tune(2**20, 60)
     beats = [item for item in split_frames(session('heartbeats.bin')) if item[0] == 0x17]
     assert beats == [(0x17, 1, b'')] * 2
     assert frame(0x17) == commands.HEARTBEAT
@@ -274,7 +277,7 @@ def test_frames_around_the_block_size(size: int, before: bytes, rng: random.Rand
     at = 0
     while at < len(data):
         part = rng.randrange(1, 400_000)
-        engine.feed(data[at : at + part])
+        feed(engine, data[at : at + part])
         at += part
     beats = len(before) // 8
     assert Counter(item[0] for item in engine.frames) == Counter({0x17: beats + 1, 0x7001: 1})
@@ -290,7 +293,7 @@ def test_deliver_of_several_megabytes(part: int, committed: int | None, rng: ran
     engine = Recorder()
     queue = engine.subscription(7)
     for at in range(0, len(data), part):
-        engine.feed(data[at : at + part])
+        feed(engine, data[at : at + part])
     assert list(map(content, queue.chunks)) == [
         (100, 5, committed, messages),
         (105, 1, None, [b'a']),
@@ -300,7 +303,7 @@ def test_deliver_of_several_megabytes(part: int, committed: int | None, rng: ran
 @pytest.mark.parametrize('size', range(4))
 def test_frame_too_short_for_key_and_version(size: int) -> None:
     engine = Recorder()
-    engine.feed(frame(0x17) + struct.pack('>I', size) + bytes(100))
+    feed(engine, frame(0x17) + struct.pack('>I', size) + bytes(100))
     assert engine.frames == [(0x17, 1, b'')]
     assert [type(error) for error in engine.failures] == [FrameError]
     assert engine.stopped
@@ -308,9 +311,9 @@ def test_frame_too_short_for_key_and_version(size: int) -> None:
 
 def test_frame_size_limit() -> None:
     engine = Recorder(1000)
-    engine.feed(frame(0x7001, bytes(996)))
+    feed(engine, frame(0x7001, bytes(996)))
     assert len(engine.frames) == 1
-    engine.feed(struct.pack('>I', 1001))
+    feed(engine, struct.pack('>I', 1001))
     assert [str(error) for error in engine.failures] == [
         'a frame of 1001 bytes exceeds the limit of 1000'
     ]
@@ -318,7 +321,7 @@ def test_frame_size_limit() -> None:
 
 def test_default_frame_size_limit() -> None:
     engine = Recorder()
-    engine.feed(struct.pack('>I', 256 * 2**20 + 1))
+    feed(engine, struct.pack('>I', 256 * 2**20 + 1))
     assert [type(error) for error in engine.failures] == [FrameError]
 
 
@@ -329,13 +332,13 @@ def test_memory_grows_with_received_bytes(rng: random.Random) -> None:
     parts = [*randomly(frame(0x7001, data), rng)]
     tracemalloc.start()
     try:
-        engine.feed(struct.pack('>I', 256 * 2**20))
-        engine.feed(bytes(2**20))
+        feed(engine, struct.pack('>I', 256 * 2**20))
+        feed(engine, bytes(2**20))
         _, peak = tracemalloc.get_traced_memory()
         assert peak < 8 * 2**20
         engine = Recorder()
         for part in parts:
-            engine.feed(part)
+            feed(engine, part)
     finally:
         tracemalloc.stop()
     assert engine.frames == [(0x7001, 1, data)]
@@ -348,7 +351,7 @@ def test_memory_grows_with_received_bytes(rng: random.Random) -> None:
 def test_other_protocols_are_refused(greeting: bytes) -> None:
     engine = Recorder()
     for part in bytewise(greeting):
-        engine.feed(part)
+        feed(engine, part)
     assert [type(error) for error in engine.failures] == [FrameError]
     assert engine.frames == []
 
@@ -364,7 +367,7 @@ def test_truncated_confirm_is_refused(make: Callable[[int, Any], bytes], width: 
     for size in range(len(body)):
         engine = Recorder()
         window = engine.publisher(0, 2)
-        engine.feed(frame(key, body[:size]))
+        feed(engine, frame(key, body[:size]))
         assert [type(error) for error in engine.failures] == [FrameError]
         assert window.unsettled == 2
         assert engine.settled == []
@@ -373,7 +376,7 @@ def test_truncated_confirm_is_refused(make: Callable[[int, Any], bytes], width: 
 def test_confirm_with_impossible_count_is_refused() -> None:
     engine = Recorder()
     engine.publisher(0, 1)
-    engine.feed(frame(3, struct.pack('>BIQ', 0, 2**32 - 1, 0)))
+    feed(engine, frame(3, struct.pack('>BIQ', 0, 2**32 - 1, 0)))
     assert [type(error) for error in engine.failures] == [FrameError]
 
 
@@ -381,7 +384,7 @@ def test_confirm_with_impossible_count_is_refused() -> None:
 def test_extra_bytes_after_a_confirm_are_ignored(count: int) -> None:
     engine = Recorder()
     window = engine.publisher(0, 2)
-    engine.feed(frame(3, struct.pack('>BIQQ', 0, count, 0, 1)))
+    feed(engine, frame(3, struct.pack('>BIQQ', 0, count, 0, 1)))
     assert window.unsettled == 2 - count
     assert engine.failures == []
 
@@ -390,7 +393,7 @@ def test_frames_for_unknown_ids_are_ignored() -> None:
     engine = Recorder()
     engine.publisher(4, 1)
     engine.set_publisher(4, None)
-    engine.feed(confirm(4, [0]) + refuse(9, [(0, 0x12)]) + deliver(3, b'junk') + frame(0x17))
+    feed(engine, confirm(4, [0]) + refuse(9, [(0, 0x12)]) + deliver(3, b'junk') + frame(0x17))
     assert engine.frames == [(0x17, 1, b'')]
     assert engine.failures == []
 
@@ -398,7 +401,7 @@ def test_frames_for_unknown_ids_are_ignored() -> None:
 def test_confirms_reach_their_publisher() -> None:
     engine = Recorder()
     windows = {i: engine.publisher(i, 3) for i in (0, 1, 255)}
-    engine.feed(confirm(255, [0, 1]) + confirm(0, [2]))
+    feed(engine, confirm(255, [0, 1]) + confirm(0, [2]))
     assert {i: window.unsettled for i, window in windows.items()} == {0: 2, 1: 3, 255: 1}
 
 
@@ -407,7 +410,7 @@ def test_listener_is_called_once_per_frame() -> None:
     calls: list[list[PendingConfirms]] = []
     window = engine.publisher(0, 100)
     window.listen(calls.append)
-    engine.feed(confirm(0, range(60)) + confirm(0, []) + confirm(0, range(60, 100)))
+    feed(engine, confirm(0, range(60)) + confirm(0, []) + confirm(0, range(60, 100)))
     assert [len(done) for done in calls] == [60, 0, 40]
 
 
@@ -416,7 +419,7 @@ def test_confirm_of_unknown_version_reaches_on_frame(version: int) -> None:
     engine = Recorder()
     window = engine.publisher(0, 1)
     body = struct.pack('>BIQ', 0, 1, 0)
-    engine.feed(frame(3, body, version))
+    feed(engine, frame(3, body, version))
     assert engine.frames == [(3, version, body)]
     assert window.unsettled == 1
 
@@ -430,7 +433,7 @@ def test_truncated_deliver_is_refused(committed: int | None) -> None:
     for size in range(len(body)):
         engine = Recorder()
         queue = engine.subscription(0)
-        engine.feed(frame(8, body[:size], version))
+        feed(engine, frame(8, body[:size], version))
         assert len(engine.failures) == 1
         assert isinstance(engine.failures[0], FrameError | ChunkError)
         assert not queue.chunks
@@ -439,7 +442,7 @@ def test_truncated_deliver_is_refused(committed: int | None) -> None:
 def test_deliver_of_unknown_version_reaches_on_frame() -> None:
     engine = Recorder()
     engine.subscription(0)
-    engine.feed(frame(8, b'\0junk', 3))
+    feed(engine, frame(8, b'\0junk', 3))
     assert engine.frames == [(8, 3, b'\0junk')]
 
 
@@ -447,8 +450,8 @@ def test_chunks_outlive_the_block() -> None:
     engine = Recorder()
     queue = engine.subscription(0)
     data = b''.join(deliver(0, plain_chunk([b'%d' % i * 50], i)) for i in range(10_000))
-    engine.feed(data)
-    engine.feed(frame(0x7001, b'\xff' * 200_000))
+    feed(engine, data)
+    feed(engine, frame(0x7001, b'\xff' * 200_000))
     found = [content(item) for item in queue.chunks]
     assert [item[3] for item in found] == [[b'%d' % i * 50] for i in range(10_000)]
 
@@ -459,7 +462,7 @@ def test_chunks_outlive_the_block() -> None:
 @pytest.mark.parametrize('key', [0, 0x0002, 0x0005, 0x7FFF, 0x8009, 0xFFFF])
 def test_frames_of_unknown_keys_reach_on_frame(key: int) -> None:
     engine = Recorder()
-    engine.feed(frame(key, b'abc', 0xFFFF) + frame(key, b'', 0))
+    feed(engine, frame(key, b'abc', 0xFFFF) + frame(key, b'', 0))
     assert engine.frames == [(key, 0xFFFF, b'abc'), (key, 0, b'')]
 
 
@@ -470,7 +473,7 @@ def test_many_frames_in_one_segment() -> None:
     parts = []
     for i in range(5000):
         parts += [confirm(0, [i]), frame(0x17), deliver(0, plain_chunk([b'%d' % i], i))]
-    engine.feed(b''.join(parts))
+    feed(engine, b''.join(parts))
     assert window.unsettled == 0
     assert len(engine.frames) == len(queue.chunks) == 5000
 
@@ -484,8 +487,8 @@ class Failing(Recorder):
 
 def test_callback_that_raises_stops_the_engine() -> None:
     engine = Failing()
-    engine.feed(frame(0x17) + frame(0x7001) + frame(0x17))
-    engine.feed(frame(0x17))
+    feed(engine, frame(0x17) + frame(0x7001) + frame(0x17))
+    feed(engine, frame(0x17))
     assert [item[0] for item in engine.frames] == [0x17, 0x7001]
     assert [repr(error) for error in engine.failures] == ["KeyError('mine')"]
     assert engine.stopped
@@ -500,7 +503,7 @@ def test_listener_that_raises_stops_the_engine(where: str) -> None:
     engine.publisher(0, 1).listen(fail)
     engine.subscription(0, fail)
     data = confirm(0, [0]) if where == 'on_settled' else deliver(0, plain_chunk([b'a']))
-    engine.feed(data + frame(0x17))
+    feed(engine, data + frame(0x17))
     assert [repr(error) for error in engine.failures] == [f"KeyError('{where}')"]
     assert engine.frames == []
 
@@ -509,10 +512,10 @@ def test_listener_that_raises_stops_the_engine(where: str) -> None:
 def test_bytes_after_stop_are_ignored(size: int) -> None:
     engine = Recorder()
     data = frame(0x7001, bytes(size))
-    engine.feed(data + data[: len(data) // 2])
+    feed(engine, data + data[: len(data) // 2])
     assert len(engine.frames) == 1
     engine.stop()
-    engine.feed(data[len(data) // 2 :] + data * 3)
+    feed(engine, data[len(data) // 2 :] + data * 3)
     assert len(engine.frames) == 1
     assert engine.failures == []
     assert engine.counters.bytes_received == len(data) * 5
@@ -526,7 +529,7 @@ class Stopping(Recorder):
 
 def test_callback_can_stop_the_engine() -> None:
     engine = Stopping()
-    engine.feed(frame(0x17) * 5)
+    feed(engine, frame(0x17) * 5)
     assert len(engine.frames) == 1
 
 
@@ -534,7 +537,7 @@ def test_callback_can_unregister_a_publisher() -> None:
     engine = Recorder()
     window = engine.publisher(0, 2)
     window.listen(lambda done: engine.set_publisher(0, None))
-    engine.feed(confirm(0, [0]) + confirm(0, [1]))
+    feed(engine, confirm(0, [0]) + confirm(0, [1]))
     assert window.unsettled == 1
 
 
@@ -573,8 +576,8 @@ def test_any_bytes_yield_frames_or_one_error(parts: list[bytes], key: int, versi
     engine = Recorder()
     engine.publisher(0, 3)
     queue = engine.subscription(0)
-    engine.feed(b''.join(frame(key, b'\0' + part, version) for part in parts))
-    engine.feed(b''.join(parts))
+    feed(engine, b''.join(frame(key, b'\0' + part, version) for part in parts))
+    feed(engine, b''.join(parts))
     assert len(engine.failures) <= 1
     for error in engine.failures:
         assert isinstance(error, RbFlyError)
@@ -586,7 +589,7 @@ def test_any_bytes_yield_frames_or_one_error(parts: list[bytes], key: int, versi
 def test_damaged_chunk_does_not_stop_the_engine() -> None:
     engine = Recorder()
     queue = engine.subscription(0)
-    engine.feed(deliver(0, chunk([message(b'a')], 1, crc=1)) + frame(0x17))
+    feed(engine, deliver(0, chunk([message(b'a')], 1, crc=1)) + frame(0x17))
     assert engine.failures == []
     with pytest.raises(ChunkError):
         queue.chunks[0].verify()

@@ -20,7 +20,7 @@ from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._confirm import ConfirmGroup
 from rbfly.streams.error import PublisherError
-from tests.stream_wire import confirm, publish, read_publish, refuse, split_frames
+from tests.stream_wire import confirm, feed, publish, read_publish, refuse, split_frames
 
 UNLIMITED = 0
 MAX_ID = 2**64 - 1
@@ -85,12 +85,12 @@ class Feed(Engine):
 
     def confirm(self, *ids: int) -> list[PendingConfirms]:
         self.done.clear()
-        self.feed(confirm(self.window.publisher_id, ids))
+        feed(self, confirm(self.window.publisher_id, ids))
         return list(self.done)
 
     def refuse(self, *errors: tuple[int, int]) -> list[PendingConfirms]:
         self.done.clear()
-        self.feed(refuse(self.window.publisher_id, errors))
+        feed(self, refuse(self.window.publisher_id, errors))
         return list(self.done)
 
 

@@ -18,7 +18,7 @@ from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
 from rbfly.streams.publishing import PublisherSession
 from rbfly.streams.types import PublisherInfo
-from tests.stream_wire import confirm, read_publish, refuse
+from tests.stream_wire import confirm, feed, read_publish, refuse
 
 P = TypeVar('P', rbs.Publisher, rbs.PublisherBatchFast)
 
@@ -34,6 +34,8 @@ class Connection(Engine):
         self.paused = False
         self.registrations: dict[object, None] = {}
         self.written: list[bytes] = []
+
+    feed = feed
 
     def write(self, data: bytes) -> None:
         self.written.append(data)

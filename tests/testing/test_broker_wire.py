@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from rbfly.protocol import commands
 from rbfly.protocol._chunk import Chunk
-from rbfly.protocol.chunks import PublishEntry, message, split_entries
+from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.commands import (
     Create,
     Credit,
@@ -372,7 +372,7 @@ async def test_chunk_layout(memory: StreamBroker, client: RawClient) -> None:
     assert isinstance(found, DeliverV2)
     assert found.committed_chunk_id == 6
     assert found.chunk[0] == 0x50
-    assert split_entries(found.chunk[48:]) == [message(b'1'), batch]
+    assert found.chunk[48:] == message(b'1') + batch
     parsed = Chunk.parse(found.chunk)
     parsed.verify()
     assert (parsed.offset, parsed.entries, parsed.records) == (0, 2, 6)

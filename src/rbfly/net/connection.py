@@ -358,7 +358,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
 
     def _on_tune(self, body: bytes) -> None:
         if not self.tune.done():
-            self.tune.set_result(Tune.parse(body))
+            self.tune.set_result(Tune.read(commands.Reader(body)))
 
     def _on_close(self, body: bytes) -> None:
         reader = commands.Reader(body)
@@ -370,7 +370,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._transport.close()
 
     def _on_metadata_update(self, body: bytes) -> None:
-        stream = commands.MetadataUpdate.parse(body).stream
+        stream = commands.MetadataUpdate.read(commands.Reader(body)).stream
         call_each([registration.on_metadata_update for registration in self.registrations], stream)
 
     def _on_credit_error(self, body: bytes) -> None:

@@ -1,5 +1,3 @@
-# A batch of messages.  No ABI promise between releases.
-
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
@@ -38,7 +36,7 @@ cdef class MessageBatch:
     # True if another message of the chunk may be added.
     cdef inline bint has_capacity(self, Chunk chunk, Py_ssize_t limit) except -1:
         return len(self.bodies) < limit and (
-            chunk.unpacked < self.unpacked_max or chunk.batch_left
+            chunk.unpacked < self.unpacked_max or (chunk.rest is not NULL and chunk.run_left)
         )
 
     # Note that the next message's length is at p.

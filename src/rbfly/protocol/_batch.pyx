@@ -11,7 +11,6 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_u32
-from rbfly.amqp._codec cimport decode_context
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport MessageCtx
@@ -99,7 +98,7 @@ cdef class MessageBatch:
             if self.fill_run(chunk, limit):
                 continue
             chunk._next(&p, &n)
-            owner = <object> chunk._owner()     # a finalizer may read on while this decodes
+            owner = chunk.source        # a finalizer may read on while this decodes
             found = decoder._decode(p, n)
             if found is not NULL:
                 body = rbfly_steal(found)
@@ -117,9 +116,9 @@ cdef class MessageBatch:
 
     cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1:
         """Add adjacent messages that only have to be copied; return their number."""
-        cdef const uint8_t *p = NULL
-        cdef const uint8_t *end = NULL
-        cdef Py_ssize_t most = min(<Py_ssize_t> chunk._run(&p, &end), limit - len(self.bodies))
+        cdef const uint8_t *p = chunk.p
+        cdef const uint8_t *end = chunk.end
+        cdef Py_ssize_t most = min(<Py_ssize_t> chunk.run_left, limit - len(self.bodies))
         cdef Py_ssize_t n, head = 0, i = 0
         cdef bint amqp = self.decoder.amqp
         cdef bint failed = False
@@ -134,7 +133,7 @@ cdef class MessageBatch:
                 if not head:
                     break
             if not i:
-                self.place(p, chunk._owner())
+                self.place(p, <PyObject *> chunk.source)
             body = rbfly_bytes(p + 4 + head, n - head)
             if body is NULL or rbfly_list_give(bodies, body) < 0:
                 failed = True
@@ -142,8 +141,10 @@ cdef class MessageBatch:
             p += 4 + n
             i += 1
         if i:
-            self.end = p
-            chunk._leave_run(p, <uint32_t> i)
+            self.end = chunk.p = p
+            chunk.run_left -= <uint32_t> i
+            chunk.left -= <uint32_t> i
+            chunk.next_offset += <uint32_t> i
         return keep_error() if failed else i
 
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0:
@@ -163,9 +164,8 @@ cdef class MessageBatch:
         body = self.bodies[index]
         # A body as long as its message was not AMQP 1.0 and is returned as bytes.
         if self.decoder.amqp and not (type(body) is bytes and len(<bytes> body) == at.n):
-            ctx = decode_context(
-                <object> at.owner, at.p, at.n, offset, self.chunk_timestamp / 1000.0
-            )
+            owner = <object> at.owner
+            ctx = self.decoder._context(owner, at.p, at.n, offset, self.chunk_timestamp)
             ctx._body = body
             ctx._body_ready = True
             return ctx

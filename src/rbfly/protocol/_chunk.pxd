@@ -1,5 +1,3 @@
-# A chunk and the queue of chunks.  No ABI promise between releases.
-
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -7,17 +5,17 @@ from rbfly._wire cimport load_u32
 
 
 cdef class Chunk:
-    cdef bytes owner                # keeps the bytes below alive
-    cdef const uint8_t *p           # next entry
-    cdef const uint8_t *end         # end of the entries
-    cdef const uint8_t *data        # first entry
+    cdef bytes owner                # keeps the bytes of the chunk alive
+    cdef const uint8_t *data        # entries of the chunk
+    cdef const uint8_t *data_end
     cdef uint32_t crc
-    cdef object batch               # bytes of the sub-entry that is being read, or None
-    cdef const uint8_t *batch_p
-    cdef const uint8_t *batch_end
-    cdef uint32_t batch_left        # messages left in it
-    cdef uint64_t unpacked          # bytes of decompressed sub-entries so far
+    cdef object source              # keeps [p, end) alive: owner, or a decompressed sub-entry
+    cdef const uint8_t *p           # what to read next: the chunk, or a sub-entry
+    cdef const uint8_t *end
+    cdef const uint8_t *rest        # where the chunk continues after the sub-entry; NULL in none
+    cdef uint32_t run_left          # messages left until `end`
     cdef uint32_t left              # messages left in the chunk
+    cdef uint64_t unpacked          # bytes of decompressed sub-entries so far
     cdef readonly uint8_t type
     cdef readonly uint16_t entries
     cdef readonly uint32_t records
@@ -27,8 +25,6 @@ cdef class Chunk:
     cdef uint64_t next_offset
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
-    cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept
-    cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept
     cdef int _open_batch(self, uint64_t below) except -1
     cdef int _unpack(
         self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
@@ -38,30 +34,25 @@ cdef class Chunk:
     cdef int _fail(self, str problem) except -1
     cdef int _skip_below(self, uint64_t offset) except -1
 
-    # `_next`, inlined unless a sub-entry begins or ends, or the chunk is damaged.
-    cdef inline int _next_message(self, const uint8_t **p, Py_ssize_t *n) except -1:
-        cdef bint in_batch = self.batch is not None
-        cdef const uint8_t *start = self.batch_p if in_batch else self.p
-        cdef Py_ssize_t available = (self.batch_end if in_batch else self.end) - start - 4
+    # Set p and n to the next message; return 0 if something else is next.
+    cdef inline int _next_of_run(self, const uint8_t **p, Py_ssize_t *n) noexcept:
+        cdef Py_ssize_t available = self.end - self.p - 4
         cdef uint32_t size
-        if available >= 0 and (self.batch_left if in_batch else self.left):
-            size = load_u32(start)          # BATCH_BIT makes it larger than any chunk
+        if available >= 0 and self.run_left:
+            size = load_u32(self.p)         # BATCH_BIT makes it larger than any chunk
             if size <= available:
-                p[0] = start + 4
+                p[0] = self.p + 4
                 n[0] = size
-                if in_batch:
-                    self.batch_p = start + 4 + size
-                    self.batch_left -= 1
-                else:
-                    self.p = start + 4 + size
+                self.p += 4 + size
+                self.run_left -= 1
                 self.left -= 1
                 self.next_offset += 1
                 return 1
-        return self._next(p, n)
+        return 0
 
-    # The object that keeps the last message of `_next` alive; a borrowed reference.
-    cdef inline PyObject *_owner(self) noexcept:
-        return <PyObject *> (self.owner if self.batch is None else self.batch)
+    # `_next`, inlined unless a sub-entry begins or ends, or the chunk is damaged.
+    cdef inline int _next_message(self, const uint8_t **p, Py_ssize_t *n) except -1:
+        return 1 if self._next_of_run(p, n) else self._next(p, n)
 
 cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
 

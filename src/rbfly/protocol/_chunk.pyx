@@ -62,9 +62,10 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
     chunk.offset = load_u64(p + 24)
     chunk.crc = load_u32(p + 32)
     chunk.committed_chunk_id = committed_chunk_id
+    chunk.source = owner
     chunk.data = chunk.p = p + HEADER
-    chunk.end = chunk.data + length
-    chunk.left = chunk.records
+    chunk.data_end = chunk.end = chunk.data + length
+    chunk.left = chunk.run_left = chunk.records
     chunk.next_offset = chunk.offset
     return chunk
 
@@ -96,10 +97,10 @@ cdef class Chunk:
         """
         cdef uint32_t found = 0
         if CRC_IS_HERE:
-            found = crc_of(self.data, self.end - self.data)
+            found = crc_of(self.data, self.data_end - self.data)
         if not CRC_IS_HERE or CRC_IS_CHECKED:
             found = crc32(
-                PyMemoryView_FromMemory(<char *> self.data, self.end - self.data, PyBUF_READ)
+                PyMemoryView_FromMemory(<char *> self.data, self.data_end - self.data, PyBUF_READ)
             )
         if found != self.crc:
             raise ChunkError(
@@ -108,63 +109,22 @@ cdef class Chunk:
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1:
         # Set p and n to the next message; return 0 at the end of the chunk.
-        cdef uint32_t size
-        while True:
-            if self.batch is not None:
-                if self.batch_left:
-                    if self.batch_end - self.batch_p < 4:
-                        self._fail_batch('sub-entry batch ends within a message length')
-                    size = load_u32(self.batch_p)
-                    if size > self.batch_end - self.batch_p - 4:
-                        self._fail_batch('message is longer than its sub-entry batch')
-                    p[0] = self.batch_p + 4
-                    n[0] = size
-                    self.batch_p += 4 + size
-                    self.batch_left -= 1
-                    break
-                if self.batch_p != self.batch_end:
+        while not self._next_of_run(p, n):
+            if self.rest is not NULL:
+                if self.run_left:
+                    self._fail_batch('message is longer than its sub-entry batch')
+                if self.p != self.end:
                     self._fail_batch('sub-entry batch has bytes after its last message')
-                self.batch = None
-            if self.p == self.end and self.left == 0:
-                return 0
-            if self.p != self.end and self.p[0] & BATCH_BIT:
+                self._leave_batch()
+            elif self.p != self.end and self.p[0] & BATCH_BIT:
                 self._open_batch(0)
-                continue
-            if self.left == 0:
-                self._fail('chunk has bytes after its last message')
-            if self.end - self.p < 4:
-                self._fail('chunk ends before its last message')
-            size = load_u32(self.p)
-            if size > self.end - self.p - 4:
+            elif self.left:
                 self._fail('message is longer than its chunk')
-            p[0] = self.p + 4
-            n[0] = size
-            self.p += 4 + size
-            break
-        self.left -= 1
-        self.next_offset += 1
+            elif self.p != self.end:
+                self._fail('chunk has bytes after its last message')
+            else:
+                return 0
         return 1
-
-    cdef uint32_t _run(self, const uint8_t **p, const uint8_t **end) noexcept:
-        # Set p and end to a run of adjacent messages, and return how many there may be.  The caller
-        # stops at the first length that is too large, e.g. at a sub-entry batch; see `_next`.
-        if self.batch is not None:
-            p[0] = self.batch_p
-            end[0] = self.batch_end
-            return self.batch_left
-        p[0] = self.p
-        end[0] = self.end
-        return self.left
-
-    cdef void _leave_run(self, const uint8_t *p, uint32_t count) noexcept:
-        # Continue at p, after so many messages of the run.
-        if self.batch is not None:
-            self.batch_p = p
-            self.batch_left -= count
-        else:
-            self.p = p
-        self.left -= count
-        self.next_offset += count
 
     cdef int _open_batch(self, uint64_t below) except -1:
         # Start to read the sub-entry batch, or skip it if it ends below that offset.
@@ -183,8 +143,8 @@ cdef class Chunk:
         if records > self.left:
             self._fail('sub-entry batch has more messages than its chunk')
         data = self.p + BATCH_HEADER
-        self.p = data + stored
-        self.batch_left = records
+        self.p = self.end = self.rest = data + stored
+        self.run_left = records
         if (below and self.next_offset + records <= below) or (compression and not records):
             self._leave_batch()
         elif compression:
@@ -192,9 +152,7 @@ cdef class Chunk:
         else:
             if plain != stored:
                 self._fail_batch('sizes of an uncompressed sub-entry batch differ')
-            self.batch = self.owner
-            self.batch_p = data
-            self.batch_end = self.p
+            self.p = data
         return 0
 
     cdef int _unpack(
@@ -202,8 +160,8 @@ cdef class Chunk:
     ) except -1:
         cdef bytes unpacked
         self.unpacked += plain
-        if plain < 4 * self.batch_left:
-            self._fail_batch(f'sub-entry batch of {self.batch_left} messages has {plain} bytes')
+        if plain < 4 * self.run_left:
+            self._fail_batch(f'sub-entry batch of {self.run_left} messages has {plain} bytes')
         if plain > BATCH_MAX:
             self._fail_batch(f'sub-entry batch of {plain} bytes is larger than {BATCH_MAX}')
         if self.unpacked > CHUNK_MAX:
@@ -217,16 +175,19 @@ cdef class Chunk:
         except BaseException:
             self._leave_batch()
             raise
-        self.batch = unpacked
-        self.batch_p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
-        self.batch_end = self.batch_p + PyBytes_GET_SIZE(unpacked)
+        self.source = unpacked
+        self.p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
+        self.end = self.p + PyBytes_GET_SIZE(unpacked)
         return 0
 
     cdef void _leave_batch(self) noexcept:
-        self.left -= self.batch_left
-        self.next_offset += self.batch_left
-        self.batch_left = 0
-        self.batch = None
+        self.left -= self.run_left
+        self.next_offset += self.run_left
+        self.run_left = self.left
+        self.source = self.owner
+        self.p = self.rest
+        self.end = self.data_end
+        self.rest = NULL
 
     cdef int _fail_batch(self, str problem) except -1:
         # Continue after the batch.
@@ -237,8 +198,7 @@ cdef class Chunk:
     cdef int _fail(self, str problem) except -1:
         # The rest of the chunk is unreadable.
         self.p = self.end
-        self.left = 0
-        self.batch = None
+        self.left = self.run_left = 0
         raise ChunkError(f'{problem} (at offset {self.next_offset})')
 
     cdef int _skip_below(self, uint64_t offset) except -1:
@@ -246,7 +206,7 @@ cdef class Chunk:
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         while self.next_offset < offset:
-            if self.batch is None and self.p != self.end and self.p[0] & BATCH_BIT:
+            if self.rest is NULL and self.p != self.end and self.p[0] & BATCH_BIT:
                 self._open_batch(offset)
             elif not self._next(&p, &n):
                 break
@@ -275,10 +235,6 @@ cdef class ChunkQueue:
         self.chunks = deque()
         self.wake = wake
         self.limit = PY_SSIZE_T_MAX
-
-    def close(self):
-        """Stop calling `wake`."""
-        self.wake = None
 
     cpdef int push(self, Chunk chunk) except -1:
         """Add a chunk.

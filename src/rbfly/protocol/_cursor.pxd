@@ -1,5 +1,3 @@
-# The position in a stream.  No ABI promise between releases.
-
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
@@ -67,16 +65,15 @@ cdef class MessageCursor:
     cdef object _take(self, int kind)
     cdef object _take_body(self)
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n)
-    cdef MessageCtx _next_context(self)
+    cdef object _next(self, int kind, Py_ssize_t limit)
     cdef MessageCtx _wanted(self)
-    cdef MessageBatch _next_batch(self, Py_ssize_t limit)
+    cdef MessageBatch _batch(self, Py_ssize_t limit)
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1
 
     # Note the message of a chunk that was read last.
     cdef inline int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:
-        cdef PyObject *owner = chunk._owner()
-        if <PyObject *> self.last.owner != owner:
-            self.last.owner = <object> owner
+        if self.last.owner is not chunk.source:
+            self.last.owner = chunk.source
         if self.last.built is not None:
             self.last.built = None
         self.last.message = p

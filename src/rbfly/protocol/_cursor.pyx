@@ -136,7 +136,7 @@ cdef class MessageCursor:
         """Drop all messages, and the references to the session and to the waiting task."""
         self.drop()
         self._fail_with(None)
-        self.queue.close()
+        self.queue.wake = None
         self.session = None
 
     @property
@@ -256,6 +256,11 @@ cdef class MessageCursor:
     # -- messages
 
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1:
+        """Make a body, context or batch ready; false if none has arrived or the turn is over.
+
+        :raises ChunkError: a chunk is damaged; the next call continues after it.
+        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call continues after it.
+        """
         if kind == BODY and self.direct:
             return self._open()
         if self.held is None:
@@ -264,7 +269,7 @@ cdef class MessageCursor:
                     failure = self.failure
                     self._fail_with(None)
                     raise failure
-                self.held = self._next_batch(limit) if kind == BATCH else self._next_context()
+                self.held = self._next(kind, limit)
             except AMQPDecoderError as ex:
                 self._begin(ex.offset)
                 raise
@@ -276,6 +281,10 @@ cdef class MessageCursor:
         return 0
 
     cdef object _take(self, int kind):
+        """Return what `_advance` made ready.
+
+        :raises AMQPDecoderError: it is not AMQP 1.0; the next call continues after it.
+        """
         cdef MessageCtx ctx
         held = self.held
         if held is None:
@@ -299,7 +308,7 @@ cdef class MessageCursor:
         cdef PyObject *found
         chunk._next_message(&p, &n)
         self._note(chunk, p, n)
-        found = self.decoder._body(p, n, chunk._owner())
+        found = self.decoder._body(p, n, <PyObject *> chunk.source)
         if found is NULL:
             return self._undecodable_body(chunk, p, n)
         return rbfly_steal(found)
@@ -311,14 +320,12 @@ cdef class MessageCursor:
         finally:
             self.last.built = raw_context(p, n, offset, chunk.timestamp)
 
-    cdef MessageCtx _next_context(self):
-        cdef MessageCtx ctx
+    cdef object _next(self, int kind, Py_ssize_t limit):
+        """The next context or batch; None if none has arrived or the turn is over."""
         while self._open():
-            ctx = self._wanted()
-            if ctx is not None:
-                return ctx
-            if self.turn._is_over():
-                break
+            found = self._batch(limit) if kind == BATCH else self._wanted()
+            if found is not None or self.turn._is_over():
+                return found
         return None
 
     cdef MessageCtx _wanted(self):
@@ -332,7 +339,7 @@ cdef class MessageCursor:
         cdef object owner
         while chunk.left:
             chunk._next_message(&p, &n)
-            owner = <object> chunk._owner()     # kept, whatever the filter does
+            owner = chunk.source        # kept, whatever the filter does
             offset = chunk.next_offset - 1
             try:
                 ctx = decoder._full_context(owner, p, n, offset, chunk.timestamp)
@@ -345,24 +352,21 @@ cdef class MessageCursor:
                 break
         return None
 
-    cdef MessageBatch _next_batch(self, Py_ssize_t limit):
-        cdef MessageBatch batch
-        while self._open():
-            batch = new_batch(self.decoder, self.filter is not None, self.chunk, limit)
-            try:
-                if self.filter is not None:
-                    self._fill_filtered(batch, limit)
-                else:
-                    batch.fill(self.chunk, limit)
-            except Exception as ex:
-                if not batch.bodies:
-                    raise
-                self._fail_with(ex)
-            if batch.bodies:
-                return batch
-            if self.turn._is_over():
-                break
-        return None
+    cdef MessageBatch _batch(self, Py_ssize_t limit):
+        """A batch of the current chunk; None if its messages are skipped, or the turn ends before."""
+        cdef MessageBatch batch = new_batch(
+            self.decoder, self.filter is not None, self.chunk, limit
+        )
+        try:
+            if self.filter is not None:
+                self._fill_filtered(batch, limit)
+            else:
+                batch.fill(self.chunk, limit)
+        except Exception as ex:
+            if not batch.bodies:
+                raise
+            self._fail_with(ex)
+        return batch if batch.bodies else None
 
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1:
         cdef MessageCtx ctx
@@ -374,20 +378,3 @@ cdef class MessageCursor:
             batch.filtered.append(ctx)
             batch.bodies.append(ctx.take_body())
         return 0
-
-    # -- for Python
-
-    def advance(self, int kind=BODY, Py_ssize_t limit=NO_LIMIT):
-        """Make a body, context or batch ready; false if none has arrived or the turn is over.
-
-        :raises ChunkError: a chunk is damaged; the next call continues after it.
-        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call continues after it.
-        """
-        return self._advance(kind, limit)
-
-    def take(self, int kind=BODY):
-        """Return what `advance` made ready.
-
-        :raises AMQPDecoderError: it is not AMQP 1.0; the next call continues after it.
-        """
-        return self._take(kind)

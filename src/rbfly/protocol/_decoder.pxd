@@ -1,5 +1,3 @@
-# How received messages are decoded.  No ABI promise between releases.
-
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 

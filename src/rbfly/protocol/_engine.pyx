@@ -123,6 +123,8 @@ cdef class Engine:
 
     def buffer_updated(self, Py_ssize_t nbytes):
         """Dispatch the frames that `nbytes` in the buffer complete."""
+        cdef bytes frame
+        cdef const uint8_t *p
         self.counters.bytes_received += <uint64_t> nbytes
         self.heard = True
         if self.stopped:
@@ -132,7 +134,9 @@ cdef class Engine:
             if self.large is not None:
                 self.large_fill += nbytes
                 if self.large_fill == self.large_size:
-                    self._finish_large()
+                    frame, self.large = self.large, None
+                    p = <const uint8_t *> PyBytes_AS_STRING(frame)
+                    self._dispatch(p + 4, PyBytes_GET_SIZE(frame) - 4, frame)
                 elif self.large_fill == PyBytes_GET_SIZE(self.large):
                     self._grow_large()
             else:
@@ -142,34 +146,14 @@ cdef class Engine:
             self.stopped = True
             self.on_failure(ex)
 
-    def feed(self, data):
-        """Receive bytes without a transport, as an event loop would."""
-        cdef Py_ssize_t n, at = 0
-        source = memoryview(data)
-        while at < len(source):
-            target = self.get_buffer(-1)
-            n = min(len(target), len(source) - at)
-            target[:n] = source[at:at + n]
-            at += n
-            self.buffer_updated(n)
-
     cdef int _grow_large(self) except -1:
-        # Twice what has arrived: a size that is only announced allocates nothing.
+        # Double it, but no more: a frame that only announces a large size uses little memory.
         cdef PyObject *frame = <PyObject *> self.large
         Py_INCREF(self.large)
         self.large = None
         _PyBytes_Resize(&frame, min(2 * self.large_fill, self.large_size))
         self.large = <bytes> frame
         Py_DECREF(self.large)
-        return 0
-
-    cdef int _finish_large(self) except -1:
-        cdef bytes frame = self.large
-        self.large = None
-        self.large_fill = 0
-        self._dispatch(
-            <const uint8_t *> PyBytes_AS_STRING(frame) + 4, PyBytes_GET_SIZE(frame) - 4, frame
-        )
         return 0
 
     cdef int _cut(self) except -1:

@@ -1,5 +1,3 @@
-# Encoding of entries.  The ABI may change in any release.
-
 from libc.stdint cimport uint8_t
 
 from rbfly._wire cimport OutBuffer

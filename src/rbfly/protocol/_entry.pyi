@@ -7,8 +7,5 @@ class SubEntry:
     code: Final[int]
     count: Final[int]
     def __init__(
-        self,
-        limit: int,
-        code: int = 0,
-        compress: Callable[[memoryview], bytes] | None = None,
+        self, limit: int, code: int = 0, compress: Callable[[memoryview], bytes] | None = None
     ) -> None: ...

@@ -1,5 +1,3 @@
-# Frames and their entries.  The ABI may change in any release.
-
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._wire cimport OutBuffer

@@ -48,7 +48,8 @@ cdef inline bint is_plain(object message):
 @cython.final
 @cython.freelist(64)
 cdef class Frame:
-    pass
+    def __cinit__(self):
+        self.waiters = []
 
 
 cdef class FrameBuilder:
@@ -361,7 +362,6 @@ cdef class FrameBuilder:
         out_open(&self.out, self.capacity_hint)
         self.out.p += PREFIX
         self.open = Frame.__new__(Frame)
-        self.open.waiters = []
         return 0
 
     cdef int _move_entry(self, Py_ssize_t start) except -1:
@@ -380,7 +380,6 @@ cdef class FrameBuilder:
         full, self.out = self.out, full
         self._finish_frame()
         self.open = Frame.__new__(Frame)
-        self.open.waiters = []
         self.out = full
         return 0
 

@@ -1,5 +1,3 @@
-# The identity of a stream.  No ABI promise between releases.
-
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from rbfly.protocol._chunk cimport Chunk

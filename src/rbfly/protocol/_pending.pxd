@@ -1,5 +1,3 @@
-# Callers that wait for confirms.  The ABI may change in any release.
-
 from libc.stdint cimport uint32_t, uint64_t
 
 

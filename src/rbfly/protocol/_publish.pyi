@@ -1,14 +1,50 @@
-from collections.abc import Callable
-from typing import Final, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, final
 
-from ._frames import FrameBuilder
+from .._turn import Turn
+from ..amqp import MessageCtx
+from ..types import AMQPBody
+from ._entry import SubEntry
 from ._pending import PendingConfirms
 
 @final
-class PublishWindow(FrameBuilder):
+class PublishWindow:
+    publisher_id: Final[int]
+    next_id: Final[int]
+    queued: Final[int]
+    frame_max: Final[int]
+    max_unconfirmed: Final[int]
+    frame_entries: Final[int]
     in_flight: Final[int]
     needs_redeclare: Final[bool]
     unsettled: Final[int]
+    def __init__(
+        self,
+        publisher_id: int,
+        frame_max: int,
+        max_unconfirmed: int,
+        next_id: int,
+        filter_extract: Callable[[MessageCtx], str | None] | None = None,
+        amqp: bool = True,
+        batched: bool = False,
+        sub_entry: SubEntry | None = None,
+    ) -> None: ...
+    def append(self, message: AMQPBody | MessageCtx, waiter: PendingConfirms) -> int: ...
+    def put(self, message: AMQPBody | MessageCtx, future: Any) -> int: ...
+    def extend(
+        self,
+        iterator: Iterable[AMQPBody | MessageCtx],
+        limit: int,
+        waiter: PendingConfirms,
+        turn: Turn | None = None,
+    ) -> bool: ...
+    def check_ids(
+        self,
+        messages: Sequence[AMQPBody | MessageCtx],
+        start: int,
+        stop: int,
+        before: int | None = None,
+    ) -> int | None: ...
     def listen(self, on_settled: Callable[[list[PendingConfirms]], None] | None) -> None: ...
     def take(self) -> bytes | None: ...
     def release(self) -> None: ...

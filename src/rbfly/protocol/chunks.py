@@ -49,18 +49,6 @@ def read_entry(reader: Reader) -> bytes:
     return reader.data[start : reader.at]
 
 
-def split_entries(data: bytes) -> list[bytes]:
-    """Split the data of a chunk into entries.
-
-    :raises FrameError: the data ends within an entry.
-    """
-    reader = Reader(data)
-    entries = []
-    while not reader.at_end:
-        entries.append(read_entry(reader))
-    return entries
-
-
 def write_chunk(
     entries: Sequence[bytes],
     *,

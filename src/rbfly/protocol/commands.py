@@ -37,7 +37,6 @@ from .fields import (
     String,
     codec_of,
 )
-from .fields import STRING_MAX as STRING_MAX
 from .fields import Reader as Reader
 from .fields import reference as reference
 from .fields import string as string
@@ -65,10 +64,6 @@ class OneWay(Fields):
 
     def encode(self) -> bytes:
         return frame(self.key, self.body(), self.version)
-
-    @classmethod
-    def parse(cls, body: bytes) -> Self:
-        return cls.read(Reader(body))
 
 
 class Command(Fields, Generic[T]):
@@ -140,15 +135,15 @@ READERS: dict[tuple[int, int], Callable[[Reader], Request | Response | OneWay]] 
 """Decoders of frames, by key and version."""
 
 
-def decode(key: int, version: int, body: bytes) -> Request | Response | OneWay:
+def decode(key: int, version: int, reader: Reader) -> Request | Response | OneWay:
     """Decode a frame; `encode()` of the result returns the same bytes.
 
-    :raises FrameError: the key and version are unknown, or the body is malformed.
+    :param reader: reads the fields.
+    :raises FrameError: the key and version are unknown, or the fields are malformed.
     """
     read = READERS.get((key, version))
     if read is None:
         raise FrameError(f'frame 0x{key:04x} version {version} is unknown')
-    reader = Reader(body, strict=True)
     found = read(reader)
     if not reader.at_end:
         raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes after its fields')

@@ -60,16 +60,12 @@ class Reader:
     def u32(self) -> int:
         return int.from_bytes(self.take(4), 'big')
 
-    def count(self, size: int) -> int:
-        """Read the length of an array whose items have at least `size` bytes each."""
+    def items(self, decode: Callable[['Reader'], T], size: int) -> tuple[T, ...]:
+        """Read an array of items that have at least `size` bytes each."""
         n = self.u32()
         if n * size > self.left:
             raise FrameError(f'frame of {len(self.data)} bytes declares {n} items')
-        return n
-
-    def items(self, decode: Callable[['Reader'], T], size: int) -> tuple[T, ...]:
-        """Read an array of items that have at least `size` bytes each."""
-        return tuple([decode(self) for _ in range(self.count(size))])
+        return tuple([decode(self) for _ in range(n)])
 
     def string(self) -> str:
         n = self.u16()
@@ -134,10 +130,8 @@ def record(*parts: Codec[Any]) -> Codec[Any]:
     def encode(values: Any) -> bytes:
         return b''.join(part.encode(value) for part, value in zip(parts, values, strict=True))
 
-    def decode(reader: Reader) -> Any:
-        return tuple([part.decode(reader) for part in parts])
-
-    return Codec(encode, decode, sum(part.size for part in parts), ())
+    size = sum(part.size for part in parts)
+    return Codec(encode, lambda reader: tuple([part.decode(reader) for part in parts]), size, ())
 
 
 def optional(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
@@ -182,12 +176,7 @@ class Fields:
 def integer(format: str) -> Codec[int]:
     packer = struct.Struct(f'>{format}')
     size = packer.size
-
-    def decode(reader: Reader) -> int:
-        value: int = packer.unpack(reader.take(size))[0]
-        return value
-
-    return Codec(packer.pack, decode, size, 0)
+    return Codec(packer.pack, lambda reader: packer.unpack(reader.take(size))[0], size, 0)
 
 
 U8 = Annotated[int, integer('B')]
@@ -223,12 +212,8 @@ def clip(value: str) -> str:
     return repr(value if len(value) <= 32 else value[:29] + '...')
 
 
-def read_string(reader: Reader) -> str:
-    return reader.string()
-
-
-def name(what: str) -> Codec[str]:
-    return Codec(lambda value: reference(value, what), read_string, 2, '')
+def text(encode: Callable[[str], bytes]) -> Codec[str]:
+    return Codec(encode, lambda reader: reader.string(), 2, '')
 
 
 def read_bytes(reader: Reader) -> bytes:
@@ -236,9 +221,9 @@ def read_bytes(reader: Reader) -> bytes:
     return b'' if n == NULL_BYTES else reader.take(n)
 
 
-String = Annotated[str, Codec(string, read_string, 2, '')]
-PublisherName = Annotated[str, name('publisher name')]
-OffsetReference = Annotated[str, name('offset reference')]
+String = Annotated[str, text(string)]
+PublisherName = Annotated[str, text(lambda value: reference(value, 'publisher name'))]
+OffsetReference = Annotated[str, text(lambda value: reference(value, 'offset reference'))]
 Bytes = Annotated[
     bytes, Codec[bytes](lambda value: struct.pack('>I', len(value)) + value, read_bytes, 4, b'')
 ]
@@ -252,13 +237,10 @@ SHORT = Codec[bytes](
 Rest = Annotated[bytes, Codec[bytes](bytes, lambda reader: reader.take(reader.left), 0, b'')]
 
 MAP = codec_of(dict[String, String])
+string_map = MAP.encode
 LastMap = Annotated[Mapping[str, str], optional(MAP, dict)]
 # As RabbitMQ encodes it; the protocol's specification says 4 bytes for the length.
 Challenge = Annotated[bytes | None, optional(SHORT, lambda: None)]
-
-
-def string_map(items: Mapping[str, str]) -> bytes:
-    return MAP.encode(items)
 
 
 # -- where to start

@@ -127,13 +127,13 @@ cdef class SubscriptionBase:
         return next_message(self, BODY, 0)
 
     def _advance(self, MessageCursor cursor not None, int kind, Py_ssize_t limit):
-        """`cursor.advance`, in the event loop of the subscription only."""
+        """Make a body, context or batch of the cursor ready; false if there is none for now."""
         if not rbfly_same_step(&self.checked):
             self.check_loop()
         return cursor._advance(kind, limit)
 
     def _take(self, MessageCursor cursor not None, int kind):
-        """`cursor.take` by the running task, which reads on from there."""
+        """Return what `_advance` made ready, as the running task's last message."""
         self.cursor = cursor
         if not self.is_noted():
             self.note_task()

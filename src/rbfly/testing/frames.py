@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..error import FrameError
-from ..protocol.commands import READERS, OneWay, Request, Response
+from ..protocol.commands import OneWay, Request, Response, decode
 from ..protocol.const import RESPONSE, Key
 from ..protocol.fields import Reader
 from .arguments import Crash
@@ -74,19 +74,13 @@ def read_frame(key: int, version: int, body: bytes) -> Request | Response | OneW
     :raises FrameError: RabbitMQ does not know the frame.
     :raises Crash: RabbitMQ fails to parse the frame.
     """
-    read = READERS.get((key, version))
-    if read is None:
-        raise FrameError(f'there is no frame 0x{key:04x} of version {version}')
     reader = BrokerReader(body, HEADS.get(key, len(body) + 1))
     try:
-        found = read(reader)
-        if not reader.at_end:
-            raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes after its fields')
+        return decode(key, version, reader)
     except FrameError as ex:
         if reader.in_tail:
             raise Crash(str(ex)) from None
         raise
-    return found
 
 
 def read_publish(body: bytes) -> tuple[int, Entries]:
