@@ -1,4 +1,1 @@
-"""The RabbitMQ stream protocol, without sockets: bytes in, bytes out.
-
-The `.pxd` files are internal: their ABI may change in any release.
-"""
+"""The RabbitMQ stream protocol, without sockets; the `.pxd` files have no stable ABI."""

@@ -1,4 +1,3 @@
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u32

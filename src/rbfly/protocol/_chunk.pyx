@@ -175,12 +175,16 @@ cdef class Chunk:
         except BaseException:
             self._leave_batch()
             raise
+        if self.rest != data + stored:      # a finalizer has read on meanwhile
+            return 0
         self.source = unpacked
         self.p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
         self.end = self.p + PyBytes_GET_SIZE(unpacked)
         return 0
 
     cdef void _leave_batch(self) noexcept:
+        if self.rest is NULL:               # a finalizer has left it
+            return
         self.left -= self.run_left
         self.next_offset += self.run_left
         self.run_left = self.left

@@ -353,7 +353,7 @@ cdef class MessageCursor:
         return None
 
     cdef MessageBatch _batch(self, Py_ssize_t limit):
-        """A batch of the current chunk; None if its messages are skipped, or the turn ends before."""
+        """A batch of the current chunk; None if it has no message to return."""
         cdef MessageBatch batch = new_batch(
             self.decoder, self.filter is not None, self.chunk, limit
         )

@@ -138,7 +138,6 @@ READERS: dict[tuple[int, int], Callable[[Reader], Request | Response | OneWay]] 
 def decode(key: int, version: int, reader: Reader) -> Request | Response | OneWay:
     """Decode a frame; `encode()` of the result returns the same bytes.
 
-    :param reader: reads the fields.
     :raises FrameError: the key and version are unknown, or the fields are malformed.
     """
     read = READERS.get((key, version))
