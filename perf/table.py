@@ -56,7 +56,6 @@ def summary(results: Results) -> Iterator[str]:
         chosen = [name for name in settings.lanes if lanes.find(name).kind == kind]
         if not chosen:
             continue
-        floor = f'{kind.floor}-{kind.name}'
         references = [(title, name) for title, name in kind.references if name in settings.lanes]
         titles = FLOOR if kind.floor else tuple(f'÷ {title}' for title, _ in references)
         rows: list[tuple[str, ...]] = [(*HEAD, *titles)]
@@ -71,7 +70,7 @@ def summary(results: Results) -> Iterator[str]:
             cells += [f'{cpu:.2f}' if cpu >= 1 else f'{cpu:.3f}', f'{peak:.0f}']
             if not kind.floor:
                 cells += ratios(results, name, [reference for _, reference in references])
-            elif name == floor:
+            elif name == (floor := lanes.find(name).floor):
                 cells += ['floor', '']
             elif floor in failed:
                 cells += ['', '']

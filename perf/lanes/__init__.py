@@ -12,12 +12,14 @@ from fnmatch import fnmatchcase
 
 from .. import programs
 from . import studies
-from .model import Kind, Lane, Library, Stored
+from .model import BUSY_POLL, POLLING, Kind, Lane, Library, Stored
 
 __all__ = [
+    'BUSY_POLL',
     'KINDS',
     'LANES',
     'LIBRARIES',
+    'POLLING',
     'SCENARIOS',
     'Kind',
     'Lane',
@@ -245,7 +247,8 @@ KINDS = {
 }
 
 CONSUMING = tuple(CONSUME_KINDS)
-ALL = ('single', 'batch', 'window', 'tasks-100', 'tasks-1000', 'sub-publish', *CONSUMING)
+ROUND_TRIPS = ('single', 'batch')
+ALL = (*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'sub-publish', *CONSUMING)
 FORMATS = ('single-format', 'batch-format')
 
 LIBRARIES = {
@@ -264,9 +267,22 @@ LIBRARIES = {
         studies.library(
             'bare-uvloop',
             'bare_uvloop',
-            ('single', 'batch', 'tasks-100'),
+            (*ROUND_TRIPS, 'tasks-100'),
             'the frames of the blocking socket, sent by an asyncio protocol; one future per round'
             ' trip',
+        ),
+        studies.library(
+            'raw-socket-polling',
+            'raw_socket_polling',
+            ROUND_TRIPS,
+            'the same frames from a non-blocking socket: `recv` in a loop until confirms arrive',
+        ),
+        studies.library(
+            'bare-uvloop-polling',
+            'bare_uvloop_polling',
+            ROUND_TRIPS,
+            'the same asyncio protocol, and a callback that schedules itself by `call_soon` until'
+            ' the last confirm arrives',
         ),
         studies.library(
             'rbfly',
@@ -276,6 +292,12 @@ LIBRARIES = {
             ' `flush`; window: `Publisher.send_many` with a list; tasks: `Publisher.send` in a'
             ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
             ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
+        ),
+        studies.library(
+            'rbfly-polling',
+            'rbfly_polling',
+            (*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'consume'),
+            f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
         ),
         studies.library(
             'rbfly-batches',
@@ -307,7 +329,7 @@ LIBRARIES = {
         studies.library(
             'rstream',
             'rstream',
-            ('single', 'batch'),
+            ROUND_TRIPS,
             '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock'
             ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
             ' the next one when all 100 are confirmed',
@@ -315,7 +337,7 @@ LIBRARIES = {
         studies.library(
             'aiokafka',
             'aiokafka',
-            ('single', 'batch'),
+            ROUND_TRIPS,
             "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`,"
             ' one partition, one replica; single: `send_and_wait`; batch: `create_batch`, `append`'
             ' 100 times, `send_batch`, awaiting its future',

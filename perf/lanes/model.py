@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-__all__ = ['Kind', 'Lane', 'Library', 'Stored']
+__all__ = ['BUSY_POLL', 'POLLING', 'Kind', 'Lane', 'Library', 'Stored']
+
+POLLING = '-polling'  # ends the names of libraries that poll while they wait for a confirm
+BUSY_POLL = 0.0005  # seconds, of RbFly's lanes that poll
 
 
 @dataclass(frozen=True)
@@ -141,5 +144,11 @@ class Lane:
         return self.library.broker + far
 
     @property
+    def floor(self) -> str:
+        """Name of its floor, which need not exist; a lane that polls has one that polls."""
+        polling = POLLING if self.library.name.endswith(POLLING) else ''
+        return f'{self.kind.floor}{polling}-{self.kind.name}'
+
+    @property
     def is_floor(self) -> bool:
-        return self.library.name == self.kind.floor
+        return self.name == self.floor

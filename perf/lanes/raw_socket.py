@@ -14,8 +14,10 @@ SUB_ENTRY = 100
 class Connected(Work):
     """What these lanes share: one connection."""
 
+    connect = wire.Connection
+
     async def open(self) -> None:
-        self.connection = wire.Connection(self.target.address, timeout=None)
+        self.connection = self.connect(self.target.address, timeout=None)
 
     async def round_trip(self) -> float:
         start = perf_counter()

@@ -22,16 +22,20 @@ class Client(Work):
     """What these lanes share: opening and closing the client.
 
     :ivar amqp: publish AMQP 1.0 messages instead of raw bytes.
+    :ivar options: additional arguments for the client.
     """
 
-    def __init__(self, target: Target, kind: Kind, amqp: bool = True) -> None:
+    def __init__(self, target: Target, kind: Kind, amqp: bool = True, **options: Any) -> None:
         super().__init__(target)
         self.kind = kind
         self.amqp = amqp
+        self.options = options
         self.stack = AsyncExitStack()
 
     async def open(self) -> None:
-        self.client = await self.stack.enter_async_context(rbs.streams_client(self.target.address))
+        self.client = await self.stack.enter_async_context(
+            rbs.streams_client(self.target.address, **self.options)
+        )
 
     async def round_trip(self) -> float:
         await self.client.get_protocol()
@@ -74,6 +78,22 @@ class Single(Client):
 
     async def finish(self) -> None:
         self.bodies = []
+
+
+class Gaps(Single):
+    """Work for `at` microseconds after each confirm."""
+
+    async def run(self) -> int:
+        send = self.publisher.send
+        gap = self.kind.at / 1e6
+        count = 0
+        for body in self.bodies:
+            await send(body)
+            count += 1
+            end = perf_counter() + gap
+            while perf_counter() < end:
+                pass
+        return count
 
 
 class Window(Single):
@@ -174,8 +194,8 @@ class Batch(Client):
 class Consume(Client):
     """Several subscriptions at the same time, each of which consumes the whole stream."""
 
-    def __init__(self, target: Target, kind: Kind) -> None:
-        super().__init__(target, kind)
+    def __init__(self, target: Target, kind: Kind, **options: Any) -> None:
+        super().__init__(target, kind, **options)
         assert kind.stored is not None
         self.stored = kind.stored
         self.subscriptions: list[rbs.Subscription] = []
@@ -294,6 +314,7 @@ class ConsumeMessages(Consume):
 
 MAKE: dict[str, type[Client]] = {
     'single': Single,
+    'gaps': Gaps,
     'batch': Batch,
     'window': Window,
     'tasks': Tasks,

@@ -5,13 +5,17 @@ Like :mod:`perf.lanes`, a table of plain data.
 
 from typing import Any
 
-from .model import Kind, Library, Stored
+from .model import BUSY_POLL, Kind, Library, Stored
 
 __all__ = ['KINDS', 'LIBRARIES', 'SCENARIOS', 'library']
 
 SCENARIOS = {
     'batch-size': 'messages of 10 bytes in batches of 1 to 1,000, each confirmed before the next',
     'concurrent': 'messages of 10 bytes from 1 to 1,000 tasks, each awaiting its own confirms',
+    'far': 'messages of 10 bytes through a proxy that adds 1 to 20 ms per round trip: busy polling'
+    ' cannot help there',
+    'gaps': 'messages of 10 bytes, each confirmed before the program works for 20 to 500 µs and'
+    ' sends the next; rate and CPU include this work',
     'latency': 'messages of 10 bytes through a proxy that adds 0 to 100 ms per round trip',
     'percentiles': 'messages of 10 bytes sent at a fixed rate, however many are unconfirmed: the'
     ' time from when each message is due until it is confirmed, and until it is consumed',
@@ -25,6 +29,8 @@ SCENARIOS = {
 BATCHES = (1, 10, 50, 100, 200, 500, 1_000)
 TASKS = (1, 8, 32, 100, 1_000)
 DELAYS = (0, 1, 5, 10, 50, 100)  # milliseconds
+FAR = (1, 5, 20)  # milliseconds
+GAPS = (20, 50, 100, 200, 500)  # microseconds
 RATES = (1_000, 10_000)  # messages per second
 PUBLISHERS = (1, 2, 3, 4, 5)
 SIZES = (10, 100, 1_000, 10_000, 100_000, 900_000)  # bytes
@@ -145,6 +151,50 @@ def latency() -> list[Kind]:
                 )
             )
     return kinds
+
+
+def far() -> list[Kind]:
+    return [
+        study(
+            'far',
+            f'{name}-{delay}',
+            f'{title}, round trips of {delay} ms',
+            max(500 // delay, 100) * size,
+            size=size,
+            frame=size,
+            window=size,
+            work=work,
+            series=name,
+            at=delay,
+            delay=delay,
+            slowest=1,
+            rounds=0,
+            references=(('rbfly', f'rbfly-far-{name}-{delay}'),),
+        )
+        for name, work, title, size in (
+            ('each', 'single', 'each message confirmed before the next', 1),
+            ('batch', 'batch', 'batches of 100, each confirmed before the next', 100),
+        )
+        for delay in FAR
+    ]
+
+
+def gaps() -> list[Kind]:
+    return [
+        study(
+            'gaps',
+            str(gap),
+            f'{gap} µs of work between a confirm and the next message',
+            1_000,
+            work='gaps',
+            series='gaps',
+            at=gap,
+            rounds=0,
+            warm_up=200,
+            references=(('rbfly', f'rbfly-gaps-{gap}'),),
+        )
+        for gap in GAPS
+    ]
 
 
 def percentiles() -> list[Kind]:
@@ -345,8 +395,8 @@ def growth() -> list[Kind]:
 
 
 STUDIES = [
-    *batch_sizes(), *concurrent(), *latency(), *percentiles(), *processes(), *sizes(), *values(),
-    *clients(), *growth(),
+    *batch_sizes(), *concurrent(), *far(), *gaps(), *latency(), *percentiles(), *processes(),
+    *sizes(), *values(), *clients(), *growth(),
 ]  # fmt: skip
 KINDS = {kind.name: kind for kind in STUDIES}
 
@@ -362,10 +412,12 @@ def names(scenario: str, *series: str) -> tuple[str, ...]:
 
 NEEDS = {
     'bare-uvloop': ('uvloop',),
+    'bare-uvloop-polling': ('uvloop',),
     'rbfly': ('rbfly', 'uvloop'),
     'rbfly-amqp': ('rbfly', 'uvloop'),
     'rbfly-batches': ('rbfly', 'uvloop'),
     'rbfly-messages': ('rbfly', 'uvloop'),
+    'rbfly-polling': ('rbfly', 'uvloop'),
     'rbfly-raw': ('rbfly', 'uvloop'),
     'rstream': ('rstream', 'uvloop'),
     'aiokafka': ('aiokafka', 'msgpack', 'uvloop'),
@@ -413,6 +465,8 @@ LIBRARIES = (
         (
             *names('batch-size'),
             *names('concurrent'),
+            *names('far'),
+            *names('gaps'),
             *names('latency', 'each', 'batch', 'flight'),
             *names('processes'),
             *names('sizes'),
@@ -430,6 +484,12 @@ LIBRARIES = (
         'open_loop_rbfly',
         names('percentiles'),
         '`Publisher.send` in one task per message; another client consumes with `async for`',
+    ),
+    library(
+        'rbfly-polling',
+        'rbfly_polling',
+        (*names('far'), *names('gaps')),
+        f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
     ),
     library(
         'rbfly-batches',

@@ -35,6 +35,7 @@ COLOURS = {
     'rbfly-raw': '#E69F00',
     'rbfly-batches': '#D55E00',
     'rbfly-messages': '#E69F00',
+    'rbfly-polling': '#0072B2',
     'rstream': '#009E73',
     'aiokafka': '#CC79A7',
     'proton': '#56B4E9',

@@ -49,7 +49,7 @@ class Figure:
                 (lane.title + addition, lane)
                 for kind, addition in kinds.items()
                 for lane in report.of_kind(kind)
-                if lane.is_ours or not addition
+                if (lane.is_ours or not addition) and not lane.polls
             ]
             if lanes:
                 title = name or report.kind(lanes[0][1].kind).title

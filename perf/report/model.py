@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from .. import environment, lanes
 from ..histogram import Histogram
+from ..lanes import POLLING
 from ..results import Results, read
 from ..stats import Interval, median_interval
 
@@ -20,7 +21,7 @@ __all__ = ['FLOORS', 'OURS', 'TITLES', 'Kind', 'Lane', 'Report', 'ReportError', 
 
 OURS = 'rbfly'
 
-# library names in the report, in order of appearance; the floors come last
+# library names in the report, in order of appearance; floors and lanes that poll come last
 TITLES = {
     'rbfly': 'RbFly',
     'rbfly-amqp': 'RbFly (AMQP)',
@@ -37,8 +38,11 @@ TITLES = {
     'msgspec': 'msgspec (MessagePack)',
     'bare-uvloop': 'asyncio protocol (floor)',
     'raw-socket': 'blocking socket (floor)',
+    'rbfly-polling': 'RbFly (busy polling)',
+    'bare-uvloop-polling': 'polling asyncio protocol (floor)',
+    'raw-socket-polling': 'polling socket (floor)',
 }
-FLOORS = ('bare-uvloop', 'raw-socket')
+FLOORS = ('bare-uvloop', 'raw-socket', 'bare-uvloop-polling', 'raw-socket-polling')
 REFERENCES = ('msgspec',)
 
 
@@ -91,6 +95,12 @@ class Lane:
     @property
     def is_ours(self) -> bool:
         return self.library.split('-')[0] == OURS
+
+    @property
+    def polls(self) -> bool:
+        """Whether it polls while it waits, so that it is compared neither with peers nor with
+        floors that sleep."""
+        return self.library.endswith(POLLING)
 
     @property
     def is_floor(self) -> bool:
@@ -272,8 +282,14 @@ class Report:
         return run.of_kind(kind) if run else []
 
     def ours(self, kind: str) -> Lane | None:
-        """The first of RbFly's lanes of a kind of work."""
-        return next((lane for lane in self.of_kind(kind) if lane.is_ours), None)
+        """The first of RbFly's lanes of a kind of work, not one that polls."""
+        lanes = self.of_kind(kind)
+        return next((lane for lane in lanes if lane.is_ours and not lane.polls), None)
+
+    def floor(self, lane: Lane) -> Lane | None:
+        """The floor of a lane; for one that polls, a floor that polls."""
+        floor = self.kind(lane.kind).floor
+        return self.lane(f'{floor}{POLLING if lane.polls else ""}-{lane.kind}')
 
     def absent(self, kinds: Sequence[Kind]) -> dict[str, str]:
         """Requested lanes of some kinds of work without results, with the reason."""

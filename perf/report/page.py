@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .. import environment, lanes, stats
+from ..lanes import POLLING
 from . import studies
 from .curves import overview_in_words, study_in_words
 from .drawing import THEMES
@@ -107,6 +108,14 @@ def summary(report: Report, folder: str) -> Iterator[str]:
         ' kind of work. A *floor* is a program without a client library that exchanges the same'
         ' frames with the broker: its rate is the most that broker, network and event loop allow.'
     )
+    if any(lane.polls for lane in report.all_lanes()):
+        yield from paragraph(
+            'Floors and clients normally sleep in the kernel until a confirm arrives; waking a'
+            ' processor that has halted takes time, on a virtual machine often more than the'
+            " broker's work. A floor that *polls* asks for data in a loop instead, which is faster"
+            ' and uses more CPU; only RbFly with ``busy_poll``, which polls as well, is compared'
+            ' with it.'
+        )
     if studies.overview(report):
         caption = (
             f'Points: ratios of medians; lines: {LEVEL} intervals. The sections below describe each'
@@ -179,7 +188,7 @@ def numbers(report: Report, kind: Kind) -> Iterator[str]:
     bases = [
         *(lane for lane in lanes if lane.library == kind.floor),
         *(lane for lane in lanes if lane.is_reference),
-        *(lane for lane in lanes if lane.is_ours),
+        *(lane for lane in lanes if lane.is_ours and not lane.polls),
     ]
     base = bases[0] if bases else None
     titles = ['lane', 'messages/s', 'CPU µs/message', 'MiB']
@@ -195,8 +204,9 @@ def numbers(report: Report, kind: Kind) -> Iterator[str]:
         ]
         row.append(f'{lane.memory:.0f}')
         if base:
+            own = report.floor(lane) if base.library == kind.floor else base
             for column in ('rate', 'cpu_per_message'):
-                row.append('1' if lane is base else ratio(lane.ratio(base, column)))
+                row.append('1' if lane is own else ratio(lane.ratio(own, column) if own else None))
         rows.append(row)
     yield from table(titles, rows)
 
@@ -205,7 +215,10 @@ def targets(report: Report) -> Iterator[str]:
     rows = []
     for target in TARGETS:
         lane, other = report.lane(target.lane), report.lane(target.other)
-        if not lane and not other and lanes.find(target.lane).kind.scenario not in SCENARIOS:
+        about = lanes.find(target.lane)
+        if not lane and POLLING in about.library.name:
+            continue  # as in early files
+        if not lane and not other and about.kind.scenario not in SCENARIOS:
             continue  # the page does not require this scenario
         if not lane or not other:
             missing = target.other if lane else target.lane

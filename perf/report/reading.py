@@ -44,13 +44,23 @@ class Target:
 
 
 TARGETS = (
-    Target('rbfly-single', 'bare-uvloop-single', 0.97, 1.25),
-    Target('rbfly-batch', 'bare-uvloop-batch', 0.97, 1.5),
+    Target('rbfly-single', 'bare-uvloop-single', 0.98, 1.15),
+    Target('rbfly-batch', 'bare-uvloop-batch', 0.97, 1.35),
     Target('rbfly-window', 'raw-socket-window', 0.9),
     Target('rbfly-tasks-100', 'bare-uvloop-tasks-100', 0.75),
     Target('rbfly-batches-consume', 'raw-socket-consume', 0.85),
     Target('rbfly-encode-into-seed', 'msgspec-encode-seed', 0.8),
     Target('rbfly-decode-seed', 'msgspec-decode-seed', 0.8),
+    Target('rbfly-polling-single', 'bare-uvloop-polling-single', 0.9),
+    Target('rbfly-polling-batch', 'bare-uvloop-polling-batch', 0.85),
+    *(
+        Target(f'rbfly-polling-{kind}', f'rbfly-{kind}', 0.97)
+        for kind in ('window', 'tasks-100', 'tasks-1000', 'consume')
+    ),
+    *(
+        Target(f'rbfly-polling-far-{kind}', f'rbfly-far-{kind}', 0.97, 1.1)
+        for kind in ('each-1', 'each-5', 'each-20', 'batch-1', 'batch-5', 'batch-20')
+    ),
 )
 
 
@@ -89,7 +99,7 @@ def scale(interval: Interval) -> str:
 def compare_with_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
     """Say whether the client or the broker is the limit."""
     name = plain(lane.title)
-    if not kind.floor:
+    if not kind.floor or (lane.polls and not floor):
         return ''
     share = lane.ratio(floor) if floor else None
     if share is None:
@@ -105,8 +115,8 @@ def compare_with_floor(lane: Lane, kind: Kind, floor: Lane | None) -> str:
     text = f'{name} reaches {scale(share)} the rate of the floor'
     if share.low >= NEAR:
         return (
-            f'{text}: the broker and the network limit the rate, and no client could be much'
-            ' faster.'
+            f'{text}: the broker and the network limit the rate, and no client that'
+            f' {"polls" if lane.polls else "sleeps"} while it waits could be much faster.'
         )
     if share.high < NEAR:
         return f'{text}: the rest is the cost of the client.'
@@ -142,13 +152,14 @@ def compare_with_peer(lane: Lane, peer: Lane) -> str:
 def reading(report: Report, kind: Kind) -> Iterator[str]:
     """Conclusions for a kind of work, as markup."""
     lanes = report.of_kind(kind.name)
-    floor = next((lane for lane in lanes if lane.library == kind.floor), None)
     ours = [lane for lane in lanes if lane.is_ours]
     for lane in ours:
-        if text := compare_with_floor(lane, kind, floor):
+        if text := compare_with_floor(lane, kind, report.floor(lane)):
             yield text
         for peer in lanes:
-            if not peer.is_ours and not peer.is_floor and (text := compare_with_peer(lane, peer)):
+            if peer.is_ours or peer.is_floor or lane.polls:
+                continue
+            if text := compare_with_peer(lane, peer):
                 yield text
     for lane in ours[1:]:
         if text := compare_with_peer(ours[0], lane):
@@ -167,7 +178,7 @@ def in_short(report: Report, kind: Kind) -> str:
         return f'{name}: RbFly has no result.'
     parts = [f'{name}: {plain(ours.title)} {ours.rate.value:,.0f} messages/s']
     for lane in report.of_kind(kind.name):
-        interval = ours.ratio(lane)
+        interval = None if lane.polls else ours.ratio(lane)
         if lane is not ours and (lane.library == kind.floor or not lane.is_floor) and interval:
             parts.append(f'{ratio(interval)} × {plain(lane.title)}')
     return f'{"; ".join(parts)}.'

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .. import lanes
 from .model import OURS, TITLES, Kind, Lane, Report, rank
 from .reading import number, ratio
 from .rst import bullets, capital, code, heading, names, paragraph, plain, table
@@ -24,6 +25,7 @@ __all__ = [
     'sooner',
 ]
 
+POLLING = f'{OURS}{lanes.POLLING}'
 QUANTILES = {'p50': 0.5, 'p99': 0.99, 'p99.9': 0.999}
 SOONER = 0.95  # a latency counts as lower if it is below this fraction of RbFly's
 LATENCIES = ('confirm', 'end to end')
@@ -51,6 +53,19 @@ STUDIES = {
     ),
     'concurrent': Study(
         'Concurrent tasks', 'tasks', {'tasks': 'each task awaits the confirm of its message'}
+    ),
+    'far': Study(
+        'Busy polling, with a distant broker',
+        'round trip in ms',
+        {
+            'each': 'each message confirmed before the next',
+            'batch': 'batches of 100, each confirmed before the next',
+        },
+    ),
+    'gaps': Study(
+        'Busy polling, with work between messages',
+        'microseconds of work',
+        {'gaps': 'each message confirmed before the work'},
     ),
     'latency': Study(
         'Network latency',
@@ -226,7 +241,7 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
             names,
             lambda kind, lane: number(lane.rate.value * kind.body / 1e6),
         )
-    others = [name for name in names if name != OURS]
+    others = [name for name in names if name not in (OURS, POLLING)]
     if OURS in names and others:
 
         def ratio_to(kind: Kind, lane: Lane) -> str:
@@ -235,6 +250,22 @@ def rates(report: Report, study: Study, kinds: Sequence[Kind]) -> Iterator[str]:
 
         yield from paragraph(f'Rate of {title(OURS)} ÷ rate of:')
         yield from each(report, study.axis, kinds, others, ratio_to)
+    if OURS in names and POLLING in names:
+        yield from paragraph('CPU per message, and ratios of polling to sleeping:')
+        yield from polling(report, study.axis, kinds)
+
+
+def polling(report: Report, axis: str, kinds: Sequence[Kind]) -> Iterator[str]:
+    """A table of what polling costs and brings."""
+    rows = []
+    for kind in kinds:
+        ours, lane = lane_of(report, kind, OURS), lane_of(report, kind, POLLING)
+        if ours and lane:
+            cpu = (number(ours.cpu.value), number(lane.cpu.value))
+            ratios = (ratio(lane.ratio(ours, column)) for column in ('rate', 'cpu_per_message'))
+            rows.append([label(kind), *cpu, *ratios])
+    head = [axis, 'CPU µs, sleeping', 'CPU µs, polling', 'rate, ratio', 'CPU, ratio']
+    yield from table(head, rows)
 
 
 def each(
@@ -261,7 +292,7 @@ def listed(labels: Sequence[str], of: int) -> str:
 def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
     """Where RbFly is faster than each other library, by the rules of :mod:`.reading`."""
     for library in libraries(report, kinds):
-        if library == OURS:
+        if library in (OURS, POLLING):
             continue
         compared = []
         for kind in kinds:

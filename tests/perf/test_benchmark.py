@@ -10,7 +10,10 @@ from typing import Any
 from brokers import RabbitMQ
 
 FOLDER = Path(__file__).resolve().parents[2]
-LANES = 'raw-socket-single,bare-uvloop-single,rbfly-single,rbfly-batch,bare-uvloop-batch'
+LANES = (
+    'raw-socket-single,bare-uvloop-single,rbfly-single,rbfly-batch,bare-uvloop-batch,'
+    'raw-socket-polling-single,bare-uvloop-polling-batch,rbfly-polling-single,rbfly-polling-batch'
+)
 
 
 async def perf(*words: str, uri: str = '') -> str:
@@ -57,7 +60,7 @@ async def test_run_resume_and_report(broker: RabbitMQ, tmp_path: Path) -> None:
     lines = results.read_text().splitlines(keepends=True)
     results.write_text(''.join(lines[:-3]))  # like after an interruption
     await perf('--resume', '--out', str(results), uri=broker.uri)
-    assert len(results_in(results)) == 10
+    assert len(results_in(results)) == len(rounds)
 
     output = await perf('report', str(results), '--out', str(tmp_path / 'doc'))
     page = (tmp_path / 'doc' / 'performance.rst').read_text()

@@ -215,6 +215,21 @@ def test_summary_omits_numbers_of_failed_lanes(tmp_path: Path) -> None:
     assert lines == ['FAILED raw-socket-single: round 2: lost']
 
 
+def test_summary_compares_lanes_that_poll_with_floors_that_poll(tmp_path: Path) -> None:
+    rates: dict[str, float] = {
+        'rbfly-single': 900,
+        'bare-uvloop-single': 1000,
+        'rbfly-polling-single': 1500,
+        'bare-uvloop-polling-single': 2000,
+    }
+    results = filled(tmp_path / 'r.jsonl', rates, Settings(3, 42, {'single': 500}, list(rates)))
+    found = {line.split()[0]: line for line in table.summary(results) if '-single' in line}
+    assert ' 0.90 [' in found['rbfly-single']
+    assert ' 0.75 [' in found['rbfly-polling-single']
+    assert found['bare-uvloop-single'].endswith('floor')
+    assert found['bare-uvloop-polling-single'].endswith('floor')
+
+
 def test_compare_prints_ratios_and_differences(tmp_path: Path) -> None:
     a = filled(tmp_path / 'a.jsonl', {'raw-socket-single': 1000, 'bare-uvloop-single': 500})
     other = Settings(3, 1, {'single': 900}, ['raw-socket-single'])
@@ -266,10 +281,10 @@ def test_message_counts_are_multiples_of_the_batch_size() -> None:
     [
         (['raw-socket-single'], [], ['raw-socket-single']),
         (['bare-uvloop'], ['publish'], ['bare-uvloop-single', 'bare-uvloop-batch']),
-        (['window'], [], ['raw-socket-window', 'rbfly-window']),
-        (['raw-*', 'bare-uvloop-batch'], ['publish'],
+        (['window'], [], ['raw-socket-window', 'rbfly-window', 'rbfly-polling-window']),
+        (['raw-socket-[sb]*', 'bare-uvloop-batch'], ['publish'],
          ['raw-socket-single', 'raw-socket-batch', 'bare-uvloop-batch']),
-        ([], ['pipeline'], ['raw-socket-window', 'rbfly-window']),
+        ([], ['pipeline'], ['raw-socket-window', 'rbfly-window', 'rbfly-polling-window']),
         ([], [], list(lanes.LANES)),
     ],
 )  # fmt: skip
@@ -392,7 +407,10 @@ def test_missing_broker_does_not_affect_codec_lanes(
 def test_lanes_without_their_library_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, 'version', lambda name: None)
     _, settings, left_out = runs.begin(parse('--scenario', 'publish', '--seed', '9'))
-    assert settings.lanes == ['raw-socket-single', 'raw-socket-batch']
+    assert {lanes.find(name).library.module for name in settings.lanes} == {
+        'raw_socket',
+        'raw_socket_polling',
+    }
     assert settings.seed == 9
     assert {item['lane'] for item in left_out} >= {'rbfly-single', 'rstream-batch'}
 

@@ -178,6 +178,57 @@ def test_lanes_without_common_rounds_have_no_ratio(tmp_path: Path) -> None:
     assert page(tmp_path, apart)
 
 
+# -- lanes that poll
+
+
+def polling(records: list[Record]) -> None:
+    """Add lanes that poll, twice as fast as those that sleep; RbFly reaches 0.8 of the floor."""
+    header, *rows = records
+    for name, times in (('rbfly-single', 3.2), ('bare-uvloop-single', 2)):
+        new = name.replace('-single', '-polling-single')
+        (about,) = (item for item in header['lanes'] if item['lane'] == name)
+        library = about['library'] + '-polling'
+        header['lanes'].append({**about, 'lane': new, 'library': library})
+        header['settings']['lanes'].append(new)
+        records += [
+            {**record, 'lane': new, 'rate': record['rate'] * times}
+            for record in rows
+            if record['lane'] == name
+        ]
+
+
+def test_lanes_that_poll_are_compared_with_a_floor_that_polls(tmp_path: Path) -> None:
+    text = page(tmp_path, polling)
+    rate, cpu, _, of_floor, cpu_of_floor = row(text, 'RbFly (busy polling)')
+    assert rate == '3,200 [2,880, 3,520]'
+    assert cpu == '50.00 [50.00, 50.00]'
+    assert of_floor == '0.80 [0.80, 0.80]'
+    assert cpu_of_floor == '1.25 [1.25, 1.25]'
+    assert row(text, 'polling asyncio protocol (floor)')[-2:] == ['1', '1']
+    assert row(text, 'RbFly') == row(page(tmp_path), 'RbFly')
+    text = prose(text)
+    assert 'RbFly (busy polling) reaches 0.80 [0.80, 0.80] times the rate of the floor' in text
+    assert '**RbFly (busy polling) is faster** than RbFly' in text
+    assert 'rate 0.80 [0.80, 0.80]; at least 0.9' in text
+
+
+def test_lanes_that_poll_are_not_compared_with_peers(tmp_path: Path) -> None:
+    def summary(change: Change = lambda _: None) -> str:
+        text = page(tmp_path, change)
+        return text[text.index('.. image::') : text.index('.. list-table::')]
+
+    assert summary(polling) == summary()
+    text = prose(page(tmp_path, polling))
+    assert 'RbFly is faster than rstream: 2.00' in text
+    assert 'polling) is faster than rstream' not in text
+    assert 'is faster** than RbFly (busy polling)' not in text
+
+
+def test_page_explains_polling_only_if_a_lane_polls(tmp_path: Path) -> None:
+    assert 'A floor that *polls* asks for data in a loop' in prose(page(tmp_path, polling))
+    assert 'poll' not in page(tmp_path)
+
+
 # -- missing results
 
 

@@ -280,7 +280,7 @@ def rows(doc: Path, first: str) -> list[list[str]]:
 
 
 def test_tables_contain_rates_and_ratios(doc: Path) -> None:
-    rates, ratios = (row for row in rows(doc, '500') if len(row) in (5, 3))
+    rates, ratios, *_ = (row for row in rows(doc, '500') if len(row) in (5, 3))
     assert rates[0] == f'{lanes.KINDS["batch-size-500"].full:,}'
     assert rates[1] == '1,020 [1,010, 1,030]'
     assert ratios == ['2.00 [2.00, 2.00]', '2.00 [2.00, 2.00]', '0.50 [0.50, 0.50]']
@@ -293,6 +293,14 @@ def test_page_tells_where_rbfly_is_faster_and_slower(doc: Path) -> None:
     assert 'RbFly reaches 0.50 to 0.50 times the rate of the asyncio protocol (floor).' in text
     assert 'with pika (AMQP 0.9.1), RbFly is faster throughout: 2.00 to 2.00 times' in text
     assert '``batch-size-1``' in text.split('Faster than RbFly:')[1].split('.')[0]
+
+
+def test_page_tells_what_polling_costs_and_brings(doc: Path) -> None:
+    rates, polling = rows(doc, '500')[-2:]
+    assert rates == ['1,000', '1,020 [1,010, 1,030]', '510 [505, 515]']
+    assert polling == ['20', '20', '0.50 [0.50, 0.50]', '1.00 [1.00, 1.00]']
+    assert rows(doc, '20')[1] == polling
+    assert 'busy polling) is' not in prose(doc)
 
 
 def test_percentiles_cover_all_rounds(doc: Path) -> None:

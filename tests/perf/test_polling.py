@@ -1,0 +1,92 @@
+"""Lanes that poll, and lanes that work between messages: the broker stores each message once."""
+
+import importlib
+import socket
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from perf import lanes, worker
+from perf.lanes import raw_socket_polling
+from perf.lanes.base import Target, Work
+from perf.store import RabbitStore
+
+COUNT = 1_000
+LANES = [
+    f'{library}-polling-{kind}'
+    for library, kinds in {
+        'raw-socket': ('single', 'batch'),
+        'bare-uvloop': ('single', 'batch'),
+        'rbfly': ('single', 'batch', 'window', 'tasks-100', 'far-batch-1', 'gaps-20'),
+    }.items()
+    for kind in kinds
+]
+
+
+async def publish(name: str, target: Target) -> None:
+    """Run two rounds of a lane."""
+    lane = lanes.find(name)
+    work: Work = importlib.import_module(f'perf.lanes.{lane.library.module}').make(
+        lane.kind, target
+    )
+    await work.open()
+    try:
+        for _ in range(2):
+            await work.prepare(COUNT)
+            assert (await worker.measure(work))['count'] == COUNT
+    finally:
+        await work.close()
+
+
+@pytest.mark.parametrize('name', [*LANES, 'rbfly-gaps-20'])
+async def test_lane_publishes_each_message_once(
+    name: str, store: RabbitStore, stream_name: str, broker_uri: str
+) -> None:
+    await publish(name, Target(broker_uri, stream_name))
+    assert store.count(stream_name) == 2 * COUNT
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'), [('single', {}), ('polling-single', {'busy_poll': 0.0005})]
+)
+async def test_only_the_lane_that_polls_sets_the_option(
+    name: str,
+    expected: dict[str, Any],
+    store: RabbitStore,
+    stream_name: str,
+    broker_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[dict[str, Any]] = []
+    original = rbs.streams_client
+
+    def client(uri: str, **options: Any) -> Any:
+        given.append(options)
+        return original(uri, **options)
+
+    monkeypatch.setattr(rbs, 'streams_client', client)
+    await publish(f'rbfly-{name}', Target(broker_uri, stream_name))
+    assert given == [expected]
+
+
+def test_raw_socket_asks_for_data_until_it_arrives() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection = raw_socket_polling.Connection.__new__(raw_socket_polling.Connection)
+        asked = 0
+
+        class Socket:
+            """Delivers data to be received at the third request."""
+
+            def recv(self, size: int) -> bytes:
+                nonlocal asked
+                asked += 1
+                if asked == 3:
+                    theirs.send(b'confirm')
+                return ours.recv(size)
+
+        connection.socket = Socket()  # type: ignore[assignment]
+        assert connection.receive() == b'confirm'
+        assert asked == 3
