@@ -21,6 +21,9 @@ REST_LAST = 1024
 CGROUPS = '/proc/self/cgroup'
 QUOTAS = '/sys/fs/cgroup'
 
+# The kernel may wake the broker on the processor of the poll; the broker would wait for it.
+yield_processor: Callable[[], None] = getattr(os, 'sched_yield', lambda: None)
+
 
 class BusyPoll:
     """Keeps an event loop awake while a publisher awaits confirms.
@@ -79,6 +82,7 @@ class BusyPoll:
 
     def _poll(self) -> None:
         if self._until is not None and self._clock() < self._until:
+            yield_processor()
             self._loop.call_soon(self._poll)
             return
         self._scheduled = False
