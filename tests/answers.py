@@ -125,7 +125,12 @@ async def check(uri: str, conversations: Iterable[tuple[str, str, bytes, str]]) 
                 return 'neither answered nor closed'
 
     found = await asyncio.gather(*(one(*item) for item in wanted.values()))
-    assert dict(zip(wanted, found, strict=True)) == {name: item[2] for name, item in wanted.items()}
+    differing = [
+        f'{name}: {answer}, not {item[2]}'
+        for (name, item), answer in zip(wanted.items(), found, strict=True)
+        if answer != item[2]
+    ]
+    assert not differing, '; '.join(differing)
 
 
 def frames(stream: str) -> dict[str, bytes]:
