@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import UserDict
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from rbfly.amqp import (
     AMQPHeader,
     AMQPProperties,
     DataBody,
+    MessageCtx,
     SequenceBody,
     decode_amqp,
     encode_amqp,
@@ -315,3 +317,24 @@ def test_data_sections_must_be_bytes(sections: Any) -> None:
     # bytes(5) would be five zeros, as would each byte of b'ab'
     with pytest.raises(AMQPEncoderTypeError, match='a data section must be bytes'):
         DataBody(sections)
+
+
+@pytest.mark.parametrize('length', [1, 13])
+def test_properties_from_a_list_whose_length_is_wrong(length: int) -> None:
+    class Fields(list[object]):
+        def __iter__(self) -> Iterator[object]:
+            return iter(())
+
+    assert AMQPProperties(Fields([None] * length)) == AMQPProperties()
+
+
+def test_context_whose_section_is_replaced_while_the_old_one_is_freed() -> None:
+    class Section(dict[str, int]):
+        def __del__(self) -> None:
+            context.__init__(b'new')
+
+    context = MessageCtx(b'old', annotations=Section(a=1))  # type: ignore[arg-type]
+    context.annotations = {'b': 2}
+    assert context.body == b'new'
+    context.annotations = {'c': 3}
+    assert context.annotations == {'c': 3}

@@ -92,6 +92,27 @@ def test_polls_at_most_for_the_limit(loop: Loop, poll: BusyPoll) -> None:
     assert not poll.is_polling
 
 
+def test_a_confirm_after_the_limit_is_a_miss(loop: Loop, poll: BusyPoll) -> None:
+    for _ in range(SCORE):
+        poll.on_sent()
+        loop.now += LIMIT
+        poll.on_confirmed(last=True)
+        loop.turn()
+        assert loop.sleeps
+    assert not any(miss(loop, poll) for _ in range(REST_FIRST))
+
+
+def test_rests_at_once_when_others_need_the_processor(
+    loop: Loop, poll: BusyPoll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others_run() -> None:
+        loop.now += polling.YIELD_MOST
+
+    monkeypatch.setattr(polling, 'yield_processor', others_run)
+    assert miss(loop, poll)
+    assert not any(miss(loop, poll) for _ in range(REST_FIRST))
+
+
 def test_each_frame_extends_the_poll(loop: Loop, poll: BusyPoll) -> None:
     for _ in range(5):
         poll.on_sent()

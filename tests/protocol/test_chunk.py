@@ -223,7 +223,7 @@ def test_cursor_continues_after_a_chunk_with_wrong_sizes(
 @pytest.mark.parametrize(
     ('name', 'text'),
     [
-        ('message longer than the chunk', 'message is longer than its chunk'),
+        ('message longer than the chunk', 'message is missing, or longer than its chunk'),
         ('batch: stored too long by one', 'batch is longer than its chunk'),
         ('batch: message longer than it', 'longer than its sub-entry batch'),
     ],

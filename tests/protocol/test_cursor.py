@@ -5,6 +5,7 @@ import gc
 import gzip
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPDecoderError, MessageContextError
+from rbfly.protocol import _chunk
 from rbfly.protocol._batch import MessageBatch
 from rbfly.protocol._cursor import KINDS
 from rbfly.streams._iteration import MessageIterator, SubscriptionBase
@@ -831,3 +833,66 @@ def test_message_stays_alive_while_a_finalizer_continues_the_iteration() -> None
     taken += [cursor.take() for _ in range(2) if cursor.advance()]
     assert body == bodies[0]
     assert taken == bodies[1:]
+
+
+@pytest.mark.parametrize('damaged', [False, True])
+def test_code_that_runs_during_decompression_may_continue_the_iteration(
+    monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    cursor = Cursor(False)
+    taken: list[Any] = []
+    decompress = _chunk.decompress  # type: ignore[attr-defined]
+
+    def read_on(*args: Any) -> bytes:
+        monkeypatch.setattr(_chunk, 'decompress', decompress)
+        taken.extend(cursor.take() for _ in range(3))  # this sub-entry, b, and the next one
+        if damaged:
+            raise ChunkError('damaged')
+        result: bytes = decompress(*args)
+        return result
+
+    monkeypatch.setattr(_chunk, 'decompress', read_on)
+    cursor.push(chunk([packed(b'a'), message(b'b'), packed(b'c'), message(b'd')], 4))
+    assert cursor.advance()
+    if damaged:
+        with pytest.raises(ChunkError):
+            cursor.take()
+    while cursor.advance():
+        taken.append(cursor.take())
+    assert taken == [b'a', b'b', b'c', b'd']
+
+
+LARGE = [bytes([65 + i]) * 70_000 for i in range(4)]  # freed memory of this size is unmapped
+
+
+def test_body_stays_alive_while_progress_continues_the_iteration() -> None:
+    class ReadingOn(Cursor):
+        def on_progress(self) -> None:
+            taken.extend(self.take() for _ in range(2))
+
+    taken: list[Any] = []
+    cursor = ReadingOn(False)
+    cursor.push(chunk([packed(body) for body in LARGE], 4))
+    assert cursor.advance()
+    assert cursor.take() == LARGE[0]
+    cursor.notify_at(0)
+    second = cursor.take()
+    assert [second, *taken] == LARGE[1:]
+
+
+def test_body_stays_alive_while_the_last_context_is_freed() -> None:
+    class ReadingOn:
+        def __del__(self) -> None:
+            taken.extend(take() for _ in range(2))
+
+    taken: list[Any] = []
+    cursor = Cursor(False)
+    take = partial(SubscriptionBase(cursor, cursor)._take, cursor, KINDS['body'])
+    cursor.push(chunk([packed(body) for body in LARGE], 4))
+    assert cursor.advance()
+    assert take() == LARGE[0]
+    context = cursor.last.context()
+    context.body = [ReadingOn()]
+    del context
+    second = take()
+    assert [second, *taken] == LARGE[1:]

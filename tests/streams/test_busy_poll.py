@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
-from rbfly.net import retry
+from rbfly.net import polling, retry
 from rbfly.net.polling import BusyPoll
 from rbfly.streams import publishing
 from rbfly.streams.error import ArgumentError, ArgumentTypeError, ConfirmTimeout
@@ -36,6 +36,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(publishing, 'BusyPoll', partial(BusyPoll, clock=clock))
+    monkeypatch.setattr(polling, 'processors', lambda: 2.0)
     monkeypatch.setattr(retry, 'BACKOFF_FIRST', 0.001)
     return clock
 

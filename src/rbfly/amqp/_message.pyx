@@ -312,6 +312,7 @@ cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n):
 
 
 cdef int set_section(MessageCtx ctx, int index, object value) except -1:
+    cdef Sections sections
     if value is not None:
         if index == I_HEADER:
             if type(value) is not AMQPHeader:
@@ -327,8 +328,9 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
             )
     if ctx._sections is None:
         ctx._sections = open_sections(ctx._p, ctx._n)
-    set_field(ctx._sections, index, value)
-    ctx._sections.layout.at[index] = -1
+    sections = ctx._sections    # freeing the old value may replace the context's
+    sections.layout.at[index] = -1
+    set_field(sections, index, value)
     return 0
 
 

@@ -248,11 +248,12 @@ cdef tuple NO_FIELDS = (None,) * PROPERTIES_FIELDS
 
 
 cdef tuple pad(object fields):
-    if len(fields) > PROPERTIES_FIELDS:
+    cdef list items = [*fields]
+    if len(items) > PROPERTIES_FIELDS:
         raise AMQPEncoderTypeError(
-            f'properties have at most {PROPERTIES_FIELDS} fields, not {len(fields)}'
+            f'properties have at most {PROPERTIES_FIELDS} fields, not {len(items)}'
         )
-    return tuple([*fields, *NO_FIELDS[len(fields):]])
+    return tuple(items) + NO_FIELDS[len(items):]
 
 
 cdef AMQPProperties decoded_properties(object value):

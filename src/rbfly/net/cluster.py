@@ -389,7 +389,8 @@ class Cluster:
 
     async def _probe(self, connection: Connection) -> None:
         progress = Progress(str(connection.address))
-        info = at(connection.address, self.settings.infos)
+        address = connection.address
+        info = replace(at(address, self.settings.infos), ssl=address.ssl)
         try:
             found = await self._dial(info, ADDRESS_TIMEOUT, progress)
         except RbFlyError:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 SCORE = 4  # how many more polls may miss than hit before polling rests
 REST_FIRST = 16  # frames that are sent without polling; twice as many after each further miss
 REST_LAST = 1024
+YIELD_MOST = 0.001  # seconds; if others keep the processor for longer, polling rests
 CGROUPS = '/proc/self/cgroup'
 QUOTAS = '/sys/fs/cgroup'
 
@@ -71,26 +72,36 @@ class BusyPoll:
 
         :param last: no other message is unconfirmed.
         """
-        if self._until is not None:
-            self._score, self._rest = min(self._score + 1, SCORE), REST_FIRST
-            if last:
-                self._until = None
+        if self._until is None:
+            return
+        if self._clock() >= self._until:
+            self._miss()
+            return
+        self._score, self._rest = min(self._score + 1, SCORE), REST_FIRST
+        if last:
+            self._until = None
 
     def stop(self) -> None:
         """Stop polling: the connection was lost, or the publisher is closed."""
         self._until = None
 
     def _poll(self) -> None:
-        if self._until is not None and self._clock() < self._until:
+        now = self._clock()
+        if self._until is not None and now < self._until:
             yield_processor()
-            self._loop.call_soon(self._poll)
-            return
+            if self._clock() - now < YIELD_MOST:
+                self._loop.call_soon(self._poll)
+                return
+            self._score = 0  # others need this processor
         self._scheduled = False
         if self._until is not None:
-            self._until = None
-            self._score = max(self._score - 1, 0)
-            if self._score == 0:
-                self._skip, self._rest = self._rest, min(2 * self._rest, REST_LAST)
+            self._miss()
+
+    def _miss(self) -> None:
+        self._until = None
+        self._score = max(self._score - 1, 0)
+        if self._score == 0:
+            self._skip, self._rest = self._rest, min(2 * self._rest, REST_LAST)
 
 
 def poll_limit(seconds: float) -> float:

@@ -25,9 +25,15 @@ cdef class Chunk:
 
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
     cdef int _open_batch(self, uint64_t below) except -1
-    cdef int _unpack(
-        self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
-    ) except -1
+    cdef bytes _unpack(
+        self,
+        uint8_t compression,
+        const uint8_t *data,
+        uint32_t stored,
+        uint32_t plain,
+        uint16_t records,
+    )
+    cdef void _enter_batch(self, const uint8_t *rest, uint16_t records) noexcept
     cdef void _leave_batch(self) noexcept
     cdef int _fail_batch(self, str problem) except -1
     cdef int _fail(self, str problem) except -1

@@ -112,14 +112,14 @@ cdef class Chunk:
         while not self._next_of_run(p, n):
             if self.rest is not NULL:
                 if self.run_left:
-                    self._fail_batch('message is longer than its sub-entry batch')
+                    self._fail_batch('message is missing, or longer than its sub-entry batch')
                 if self.p != self.end:
                     self._fail_batch('sub-entry batch has bytes after its last message')
                 self._leave_batch()
             elif self.p != self.end and self.p[0] & BATCH_BIT:
                 self._open_batch(0)
             elif self.left:
-                self._fail('message is longer than its chunk')
+                self._fail('message is missing, or longer than its chunk')
             elif self.p != self.end:
                 self._fail('chunk has bytes after its last message')
             else:
@@ -128,10 +128,13 @@ cdef class Chunk:
 
     cdef int _open_batch(self, uint64_t below) except -1:
         # Start to read the sub-entry batch, or skip it if it ends below that offset.
+        cdef const uint8_t *header = self.p
         cdef const uint8_t *data
         cdef uint32_t plain, stored
         cdef uint16_t records
         cdef uint8_t compression
+        cdef bint skipped
+        cdef bytes unpacked = None
         if self.end - self.p < BATCH_HEADER:
             self._fail('chunk ends within the header of a sub-entry batch')
         compression = (self.p[0] >> 4) & 7
@@ -143,48 +146,58 @@ cdef class Chunk:
         if records > self.left:
             self._fail('sub-entry batch has more messages than its chunk')
         data = self.p + BATCH_HEADER
-        self.p = self.end = self.rest = data + stored
-        self.run_left = records
-        if (below and self.next_offset + records <= below) or (compression and not records):
+        skipped = (below and self.next_offset + records <= below) or (compression and not records)
+        if compression and not skipped:
+            try:
+                unpacked = self._unpack(compression, data, stored, plain, records)
+            except BaseException:
+                if self.p == header:
+                    self._enter_batch(data + stored, records)
+                    self._leave_batch()
+                raise
+            if self.p != header:            # a finalizer has read on meanwhile
+                return 0
+        self._enter_batch(data + stored, records)
+        if skipped:
             self._leave_batch()
         elif compression:
-            self._unpack(compression, data, stored, plain)
+            self.source = unpacked
+            self.p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
+            self.end = self.p + PyBytes_GET_SIZE(unpacked)
+        elif plain != stored:
+            self._fail_batch('sizes of an uncompressed sub-entry batch differ')
         else:
-            if plain != stored:
-                self._fail_batch('sizes of an uncompressed sub-entry batch differ')
             self.p = data
         return 0
 
-    cdef int _unpack(
-        self, uint8_t compression, const uint8_t *data, uint32_t stored, uint32_t plain
-    ) except -1:
-        cdef bytes unpacked
+    cdef bytes _unpack(
+        self,
+        uint8_t compression,
+        const uint8_t *data,
+        uint32_t stored,
+        uint32_t plain,
+        uint16_t records,
+    ):
+        cdef str at = f' (at offset {self.next_offset})'
         self.unpacked += plain
-        if plain < 4 * self.run_left:
-            self._fail_batch(f'sub-entry batch of {self.run_left} messages has {plain} bytes')
+        if plain < 4 * records:
+            raise ChunkError(f'sub-entry batch of {records} messages has {plain} bytes{at}')
         if plain > BATCH_MAX:
-            self._fail_batch(f'sub-entry batch of {plain} bytes is larger than {BATCH_MAX}')
+            raise ChunkError(f'sub-entry batch of {plain} bytes is larger than {BATCH_MAX}{at}')
         if self.unpacked > CHUNK_MAX:
-            self._fail_batch(f'sub-entry batches of a chunk are larger than {CHUNK_MAX} bytes')
+            raise ChunkError(f'sub-entry batches of a chunk are larger than {CHUNK_MAX} bytes{at}')
         try:
-            unpacked = decompress(
+            return decompress(
                 compression, PyMemoryView_FromMemory(<char *> data, stored, PyBUF_READ), plain
             )
         except ChunkError as ex:
-            return self._fail_batch(str(ex))
-        except BaseException:
-            self._leave_batch()
-            raise
-        if self.rest != data + stored:      # a finalizer has read on meanwhile
-            return 0
-        self.source = unpacked
-        self.p = <const uint8_t *> PyBytes_AS_STRING(unpacked)
-        self.end = self.p + PyBytes_GET_SIZE(unpacked)
-        return 0
+            raise ChunkError(f'{ex}{at}') from None
+
+    cdef void _enter_batch(self, const uint8_t *rest, uint16_t records) noexcept:
+        self.p = self.end = self.rest = rest
+        self.run_left = records
 
     cdef void _leave_batch(self) noexcept:
-        if self.rest is NULL:               # a finalizer has left it
-            return
         self.left -= self.run_left
         self.next_offset += self.run_left
         self.run_left = self.left

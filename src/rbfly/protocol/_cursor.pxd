@@ -72,9 +72,10 @@ cdef class MessageCursor:
 
     # Note the message of a chunk that was read last.
     cdef inline int _note(self, Chunk chunk, const uint8_t *p, Py_ssize_t n) except -1:
+        cdef object dropped = self.last.built   # its finalizer may read on: freed at the end
         if self.last.owner is not chunk.source:
             self.last.owner = chunk.source
-        if self.last.built is not None:
+        if dropped is not None:
             self.last.built = None
         self.last.message = p
         self.last.size = n

@@ -307,8 +307,9 @@ cdef class MessageCursor:
         cdef Py_ssize_t n = 0
         cdef PyObject *found
         chunk._next_message(&p, &n)
+        owner = chunk.source    # noting the message may run code that reads on
         self._note(chunk, p, n)
-        found = self.decoder._body(p, n, <PyObject *> chunk.source)
+        found = self.decoder._body(p, n, <PyObject *> owner)
         if found is NULL:
             return self._undecodable_body(chunk, p, n)
         return rbfly_steal(found)

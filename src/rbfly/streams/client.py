@@ -89,7 +89,7 @@ def streams_client(
     :param busy_poll: seconds, at most 0.1, for which the event loop keeps polling after a
         publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms arrive
         earlier, for more processor time; see :ref:`busy-polling`.  0 to sleep.  It needs two
-        processors: with fewer, the client logs a warning and sleeps.
+        processors: with fewer, the client logs a warning and does not poll.
     :raises URIError: a URI is malformed, or `ssl` was passed with the scheme without TLS.
     :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range.
