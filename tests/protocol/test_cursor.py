@@ -895,4 +895,4 @@ def test_body_stays_alive_while_the_last_context_is_freed() -> None:
     context.body = [ReadingOn()]
     del context
     second = take()
-    assert [second, *taken] == LARGE[1:]
+    assert sorted([second, *taken]) == LARGE[1:]  # the finalizer may run before the message is read
