@@ -3,7 +3,8 @@
 An expected answer lists the code of a response, the name of any other frame, and 'closed' if the
 connection ends. Otherwise the connection still works: the client can complete the handshake, or an
 open connection answers another request. If RabbitMQ 4.0 differs, its answer follows ' | '; a '-'
-skips the conversation there, because 4.0 would wait for more bytes.
+skips the conversation there: 4.0 would wait for more bytes, or its answer depends on whether frames
+arrive together (it closes at Open if a frame between Tune and Open arrived alone).
 """
 
 import asyncio

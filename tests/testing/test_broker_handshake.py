@@ -52,9 +52,9 @@ EARLY: dict[str, dict[str, str]] = {
         'PeerProperties': '0x01, closed',
         'SaslHandshake': '0x01, closed',
         'SaslAuthenticate': '0x01, closed',
-        'Tune': '',
+        'Tune': ' | -',
         'Open': '0x01',
-        'Heartbeat': '',
+        'Heartbeat': ' | -',
     },
 }
 
