@@ -113,8 +113,8 @@ def summary(report: Report, folder: str) -> Iterator[str]:
             'Floors and clients normally sleep in the kernel until a confirm arrives; waking a'
             ' processor that has halted takes time, on a virtual machine often more than the'
             " broker's work. A floor that *polls* asks for data in a loop instead, which is faster"
-            ' and uses more CPU; only RbFly with ``busy_poll``, which polls as well, is compared'
-            ' with it.'
+            ' and uses more CPU. This page compares it only with RbFly with ``busy_poll``, which'
+            ' also polls.'
         )
     if studies.overview(report):
         caption = (

@@ -614,7 +614,7 @@ class Walk(RuleBasedStateMachine):
     def use_again(self) -> None:
         """A use reopens a failed registration.
 
-        A subscription first returns what had arrived, and raises its error.
+        A subscription first returns the messages that have arrived, then raises its error.
         """
         self.settle()
         for user in self.users:

@@ -214,7 +214,7 @@ def test_cursor_continues_after_a_chunk_with_wrong_sizes(
             found.append(cursor.take())
         except ChunkError:
             errors += 1
-    # A damaged batch is skipped by its stated size, which may be wrong, too.
+    # The chunk skips a damaged batch by its stated size, which may also be wrong.
     assert errors in (1, 2)
     assert found[-1] == b'good'
     assert cursor.consumed == [10, 20]

@@ -73,7 +73,7 @@ async def test_abandoned_waits_form_no_cycle(
     async def each() -> None:
         await run(publisher, timeout or 3600)
 
-    # Only what these calls leave counts: threads of earlier tests may end, and leave garbage, too.
+    # Count only garbage of these calls: threads of earlier tests may end and also leave garbage.
     left: list[weakref.ref[Any]] = []
 
     async def rounds(count: int) -> None:

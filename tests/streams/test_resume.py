@@ -253,7 +253,7 @@ async def test_last_of_an_empty_stream_misses_no_message() -> None:
 
 
 async def test_cancelled_first_wait_does_not_move_the_start() -> None:
-    """A subscription at `NEXT` receives what is published between two waits."""
+    """A subscription at `NEXT` receives messages published between two waits."""
     stream = FakeStream()
     held: list[tuple[Peer, Frame]] = []
     handlers = stream.handlers() | {wire.STREAM_STATS: lambda c, f: held.append((c, f))}
