@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.streams import send_many
 from rbfly.streams.waiting import TURN, let_others_run
 from rbfly.testing import StreamBroker
 from tests.reading import filled, reading
@@ -63,6 +64,19 @@ async def read(messages: AsyncIterator[Any], handler: Handler, count: int = COUN
         handler(message)
         if len(handler.begun) >= count:
             break
+
+
+async def test_every_turn_of_send_many_sends_a_message(
+    client: rbs.StreamsClient, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_many, 'TURN', 0.0)  # as if another process kept the processor
+    async with client.publisher(stream) as publisher:
+        many = asyncio.create_task(publisher.send_many(map(str, ['first', 'last'])))
+        await asyncio.sleep(0)
+        await publisher.send('between')
+        assert await many == 2
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
+        assert [await anext(messages) for _ in range(3)] == ['first', 'between', 'last']
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])

@@ -142,7 +142,7 @@ async def test_other_tasks_run_during_send_many() -> None:
 
 
 @pytest.mark.parametrize('window', [1, 10, 99])
-async def test_window_is_never_exceeded(window: int) -> None:
+async def test_window_is_never_exceeded(window: int, endless_turns: None) -> None:
     unconfirmed: list[int] = []
     most = 0
 

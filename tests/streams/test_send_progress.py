@@ -126,7 +126,7 @@ async def test_messages_in_flight_are_unknown(asynchronous: bool, how: str) -> N
 
 
 @KINDS
-async def test_progress_lists_refused_messages(asynchronous: bool) -> None:
+async def test_progress_lists_refused_messages(asynchronous: bool, endless_turns: None) -> None:
     async with (
         FakeBroker(on={wire.PUBLISH: refusing(4, 6)}) as fake,
         rbs.streams_client(fake.uri) as client,

@@ -149,13 +149,16 @@ class ManyMessages:
         return of_message(error, count - in_hand)
 
     def _fill(self, messages: Iterator[Message], step: int) -> bool:
-        """Fill the window until the turn is over; return True if there may be more messages."""
+        """Fill the window until the turn is over; return True if there may be more messages.
+
+        A turn sends at least one message, however long other processes kept the processor.
+        """
         core, waiter = self._core, self._waiter
         window = core.window
         free = window.max_unconfirmed - window.unsettled - core.capacity.reserved
         goal = waiter.count + free - free % step
         more = True
-        while more and waiter.count < goal and not self._turn.is_over:
+        while more and waiter.count < goal:
             run = min(goal - waiter.count, RUN)
             limit = waiter.count + run
             more = window.extend(messages, run, waiter, self._turn)
@@ -163,6 +166,8 @@ class ManyMessages:
                 core.write()
                 if core.is_paused():
                     break
+            if self._turn.is_over:
+                break
         return more
 
     async def _send_aiter_until(self, messages: AsyncIterator[Message]) -> Exception | None:
@@ -216,7 +221,7 @@ class ManyMessages:
         """Raise ValueError unless explicit publishing ids ascend; no message is sent then."""
         last: int | None = None
         for start in range(0, len(messages), CHECK):
-            if self._turn.is_over:
+            if start and self._turn.is_over:
                 await self._yield()
             last = self._core.window.check_ids(messages, start, start + CHECK, last)
 
