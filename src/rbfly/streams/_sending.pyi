@@ -5,12 +5,14 @@ from typing import Any, Final, Protocol, final
 from ..amqp import MessageCtx
 from ..net.connection import Connection
 from ..net.polling import BusyPoll
+from ..net.waiting import CloseTimeout
 from ..protocol._pending import PendingConfirms
 from ..protocol._publish import PublishWindow
 from ..types import AMQPBody
 from ._confirm import ConfirmFuture, ConfirmGroup
 
 class _Session(Protocol):
+    closing: CloseTimeout
     def check(self) -> None: ...
     def settle(self, waiter: Any) -> None: ...
     def after_settled(self) -> None: ...
@@ -30,6 +32,7 @@ class PublisherCore:
     loop: Final[asyncio.AbstractEventLoop]
     capacity: Final[Any]
     poll: BusyPoll | None
+    watched: bool
     def __init__(
         self,
         error: Exception,

@@ -39,8 +39,10 @@ cdef class PublisherCore:
     :param window: messages that are not settled.
     :param semaphore: class of the semaphore for the window's capacity, called with `has_capacity`.
     :ivar session: has `check`, which raises if the publisher takes no messages; `settle`, which
-        passes the outcome to a waiter; and `after_settled`, called after each frame of confirms.
-        None before `bind` and after `end`.
+        passes the outcome to a waiter; `after_settled`, called after a frame of confirms if
+        `watched`; and `closing`, whose `left` a confirm restores.  None before `bind` and after
+        `end`.
+    :ivar watched: the session wants to know of the next frame of confirms.
     :ivar connection: where to write frames; None while there is none.
     :ivar closed: the publisher takes no more messages.
     :ivar error: why the publisher takes no messages for now; None if it does.
@@ -52,6 +54,7 @@ cdef class PublisherCore:
     cdef readonly SemaphoreState capacity
     cdef readonly object session, connection, error
     cdef public object poll
+    cdef public bint watched
     cdef readonly bint closed, scheduled
     cdef object confirmed           # a future that is done, to wake tasks with
     cdef unsigned long place        # thread of the loop
@@ -81,6 +84,7 @@ cdef class PublisherCore:
         """Write to a connection, beginning with all unsettled messages."""
         done = self.window.replay(publisher_id, connection.frame_max)
         self.connection = connection
+        self.watched = True         # the first confirm ends the outage
         for waiter in done:         # their messages are too large for this connection
             self.session.settle(waiter)
         self.write()
@@ -97,7 +101,7 @@ cdef class PublisherCore:
 
     def close(self):
         """Take no more messages."""
-        self.closed = True
+        self.closed = self.watched = True
 
     def end(self, error):
         """Take no more messages, and drop the reference to the session."""
@@ -229,7 +233,11 @@ cdef class PublisherCore:
                 self.loop.call_soon(self.write)
             elif self.window.queued:
                 self.write()
-        if self.session is not None:
+        if self.capacity.waiting:
+            self.capacity.grant()
+        if self.session is not None and (
+            self.watched or self.window.needs_redeclare or self.session.closing.left is not None
+        ):
             self.session.after_settled()
 
     cdef int _confirm(self, ConfirmFuture wait) except -1:

@@ -30,6 +30,7 @@ class PublisherSession(Owner):
     :ivar last_id: last publishing id of that name; 0 for none.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.
+    :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     """
 
@@ -43,6 +44,7 @@ class PublisherSession(Owner):
         self.registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = []
+        self.closing = cluster.closing
         self._cluster = cluster
         self._core: PublisherCore | None = None
         self._label = f'publisher of stream {stream!r}'
@@ -165,7 +167,7 @@ class PublisherSession(Owner):
             waiting.set_exception(error)
 
     def after_settled(self) -> None:
-        """The broker confirmed or refused messages."""
+        """The broker confirmed or refused messages, and the core is watched."""
         core = self.core
         if self.receiving:
             self._end_refused()
@@ -173,10 +175,9 @@ class PublisherSession(Owner):
             self.registration.lose(StreamConnectionError('the broker no longer knows it'))
         else:
             self.registration.end_outage()
-        if core.capacity.waiting:
-            core.capacity.grant()
         if self._on_progress is not None:
             self._note_settled(self._on_progress)
+        core.watched = core.closed or bool(self.receiving)
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
@@ -242,7 +243,7 @@ class PublisherSession(Owner):
         )
         unsettled = unsent = 0
         try:
-            async with self._cluster.closing.limit() as self._on_progress:
+            async with self.closing.limit() as self._on_progress:
                 if core.error is None:
                     self._release()
                     self._unsettled = core.window.unsettled
@@ -266,7 +267,7 @@ class PublisherSession(Owner):
         """Return the error of a close that made no progress."""
         error = ConfirmTimeout(
             f'{self!r}: gave up closing for lack of progress'
-            f' (close_timeout is {self._cluster.closing.timeout} s); messages'
+            f' (close_timeout is {self.closing.timeout} s); messages'
             f' sent but not confirmed, which may be stored: {unconfirmed}; never sent: {unsent}'
         )
         error.unconfirmed, error.unsent = unconfirmed, unsent

@@ -174,6 +174,7 @@ class ManyMessages:
         """Call `_send_aiter`, and stop waiting for the next message when an earlier one fails."""
         receiving = self._session.receiving
         stop = receiving[self._waiter] = asyncio.timeout(None)
+        self._core.watched = True
         try:
             async with stop:
                 return await self._send_aiter(messages)
