@@ -174,8 +174,11 @@ def private_stream(private_broker: Callable[[], RabbitMQ]) -> Iterator[str]:
     yield from new_stream(private_broker().uri)
 
 
-async def until(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
     """Poll a condition that no event announces.
+
+    RabbitMQ 4.0 sometimes accepts no new connection for 5 s after a stream was deleted, even twice
+    in a row; the timeout allows for that.
 
     :param what: the condition as a clause, such as 'the client has reconnected'.
     """

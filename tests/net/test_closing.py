@@ -17,7 +17,7 @@ from tests.fake import FakeConnection as Peer
 from tests.fake_stream import FakeStream
 
 LIMIT = 0.05  # timeout in seconds, for tests in which it expires
-HANG = 5.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 
 def freeze(fake: FakeBroker) -> None:

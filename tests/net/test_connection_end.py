@@ -11,7 +11,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker
 from tests.registrations import FakeRegistration
 
-HANG = 5.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 
 def raising(*args: object) -> None:

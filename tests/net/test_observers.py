@@ -13,7 +13,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Step
 
-HANG = 10.0
+HANG = 30.0
 
 
 Change = State | Life

@@ -17,7 +17,7 @@ from tests.fake import FakeBroker, FakeConnection, Frame, Step, frame, string
 from tests.fake_stream import FakeStream
 from tests.stream_wire import feed
 
-HANG = 5.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 
 def ok(request: Frame) -> bytes:

@@ -28,7 +28,7 @@ from tests.fake import FakeConnection as Peer
 from tests.leaks import Snapshot
 
 TIMEOUT = 0.4  # connect timeout of tests in which it expires
-HANG = 15.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 
 @pytest_asyncio.fixture

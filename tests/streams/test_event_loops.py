@@ -21,7 +21,7 @@ from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
 
-HANG = 5.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 
 def in_thread(function: Callable[[], Awaitable[object]]) -> BaseException | None:

@@ -27,7 +27,7 @@ from tests.streams.test_misuse import Held
 from tests.streams.test_publish_recovery import missing, moved
 from tests.streams.test_send_many import refusing
 
-HANG = 10.0  # seconds; only a safeguard
+HANG = 30.0  # seconds; only a safeguard
 
 
 @pytest.fixture(autouse=True)
