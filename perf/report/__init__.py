@@ -16,10 +16,10 @@ FIGURES = '_static/perf'
 def write(paths: Sequence[Path], out: Path) -> list[Path]:
     """Write the pages and figures; return the files written.
 
-    :param paths: result files of proofs (`.json`) and of the benchmark; no two benchmark files may
-        contain the same kind of work.
+    :param paths: result files of proofs (`.json`) and of the benchmark; if two of them measured
+        the same kind of work, the report shows the later results.
     :param out: source folder of the documentation.
-    :raises ReportError: the files contradict each other, or matplotlib is not installed.
+    :raises ReportError: no lane has results, or matplotlib is not installed.
     """
     proven = [path for path in paths if path.suffix == '.json']
     measured = [path for path in paths if path.suffix != '.json']

@@ -221,6 +221,13 @@ class Run:
         """Environments in which the run was started and resumed."""
         return [self.environment, *self.results.resumed]
 
+    def drop(self, kind: str) -> None:
+        """Leave out a kind of work that another run has measured again."""
+        del self.kinds[kind]
+        self.lanes = {name: lane for name, lane in self.lanes.items() if lane.kind != kind}
+        for name in self.absent_of_kind(kind):
+            del self.absent[name]
+
     def of_kind(self, kind: str) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.kind == kind]
 
@@ -237,14 +244,12 @@ class Report:
     @classmethod
     def read(cls, paths: Sequence[Path]) -> Self:
         runs = tuple(Run(read(path)) for path in paths)
-        seen: dict[str, Run] = {}
-        for run in runs:
+        latest: dict[str, Run] = {}
+        for run in sorted(runs, key=lambda run: str(run.environment['time'])):
             for kind in run.kinds:
-                if kind in seen:
-                    raise ReportError(
-                        f'{kind} is in both {seen[kind].label} and {run.label}; use one of them'
-                    )
-                seen[kind] = run
+                if kind in latest:
+                    latest[kind].drop(kind)
+                latest[kind] = run
         if not any(run.lanes for run in runs):
             raise ReportError('no lane has results')
         return cls(runs)

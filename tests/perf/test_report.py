@@ -275,9 +275,24 @@ def test_report_deletes_figures_of_an_earlier_report(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_report_refuses_two_files_with_the_same_kind_of_work(tmp_path: Path) -> None:
-    with pytest.raises(report.ReportError, match='single is in'):
-        report.write([SYNTHETIC, changed(tmp_path)], tmp_path)
+def test_report_shows_the_later_results_of_a_kind_of_work(tmp_path: Path) -> None:
+    def later(records: list[Record]) -> None:
+        header = records[0]
+        header['environment']['time'] = '2999-01-01T00:00:00+00:00'
+        header['kinds'] = {'single': header['kinds']['single']}
+        header['lanes'] = [lane for lane in header['lanes'] if lane['kind'] == 'single']
+        left = {lane['lane'] for lane in header['lanes']}
+        records[1:] = [record for record in records[1:] if record.get('lane') in left]
+
+    path = changed(tmp_path, later)
+    for files in ([SYNTHETIC, path], [path, SYNTHETIC]):
+        found = report.Report.read(files)
+        assert {lane.run.label for lane in found.of_kind('single')} == {path.name}
+        others = [kind.name for kind in found.kinds() if kind.name != 'single']
+        assert {lane.run.label for kind in others for lane in found.of_kind(kind)} == {
+            report.Report.read([SYNTHETIC]).runs[0].label
+        }
+        assert len(others) == len(found.kinds()) - 1 == len(load()[0]['kinds']) - 1
 
 
 def test_report_refuses_a_run_without_results(tmp_path: Path) -> None:
