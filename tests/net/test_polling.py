@@ -10,7 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net import polling
-from rbfly.net.polling import REST_FIRST, REST_LAST, SCORE, BusyPoll, poll_limit, processors
+from rbfly.net.polling import REST_FIRST, REST_LAST, SCORE, TRIES, BusyPoll, poll_limit, processors
 
 LIMIT = 0.0005
 
@@ -152,11 +152,19 @@ def test_rests_while_polls_miss(loop: Loop, poll: BusyPoll) -> None:
     rest = REST_FIRST
     while rest < REST_LAST:
         assert not any(miss(loop, poll) for _ in range(rest))
-        assert miss(loop, poll)  # now and then, it tries again
+        assert all(miss(loop, poll) for _ in range(TRIES))  # now and then, it tries again
         rest *= 2
     for _ in range(2):
         assert not any(miss(loop, poll) for _ in range(REST_LAST))
-        assert miss(loop, poll)
+        assert all(miss(loop, poll) for _ in range(TRIES))
+
+
+def test_polls_again_when_the_first_poll_after_a_rest_misses(loop: Loop, poll: BusyPoll) -> None:
+    while miss(loop, poll):
+        pass
+    while not miss(loop, poll):
+        pass
+    assert all(hit(loop, poll) for _ in range(100))
 
 
 def test_polls_again_when_one_poll_hits(loop: Loop, poll: BusyPoll) -> None:
@@ -174,7 +182,7 @@ def test_polls_on_while_half_of_the_polls_hit(loop: Loop, poll: BusyPoll) -> Non
 
 
 def test_a_distant_broker_costs_few_polls(loop: Loop, poll: BusyPoll) -> None:
-    assert sum(miss(loop, poll) for _ in range(10_000)) < 20
+    assert sum(miss(loop, poll) for _ in range(10_000)) < 35
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from time import perf_counter
 logger = logging.getLogger(__name__)
 
 SCORE = 4  # how many more polls may miss than hit before polling rests
+TRIES = 2  # the same after a rest: the first poll also waits for processors that had halted
 REST_FIRST = 16  # frames that are sent without polling; twice as many after each further miss
 REST_LAST = 1024
 YIELD_MOST = 0.001  # seconds; if others keep the processor for longer, polling rests
@@ -30,7 +31,7 @@ class BusyPoll:
     """Keeps an event loop awake while a publisher awaits confirms.
 
     A poll hits if a confirm arrives before its time is over.  While most polls miss, because the
-    broker is distant or slow, frames are sent without polling, except for one now and then.
+    broker is distant or slow, frames are sent without polling, except for two now and then.
 
     :param loop: event loop of the publisher.
     :param limit: seconds to poll for each frame that is sent.
@@ -101,6 +102,7 @@ class BusyPoll:
         self._until = None
         self._score = max(self._score - 1, 0)
         if self._score == 0:
+            self._score = TRIES
             self._skip, self._rest = self._rest, min(2 * self._rest, REST_LAST)
 
 
