@@ -37,6 +37,8 @@ nitpick_ignore_regex = [
     ('py:class', r'(rbfly\.streams\.\w+\.)?[FP]'),  # type variables
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
+    # the result of `publisher`, which programs await or enter at once
+    ('py:class', r'rbfly\.streams\.opening\.OpenPublisher'),
 ]
 
 # Programs get these objects from a client or a class method; their constructors are internal.

@@ -62,7 +62,7 @@ LAYERS = {
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],
-        ['publisher_batch'],
+        ['publisher_batch', 'opening'],
         ['client'],
         ['decorator'],
         [''],

@@ -172,25 +172,6 @@ def test_all_names_of_rbfly_0() -> None:
     assert all(hasattr(rbs, name) for name in rbs.__all__)
 
 
-async def test_a_class_of_another_make(client: rbs.StreamsClient, stream: str) -> None:
-    calls: list[Any] = []
-
-    class Foreign:
-        def __init__(self, publisher_id: int, info: Any, client: Any, message_id: int) -> None:
-            calls.append((publisher_id, info.stream, info.name, info.filter_extract, message_id))
-            self.client = client
-
-        async def close(self) -> None:
-            calls.append('closed')
-
-    async with client.publisher(stream, name='n') as publisher:
-        await publisher.send('x')
-    async with client.publisher(stream, name='n', cls=Foreign) as foreign:
-        assert foreign.client is client
-    assert calls == [(calls[0][0], stream, 'n', None, 2), 'closed']
-    assert 0 <= calls[0][0] < 256
-
-
 async def test_a_subclass_of_ours(client: rbs.StreamsClient, stream: str) -> None:
     class Twice(rbs.Publisher):
         async def send(self, message: Any, timeout: float | None = None) -> None:

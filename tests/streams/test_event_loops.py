@@ -334,6 +334,25 @@ def test_next_loop_closes_what_an_interrupted_loop_left_open(broker_uri: str, st
 
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_publisher_dropped_after_its_loop_has_ended_frees_its_name(
+    broker_uri: str, stream: str
+) -> None:
+    client = rbs.streams_client(broker_uri)
+    kept: list[rbs.Publisher] = []
+
+    async def use() -> None:
+        kept.append(await client.publisher(stream, name='shop'))
+        await kept[0].send('x')
+
+    for _ in range(2):
+        asyncio.run(use())
+        kept.clear()
+    asyncio.run(client.disconnect())
+    gc.collect()
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_next_loop_delivers_messages_without_the_connection_they_came_from(
     new_loop: Callable[[], asyncio.AbstractEventLoop],

@@ -79,13 +79,24 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
 }
 
+# More ways to call them.
+VARIANTS: dict[type[Any], dict[str, Call]] = {
+    rbs.StreamsClient: {
+        'publisher, awaited': lambda c: c.publisher(STREAM, name='p'),
+        'publisher, in the background': lambda c: c.publisher(STREAM, name='p', wait=False),
+    },
+}
+
 # Public names that may be used anywhere, and why.
 READ_ONLY = 'only reads'
 RETURNS_SELF = 'only returns the object'
 FUTURE = 'inherited from asyncio.Future'
 EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.StreamsClient: {'connected': READ_ONLY},
-    **{cls: {'message_id': READ_ONLY} for cls in PUBLISHERS},
+    **{
+        cls: dict.fromkeys(('message_id', 'unconfirmed', 'capacity'), READ_ONLY)
+        for cls in PUBLISHERS
+    },
     rbs.Subscription: {'__aiter__': RETURNS_SELF, '__aenter__': RETURNS_SELF},
     MessageIterator: {'__aiter__': RETURNS_SELF},
     Confirmation: {name: FUTURE for name in dir(asyncio.Future) if name[0] != '_'}
@@ -229,7 +240,9 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
     return found
 
 
-CASES = [(cls, name) for cls, calls in CALLS.items() for name in calls]
+CASES = [
+    (cls, name) for calls in (CALLS, VARIANTS) for cls, found in calls.items() for name in found
+]
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')  # deprecated names; fork with threads
@@ -248,7 +261,7 @@ def test_method_refuses_other_loops_threads_and_processes(
         memory_broker.create_stream(STREAM)
         memory_broker.publish(STREAM, 1, 2, 3)
     client = rbs.streams_client(memory_broker.uri)
-    call = CALLS[cls][name]
+    call = (CALLS[cls] | VARIANTS.get(cls, {}))[name]
     loop = new_loop()
     in_use = owned_by(client, cls)
 

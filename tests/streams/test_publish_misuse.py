@@ -14,6 +14,7 @@ from rbfly.streams.error import (
     ConnectTimeout,
     PublisherError,
     PublishError,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     WindowTimeout,
@@ -336,11 +337,22 @@ async def test_context_manager_of_an_open_publisher_cannot_be_entered_again() ->
             await publisher.send('x')
 
 
-async def test_publisher_is_closed_when_its_context_manager_is_dropped() -> None:
+async def test_publisher_outlives_its_context_manager() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         publisher = await client.publisher('test', name='shop').__aenter__()
+        await asyncio.sleep(0)
+        await publisher.send('x')
+        with pytest.raises(RbFlyError, match='already has a publisher'):
+            await client.publisher('test', name='shop')
+        del publisher
         await until(lambda: not client._cluster.registrations, 'the publisher is closed')
-        with pytest.raises(PublisherError, match='closed'):
-            await publisher.send('x')
+        async with client.publisher('test', name='shop') as other:
+            await other.send('x')
+
+
+async def test_publisher_that_no_variable_holds_is_closed() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        await client.publisher('test', name='shop').__aenter__()  # no variable holds it
+        await until(lambda: not client._cluster.registrations, 'the publisher is closed')
         async with client.publisher('test', name='shop') as other:
             await other.send('x')

@@ -11,6 +11,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
 from rbfly.net import retry
+from rbfly.net.observer import Life
 from tests import fake as wire
 from tests.brokers import until
 from tests.entries import read_entries
@@ -191,7 +192,9 @@ async def test_every_call_ends(walk: int, rng: random.Random) -> None:
         tasks = [task for caller in callers for task in caller.tasks]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [outcome for outcome in outcomes if not is_fair(outcome)] == []
-        assert not client._names
+        assert not [
+            item for item in client._names.values() if item.registration.life is not Life.CLOSED
+        ]
         assert not client._cluster.registrations
         for group in client._cluster._connections.values():
             for connection in filter(lambda item: item.is_open, group):

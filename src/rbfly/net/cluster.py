@@ -122,9 +122,10 @@ class Cluster:
         for group in self._connections.values():
             group.clear()
 
-    def deadline(self) -> Deadline:
+    def deadline(self, *, limited: bool = True) -> Deadline:
         """Return the deadline of a call or an outage that begins now.
 
+        :param limited: apply `connect_timeout` and `reconnect_timeout`.
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
@@ -135,6 +136,8 @@ class Cluster:
             self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
         settings = self.settings
         limit = settings.reconnect_timeout if self._established else settings.connect_timeout
+        if not limited:
+            limit = None
         return Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
 
     async def locator(self) -> Connection:

@@ -97,6 +97,7 @@ class Registration:
     :ivar connection: connection of the declaration, open or in progress; else None.
     :ivar id: publisher or subscription id on that connection; -1 without a connection.
     :ivar declared: True once the declaration has been open.
+    :ivar patient: before that, connecting has no time limit.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
     :ivar closed: event that is set when closing has ended.
@@ -107,6 +108,7 @@ class Registration:
         self.connection: Connection | None = None
         self.id = -1
         self.declared = False
+        self.patient = False
         self.state = State.IDLE
         self.life = Life.ACTIVE
         self.closed = asyncio.Event()
@@ -186,7 +188,7 @@ class Registration:
         if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
             self._outage = None
         if self._outage is None:
-            deadline = self.cluster.deadline()
+            deadline = self.cluster.deadline(limited=self.declared or not self.patient)
             deadline.on_wait = self._on_wait
             self._outage = Backoff(deadline)
         self._opening = self._outage

@@ -46,6 +46,10 @@ cdef class PublishWindow(FrameBuilder):
         """Set the function to call with the list of waiters that a frame of confirms settles."""
         self.on_settled = on_settled
 
+    def start_at(self, uint64_t next_id):
+        """Set the publishing id of the first message; call it before that message."""
+        self.next_id = next_id
+
     @property
     def unsettled(self):
         """Number of messages that are queued or in flight (int)."""

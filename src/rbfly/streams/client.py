@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from ..amqp._message import last_offset
 from ..checks import check_folder, check_integer, check_stream, check_timeout, check_type
@@ -29,7 +29,9 @@ from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from .arguments import check_filter, check_publisher, check_settings, stream_arguments
 from .consuming import SubscriptionSession
-from .publisher import OpenPublisher, Publisher
+from .opening import OpenPublisher
+from .publisher import BasePublisher, Publisher
+from .publishing import PublisherSession
 from .reading import MessageWaiter
 from .subscription import Subscription
 from .tracking import OffsetTracking, stored_offset
@@ -40,7 +42,7 @@ __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
 
-    P = typing_extensions.TypeVar('P', default=Publisher)
+    P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
 else:
     P = TypeVar('P')
 
@@ -70,7 +72,8 @@ def streams_client(
     :param auth_mechanism: how to authenticate; also takes an SSL context.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI.
-    :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.
+    :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.  It
+        does not apply to publishers opened with `wait=False`.
     :param reconnect_timeout: the same limit after the client has first connected.  It applies to
         each call, and to each outage of a publisher or a subscription, from the loss of its
         connection until it resumes.
@@ -140,7 +143,7 @@ class StreamsClient:
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
         self._users = 0
-        self._names: set[tuple[str, str]] = set()
+        self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
 
     def __repr__(self) -> str:
         return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
@@ -283,8 +286,12 @@ class StreamsClient:
         max_unconfirmed: int = 10_000,
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
-    ) -> AbstractAsyncContextManager[P]:
-        """Open a publisher for `async with`, which closes it at the end.
+        wait: bool = True,
+    ) -> OpenPublisher[P]:
+        """Open a publisher: `await` the result, or use it in `async with`.
+
+        The end of the `async with` block closes the publisher; a publisher from `await` ends with
+        `await publisher.close()`.
 
         :param stream: name of the stream.
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.
@@ -297,6 +304,10 @@ class StreamsClient:
             has much less work with them: a sub-entry has one publishing id and one confirm.
         :param compression: compression of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`;
             the last three need the extra `compression`.
+        :param wait: wait until the broker has declared the publisher.  If false, return at once and
+            connect in the background, without a time limit; see :ref:`connect-later`.
+        :raises TypeError: an argument has the wrong type; `cls` is not derived from a publisher
+            class of RbFly.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
             requested.
         :raises CompressionError: the library for the compression is not installed.
@@ -306,8 +317,11 @@ class StreamsClient:
         :raises PublisherError: the name has already used the highest publishing id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        if not callable(cls):
-            raise ArgumentTypeError(f'cls must be a class, not {type(cls).__name__}')
+        if not isinstance(cls, type) or not issubclass(cls, BasePublisher):
+            raise ArgumentTypeError(
+                f'cls must be Publisher, PublisherBatchFast or a subclass of them, not {cls!r}'
+            )
+        check_type('wait', wait, bool)
         info = PublisherInfo(
             stream,
             '' if name is None else name,
@@ -317,7 +331,7 @@ class StreamsClient:
             sub_entry_size,
             Compression.NONE if compression is None else Compression(compression),
         )
-        return OpenPublisher(self, self._cluster, self._names, cls, check_publisher(info))
+        return OpenPublisher(self, self._cluster, self._names, cls, check_publisher(info), wait)
 
     def subscribe(
         self,

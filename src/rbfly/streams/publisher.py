@@ -1,4 +1,4 @@
-"""Publishers that send each message at once, the base of all publishers, and how one is opened.
+"""Publishers that send each message at once, and the base of all publishers.
 
 A message gets its publishing id and is encoded when it enters the window, without an await between.
 """
@@ -7,20 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from ..checks import check_type
-from ..error import (
-    ConfirmTimeout,
-    PublisherError,
-    PublishError,
-    RbFlyError,
-    SendProgress,
-    WindowTimeout,
-)
-from ..net.cluster import Cluster
+from ..error import ConfirmTimeout, PublisherError, PublishError, SendProgress
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
@@ -31,19 +20,15 @@ from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time
 
-P = TypeVar('P')
-
-ID_MAX = 2**64 - 1
-
-UNDECLARED = 'the publisher is not open: use `async with client.publisher(...)`'
-
-
-def window_full(timeout: float | None) -> str:
-    return f'the window of unconfirmed messages was full for {timeout} s; the message was not sent'
+NOT_OPEN = 'the publisher is not open: use `await client.publisher(...)` to open one'
 
 
 class BasePublisher(PublisherBase):
     """Base of all publishers; created by :meth:`StreamsClient.publisher`.
+
+    It ends with `close`, or at the end of `async with client.publisher(...)`.  A publisher that
+    loses its last reference before that also ends: it sends all queued messages, but does not wait
+    for their confirms.
 
     :ivar name: name for deduplication, empty for none.
     :ivar stream: name of the stream.
@@ -51,6 +36,7 @@ class BasePublisher(PublisherBase):
 
     _amqp = True  # if false, messages are bytes, regardless of the argument `amqp`
     _batched = False  # messages wait for a flush
+    _session: PublisherSession | None = None  # set by `_attach`
 
     def __init__(
         self, publisher_id: int, info: PublisherInfo, client: object, message_id: int
@@ -58,7 +44,6 @@ class BasePublisher(PublisherBase):
         self.name = info.name
         self.stream = info.stream
         self._client = client  # keeps the client alive
-        self._session: PublisherSession | None = None  # set by `_attach`
         sub_entry = None
         if info.sub_entry_size:
             compress = compressor(info.compression)
@@ -74,27 +59,54 @@ class BasePublisher(PublisherBase):
             sub_entry,
         )
         loop = asyncio.get_running_loop()
-        error = PublisherError(UNDECLARED)
+        error = PublisherError(NOT_OPEN)
         self._core = PublisherCore(error, loop, window, WindowSemaphore)
         self._failures = Failures()
         self._reported = False  # `close` has raised the failures
 
     @property
     def message_id(self) -> int:
-        """Publishing id of the next message, or of the next sub-entry to begin."""
+        """Publishing id of the next message, or of the next sub-entry to begin.
+
+        :raises PublisherError: `wait=False` was passed for a publisher with a name, and the broker
+            has not declared it.
+        """
+        if self._session is not None and self._session.undeclared:
+            raise PublisherError(self._session.not_declared)
         return self._core.window.next_id
+
+    @property
+    def unconfirmed(self) -> int:
+        """Number of messages that the broker has neither confirmed nor refused, including messages
+        of a batch that were not flushed."""
+        return self._core.window.unsettled
+
+    @property
+    def capacity(self) -> int:
+        """Number of messages that can be sent now without waiting for confirms: free places of
+        `max_unconfirmed`.  0 if the publisher is closed, if the write buffer of its connection is
+        full, or while a publisher with a name waits to be declared."""
+        core = self._core
+        if core.closed or core.is_paused():
+            return 0
+        used: int = core.window.unsettled + core.capacity.reserved
+        return max(0, core.window.max_unconfirmed - used)
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
 
+    def __del__(self) -> None:
+        if self._session is not None:
+            self._session.abandon()
+
     def _attach(self, session: PublisherSession) -> None:
-        """Publish through a session whose registration is open."""
+        """Publish through a session."""
         self._session = session
         session.bind(self._core, repr(self))
 
     def _require_session(self) -> PublisherSession:
         if self._session is None:
-            raise PublisherError(UNDECLARED)
+            raise PublisherError(NOT_OPEN)
         return self._session
 
     async def close(self) -> None:
@@ -157,7 +169,7 @@ class Publisher(BasePublisher):
         wait = self._begin(message)
         if wait is None:
             if not await self._require_session().wait_capacity(1, until):
-                raise WindowTimeout(window_full(timeout))
+                raise self._require_session().window_timeout(timeout)
             try:
                 wait = self._put(message)
             except BaseException:
@@ -192,7 +204,7 @@ class Publisher(BasePublisher):
         session, core = self._require_session(), self._core
         session.check()
         if not await session.wait_capacity(1, until):
-            raise WindowTimeout(window_full(timeout))
+            raise session.window_timeout(timeout)
         try:
             confirmation = Confirmation(message, core, self._failures)
         except BaseException:
@@ -248,88 +260,3 @@ class PublisherBin(Publisher):
     """A :class:`Publisher` that sends raw bytes, regardless of the argument `amqp`."""
 
     _amqp = False
-
-
-@dataclass(eq=False, repr=False)
-class OpenPublisher(AbstractAsyncContextManager[P]):
-    """Context manager of one publisher.
-
-    :param client: kept alive by the publisher.
-    :param names: stream and name of each named publisher that the client has open.
-    :param make: class of the publisher.
-    """
-
-    client: object
-    cluster: Cluster
-    names: set[tuple[str, str]]
-    make: Callable[[int, PublisherInfo, object, int], P]
-    info: PublisherInfo
-    _session: PublisherSession | None = field(default=None, init=False)
-    _publisher: Any = field(default=None, init=False)
-
-    async def __aenter__(self) -> P:
-        stream, name = key = self.info.stream, self.info.name
-        self.cluster.check_loop()
-        if self._session is not None:
-            raise PublisherError('this publisher is already open: call client.publisher() again')
-        if key in self.names:
-            raise RbFlyError(
-                f'this client already has a publisher named {name!r} on stream {stream!r}:'
-                ' close it, or choose another name'
-            )
-        self._session = session = PublisherSession(self.cluster, stream, name)
-        if name:
-            self.names.add(key)
-        try:
-            publisher_id = await session.registration.open()
-            if session.last_id == ID_MAX:
-                raise PublisherError(
-                    f'publisher {name!r} on stream {stream!r} has already used the highest'
-                    f' publishing id, {ID_MAX}: choose another name'
-                )
-            next_id = session.last_id + 1
-            publisher = self.make(publisher_id, self.info, self.client, next_id)
-            if isinstance(publisher, BasePublisher):
-                publisher._attach(session)
-        except BaseException:
-            self._release()
-            raise
-        self._publisher = publisher
-        return publisher
-
-    async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        publisher, self._publisher = self._publisher, None
-        try:
-            if error is None:
-                await publisher.close()
-            elif isinstance(error, Exception) or not isinstance(publisher, BasePublisher):
-                try:
-                    await publisher.close()
-                except RbFlyError as ex:
-                    error.add_note(f'closing the publisher also failed: {ex!r}')
-            else:  # a cancelled task does not wait
-                publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
-        finally:
-            self._release()
-
-    def __del__(self) -> None:
-        loop = self.cluster.loop if self._session is not None else None
-        if loop is not None and not loop.is_closed():  # the `async with` block never ended
-            loop.call_soon_threadsafe(self._abandon)
-
-    def _abandon(self) -> None:
-        publisher, self._publisher = self._publisher, None
-        try:
-            if isinstance(publisher, BasePublisher):
-                text = f'{publisher!r} was closed because its context manager was dropped'
-                publisher._abort(PublisherError(text))
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        session, self._session = self._session, None
-        try:
-            if session is not None:
-                session.registration.close()
-        finally:
-            self.names.discard((self.info.stream, self.info.name))

@@ -18,7 +18,7 @@ from .types import AMQPBody, MessageCtx
 from .waiting import WindowSemaphore, deadline, in_time
 
 MAX_LEN = 2**63 - 1
-USER = 4  # stack level of `async with client.publisher(...)`, from `warn`
+USER = 4  # stack level of `client.publisher(...)` being awaited or entered, from `warn`
 
 
 class PublisherBatchFast(BatchBase, BasePublisher):
@@ -37,6 +37,8 @@ class PublisherBatchFast(BatchBase, BasePublisher):
     async def flush(self, timeout: float | None = None) -> None:
         """Send all queued messages, and wait until the broker has confirmed them.
 
+        Before a publisher with a name is declared (`wait=False`), wait for that.
+
         :param timeout: seconds to wait for the confirms; None or 0 for no limit.
         :raises PublishError: the broker did not store messages; `errors` lists them.
         :raises ConfirmTimeout: the broker did not confirm all messages in time.
@@ -45,7 +47,10 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             `reconnect_timeout`.
         """
         until = None if timeout is None else deadline(timeout)
-        self._require_session().check()
+        session = self._require_session()
+        if session.undeclared and not await session.wait_declared(until):
+            raise ConfirmTimeout(f'the publisher was not declared within {timeout} s')
+        session.check()
         self._batches.release()
         # Includes batches of a flush that timed out, or that runs concurrently.
         batches = self._batches.sent.copy()

@@ -7,7 +7,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..error import ConfirmTimeout, PublisherError, RbFlyError, StreamConnectionError
+from ..error import (
+    ConfirmTimeout,
+    PublisherError,
+    RbFlyError,
+    StreamConnectionError,
+    WindowTimeout,
+    copy_error,
+)
 from ..net.cluster import Cluster
 from ..net.connection import Connection, disconnected
 from ..net.observer import Life, Role
@@ -22,12 +29,16 @@ from .waiting import WindowSemaphore
 
 logger = logging.getLogger(__name__)
 
+ID_MAX = 2**64 - 1
+
 
 class PublisherSession(Owner):
     """Owns the registration of a publisher; does not refer to the object that the user holds.
 
     :param name: name for deduplication, empty for none.
     :ivar last_id: last publishing id of that name; 0 for none.
+    :ivar undeclared: the publisher has a name, and is not declared for the first time: all capacity
+        is reserved, because only the broker knows its next publishing id.
     :ivar receiving: calls of `send_many` that wait for an asynchronous iterator, with the timeout
         that ends the wait.
     :ivar closing: the client's time for closing.
@@ -41,6 +52,7 @@ class PublisherSession(Owner):
         self.stream = stream
         self.name = name
         self.last_id = 0
+        self.undeclared = False
         self.registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = []
@@ -49,6 +61,8 @@ class PublisherSession(Owner):
         self._core: PublisherCore | None = None
         self._label = f'publisher of stream {stream!r}'
         self._release: Callable[[], None]  # set by `bind`
+        self._batched = False  # set by `bind`
+        self._opened = False
         self._generation = cluster.generation
         self._idle = asyncio.Event()  # while closing it: no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
@@ -75,9 +89,22 @@ class PublisherSession(Owner):
         if self._cluster.busy_poll:
             core.poll = BusyPoll(core.loop, self._cluster.busy_poll)
         self.queues.append(core.capacity)
+        self._batched = release is not None
+        if self.name and not self.registration.declared:
+            self.undeclared = True
+            core.capacity.reserved += core.window.max_unconfirmed
+            if self._batched:  # `batch` cannot wait
+                core.fail(PublisherError(self.not_declared))
         connection = self.registration.connection
         if connection is not None and self.registration.is_open:  # else lost in the meantime
             self.on_open(connection, self.registration.id)
+
+    def _start_ids(self, core: PublisherCore) -> None:
+        """Take messages: a publisher with a name is declared, and its next id is known."""
+        self.undeclared = False
+        core.window.start_at(self.last_id + 1)
+        core.capacity.reserved -= core.window.max_unconfirmed
+        core.bind(self)
 
     # -- the registration
 
@@ -85,9 +112,14 @@ class PublisherSession(Owner):
         return commands.DeclarePublisher(id, self.name, self.stream)
 
     async def complete(self, connection: Connection) -> None:
-        if self.name and self._core is None:
+        if self.name and not self.registration.declared:
             request = commands.QueryPublisherSequence(self.name, self.stream)
             self.last_id = await connection.request(request)
+            if self.last_id == ID_MAX:
+                raise PublisherError(
+                    f'publisher {self.name!r} on stream {self.stream!r} has already used the'
+                    f' highest publishing id, {ID_MAX}: choose another name'
+                )
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_publisher(id, None)
@@ -97,9 +129,13 @@ class PublisherSession(Owner):
 
     def on_open(self, connection: Connection, id: int) -> None:
         core = self._core
-        if core is None:
+        if not self._opened:
+            self._opened = True
             self.registration.end_outage()  # the first open was no outage
+        if core is None:
             return
+        if self.undeclared:
+            self._start_ids(core)
         connection.set_publisher(id, core.window)
         core.resume(connection, id)
         self._note_sent()
@@ -119,6 +155,8 @@ class PublisherSession(Owner):
         if self._core is not None:
             self._core.fail(error)
             self._give_up(error)
+            if not self._opened and self._cluster.generation == self._generation:
+                logger.warning('%r: %s; the next message starts a new attempt', self, error)
 
     def on_resume(self) -> None:
         if self._core is not None:
@@ -138,7 +176,41 @@ class PublisherSession(Owner):
         if self._cluster.generation != self._generation:
             raise disconnected()
         self.registration.ensure_open()
+        if self.undeclared and self._batched:
+            error = core.error
+            core.fail(PublisherError(self.not_declared))
+            raise copy_error(error)
         core.bind(self)
+
+    @property
+    def not_declared(self) -> str:
+        """The text of the error of calls that need the next publishing id, but cannot wait."""
+        return (
+            f'{self!r} is still connecting: the broker has not reported its last publishing id;'
+            ' `send`, `submit`, `send_many` and `flush` wait for it'
+        )
+
+    async def wait_declared(self, until: float | None = None) -> bool:
+        """Wait until a publisher with a name is declared; false if not in time.
+
+        Return at once if `check` raises an error that waiting does not help.
+        """
+        core = self.core
+        core.check_loop()
+        if core.closed or self._cluster.generation != self._generation:
+            return True
+        self.registration.ensure_open()
+        in_time: bool = await core.capacity.wait(1, 0, until)
+        return in_time
+
+    def window_timeout(self, timeout: float | None) -> WindowTimeout:
+        """Return the error of a message that had no capacity in time."""
+        problem = (
+            'the publisher was not declared within'
+            if self.undeclared
+            else 'the window of unconfirmed messages was full for'
+        )
+        return WindowTimeout(f'{problem} {timeout} s; the message was not sent')
 
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""
@@ -287,6 +359,20 @@ class PublisherSession(Owner):
                     self._release()
         finally:
             self._end(error)
+
+    def abandon(self) -> None:
+        """Close without waiting: the program has dropped its last reference to the publisher.
+
+        May be called from any thread, with or without a running event loop.
+        """
+        loop = self.core.loop
+        if self.registration.life is Life.CLOSED:
+            return
+        if loop.is_closed():
+            self._end()
+        else:  # never directly: the garbage collector may run within any method of the core
+            text = f'{self!r} was closed because the program dropped its last reference'
+            loop.call_soon_threadsafe(self.abort, PublisherError(text))
 
     def _begin_close(self) -> None:
         self.registration.begin_close()

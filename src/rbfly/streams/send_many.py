@@ -118,6 +118,9 @@ class ManyMessages:
         if isinstance(messages, AsyncIterable):
             return await self._send_aiter_until(aiter(messages))
         if isinstance(messages, list | tuple):
+            if self._session.undeclared:
+                await self._session.wait_declared()
+                self._session.check()
             await self._check_ids(messages)
         return await self._send_iter(iter(messages))
 
