@@ -3,9 +3,10 @@
     async with FakeBroker(at={Step.OPEN: SILENT}) as fake:
         client = streams_client(fake.uri)
 
-By default it answers every request with success, and keeps no state. `at` replaces the answer at a
-step of the handshake, `on` the answer to any command. It has no timers and no tasks, so tests see
-only those of the client, on any clock. It fails a test that leaves a connection open.
+By default it answers every request with success, and keeps no state; it has no super streams. `at`
+replaces the answer at a step of the handshake, `on` the answer to any command. It has no timers and
+no tasks, so tests see only those of the client, on any clock. It fails a test that leaves a
+connection open.
 
 The keys of commands are attributes of this module. Frames written by hand here are malformed on
 purpose; `tests/protocol` checks the protocol itself.
@@ -25,7 +26,7 @@ from rbfly.protocol.commands import Broker, Publish, PublishV2, Request, StreamM
 from rbfly.protocol.commands import frame as frame
 from rbfly.protocol.commands import string as string
 from rbfly.protocol.commands import string_map as string_map
-from rbfly.protocol.const import Key
+from rbfly.protocol.const import Key, ResponseCode
 from tests.raw import decode
 
 OK = 0x0001
@@ -257,6 +258,8 @@ class FakeBroker:
         if isinstance(command, Publish | PublishV2):
             confirm = commands.PublishConfirm(command.publisher_id, tuple(request.publishing_ids))
             connection.send(confirm.encode())
+        elif isinstance(command, commands.Partitions):
+            connection.respond(request, code=ResponseCode.STREAM_DOES_NOT_EXIST)
         elif isinstance(command, commands.Command):
             connection.respond(request, self.answer(command))
             if isinstance(command, commands.SaslAuthenticate):

@@ -28,7 +28,7 @@ from ..error import (
     wrong_loop,
 )
 from ..protocol._engine import Counters
-from ..protocol.commands import Broker, StreamMetadata
+from ..protocol.commands import Broker, Partitions, StreamMetadata
 from ..protocol.const import Key, ResponseCode
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
@@ -42,6 +42,7 @@ from .waiting import CloseTimeout
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
 UNUSED = 60.0  # seconds until an unused connection is closed
+NAMED = 3  # partitions of a super stream that an error names
 
 
 class Cluster:
@@ -239,7 +240,10 @@ class Cluster:
         while batch is None or not batch.add(stream):
             batch = MetadataBatch(locator, lambda: self._metadata.pop(locator, None))
             self._metadata[locator] = batch
-        found = existing(await batch.ask(stream), stream)
+        try:
+            found = existing(await batch.ask(stream), stream)
+        except StreamDoesNotExist:
+            raise await missing(locator, stream) from None
         if found.leader is None:
             problem = f'stream {stream!r} has no leader'
             code = ResponseCode.STREAM_NOT_AVAILABLE
@@ -447,6 +451,23 @@ def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:
     if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
         raise protocol_error(found.code, stream=stream, command=Key.METADATA)
     return found
+
+
+async def missing(connection: Connection, stream: str) -> StreamDoesNotExist:
+    """Return the error for a stream that does not exist; ask whether it is a super stream.
+
+    :raises StreamConnectionError: the connection was lost.
+    """
+    try:
+        partitions = await connection.request(Partitions(stream))
+    except ProtocolError:
+        partitions = ()
+    if not partitions:
+        return StreamDoesNotExist(stream)
+    names = ', '.join(map(repr, partitions[:NAMED])) + ', ...' * (len(partitions) > NAMED)
+    return StreamDoesNotExist(
+        stream, f'is a super stream; use its partitions, which are streams ({names})'
+    )
 
 
 def sweep(reference: weakref.ref[Cluster]) -> None:

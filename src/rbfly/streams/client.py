@@ -311,7 +311,8 @@ class StreamsClient:
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
             requested.
         :raises CompressionError: the library for the compression is not installed.
-        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
+            so.
         :raises ProtocolError: the broker refused the publisher.
         :raises RbFlyError: this client already has a publisher of that name on the stream.
         :raises PublisherError: the name has already used the highest publishing id.
