@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rbfly.amqp import MessageCtx, encode_amqp_bytes, stream_message_ctx
 from rbfly.error import AMQPEncoderError, RbFlyError
 from rbfly.protocol._engine import Engine
+from rbfly.protocol._entry import SubEntry
 from rbfly.protocol._pending import PendingConfirms
 from rbfly.protocol._publish import PublishWindow
 from rbfly.streams._confirm import ConfirmGroup
@@ -864,6 +865,60 @@ def test_window_can_be_used_after_fail_pending(batched: bool) -> None:
     assert settle(window, 0, 1, 2, 4, 3) == [waiter]
 
 
+# -- last_sent
+
+
+@pytest.mark.parametrize('batched', [False, True])
+def test_last_sent(batched: bool) -> None:
+    window = make(frame_max=100, next_id=10, batched=batched)
+    assert window.last_sent == 0
+    add(window, *[b'x' * 30] * 6)
+    window.release()
+    assert window.last_sent == 0
+    window.take()
+    assert window.last_sent == 11
+    settle(window, 10, 11)
+    assert window.last_sent == 11
+    take_all(window)
+    window.replay(4, 100)
+    assert window.last_sent == 15
+    window.take()  # messages 12 and 13 again
+    assert window.last_sent == 15
+    window.replay(4, 100)
+    assert window.count_unsent() == 0
+    add(window, b'y')
+    assert window.last_sent == 15
+    window.fail_pending()
+    assert window.last_sent == 15
+    add(window, explicit(70))
+    window.release()
+    take_all(window)
+    assert window.last_sent == 70
+
+
+@pytest.mark.parametrize('size', [62, 63, 64, 65, 127, 128, 500])
+@pytest.mark.parametrize('wrapped', [0, 1, 40])
+def test_last_sent_while_the_ring_is_full_of_queued_messages(size: int, wrapped: int) -> None:
+    window = make(batched=True, next_id=1)
+    add(window, *[b'x'] * wrapped)
+    window.release()
+    take_all(window)
+    settle(window, *range(1, wrapped + 1))
+    for _ in range(size):
+        add(window, b'x')
+        assert window.last_sent == wrapped
+
+
+def test_last_sent_of_sub_entries() -> None:
+    window = PublishWindow(3, 0, 100, 1, sub_entry=SubEntry(3, 0, None))
+    add(window, *range(7))
+    assert window.last_sent == 0
+    take_all(window)
+    assert window.last_sent == 3
+    add(window, 'x')
+    assert (window.last_sent, window.next_id) == (3, 5)
+
+
 # -- count_unsent
 
 
@@ -1059,6 +1114,7 @@ class Model(TooLong):
         self.next_id = 0
         self.last_id = -1
         self.last_released = -1
+        self.last_sent = 0
         self.unreleased: list[int] = []
         self.queued: list[int] = []
         self.flying: list[int] = []
@@ -1126,6 +1182,7 @@ class Model(TooLong):
         assert entries
         del self.queued[: len(entries)]
         self.flying += [i for i, _ in entries]
+        self.last_sent = max(self.last_sent, self.flying[-1])
 
     def finished(self, ids: list[int]) -> set[PendingConfirms]:
         """The waiters that end when these ids of the messages in flight are settled."""
@@ -1171,6 +1228,10 @@ class Model(TooLong):
         self.frame_max = frame_max
         self.queued = sorted(self.flying) + self.queued
         self.flying.clear()
+
+    @rule()
+    def last_id_sent(self) -> None:
+        assert self.window.last_sent == self.last_sent
 
     @rule()
     def fail_pending(self) -> None:

@@ -62,7 +62,8 @@ cdef class FrameBuilder:
     cdef uint64_t frames_base       # number of frames[0]
     cdef Entry *ring
     cdef uint64_t mask
-    cdef uint64_t head              # positions in the ring: [head, tail) may be unsettled
+    # Positions in the ring: [head, tail) may be unsettled; head - 1 keeps its entry.
+    cdef uint64_t head
     cdef uint64_t tail
     cdef uint64_t bytes_encoded     # in total
 

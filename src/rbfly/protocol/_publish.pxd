@@ -15,7 +15,7 @@ cdef class PublishWindow(FrameBuilder):
     cdef uint64_t cursor            # position of the entry whose confirm is expected next
     cdef list too_large             # waiters settled by a replay that has not returned them
     cdef bint any_written
-    cdef uint64_t written           # highest id sent before the last replay, if any_written
+    cdef uint64_t written           # highest id sent, when last noted; if any_written
 
     cdef list _unsettled(self)
     cdef int _note_written(self) noexcept

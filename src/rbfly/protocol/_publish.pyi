@@ -18,6 +18,7 @@ class PublishWindow:
     in_flight: Final[int]
     needs_redeclare: Final[bool]
     unsettled: Final[int]
+    last_sent: Final[int]
     def __init__(
         self,
         publisher_id: int,

@@ -55,6 +55,12 @@ cdef class PublishWindow(FrameBuilder):
         """Number of messages that are queued or in flight (int)."""
         return self.in_flight + self.queued
 
+    @property
+    def last_sent(self):
+        """Highest publishing id that `take` has returned, on any connection; 0 for none (int)."""
+        self._note_written()
+        return self.written
+
     def take(self):
         """Return the next frame to write (bytes); None if the queue is empty or the window full."""
         cdef Frame frame
@@ -138,7 +144,7 @@ cdef class PublishWindow(FrameBuilder):
         if self.sub_entry is not None:
             self.sub_entry_spans = []
             self.sub_entry._drop(out_size(&self.sub_entry.out))
-        self.head = self.sent = self.cursor = self.released_end = self.tail
+        self.head = self.sent = self.cursor = self.released_end = self.tail = 0
         self.batch_ids = None
         self.in_flight = self.queued = 0
         self.unsorted = False
@@ -183,10 +189,10 @@ cdef class PublishWindow(FrameBuilder):
     # -- resending
 
     cdef int _note_written(self) noexcept:
-        # Messages are sent in ascending order of their ids.
-        if self.sent > self.head:
+        # Messages are sent in ascending order of their ids, and resent after a replay.
+        if self.sent:
             self.any_written = True
-            self.written = self.ring[(self.sent - 1) & self.mask].id
+            self.written = max(self.written, self.ring[(self.sent - 1) & self.mask].id)
         return 0
 
     cdef int _refuse_too_large(self) except -1:
