@@ -209,7 +209,7 @@ class Registration:
             return
         self._leave()
         if self not in self.cluster.registrations:  # the client disconnects
-            self._fail(disconnected())
+            self.fail(disconnected())
             return
         self._lost, self._lost_at = error, asyncio.get_running_loop().time()
         if self._lost_at > self._opened_at + STABLE:
@@ -236,6 +236,11 @@ class Registration:
             return answer
         task.cancel()
         return answer or task
+
+    def fail(self, error: Exception) -> None:
+        """Give up the declaration because of an error; call the owner's `on_failed`."""
+        self.reset(error)
+        self._owner.on_failed(error)
 
     def begin_close(self) -> None:
         """Note that the owner has begun to close; it calls `close` at the end."""
@@ -267,7 +272,7 @@ class Registration:
         except Exception as ex:
             if self._task is asyncio.current_task():
                 self._task = None
-                self._fail(ex)
+                self.fail(ex)
         else:
             task, self._task = self._task, None
             if task is not None:
@@ -312,18 +317,13 @@ class Registration:
             self._enter(State.OPEN)
             self._owner.on_open(connection, self.id)
         except Exception as ex:  # e.g. no memory for the messages to resend
-            self._fail(ex)
+            self.fail(ex)
         if self._moved:
             self.lose(self._has_moved())
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if task is self._task:  # the program has cancelled every task of the loop
-            self._fail(StreamConnectionError(f'{self._owner!r}: its task was cancelled'))
-
-    def _fail(self, error: Exception) -> None:
-        """Give up the declaration because of an error; call the owner's `on_failed`."""
-        self.reset(error)
-        self._owner.on_failed(error)
+            self.fail(StreamConnectionError(f'{self._owner!r}: its task was cancelled'))
 
     def _leave(self) -> asyncio.Future[bytes] | None:
         """Leave the connection; return a future of the broker's answer, None without a request."""
@@ -367,12 +367,12 @@ class Registration:
         del self.cluster.registrations[self]
         self._owner.on_disconnect()
         if self.state is not State.OPEN or not self._owner.open_until_closed:
-            self._fail(disconnected())
+            self.fail(disconnected())
 
     def on_leave_loop(self) -> None:
         """The client moves to another event loop; a publisher fails, a subscription moves along."""
         loop = self.cluster.loop
         if self._owner.open_until_closed and loop is not None and not loop.is_closed():
-            self._fail(disconnected())
+            self.fail(disconnected())
         else:
             self.reset()
