@@ -170,6 +170,23 @@ async def deduplicating(client: RawClient, stream: str) -> list[Any]:
     return [*found, stored, last]
 
 
+async def sequence(client: RawClient, stream: str) -> list[Any]:
+    """The sequence covers everything that the broker has read, stored and confirmed or not."""
+    found: list[Any] = []
+    await client.value(DeclarePublisher(0, 'p', stream))
+    for ids in ((1,), (2, 3, 7), (5, 8), (6,)):
+        client.send(Publish(0, entries(*ids)))
+        found.append(await client.ask(QueryPublisherSequence('p', stream)))
+    found.append(await confirmed(client, 7))
+    client.send(Publish(0, entries(9)))
+    found.append(await client.code(DeletePublisher(0)))
+    found.append(await client.ask(QueryPublisherSequence('p', stream)))
+    await client.value(DeclarePublisher(1, 'q', stream))
+    client.send(Publish(1, entries(2**64 - 1)))
+    found.append(await client.ask(QueryPublisherSequence('q', stream)))
+    return [*found, await client.ask(QueryPublisherSequence('p', stream))]
+
+
 async def starting(client: RawClient, stream: str) -> list[Any]:
     empty = (Offset.FIRST, Offset.LAST, Offset.NEXT, Offset.offset(0), Offset.offset(7))
     for number, offset in enumerate(empty):
@@ -319,8 +336,8 @@ async def versions_of_a_subscription(client: RawClient, stream: str) -> list[Any
 CONVERSATIONS: dict[str, Conversation] = {
     item.__name__: item
     for item in (
-        creating, declaring, publishing, deduplicating, starting, crediting, filtering, tracking,
-        subscribing, deleting, versions, versions_of_a_subscription,
+        creating, declaring, publishing, deduplicating, sequence, starting, crediting, filtering,
+        tracking, subscribing, deleting, versions, versions_of_a_subscription,
     )
 }  # fmt: skip
 
