@@ -58,7 +58,7 @@ LAYERS = {
         ['error', 'offset', 'types', '_confirm', '_iteration'],
         ['_sending'],
         ['waiting', 'confirmation', 'arguments'],
-        ['reading'],
+        ['reading', 'sequence'],
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],

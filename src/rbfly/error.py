@@ -36,6 +36,7 @@ __all__ = [
     'PublishError',
     'PublishErrorInfo',
     'PublisherError',
+    'PublisherNameInUse',
     'RbFlyBufferError',
     'RbFlyError',
     'RequestTimeout',
@@ -271,6 +272,15 @@ class ArgumentOverflowError(RbFlyError, OverflowError):
 
 class PublisherError(RbFlyError):
     """A publisher cannot be used, e.g. because it is closed."""
+
+
+class PublisherNameInUse(PublisherError):
+    """Another publisher uses the same name on the same stream.
+
+    The publisher takes no more messages, and its unconfirmed messages may or may not be stored.
+    Messages that were confirmed before may be lost, too: the broker takes messages of one
+    publisher for duplicates of the other's.  Give each process its own name.
+    """
 
 
 class MessageTooLarge(PublisherError, ValueError):

@@ -9,10 +9,11 @@ import pytest
 
 import rbfly.streams as rbs
 from brokers import RabbitMQ
-from rbfly.error import AMQPEncoderError, RbFlyError
+from rbfly.error import AMQPEncoderError
 from rbfly.streams import stream_message_ctx
 from rbfly.streams.error import (
     PublisherError,
+    PublisherNameInUse,
     PublishError,
     StreamConnectionError,
 )
@@ -167,7 +168,7 @@ async def test_closed_publishers_raise(client: rbs.StreamsClient, stream: str) -
 
 async def test_publisher_name_used_twice_raises(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, name='mine'):
-        with pytest.raises(RbFlyError, match='mine'):
+        with pytest.raises(PublisherNameInUse, match='mine'):
             async with client.publisher(stream, name='mine'):
                 pytest.fail('the name is in use')
     async with client.publisher(stream, name='mine') as publisher:

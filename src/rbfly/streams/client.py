@@ -294,7 +294,10 @@ class StreamsClient:
         `await publisher.close()`.
 
         :param stream: name of the stream.
-        :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.
+        :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.  Each
+            process needs its own name, e.g. `name=f'shop-{socket.gethostname()}'`: if two
+            publishers use the same one, messages that the broker has confirmed may be lost, with or
+            without an error.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
         :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
@@ -314,7 +317,7 @@ class StreamsClient:
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
         :raises ProtocolError: the broker refused the publisher.
-        :raises RbFlyError: this client already has a publisher of that name on the stream.
+        :raises PublisherNameInUse: this client already has a publisher of that name on the stream.
         :raises PublisherError: the name has already used the highest publishing id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..error import PublisherError, RbFlyError
+from ..error import PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
 from ..net.observer import Life
 from .publisher import BasePublisher
@@ -53,7 +53,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
             raise PublisherError('this publisher is already open: call client.publisher() again')
         other = self.names.get(key)
         if other is not None and other.registration.life is not Life.CLOSED:
-            raise RbFlyError(
+            raise PublisherNameInUse(
                 f'this client already has a publisher named {name!r} on stream {stream!r}:'
                 ' close it, or choose another name'
             )

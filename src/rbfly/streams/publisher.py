@@ -9,7 +9,13 @@ import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable
 
 from ..checks import check_type
-from ..error import ConfirmTimeout, PublisherError, PublishError, SendProgress
+from ..error import (
+    ConfirmTimeout,
+    PublisherError,
+    PublisherNameInUse,
+    PublishError,
+    SendProgress,
+)
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
@@ -30,7 +36,8 @@ class BasePublisher(PublisherBase):
     loses its last reference before that also ends: it sends all queued messages, but does not wait
     for their confirms.
 
-    :ivar name: name for deduplication, empty for none.
+    :ivar name: name for deduplication, empty for none; no other publisher may use it, see
+        :ref:`publisher-names`.
     :ivar stream: name of the stream.
     """
 
@@ -117,6 +124,8 @@ class BasePublisher(PublisherBase):
         :raises PublishError: the broker refused messages, and neither `flush` nor a result of
             `submit` has reported this to the program; `errors` lists them (at most 1,000 of
             `submit`), `total` counts all.
+        :raises PublisherNameInUse: another publisher uses the same name, and no other call has
+            raised this error.
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
             `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
         :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
@@ -125,7 +134,7 @@ class BasePublisher(PublisherBase):
         session, failures = self._require_session(), self._unreported()
         try:
             await session.close()
-        except ConfirmTimeout as ex:
+        except (ConfirmTimeout, PublisherNameInUse) as ex:
             self._reported = True
             raise ex from summary([e for e in failures() if isinstance(e, PublishError)])
         if not self._reported:  # also if an earlier call was cancelled

@@ -10,6 +10,7 @@ from typing import Any
 from ..error import (
     ConfirmTimeout,
     PublisherError,
+    PublisherNameInUse,
     RbFlyError,
     StreamConnectionError,
     WindowTimeout,
@@ -25,6 +26,7 @@ from ..protocol import commands
 from ._confirm import ConfirmGroup
 from ._sending import PublisherCore
 from .confirmation import publish_error
+from .sequence import SequenceCheck
 from .waiting import WindowSemaphore
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class PublisherSession(Owner):
         that ends the wait.
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
+    :ivar sequence: detects another publisher of the same name; None without a name.
     """
 
     role = Role.PUBLISH
@@ -56,6 +59,7 @@ class PublisherSession(Owner):
         self.registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = []
+        self.sequence = SequenceCheck(self.registration, stream, name) if name else None
         self.closing = cluster.closing
         self._cluster = cluster
         self._core: PublisherCore | None = None
@@ -67,6 +71,7 @@ class PublisherSession(Owner):
         self._idle = asyncio.Event()  # while closing it: no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
+        self._reported = False  # a call has raised PublisherNameInUse
 
     def __repr__(self) -> str:
         return self._label
@@ -112,17 +117,23 @@ class PublisherSession(Owner):
         return commands.DeclarePublisher(id, self.name, self.stream)
 
     async def complete(self, connection: Connection) -> None:
-        if self.name and not self.registration.declared:
-            request = commands.QueryPublisherSequence(self.name, self.stream)
-            self.last_id = await connection.request(request)
-            if self.last_id == ID_MAX:
-                raise PublisherError(
-                    f'publisher {self.name!r} on stream {self.stream!r} has already used the'
-                    f' highest publishing id, {ID_MAX}: choose another name'
-                )
+        if self.sequence is None:
+            return
+        if self.registration.declared:
+            if self._core is not None:
+                self.sequence.ask(self._core)
+            return
+        self.last_id = await self.sequence.open(connection)
+        if self.last_id == ID_MAX:
+            raise PublisherError(
+                f'publisher {self.name!r} on stream {self.stream!r} has already used the'
+                f' highest publishing id, {ID_MAX}: choose another name'
+            )
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_publisher(id, None)
+        if self.sequence is not None:
+            self.sequence.stop()
         if self._core is not None:
             self._core.suspend()
         return commands.DeletePublisher(id)
@@ -173,6 +184,9 @@ class PublisherSession(Owner):
             raise PublisherError(f'{self!r} is closed')
         if core.error is None:
             return
+        if self.sequence is not None and self.sequence.error is not None:
+            self._reported = True
+            self.sequence.check()
         if self._cluster.generation != self._generation:
             raise disconnected()
         self.registration.ensure_open()
@@ -236,11 +250,14 @@ class PublisherSession(Owner):
         if error is None:
             waiting.set_result(None)
         else:
+            self._reported |= isinstance(error, PublisherNameInUse)
             waiting.set_exception(error)
 
     def after_settled(self) -> None:
         """The broker confirmed or refused messages, and the core is watched."""
         core = self.core
+        if self.sequence is not None:
+            self.sequence.start(core)
         if self.receiving:
             self._end_refused()
         if core.window.needs_redeclare:
@@ -256,6 +273,7 @@ class PublisherSession(Owner):
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent or error if waiter.unsent else error)
         for queue in self.queues:
+            self._reported |= bool(queue.waiting) and isinstance(error, PublisherNameInUse)
             queue.fail(unsent or error)
         self._idle.set()
         for waiter, stop in self.receiving.items():
@@ -297,6 +315,7 @@ class PublisherSession(Owner):
         """Send all queued messages, and wait until all messages are confirmed.
 
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`.
+        :raises PublisherNameInUse: no call has raised this error.
         """
         core, registration = self.core, self.registration
         if registration.life is Life.CLOSED:
@@ -323,6 +342,8 @@ class PublisherSession(Owner):
                     while core.window.unsettled and core.error is None:
                         self._idle.clear()
                         await self._idle.wait()
+                if self.sequence is not None and core.window.last_sent:
+                    self.sequence.ask(core)
                 self._give_up(*errors)
                 answer = registration.reset()
                 if answer is not None:
@@ -334,6 +355,8 @@ class PublisherSession(Owner):
             self._end(*errors)
         if unsettled:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(unsettled - unsent, unsent)
+        if self.sequence is not None and not self._reported:
+            self.sequence.check()
 
     def _gave_up(self, unconfirmed: int, unsent: int) -> ConfirmTimeout:
         """Return the error of a close that made no progress."""
@@ -387,6 +410,8 @@ class PublisherSession(Owner):
             if errors:
                 self._give_up(*errors)
         finally:
+            if self.sequence is not None:
+                self.sequence.end(self.core)
             self.core.end(PublisherError(f'{self!r} is closed'))
             for queue in self.queues:
                 queue.close()
