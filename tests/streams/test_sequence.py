@@ -319,6 +319,21 @@ async def test_answers_that_are_another_publisher(opening: int, answer: int) -> 
             await publisher.close()
 
 
+@own_clock
+@pytest.mark.parametrize(('answer', 'found'), [(101, False), (102, True)])
+async def test_publisher_declared_in_the_background(answer: int, found: bool) -> None:
+    async with (
+        FakeBroker(on={QUERY: last_id(100)}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        publisher = await client.publisher('test', name='me', wait=False)
+        await publisher.send('x')
+        assert queries(fake) == 1
+        fake.handlers[QUERY] = last_id(answer)
+        closing = await asyncio.gather(publisher.close(), return_exceptions=True)
+        assert [type(item) for item in closing] == [PublisherNameInUse if found else type(None)]
+
+
 # -- closing
 
 
