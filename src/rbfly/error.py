@@ -2,7 +2,7 @@
 
 Every error raised on purpose is a :class:`RbFlyError`.  There are three families: wrong use of the
 API, values or bytes that AMQP 1.0 does not allow, and failures of a broker or the network.
-Response codes are those of the RabbitMQ stream protocol (`ResponseCode`).
+The `code` of an error is one of :class:`ResponseCode`.
 """
 
 import copy
@@ -40,6 +40,7 @@ __all__ = [
     'RbFlyBufferError',
     'RbFlyError',
     'RequestTimeout',
+    'ResponseCode',
     'RoomTimeout',
     'SendProgress',
     'StreamConnectionError',
@@ -115,7 +116,8 @@ class RbFlyError(Exception):
     :ivar progress: outcome of the messages of `send_many` (:class:`SendProgress`); None for errors
         of other calls.
     :ivar retriable: the same call may succeed later (bool).
-    :ivar code: response code of the broker (int) for a :class:`ProtocolError`; else None.
+    :ivar code: response code of the broker (int, see :class:`ResponseCode`) for a
+        :class:`ProtocolError`; else None.
     """
 
     index: int | None = None
@@ -170,7 +172,11 @@ class AMQPDecoderError(AMQPError):
 
 
 class AMQPEncoderError(AMQPError):
-    """A Python value that cannot be written as AMQP 1.0."""
+    """A Python value that cannot be written as AMQP 1.0.
+
+    The text begins with the path of the value in the message, e.g. `body['items'][3]['price']`,
+    unless it is the body itself.
+    """
 
 
 class AMQPEncoderTypeError(AMQPEncoderError, TypeError):
@@ -189,21 +195,18 @@ class AMQPEncoderIntegerError(AMQPEncoderOverflowError, AMQPEncoderTypeError):
     """An integer of more than 64 bits; AMQP 1.0 has no type for it."""
 
 
-def text_of(code: int) -> str:
-    """The name of a response code, in words."""
-    if code == ResponseCode.SASL_AUTHENTICATION_FAILURE_LOOPBACK:
-        return 'the user may connect only from loopback'
+def meaning_of(code: int) -> str:
+    """What a response code means, in words."""
     try:
-        name = ResponseCode(code).name
+        return ResponseCode(code).meaning
     except ValueError:
         return 'unknown response code'
-    return name.lower().replace('_', ' ').replace('sasl', 'SASL')
 
 
 class ProtocolError(RbFlyError):
     """The broker refused a request or violated the protocol.
 
-    :ivar code: response code of the stream protocol (int).
+    :ivar code: response code of the stream protocol (int, see :class:`ResponseCode`).
     """
 
     code: int
@@ -211,7 +214,7 @@ class ProtocolError(RbFlyError):
 
     def __init__(self, code: int, detail: str = '') -> None:
         self.code = code
-        message = f'{text_of(code)} (code 0x{code:02x})'
+        message = f'{meaning_of(code)} (code 0x{code:02x})'
         super().__init__(f'{detail}: {message}' if detail else message)
         self.retriable = code == ResponseCode.STREAM_NOT_AVAILABLE
 
@@ -234,7 +237,8 @@ class VirtualHostError(ProtocolError):
 
 
 class PublishErrorInfo(NamedTuple):
-    """The publishing id of a message that was not stored, and the response code (both int)."""
+    """The publishing id (int) of a message that was not stored, and the response code (int, see
+    :class:`ResponseCode`)."""
 
     publish_id: int
     code: int
@@ -304,9 +308,9 @@ class EventLoopError(RbFlyError, RuntimeError):
 def wrong_loop(owned: object) -> EventLoopError:
     """Create the error for using `owned` outside its event loop, thread or process."""
     return EventLoopError(
-        f'{owned} belongs to another event loop: from another thread, use'
-        ' asyncio.run_coroutine_threadsafe(); in another event loop or process, create another'
-        ' client'
+        f'{owned} belongs to another event loop, thread or process: from another thread, call'
+        ' asyncio.run_coroutine_threadsafe(coroutine, loop) with its loop; in another event loop or'
+        ' a forked process, create another client (one client per process)'
     )
 
 
@@ -341,12 +345,16 @@ class CompressionError(RbFlyError, ImportError):
 
 
 class ConnectTimeout(StreamConnectionError, TimeoutError):
-    """The client could not connect within `connect_timeout` or `reconnect_timeout`."""
+    """The client could not connect within `connect_timeout`, `reconnect_timeout`, or the `timeout`
+    of `ping`.
+
+    Its `__cause__` is the error of the last try; None if no try failed, because no broker answered.
+    """
 
 
 class RequestTimeout(StreamConnectionError, TimeoutError):
-    """The broker did not answer a request within `request_timeout`; creating and deleting a stream
-    may take longer."""
+    """The broker did not answer a request within `request_timeout`, or within the `timeout` of
+    `ping`.  Creating and deleting a stream may take longer."""
 
 
 class MessageTimeout(RbFlyError, TimeoutError):

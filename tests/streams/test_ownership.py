@@ -51,6 +51,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         '__aenter__': lambda c: c.__aenter__(),
         '__aexit__': lambda c: c.__aexit__(None, None, None),
         'get_protocol': lambda c: c.get_protocol(),
+        'ping': lambda c: c.ping(),
         'disconnect': lambda c: c.disconnect(),
         'create_stream': lambda c: c.create_stream('other'),
         'delete_stream': lambda c: c.delete_stream(STREAM),
@@ -292,7 +293,8 @@ def test_method_refuses_other_loops_threads_and_processes(
         else:
             found, before = loop.run_until_complete(inside(owned))
         assert found.startswith(EventLoopError.__name__)
-        assert 'run_coroutine_threadsafe' in found
+        assert 'asyncio.run_coroutine_threadsafe(coroutine, loop)' in found
+        assert 'one client per process' in found
         assert state(client, owned) == before
     finally:
         memory_broker.heal()

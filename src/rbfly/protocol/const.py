@@ -1,6 +1,7 @@
 """Ports, command keys and response codes of the RabbitMQ stream protocol."""
 
 from enum import IntEnum
+from typing import Self
 
 DEFAULT_PORT = 5552
 DEFAULT_TLS_PORT = 5551
@@ -44,26 +45,47 @@ class Key(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """Codes in responses and publish errors."""
+    """Response codes of the RabbitMQ stream protocol.
 
-    OK = 0x01
-    STREAM_DOES_NOT_EXIST = 0x02
-    SUBSCRIPTION_ID_ALREADY_EXISTS = 0x03
-    SUBSCRIPTION_ID_DOES_NOT_EXIST = 0x04
-    STREAM_ALREADY_EXISTS = 0x05
-    STREAM_NOT_AVAILABLE = 0x06
-    SASL_MECHANISM_NOT_SUPPORTED = 0x07
-    AUTHENTICATION_FAILURE = 0x08
-    SASL_ERROR = 0x09
-    SASL_CHALLENGE = 0x0A
-    SASL_AUTHENTICATION_FAILURE_LOOPBACK = 0x0B
-    VIRTUAL_HOST_ACCESS_FAILURE = 0x0C
-    UNKNOWN_FRAME = 0x0D
-    FRAME_TOO_LARGE = 0x0E
-    INTERNAL_ERROR = 0x0F
-    ACCESS_REFUSED = 0x10
-    PRECONDITION_FAILED = 0x11
-    PUBLISHER_DOES_NOT_EXIST = 0x12
-    NO_OFFSET = 0x13
-    SASL_CANNOT_CHANGE_MECHANISM = 0x14
-    SASL_CANNOT_CHANGE_USERNAME = 0x15
+    Each is an int, so it compares equal to the `code` of an error: `error.code ==
+    ResponseCode.ACCESS_REFUSED`.
+
+    :ivar meaning: what the code means (str); errors contain it.
+    """
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.meaning = self.__doc__ = meaning
+        return self
+
+    OK = 0x01, 'the request succeeded'
+    STREAM_DOES_NOT_EXIST = 0x02, 'the stream does not exist'
+    SUBSCRIPTION_ID_ALREADY_EXISTS = 0x03, 'the connection already has a subscription of that id'
+    SUBSCRIPTION_ID_DOES_NOT_EXIST = 0x04, 'the connection has no subscription of that id'
+    STREAM_ALREADY_EXISTS = 0x05, 'the stream already exists'
+    STREAM_NOT_AVAILABLE = 0x06, 'the stream is not available at the moment'
+    SASL_MECHANISM_NOT_SUPPORTED = 0x07, 'the broker does not support the SASL mechanism'
+    AUTHENTICATION_FAILURE = 0x08, 'the user or the password is wrong'
+    SASL_ERROR = 0x09, 'the broker cannot read the SASL data of the client'
+    SASL_CHALLENGE = 0x0A, 'the SASL mechanism requires another step'
+    SASL_AUTHENTICATION_FAILURE_LOOPBACK = 0x0B, (
+        'the user may connect only from loopback, that is from the machine of the broker'
+    )
+    VIRTUAL_HOST_ACCESS_FAILURE = 0x0C, (
+        'the virtual host does not exist, or the user has no access to it'
+    )
+    UNKNOWN_FRAME = 0x0D, 'the broker does not know the command, or cannot read it'
+    FRAME_TOO_LARGE = 0x0E, 'the frame is larger than the negotiated maximum'
+    INTERNAL_ERROR = 0x0F, 'the broker failed; its log contains the reason'
+    ACCESS_REFUSED = 0x10, 'the user does not have the permission'
+    PRECONDITION_FAILED = 0x11, (
+        'a precondition failed: the request is not valid, or the state of the broker does not allow'
+        ' it, for example during a disk alarm'
+    )
+    PUBLISHER_DOES_NOT_EXIST = 0x12, 'the publisher is not declared on the connection'
+    NO_OFFSET = 0x13, 'no offset is stored under that reference'
+    SASL_CANNOT_CHANGE_MECHANISM = 0x14, 'an open connection cannot change its SASL mechanism'
+    SASL_CANNOT_CHANGE_USERNAME = 0x15, 'an open connection cannot change its user'
