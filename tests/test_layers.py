@@ -29,6 +29,7 @@ LAYERS = {
         ['_sections'],
         ['_layout'],
         ['_message'],
+        ['_path'],
         ['_codec'],
         [''],
     ],

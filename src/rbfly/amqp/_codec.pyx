@@ -24,6 +24,7 @@ from rbfly.amqp._layout cimport (
     open_sections, scan,
 )
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._path cimport name_part
 from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
@@ -164,6 +165,7 @@ cdef int encode_message(OutBuffer *out, object message) except -1:
 ctypedef int (*raw_put_context)(OutBuffer *out, MessageCtx ctx) noexcept
 ctypedef int (*raw_put_body)(OutBuffer *out, object body) noexcept
 ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
+ctypedef int (*raw_fail_foreign)(OutBuffer *out) noexcept
 
 
 cdef int fail_foreign(OutBuffer *out) except -1:
@@ -185,7 +187,8 @@ cdef Py_ssize_t retry_encode(
 ) except -1:
     """After an error: retry, as the encoder may have reserved more space than it needs."""
     if not PyErr_ExceptionMatches(BufferError):
-        fail_foreign(out)
+        (<raw_fail_foreign> fail_foreign)(out)
+        name_part(message)
     PyErr_Clear()
     data = encode_amqp_bytes(message)
     if len(data) > len(buffer):
@@ -245,7 +248,7 @@ def encode_amqp_bytes(message):
     out_open(&out, size)
     if (<raw_encode_message> encode_message)(&out, message) < 0:
         out_discard(&out)
-        keep_error()
+        name_part(message)
     return out_finish(&out)
 
 

@@ -21,6 +21,7 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp._codec cimport encode_message
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._path cimport name_part
 
 from rbfly.error import ArgumentError, ArgumentTypeError, MessageTooLarge
 
@@ -30,6 +31,9 @@ cdef enum:
     RECORDS_MAX = 0xFFFF
     SLACK = 1 << 20         # unused bytes that `trim` does not free
     FIRST = 1 << 10
+
+# Called without exception propagation: the caller adds to the error.
+ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
 
 
 cdef int fail_long(str size, Py_ssize_t limit) except -1:
@@ -69,7 +73,8 @@ cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit
     out_reserve(out, 4)
     out.p += 4
     if amqp:
-        encode_message(out, message)
+        if (<raw_encode_message> encode_message)(out, message) < 0:
+            name_part(message)
     elif type(message) is bytes:
         n = PyBytes_GET_SIZE(message)
         out_reserve(out, n)
