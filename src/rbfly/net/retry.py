@@ -9,14 +9,7 @@ from math import inf
 from random import uniform
 from typing import Any, Self, TypeVar
 
-from ..error import (
-    ConnectTimeout,
-    ProtocolError,
-    RbFlyError,
-    StreamConnectionError,
-    copy_error,
-    without_frames,
-)
+from ..error import ConnectTimeout, ProtocolError, RbFlyError, copy_error, without_frames
 from ..protocol.const import Key, ResponseCode
 
 T = TypeVar('T')
@@ -71,12 +64,14 @@ class Progress:
     :ivar where: addresses that the client tries.
     :ivar step: what the client is doing, e.g. 'connecting'.
     :ivar error: why the last try failed; None if no try has failed.
+    :ivar timeout: class of the error when the time is up.
     """
 
-    def __init__(self, where: str = '') -> None:
+    def __init__(self, where: str = '', timeout: type[RbFlyError] = ConnectTimeout) -> None:
         self.where = where
         self.step = ''
         self.error: RbFlyError | None = None
+        self.timeout = timeout
 
     def on_step(self, step: str) -> None:
         """Note the step that begins."""
@@ -86,7 +81,7 @@ class Progress:
 class Deadline:
     """Limits one call or one outage, including all tries.
 
-    An `async with` block that exceeds the limit raises the error of the last try.
+    An `async with` block that exceeds the limit raises a timeout; its cause is the last error.
 
     :param limit: seconds from now on; None for no limit.
     :param where: addresses of the broker.
@@ -105,27 +100,26 @@ class Deadline:
         self._last_try = False
         self._scope: asyncio.Timeout | None = None
 
-    def shorten(self, delay: float, now: float) -> float:
-        """Return the delay, shortened once so that another try precedes the deadline."""
-        if self._last_try or now + delay < self.when:
+    def shorten(self, wanted: float, delay: float, now: float) -> float:
+        """Return the delay, shortened once so that another try precedes the deadline.
+
+        :param wanted: the delay before other deadlines have shortened it.
+        """
+        left = max(0.0, self.when - now)
+        if self._last_try or wanted < left:
             return delay
-        self._last_try = True
-        return max(0.0, self.when - now) / 2
+        delay = min(delay, left / 2)
+        self._last_try = delay >= left / 4  # else there is time for a later one
+        return delay
 
     def _timeout(self) -> RbFlyError:
         progress, error = self.progress, self.progress.error
-        text = f'gave up after {self.limit} s'
-        timeout: RbFlyError
-        if error is None or isinstance(error, ConnectTimeout):
-            timeout = ConnectTimeout(
-                f'{progress.where}: no answer within {self.limit} s, while {progress.step}'
-            )
-        elif isinstance(error, StreamConnectionError):
-            timeout = type(error)(f'{error} ({text})')
+        if error is None:
+            text = f'{progress.where}: no answer within {self.limit:g} s, while {progress.step}'
         else:
-            timeout = copy_error(error)
-            timeout.add_note(text)
-        timeout.__cause__ = error and error.__cause__  # hides the TimeoutError
+            text = f'gave up after {self.limit:g} s: {error}'
+        timeout = progress.timeout(text)
+        timeout.__cause__ = error and without_frames(copy_error(error))  # hides the TimeoutError
         return timeout
 
     async def __aenter__(self) -> Self:
@@ -169,11 +163,11 @@ class Backoff:
 
     async def wait(self, error: RbFlyError) -> None:
         """Wait before the next try; there is one more try before each deadline."""
-        delay = next(self._delays)
+        delay = wanted = next(self._delays)
         now = asyncio.get_running_loop().time()
         for item in sorted(self.deadlines, key=lambda item: item.when):
             item.progress.error = error
-            delay = item.shorten(delay, now)
+            delay = item.shorten(wanted, delay, now)
         seconds = now - min((item.began for item in self.deadlines), default=now)
         since = f' (for {seconds:.0f} s)' if seconds >= 1 else ''
         logger.warning('%s%s; trying again in %.1f s', error, since, delay)
