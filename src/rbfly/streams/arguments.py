@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -9,6 +10,7 @@ from ..error import ArgumentError, ArgumentTypeError
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
+from ..protocol.const import ResponseCode
 from .types import MessageFilter, PublisherInfo
 
 SEGMENT_SIZE_MAX = 3_000_000_000
@@ -77,6 +79,21 @@ def stream_arguments(
             )
         arguments['queue-leader-locator'] = leader_locator
     return arguments
+
+
+def exists_differently(stream: str, arguments: Mapping[str, str]) -> str:
+    """Return the text of the error for a stream that was created with other arguments.
+
+    The protocol does not report the arguments of a stream.
+
+    :param arguments: the arguments requested, from `stream_arguments`.
+    """
+    requested = ', '.join(f'{key}={value}' for key, value in arguments.items()) or 'none'
+    return (
+        f'stream {stream!r} exists with other arguments than requested ({requested}): pass the'
+        ' arguments that it was created with, which `rabbitmqctl list_queues name arguments` shows,'
+        f' or delete the stream first (code 0x{ResponseCode.PRECONDITION_FAILED:02x})'
+    )
 
 
 def check_filter(filter: MessageFilter) -> None:

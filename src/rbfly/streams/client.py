@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ from ..error import (
     ArgumentError,
     ArgumentTypeError,
     ProtocolError,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
 )
@@ -27,7 +29,13 @@ from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
-from .arguments import check_filter, check_publisher, check_settings, stream_arguments
+from .arguments import (
+    check_filter,
+    check_publisher,
+    check_settings,
+    exists_differently,
+    stream_arguments,
+)
 from .consuming import SubscriptionSession
 from .opening import OpenPublisher
 from .publisher import BasePublisher, Publisher
@@ -226,8 +234,13 @@ class StreamsClient:
         try:
             await self._manage(commands.Create(stream, arguments))
         except ProtocolError as ex:
-            if ex.code != ResponseCode.STREAM_ALREADY_EXISTS:
-                raise
+            if ex.code == ResponseCode.STREAM_ALREADY_EXISTS:
+                return
+            if ex.code == ResponseCode.PRECONDITION_FAILED:
+                with suppress(RbFlyError):  # only the text depends on it
+                    if await self.stream_exists(stream):
+                        ex.args = (exists_differently(stream, arguments),)
+            raise
 
     async def delete_stream(self, stream: str) -> None:
         """Delete a stream; do nothing if it does not exist.
