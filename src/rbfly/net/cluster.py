@@ -21,10 +21,12 @@ from ..error import (
     FrameError,
     ProtocolError,
     RbFlyError,
+    RequestTimeout,
     StreamConnectionError,
     StreamDoesNotExist,
     TLSError,
     protocol_error,
+    without_frames,
     wrong_loop,
 )
 from ..protocol._engine import Counters
@@ -62,13 +64,14 @@ class Cluster:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0  # of the process that owns the client
         self._connections: dict[Role, list[Connection]] = {role: [] for role in Role}
-        self._connects: dict[tuple[Role, Broker | None], SharedConnect] = {}
+        self._connects: dict[object, SharedConnect] = {}
         self._metadata: dict[Connection, MetadataBatch] = {}
         self._probes: dict[Connection, asyncio.Task[None]] = {}
         self._reached: dict[Broker, ConnectionInfo] = {}
         self._unreachable: dict[Broker, float] = {}  # time until which to avoid the node
         self._failed: dict[ConnectionInfo, float] = {}  # time of the last failure
         self._established = False
+        self._last_error: StreamConnectionError | None = None  # since a connect succeeded
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # number of requests sent when last checked
         self._sweepings: set[asyncio.Task[None]] = set()
@@ -123,10 +126,10 @@ class Cluster:
         for group in self._connections.values():
             group.clear()
 
-    def deadline(self, *, limited: bool = True) -> Deadline:
+    def deadline(self, limit: float | None = None) -> Deadline:
         """Return the deadline of a call or an outage that begins now.
 
-        :param limited: apply `connect_timeout` and `reconnect_timeout`.
+        :param limit: seconds, 0 for no limit; None for `connect_timeout` or `reconnect_timeout`.
         :raises EventLoopError: the client belongs to another event loop.
         :raises StreamConnectionError: the client is being disconnected.
         """
@@ -136,9 +139,8 @@ class Cluster:
         if self.loop is None:
             self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
         settings = self.settings
-        limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        if not limited:
-            limit = None
+        if limit is None:
+            limit = settings.reconnect_timeout if self._established else settings.connect_timeout
         return Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
 
     async def locator(self) -> Connection:
@@ -183,12 +185,40 @@ class Cluster:
         return await self._get(role, node, deadline)
 
     async def _locator(self, deadline: Deadline) -> Connection:
+        return self._responsive() or await self._get(Role.CONSUME, None, deadline)
+
+    def _responsive(self) -> Connection | None:
+        """Return an open connection that answers requests without delay, if there is one."""
         for connection in self._open(Role.CONSUME):
             return connection
         for connection in self._open(Role.MANAGE):
             if connection.is_unused:
                 return connection
-        return await self._get(Role.CONSUME, None, deadline)
+        return None
+
+    async def ping(self, limit: float) -> None:
+        """Wait for the response to one request, on an open connection or on a new one.
+
+        :param limit: seconds, 0 for no limit; other limits of the client have no effect.
+        :raises RbFlyError: no broker answered in time, or no further try would help.
+        """
+        async with self.deadline(limit) as deadline:
+            deadline.progress.error = self._last_error
+            await Backoff(deadline).retry(
+                lambda: self._ping(deadline),
+                lambda error: (
+                    self.generation == deadline.generation and can_retry(error, declared=False)
+                ),
+            )
+
+    async def _ping(self, deadline: Deadline) -> None:
+        idle = (item for item in self._open(Role.PUBLISH) if not item.has_unconfirmed)
+        connection = self._responsive() or next(idle, None)
+        if connection is None:  # connect at once: others may be backing off
+            connection = await self._get(Role.CONSUME, None, deadline, 'ping')
+        deadline.progress = Progress(str(connection.address), RequestTimeout)
+        deadline.progress.on_step('pinging the broker')
+        await connection.ping()
 
     async def close(self, *, wait: bool = True) -> None:
         """Close every connection; the cluster can be used again afterwards.
@@ -230,6 +260,7 @@ class Cluster:
                 item.abort()  # needed only if closing was cancelled
             for role in Role:
                 self._open(role)  # removes closed connections
+            self._last_error = None
 
     # -- nodes
 
@@ -255,7 +286,9 @@ class Cluster:
 
     def _open(self, role: Role) -> list[Connection]:
         group = self._connections[role]
-        group[:] = [item for item in group if item.is_open]
+        for connection in [item for item in group if not item.is_open]:
+            group.remove(connection)
+            self._last_error = connection.error or self._last_error
         return group
 
     def _find(self, role: Role, node: Broker | None) -> Connection | None:
@@ -265,9 +298,14 @@ class Cluster:
                 return connection
         return None
 
-    async def _get(self, role: Role, node: Broker | None, deadline: Deadline) -> Connection:
-        """Return a connection with a free id: to a node, if it is reachable; None for any node."""
-        key = role, node
+    async def _get(
+        self, role: Role, node: Broker | None, deadline: Deadline, key: object = None
+    ) -> Connection:
+        """Return a connection with a free id: to a node, if it is reachable; None for any node.
+
+        :param key: calls with the same one share a connect; None for that role and node.
+        """
+        key = key or (role, node)
         while True:
             if deadline.generation != self.generation:
                 raise disconnected()
@@ -290,7 +328,7 @@ class Cluster:
             ):
                 return found
 
-    def _forget(self, key: tuple[Role, Broker | None], task: asyncio.Task[Connection]) -> None:
+    def _forget(self, key: object, task: asyncio.Task[Connection]) -> None:
         if key in self._connects and self._connects[key].task is task:
             del self._connects[key]
 
@@ -365,7 +403,7 @@ class Cluster:
                 connection = await connect(info, self.settings, progress.on_step, self.counters)
         except TimeoutError:
             text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
-            progress.error = ConnectTimeout(text)
+            progress.error = self._last_error = ConnectTimeout(text)
         except (ProtocolError, FrameError):
             raise  # no retry helps
         except StreamConnectionError as ex:
@@ -374,9 +412,9 @@ class Cluster:
                 self._established and isinstance(ex.__cause__, ConnectionError)
             ):
                 raise
-            progress.error = ex
+            progress.error = self._last_error = without_frames(ex)
         else:
-            progress.error = None
+            progress.error = self._last_error = None
             self._established = True
             self.closing.left = None
             self._failed.pop(info, None)

@@ -29,7 +29,7 @@ from ..protocol.const import RESPONSE, Key, ResponseCode
 from .observer import Observer, Observers, Role, call_each
 from .requests import Requests
 from .uri import Address
-from .waiting import fail, settled
+from .waiting import fail, outcome, settled
 
 T = TypeVar('T')
 
@@ -41,6 +41,7 @@ WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
+PING = commands.Metadata(())  # any broker answers it, at once
 
 
 class Attached(Protocol):
@@ -106,6 +107,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._writable = asyncio.Event()  # set unless paused; set once ended
         self._writable.set()
         self._requests = Requests(self._loop)
+        self._ping: asyncio.Future[bytes] | None = None  # the response of the last ping
         self._closing = False  # by the client: after a Close, nothing else is written
         self._step = 'connecting'
         self._role: Role | None = None
@@ -320,6 +322,20 @@ class Connection(Engine, asyncio.BufferedProtocol):
         frame, future = self._requests.add(command, timeout, self._on_timeout, on_response)
         self.write(frame)
         return future
+
+    async def ping(self) -> None:
+        """Wait for the response to a request; calls that overlap share one.
+
+        A caller that stops waiting leaves the request pending, so that a connection on which
+        nothing answers ends after `request_timeout`.
+
+        :raises StreamConnectionError: the connection ended first.
+        """
+        if self._ping is None or self._ping.done():
+            self._ping = self.send_request(PING)
+        answer = await outcome(self._ping)
+        assert answer is not None  # nothing cancels the future
+        self.read(PING, answer)
 
     def undeclare(self, role: Role, id: int, command: Command[Any]) -> asyncio.Future[bytes]:
         """Send the request that removes a publisher or subscription; the response frees its id.

@@ -188,7 +188,7 @@ class Registration:
         if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
             self._outage = None
         if self._outage is None:
-            deadline = self.cluster.deadline(limited=self.declared or not self.patient)
+            deadline = self.cluster.deadline(0 if self.patient and not self.declared else None)
             deadline.on_wait = self._on_wait
             self._outage = Backoff(deadline)
         self._opening = self._outage

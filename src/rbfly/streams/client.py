@@ -80,8 +80,9 @@ def streams_client(
     :param auth_mechanism: how to authenticate; also takes an SSL context.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI.
-    :param connect_timeout: seconds until the first connect gives up; None or 0 for no limit.  It
-        does not apply to publishers opened with `wait=False`.
+    :param connect_timeout: seconds until the first connect gives up with a
+        :class:`~rbfly.error.ConnectTimeout`; None or 0 for no limit.  It does not apply to
+        publishers opened with `wait=False`.
     :param reconnect_timeout: the same limit after the client has first connected.  It applies to
         each call, and to each outage of a publisher or a subscription, from the loss of its
         connection until it resumes.
@@ -160,8 +161,31 @@ class StreamsClient:
 
     @property
     def connected(self) -> bool:
-        """True if a connection is open."""
+        """True if a connection is open, even if its broker does not answer; see `ping`."""
         return self._cluster.connected
+
+    async def ping(self, timeout: float | None = 5.0) -> None:
+        """Check that a broker answers, with one request and its response.
+
+        Uses a connection that is open, or connects.  If a connection is lost or refused, `ping`
+        tries again until the timeout, also during an outage of which other calls wait for the end.
+        A ping that times out closes nothing; a connection on which no broker answers a ping
+        within `request_timeout` is closed, as after any other request.  Pings at the same time
+        share one request.
+
+        :param timeout: seconds, for everything including connects; None or 0 for no limit.
+            `connect_timeout` and `reconnect_timeout` do not apply.
+        :raises RequestTimeout: a connection is open, but its broker did not answer in time.
+        :raises ConnectTimeout: no broker could be connected to in time; the cause is the last
+            connection error.  Both timeouts are a :class:`~rbfly.error.StreamConnectionError`.
+        :raises AuthenticationError: the broker refused the user.
+        :raises VirtualHostError: the broker refused access to the virtual host.
+        :raises RbFlyError: another error that no further try fixes, such as
+            :class:`~rbfly.error.TLSError`.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        check_timeout('timeout', timeout)
+        await self._cluster.ping(timeout or 0)
 
     async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
         """Return an open connection; connect if there is none.
