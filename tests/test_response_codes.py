@@ -57,6 +57,8 @@ def test_codes_of_errors_are_found_where_the_errors_are() -> None:
 
 def test_documentation_lists_every_code() -> None:
     text = (ROOT / 'doc' / 'api.rst').read_text()
-    rows = re.findall(r'^   \* - `(\w+)`\n     - 0x(\w\w)\n     - (.*(?:\n       .*)*)$', text, re.M)
+    rows = re.findall(
+        r'^   \* - `(\w+)`\n     - 0x(\w\w)\n     - (.*(?:\n       .*)*)$', text, re.M
+    )
     found = {name: (int(code, 16), ' '.join(meaning.split())) for name, code, meaning in rows}
     assert found == {code.name: (code.value, code.meaning) for code in ResponseCode}

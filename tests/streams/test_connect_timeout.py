@@ -59,7 +59,9 @@ async def test_refused_connection(call: Call) -> None:
 async def test_connection_that_ends_in_the_handshake(timeout: float) -> None:
     async with FakeBroker(at={Step.OPEN: CLOSING}) as fake:
         client = rbs.streams_client(fake.uri, connect_timeout=timeout)
-        with pytest.raises(rbs.ConnectTimeout, match=f'^gave up after {timeout:.0f} s: ') as caught:
+        with pytest.raises(
+            rbs.ConnectTimeout, match=rf'^gave up after {timeout:.0f} s: '
+        ) as caught:
             await client.get_protocol()
         assert type(caught.value.__cause__) is rbs.StreamConnectionError
         assert 'connection lost while opening the virtual host' in str(caught.value.__cause__)
@@ -109,7 +111,7 @@ async def test_request_that_fails_until_the_timeout(
         FakeBroker(on={key: handler}) as fake,
         rbs.streams_client(fake.uri, connect_timeout=20, reconnect_timeout=20) as client,
     ):
-        with pytest.raises(rbs.ConnectTimeout, match='^gave up after 20 s: ') as caught:
+        with pytest.raises(rbs.ConnectTimeout, match=r'^gave up after 20 s: ') as caught:
             await call(client)
         assert type(caught.value.__cause__) is cause
         assert str(caught.value.__cause__) in str(caught.value)
@@ -125,7 +127,7 @@ async def test_reconnect_timeout_has_the_same_error() -> None:
         fake.handlers[Step.OPEN] = CLOSING
         for peer in fake.connections:
             peer.transport.abort()
-        with pytest.raises(rbs.ConnectTimeout, match='^gave up after 5 s: ') as caught:
+        with pytest.raises(rbs.ConnectTimeout, match=r'^gave up after 5 s: ') as caught:
             await publisher.send('x')
         assert 'while opening the virtual host' in str(caught.value.__cause__)
         fake.handlers.clear()

@@ -17,6 +17,7 @@ from brokers import RabbitMQ
 from rbfly.net import retry
 from rbfly.streams.error import (
     AuthenticationError,
+    ConnectTimeout,
     FrameError,
     MessageTimeout,
     ProtocolError,
@@ -385,9 +386,10 @@ async def test_stream_unavailable_beyond_the_connect_timeout_raises() -> None:
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri, connect_timeout=0.3) as client,
     ):
-        with pytest.raises(ProtocolError) as caught:
+        with pytest.raises(ConnectTimeout) as caught:
             await anext(subscribe(client))
-        assert caught.value.code == NOT_AVAILABLE
+        assert isinstance(caught.value.__cause__, ProtocolError)
+        assert caught.value.__cause__.code == NOT_AVAILABLE
 
 
 async def test_deleted_stream_raises_after_the_messages_that_had_arrived() -> None:

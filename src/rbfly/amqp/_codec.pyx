@@ -166,6 +166,7 @@ ctypedef int (*raw_put_context)(OutBuffer *out, MessageCtx ctx) noexcept
 ctypedef int (*raw_put_body)(OutBuffer *out, object body) noexcept
 ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
 ctypedef int (*raw_fail_foreign)(OutBuffer *out) noexcept
+ctypedef int (*raw_name_part)(object message) noexcept
 
 
 cdef int fail_foreign(OutBuffer *out) except -1:
@@ -183,12 +184,16 @@ cdef int fail_foreign(OutBuffer *out) except -1:
 
 
 cdef Py_ssize_t retry_encode(
-    OutBuffer *out, bytearray buffer, MessageCtx message
+    OutBuffer *out, bytearray buffer, rbfly_export *pin, MessageCtx message
 ) except -1:
     """After an error: retry, as the encoder may have reserved more space than it needs."""
-    if not PyErr_ExceptionMatches(BufferError):
+    cdef bint too_small = PyErr_ExceptionMatches(BufferError)
+    if not too_small:
         (<raw_fail_foreign> fail_foreign)(out)
-        name_part(message)
+        (<raw_name_part> name_part)(message)
+    rbfly_unpin(buffer, pin)
+    if not too_small:
+        return -1
     PyErr_Clear()
     data = encode_amqp_bytes(message)
     if len(data) > len(buffer):
@@ -213,15 +218,13 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     """
     cdef OutBuffer out
     cdef rbfly_export pin
-    cdef bint failed
     out_fixed(
         &out, <uint8_t *> PyByteArray_AS_STRING(buffer), PyByteArray_GET_SIZE(buffer)
     )
     rbfly_pin(buffer, &pin)
-    failed = (<raw_put_context> put_context)(&out, message) < 0
+    if (<raw_put_context> put_context)(&out, message) < 0:
+        return retry_encode(&out, buffer, &pin, message)
     rbfly_unpin(buffer, &pin)
-    if failed:
-        return retry_encode(&out, buffer, message)
     return out_size(&out)
 
 

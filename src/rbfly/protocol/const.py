@@ -55,7 +55,7 @@ class ResponseCode(IntEnum):
 
     meaning: str
 
-    def __new__(cls, code: int, meaning: str) -> Self:
+    def __new__(cls, code: int, meaning: str = '') -> Self:
         self = int.__new__(cls, code)
         self._value_ = code
         self.meaning = self.__doc__ = meaning
@@ -71,19 +71,16 @@ class ResponseCode(IntEnum):
     AUTHENTICATION_FAILURE = 0x08, 'the user or the password is wrong'
     SASL_ERROR = 0x09, 'the broker cannot read the SASL data of the client'
     SASL_CHALLENGE = 0x0A, 'the SASL mechanism requires another step'
-    SASL_AUTHENTICATION_FAILURE_LOOPBACK = 0x0B, (
-        'the user may connect only from loopback, that is from the machine of the broker'
-    )
-    VIRTUAL_HOST_ACCESS_FAILURE = 0x0C, (
-        'the virtual host does not exist, or the user has no access to it'
-    )
+    SASL_AUTHENTICATION_FAILURE_LOOPBACK = 0x0B, 'the user may connect only from loopback'
+    VIRTUAL_HOST_ACCESS_FAILURE = 0x0C, 'the virtual host does not exist, or refuses the user'
     UNKNOWN_FRAME = 0x0D, 'the broker does not know the command, or cannot read it'
     FRAME_TOO_LARGE = 0x0E, 'the frame is larger than the negotiated maximum'
     INTERNAL_ERROR = 0x0F, 'the broker failed; its log contains the reason'
     ACCESS_REFUSED = 0x10, 'the user does not have the permission'
-    PRECONDITION_FAILED = 0x11, (
-        'a precondition failed: the request is not valid, or the state of the broker does not allow'
-        ' it, for example during a disk alarm'
+    PRECONDITION_FAILED = (
+        0x11,
+        'a precondition failed: the request is not valid, or the state of the broker does not'
+        ' allow it, for example during a disk alarm',
     )
     PUBLISHER_DOES_NOT_EXIST = 0x12, 'the publisher is not declared on the connection'
     NO_OFFSET = 0x13, 'no offset is stored under that reference'

@@ -165,15 +165,15 @@ class StreamsClient:
         return self._cluster.connected
 
     async def ping(self, timeout: float | None = 5.0) -> None:
-        """Check that a broker answers, with one request and its response.
+        """Check that a broker answers: send one request and wait for its response.
 
-        Uses a connection that is open, or connects.  If a connection is lost or refused, `ping`
-        tries again until the timeout, also during an outage of which other calls wait for the end.
-        A ping that times out closes nothing; a connection on which no broker answers a ping
-        within `request_timeout` is closed, as after any other request.  Pings at the same time
+        Ends within the timeout, also during an outage.  Uses a connection that is open, or
+        connects; while it cannot connect, or loses the connection, it tries again.  A ping that
+        times out closes no connection, but if no response arrives within `request_timeout`
+        either, the client drops the connection, as after any other request.  Calls that overlap
         share one request.
 
-        :param timeout: seconds, for everything including connects; None or 0 for no limit.
+        :param timeout: seconds, including the time to connect; None or 0 for no limit.
             `connect_timeout` and `reconnect_timeout` do not apply.
         :raises RequestTimeout: a connection is open, but its broker did not answer in time.
         :raises ConnectTimeout: no broker could be connected to in time; the cause is the last
