@@ -71,7 +71,7 @@ class Cluster:
         self._unreachable: dict[Broker, float] = {}  # time until which to avoid the node
         self._failed: dict[ConnectionInfo, float] = {}  # time of the last failure
         self._established = False
-        self._last_error: StreamConnectionError | None = None  # since a connect succeeded
+        self._last_error: StreamConnectionError | None = None  # of any connection
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # number of requests sent when last checked
         self._sweepings: set[asyncio.Task[None]] = set()
@@ -414,7 +414,7 @@ class Cluster:
                 raise
             progress.error = self._last_error = without_frames(ex)
         else:
-            progress.error = self._last_error = None
+            progress.error = None
             self._established = True
             self.closing.left = None
             self._failed.pop(info, None)
