@@ -30,21 +30,20 @@ from ..error import (
     wrong_loop,
 )
 from ..protocol._engine import Counters
-from ..protocol.commands import Broker, Partitions, StreamMetadata
+from ..protocol.commands import Broker, StreamMetadata
 from ..protocol.const import Key, ResponseCode
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observers, Role, call_each
 from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
-from .sharing import MetadataBatch, SharedConnect
+from .sharing import MetadataBatch, SharedConnect, existing, missing
 from .uri import Address, ConnectionInfo, Settings
 from .waiting import CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
 UNUSED = 60.0  # seconds until an unused connection is closed
-NAMED = 3  # partitions of a super stream that an error names
 
 
 class Cluster:
@@ -476,36 +475,6 @@ def at(where: Broker | Address, infos: Sequence[ConnectionInfo]) -> ConnectionIn
         if (info.host, info.port) == (where.host, where.port):
             return info
     return replace(infos[0], host=where.host, port=where.port)
-
-
-def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:
-    """Return the metadata of a stream that exists, available or not.
-
-    :raises StreamDoesNotExist: there is no such stream.
-    :raises ProtocolError: the broker refused the request.
-    """
-    if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
-        raise StreamDoesNotExist(stream)
-    if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
-        raise protocol_error(found.code, stream=stream, command=Key.METADATA)
-    return found
-
-
-async def missing(connection: Connection, stream: str) -> StreamDoesNotExist:
-    """Return the error for a stream that does not exist; ask whether it is a super stream.
-
-    :raises StreamConnectionError: the connection was lost.
-    """
-    try:
-        partitions = await connection.request(Partitions(stream))
-    except ProtocolError:
-        partitions = ()
-    if not partitions:
-        return StreamDoesNotExist(stream)
-    names = ', '.join(map(repr, partitions[:NAMED])) + ', ...' * (len(partitions) > NAMED)
-    return StreamDoesNotExist(
-        stream, f'is a super stream; use its partitions, which are streams ({names})'
-    )
 
 
 def sweep(reference: weakref.ref[Cluster]) -> None:

@@ -6,15 +6,17 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..error import StreamConnectionError
+from ..error import ProtocolError, StreamConnectionError, StreamDoesNotExist, protocol_error
 from ..protocol import commands
-from ..protocol.commands import StreamMetadata
+from ..protocol.commands import Partitions, StreamMetadata
+from ..protocol.const import Key, ResponseCode
 from .connection import Connection
 from .retry import Backoff, Deadline, Progress
 from .waiting import outcome
 
 METADATA_HEAD = 64  # bytes of a request without the names, rounded up
 FRAME_USUAL = 2**20
+NAMED = 3  # partitions of a super stream that an error names
 
 Connect = Callable[[Progress, Sequence[Deadline]], Awaitable[Connection]]
 
@@ -106,3 +108,33 @@ async def request_metadata(
 ) -> dict[str, StreamMetadata]:
     on_send()
     return await connection.request(commands.Metadata(tuple(streams))) if streams else {}
+
+
+def existing(found: StreamMetadata | None, stream: str) -> StreamMetadata:
+    """Return the metadata of a stream that exists, available or not.
+
+    :raises StreamDoesNotExist: there is no such stream.
+    :raises ProtocolError: the broker refused the request.
+    """
+    if found is None or found.code == ResponseCode.STREAM_DOES_NOT_EXIST:
+        raise StreamDoesNotExist(stream)
+    if found.code not in (ResponseCode.OK, ResponseCode.STREAM_NOT_AVAILABLE):
+        raise protocol_error(found.code, stream=stream, command=Key.METADATA)
+    return found
+
+
+async def missing(connection: Connection, stream: str) -> StreamDoesNotExist:
+    """Return the error for a stream that does not exist; ask whether it is a super stream.
+
+    :raises StreamConnectionError: the connection was lost.
+    """
+    try:
+        partitions = await connection.request(Partitions(stream))
+    except ProtocolError:
+        partitions = ()
+    if not partitions:
+        return StreamDoesNotExist(stream)
+    names = ', '.join(map(repr, partitions[:NAMED])) + ', ...' * (len(partitions) > NAMED)
+    return StreamDoesNotExist(
+        stream, f'is a super stream; use its partitions, which are streams ({names})'
+    )

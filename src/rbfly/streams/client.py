@@ -19,8 +19,9 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
-from ..net.cluster import Cluster, existing
+from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.sharing import existing
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
 from ..protocol import commands

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import ProtocolError, RbFlyError, StreamConnectionError, StreamDoesNotExist
-from ..net.cluster import Cluster, existing
+from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.sharing import existing
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from ..protocol.const import ResponseCode
