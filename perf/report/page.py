@@ -114,7 +114,8 @@ def summary(report: Report, folder: str) -> Iterator[str]:
             ' processor that has halted takes time, on a virtual machine often more than the'
             " broker's work. A floor that *polls* asks for data in a loop instead, which is faster"
             ' and uses more CPU. This page compares it only with RbFly with ``busy_poll``, which'
-            ' also polls.'
+            ' also polls. A client that uses much CPU per message leaves processors less time to'
+            ' halt, and may be faster than a floor that sleeps.'
         )
     if studies.overview(report):
         caption = (
