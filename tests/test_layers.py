@@ -54,6 +54,7 @@ LAYERS = {
         ['sharing'],
         ['cluster'],
         ['registration'],
+        ['outages'],
     ],
     'rbfly.streams': [
         ['error', 'offset', 'types', '_confirm', '_iteration'],

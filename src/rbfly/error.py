@@ -203,6 +203,11 @@ def meaning_of(code: int) -> str:
         return 'unknown response code'
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the singular for 1."""
+    return f'{count} {noun}' if count == 1 else f'{count} {noun}s'
+
+
 class ProtocolError(RbFlyError):
     """The broker refused a request or violated the protocol.
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import retry
-from rbfly.streams import consuming, publishing
+from rbfly.net import outages, retry
 from rbfly.streams.error import StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
@@ -42,8 +41,8 @@ async def test_pending_connects_do_not_reopen_a_disconnected_client() -> None:
 
 
 @contextmanager
-def failing(name: str) -> Iterator[None]:
-    """Let a logger raise; it must log something."""
+def failing(name: str) -> Iterator[list[logging.LogRecord]]:
+    """Let a logger raise, and record what it logs."""
     records: list[logging.LogRecord] = []
 
     def fail(record: logging.LogRecord) -> bool:
@@ -54,10 +53,9 @@ def failing(name: str) -> Iterator[None]:
     logger = logging.getLogger(name)
     logger.addFilter(fail)
     try:
-        yield
+        yield records
     finally:
         logger.removeFilter(fail)
-    assert records
 
 
 async def test_publisher_recovers_though_logging_raises() -> None:
@@ -66,12 +64,13 @@ async def test_publisher_recovers_though_logging_raises() -> None:
         rbs.streams_client(fake.uri, close_timeout=0.05) as client,
         client.publisher('test') as publisher,
     ):
-        with failing(publishing.__name__):
+        with failing(outages.__name__) as records:
             lost = publisher._core.connection
             assert lost is not None
             fake.connections[-1].transport.abort()
             await until(lambda: not lost.is_open, 'the connection is lost')
             await asyncio.wait_for(publisher.send('x'), HANG)
+            await until(lambda: bool(records), 'the loss is logged')
     assert wire.PUBLISH in fake.connections[-1].commands()
 
 
@@ -81,8 +80,9 @@ async def test_subscription_recovers_though_logging_raises() -> None:
         messages = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
         task = asyncio.create_task(anext(messages))
         await until(lambda: bool(stream.readers), 'it is subscribed')
-        with failing(consuming.__name__):
+        with failing(outages.__name__) as records:
             fake.connections[-1].transport.abort()
             await until(lambda: len(fake.connections) == 2, 'it reconnects')
+            await until(lambda: bool(records), 'the loss is logged')
         stream.append(b'0')
         assert await asyncio.wait_for(task, HANG) == b'0'

@@ -285,9 +285,10 @@ async def test_final_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     ):
         publisher = await client.publisher('test', wait=False)
         await failed(publisher)
+        await until(lambda: bool(caplog.records), 'the error is logged')
         [record] = caplog.records
         assert record.levelname == 'WARNING'
-        assert "stream='test'" in record.message
+        assert "publisher of 'test'" in record.message
         assert 'does not exist' in record.message
         await publisher.close()
 

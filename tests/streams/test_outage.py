@@ -5,6 +5,7 @@ The broker is scripted; tests in which time matters simulate it.
 
 import asyncio
 import logging
+import re
 import struct
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
@@ -515,7 +516,9 @@ async def test_error_and_log_say_that_a_stream_has_no_leader(
             await open_publisher(client)
         assert isinstance(caught.value.__cause__, ProtocolError)
         text = "stream 'test' has no leader: the stream is not available at the moment (code 0x06)"
-        assert f'{text} (for ' in caplog.text
+        reason = re.escape(f'{text}; next')
+        assert re.search(f'cannot be opened: {reason}', caplog.text)
+        assert re.search(rf'no connection for \d\d\.\d s: {reason}', caplog.text)
         assert logging.WARNING in {record.levelno for record in caplog.records}
 
 

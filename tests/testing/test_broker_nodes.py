@@ -98,7 +98,7 @@ async def test_all_nodes_stopped(memory: StreamBroker, caplog: pytest.LogCapture
     caplog.clear()
     async with rbs.streams_client(memory.uris) as client:
         found = asyncio.create_task(client.stream_exists('orders'))
-        await until(lambda: 'trying again' in caplog.text, 'the client backs off')
+        await until(lambda: 'next attempt' in caplog.text, 'the client backs off')
         memory.start_node(1)
         assert await found
 

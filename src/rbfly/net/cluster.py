@@ -34,7 +34,7 @@ from ..protocol.commands import Broker, StreamMetadata
 from ..protocol.const import Key, ResponseCode
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
-from .observer import Observers, Role, call_each
+from .observer import Observer, Observers, Role, call_each
 from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect, existing, missing
@@ -140,7 +140,13 @@ class Cluster:
         settings = self.settings
         if limit is None:
             limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        return Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
+        deadline = Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
+        deadline.on_wait = self._on_call_waiting  # unless it is that of a registration
+        return deadline
+
+    def _on_call_waiting(self, error: RbFlyError | None, retry_at: float) -> None:
+        if error is not None:
+            self.observers.notify(Observer.on_call_waiting, error, retry_at)
 
     async def locator(self) -> Connection:
         """Return a connection for requests that any node answers."""

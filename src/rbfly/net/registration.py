@@ -63,6 +63,11 @@ class Owner(Protocol):
     stream: str
     open_until_closed: bool
 
+    @property
+    def resent(self) -> int:
+        """Number of messages that were sent again after a reconnect, in total."""
+        return 0
+
     async def prepare(self, connection: Connection, id: int) -> Command[Any]:
         """Prepare to receive frames for an id, and return the request that declares it."""
 
@@ -101,6 +106,8 @@ class Registration:
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
     :ivar closed: event that is set when closing has ended.
+    :ivar generation: generation of the cluster at the last `ensure_open`.
+    :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
     """
 
     def __init__(self, cluster: Cluster, owner: Owner) -> None:
@@ -112,6 +119,8 @@ class Registration:
         self.state = State.IDLE
         self.life = Life.ACTIVE
         self.closed = asyncio.Event()
+        self.retry_at = 0.0
+        self.generation = 0
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
         self._outage: Backoff | None = None  # of the first open, or of an outage
@@ -125,6 +134,11 @@ class Registration:
     def __repr__(self) -> str:
         owner = getattr(self, '_owner', None)
         return f'<Registration {self.state.value} {self.life.value} of {owner!r}>'
+
+    @property
+    def owner(self) -> Owner:
+        """The publisher's or subscription's part; the registration has none once it is closed."""
+        return self._owner
 
     @property
     def is_open(self) -> bool:
@@ -193,6 +207,7 @@ class Registration:
             self._outage = Backoff(deadline)
         self._opening = self._outage
         self.cluster.registrations[self] = None
+        self.generation = self.cluster.generation
         lost, self._lost = self._lost, None
         self._enter(State.OPENING if lost is None else State.BACKING_OFF, lost)
         self._task = asyncio.Task(self._run(self._outage, lost), loop=loop)  # never an eager one
@@ -301,8 +316,9 @@ class Registration:
                 self.cluster.probe(connection)
             raise
 
-    def _on_wait(self, error: RbFlyError | None) -> None:
+    def _on_wait(self, error: RbFlyError | None, retry_at: float) -> None:
         """The declaration backs off because of an error, or tries again (None)."""
+        self.retry_at = retry_at
         state = State.OPENING if error is None else State.BACKING_OFF
         if self.state is not state:
             self._enter(state, error)

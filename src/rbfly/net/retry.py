@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 from random import uniform
@@ -13,8 +12,6 @@ from ..error import ConnectTimeout, ProtocolError, RbFlyError, copy_error, witho
 from ..protocol.const import Key, ResponseCode
 
 T = TypeVar('T')
-
-logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST = 0.1  # seconds
 BACKOFF_LAST = 30.0
@@ -87,16 +84,16 @@ class Deadline:
     :param where: addresses of the broker.
     :param generation: generation of the cluster, which does not connect for an older one.
     :ivar when: time of the event loop; infinity for no limit.
-    :ivar on_wait: called with the error when waiting for another try, with None when trying again.
+    :ivar on_wait: called with the error when waiting for another try, and the time of that try;
+        called with None when trying again.
     """
 
     def __init__(self, limit: float | None, where: str, generation: int) -> None:
         self.limit = limit
         self.generation = generation
         self.progress = Progress(where)
-        self.began = asyncio.get_running_loop().time()
-        self.when = inf if limit is None else self.began + limit
-        self.on_wait: Callable[[RbFlyError | None], None] = ignore
+        self.when = inf if limit is None else asyncio.get_running_loop().time() + limit
+        self.on_wait: Callable[[RbFlyError | None, float], None] = ignore
         self._last_try = False
         self._scope: asyncio.Timeout | None = None
 
@@ -141,11 +138,13 @@ class Backoff:
 
     :param deadlines: deadlines of those tasks.
     :ivar error: why the last try failed, while waiting for the next one; else None.
+    :ivar retry_at: time of the event loop at which the next try begins.
     """
 
     def __init__(self, *deadlines: Deadline) -> None:
         self.deadlines = [*deadlines]
         self.error: RbFlyError | None = None
+        self.retry_at = 0.0
         self._delays = backoff()
 
     async def retry(
@@ -168,9 +167,7 @@ class Backoff:
         for item in sorted(self.deadlines, key=lambda item: item.when):
             item.progress.error = error
             delay = item.shorten(wanted, delay, now)
-        seconds = now - min((item.began for item in self.deadlines), default=now)
-        since = f' (for {seconds:.0f} s)' if seconds >= 1 else ''
-        logger.warning('%s%s; trying again in %.1f s', error, since, delay)
+        self.retry_at = now + delay
         self._notify(error)
         await asyncio.sleep(delay)
         self._notify(None)
@@ -178,8 +175,8 @@ class Backoff:
     def _notify(self, error: RbFlyError | None) -> None:
         self.error = error
         for item in self.deadlines:
-            item.on_wait(error)
+            item.on_wait(error, self.retry_at)
 
 
-def ignore(error: RbFlyError | None) -> None:
+def ignore(error: RbFlyError | None, retry_at: float) -> None:
     pass

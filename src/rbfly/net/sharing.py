@@ -46,7 +46,7 @@ class SharedConnect:
         waiting = self._backoff.deadlines
         waiting.append(deadline)
         if self._backoff.error is not None:
-            deadline.on_wait(self._backoff.error)
+            deadline.on_wait(self._backoff.error, self._backoff.retry_at)
         try:
             found = await outcome(self.task)
         finally:
@@ -57,7 +57,7 @@ class SharedConnect:
                 deadline.progress.error = before
             if not waiting:
                 self.task.cancel()
-        deadline.on_wait(None)  # has an effect only if the connect was cancelled while backing off
+        deadline.on_wait(None, 0.0)  # has an effect only if a connect that backed off was cancelled
         return found
 
 

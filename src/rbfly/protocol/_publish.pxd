@@ -6,7 +6,7 @@ from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder
 
 
 cdef class PublishWindow(FrameBuilder):
-    cdef readonly Py_ssize_t in_flight
+    cdef readonly Py_ssize_t in_flight, resent
     cdef readonly bint needs_redeclare
     cdef object on_settled
     cdef uint64_t released          # if batched: number of the first frame that is held back

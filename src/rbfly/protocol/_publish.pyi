@@ -16,6 +16,7 @@ class PublishWindow:
     max_unconfirmed: Final[int]
     frame_entries: Final[int]
     in_flight: Final[int]
+    resent: Final[int]
     needs_redeclare: Final[bool]
     unsettled: Final[int]
     last_sent: Final[int]

@@ -35,6 +35,7 @@ cdef class PublishWindow(FrameBuilder):
     """Messages of one publisher that the broker has not confirmed.
 
     :ivar in_flight: number of messages that are sent but not settled (int).
+    :ivar resent: number of messages that replays have queued again, in total (int).
     :ivar needs_redeclare: the broker does not know the publisher: redeclare it, then call `replay`
         (bool).
     """
@@ -120,6 +121,7 @@ cdef class PublishWindow(FrameBuilder):
             self._refuse_too_large()
             self._repack(self.head)
             self.queued += self.in_flight
+            self.resent += self.in_flight
             self.in_flight = 0
             done, self.too_large = self.too_large, []
             return done

@@ -21,6 +21,7 @@ from ..error import (
 )
 from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.outages import OutageLog
 from ..net.sharing import existing
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
@@ -64,7 +65,7 @@ def streams_client(
     auth_mechanism: AuthMechanism | ssl_module.SSLContext | None = AuthMechanism.PLAIN,
     ssl: ssl_module.SSLContext | None = None,
     *,
-    connection_name: str | None = '',
+    connection_name: str | None = None,
     connect_timeout: float | None = 30.0,
     reconnect_timeout: float | None = None,
     heartbeat: int = 60,
@@ -80,7 +81,8 @@ def streams_client(
         `rabbitmq-stream+tls://...`; or several of them, tried in turn.
     :param auth_mechanism: how to authenticate; also takes an SSL context.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
-    :param connection_name: name of the connections in the broker's management UI.
+    :param connection_name: name of the connections in the broker's management UI, and of the client
+        in the log, see :doc:`logs`; None for none.
     :param connect_timeout: seconds until the first connect gives up with a
         :class:`~rbfly.error.ConnectTimeout`; None or 0 for no limit.  It does not apply to
         publishers opened with `wait=False`.
@@ -152,6 +154,7 @@ class StreamsClient:
             check_type('connection_info', connection_info, ConnectionInfo, Iterable)
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
+        self._cluster.observers.add(OutageLog(connection_info.connection_name))
         self._users = 0
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist, copy_error
@@ -20,8 +19,6 @@ from .reading import MessageWaiter
 from .tracking import OffsetTracking, Tracker, chunk_ids, leader_ends_before, stored_offset
 from .types import MessageFilter
 from .watchdog import DeliveryWatchdog
-
-logger = logging.getLogger(__name__)
 
 
 class SubscriptionSession(Owner):
@@ -126,7 +123,6 @@ class SubscriptionSession(Owner):
             if not error.retriable:
                 self._error = copy_error(error)
             self._waiter.wake()
-            logger.warning('%r: %s', self, error)  # last, because a filter may raise
 
     def on_failed(self, error: Exception) -> None:
         self._error = error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +27,6 @@ from ._sending import PublisherCore
 from .confirmation import publish_error
 from .sequence import SequenceCheck
 from .waiting import WindowSemaphore
-
-logger = logging.getLogger(__name__)
 
 ID_MAX = 2**64 - 1
 
@@ -113,6 +110,10 @@ class PublisherSession(Owner):
 
     # -- the registration
 
+    @property
+    def resent(self) -> int:
+        return 0 if self._core is None else self._core.window.resent
+
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         return commands.DeclarePublisher(id, self.name, self.stream)
 
@@ -159,15 +160,12 @@ class PublisherSession(Owner):
         if core is not None and core.closed and not core.window.unsettled:
             return  # nothing is left to send
         self.registration.ensure_open()
-        logger.warning('%r: %s; redeclaring it', self, error)  # last, because a filter may raise
 
     def on_failed(self, error: Exception) -> None:
         """Raise the error in waiting calls; the next call declares the publisher again."""
         if self._core is not None:
             self._core.fail(error)
             self._give_up(error)
-            if not self._opened and self._cluster.generation == self._generation:
-                logger.warning('%r: %s; the next message starts a new attempt', self, error)
 
     def on_resume(self) -> None:
         if self._core is not None:

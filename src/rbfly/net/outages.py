@@ -1,0 +1,284 @@
+"""Logs the outages of publishers and subscriptions: one line for all that share an outage.
+
+Nothing runs while every registration is open.  During an outage, failed attempts cause lines at
+growing intervals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+from ..error import StreamDoesNotExist, counted
+from .observer import Life, Observer, Role, State, call_each
+from .registration import Registration
+
+logger = logging.getLogger(__name__)
+
+COLLECT = 0.05  # seconds from a loss until its line, which includes the losses in that time
+COLLECT_BACK = 1.0  # the same for registrations that are back, while others are not
+NAMED = 3  # registrations and nodes that a line names; it counts the others
+
+
+class Pace:
+    """Spaces lines at growing intervals; starts again after it was not used for a while.
+
+    :param first: seconds until the second line; each further interval is twice as long.
+    :param last: the longest interval, in seconds.
+    :ivar next: time of the event loop before which no line is due.
+    """
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the shortest interval."""
+        self.next, self._interval = -inf, self._first
+
+    def advance(self, now: float) -> None:
+        """Note that a line is logged."""
+        if now > self.next + self._last:
+            self._interval = self._first
+        self.next = now + self._interval
+        self._interval = min(2 * self._interval, self._last)
+
+
+class Outage:
+    """A registration that has no connection, or had none until now; does not refer to it.
+
+    :ivar who: the publisher or subscription.
+    :ivar publishes: it is a publisher.
+    :ivar resent: number of messages resent in the outage; until it ends, minus those before it.
+    :ivar opening: the registration has lost no connection, but cannot open one.
+    :ivar losses: number of losses that no line has reported.
+    :ivar began: time of the event loop.
+    :ivar seconds: duration, when last determined.
+    :ivar reason: the last error, or that of an unreported loss.
+    :ivar node: where the registration is open again.
+    """
+
+    def __init__(self, registration: Registration) -> None:
+        owner = registration.owner
+        self.publishes = owner.role is Role.PUBLISH
+        kind = 'publisher' if self.publishes else 'subscription'
+        name = getattr(owner, 'name', '')  # of a publisher
+        self.who = f'{kind} {name!r} of {owner.stream!r}' if name else f'{kind} of {owner.stream!r}'
+        self.resent = -owner.resent
+        self.opening = False
+        self.losses = 0
+        self.began = self.seconds = 0.0
+        self.reason = self.node = ''
+
+
+class OutageLog(Observer):
+    """Logs when registrations of a client lose their connection, and when they are back.
+
+    :param name: the client's `connection_name`; each line begins with it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._prefix = f'[{name}] ' if name else ''
+        self._outages: dict[Registration, Outage] = {}
+        self._back: dict[Registration, Outage] = {}  # open again, and not logged
+        self._closed: list[Outage] = []  # the same, but closed since
+        self._failed: list[Outage] = []
+        self._losses = Pace(2 * COLLECT, 30.0)
+        self._reminders = Pace(1.0, 300.0)
+        self._calls = Pace(1.0, 30.0)
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the timer
+        self._timer: asyncio.Handle | None = None
+        self._due = inf
+
+    # -- events
+
+    def on_transition(
+        self,
+        registration: Any,
+        before: State | Life,
+        after: State | Life,
+        error: Exception | None,
+    ) -> None:
+        if after is State.IDLE:
+            self._on_idle(registration, error)
+        elif isinstance(after, Life) or not logger.isEnabledFor(logging.WARNING):
+            return
+        elif error is not None:
+            self._on_lost(registration, before, after, error)
+        elif after is State.OPEN and registration in self._outages:
+            self._on_open(registration)
+
+    def on_call_waiting(self, error: Exception, retry_at: float) -> None:
+        if self._outages or not logger.isEnabledFor(logging.WARNING):
+            return
+        now = asyncio.get_running_loop().time()
+        if now >= self._calls.next:
+            self._calls.advance(now)
+            delay = max(0.0, retry_at - now)
+            self._log(logging.WARNING, f'a call waits: {error}; next attempt in {delay:.1f} s')
+
+    def _on_lost(
+        self, registration: Registration, before: object, after: State, error: Exception
+    ) -> None:
+        now = asyncio.get_running_loop().time()
+        outage = self._outages.get(registration)
+        if outage is None:
+            outage = self._back.pop(registration, None) or Outage(registration)
+            outage.began, outage.reason = now, str(error)
+            outage.losses += 1
+            outage.opening = after is not State.LOST
+            self._outages[registration] = outage
+        if outage.losses:
+            self._schedule(max(now + COLLECT, self._losses.next))
+        elif before is State.OPENING:  # another attempt has failed
+            outage.reason = str(error)
+            if now >= self._reminders.next:
+                self._schedule(now + COLLECT)
+
+    def _on_open(self, registration: Registration) -> None:
+        now = asyncio.get_running_loop().time()
+        assert registration.connection is not None
+        outage = self._back[registration] = self._outages.pop(registration)
+        outage.seconds = now - outage.began
+        outage.node = str(registration.connection.address).partition('://')[2]
+        if not outage.losses:
+            self._schedule(now + COLLECT_BACK if self._outages else now)
+
+    def _on_idle(self, registration: Registration, error: Exception | None) -> None:
+        if outage := self._back.pop(registration, None):
+            outage.resent += registration.owner.resent
+            self._closed.append(outage)
+            return
+        outage = self._outages.pop(registration, None)
+        # The owner did not close it, and the client did not disconnect.
+        failed = error is not None and registration.generation == registration.cluster.generation
+        if failed and (outage is not None or self._opens_in_background(registration)):
+            now = asyncio.get_running_loop().time()
+            if outage is None:
+                outage = Outage(registration)
+                outage.began = now
+            outage.seconds = now - outage.began
+            outage.reason = str(error)
+            if isinstance(error, StreamDoesNotExist) and registration.declared:
+                outage.reason = 'the stream was deleted'
+            self._failed.append(outage)
+            self._schedule(max(now + COLLECT, self._losses.next))
+        elif self._timer is not None and not (self._outages or self._has_news()):
+            self._timer.cancel()
+            self._timer, self._due = None, inf
+
+    def _opens_in_background(self, registration: Registration) -> bool:
+        # No call raises the error at once.
+        first = registration.patient and not registration.declared
+        return first and logger.isEnabledFor(logging.WARNING)
+
+    # -- lines
+
+    def _has_news(self) -> bool:
+        return bool(self._back or self._closed or self._failed)
+
+    def _schedule(self, at: float) -> None:
+        """Log at a time of the event loop, or before."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._due <= at and self._loop is loop:
+                return
+            self._timer.cancel()
+        self._loop, self._due = loop, at
+        self._timer = loop.call_at(at, self._report)
+
+    def _report(self) -> None:
+        """Log all news; log a reminder if one is due."""
+        self._timer, self._due = None, inf
+        now = asyncio.get_running_loop().time()
+        for registration, outage in self._back.items():
+            outage.resent += registration.owner.resent
+        back, failed = [*self._back.values(), *self._closed], self._failed
+        self._back, self._closed, self._failed = {}, [], []
+        attempts: list[float] = []  # times of the next ones
+        lost = [outage for outage in back if outage.losses and not outage.opening]
+        opening, waiting = list[Outage](), list[Outage]()
+        for registration, outage in self._outages.items():
+            if registration.state is State.LOST and registration.life is not Life.ACTIVE:
+                continue  # it is being closed
+            if registration.state is State.BACKING_OFF:
+                attempts.append(registration.retry_at)
+            if outage.losses:
+                (opening if outage.opening else lost).append(outage)
+            elif registration.state is not State.LOST:  # else nothing needs it
+                waiting.append(outage)
+        following = 'connecting'
+        if attempts:
+            following = f'next attempt in {max(0.0, min(attempts) - now):.1f} s'
+        lines: list[tuple[int, str]] = []
+        if lost:
+            lines.append((logging.WARNING, text_of_lost(lost)))
+        if opening:
+            text = f'{all_of(opening)} cannot be opened: {opening[-1].reason}; {following}'
+            lines.append((logging.WARNING, text))
+        if waiting and now >= self._reminders.next:
+            self._reminders.advance(now)
+            text = text_of_waiting(waiting, now)
+            lines.append((logging.WARNING, f'{text}; {following}'))
+        if failed:
+            text = f'{all_of(failed)} gave up after {duration(failed)}: {failed[-1].reason}'
+            lines.append((logging.WARNING, text))
+        if lost or opening or failed:
+            self._losses.advance(now)
+            self._reminders.advance(now)
+        if back and logger.isEnabledFor(logging.INFO):
+            lines.append((logging.INFO, text_of_back(back)))
+        for outage in [*lost, *opening, *back]:
+            outage.losses = 0
+        if not self._outages:
+            self._reminders.restart()
+        call_each([partial(self._log, *line) for line in lines])
+
+    def _log(self, level: int, text: str) -> None:
+        logger.log(level, '%s%s', self._prefix, text)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name the first of them, each one once, and count the others."""
+    shown = list(dict.fromkeys(names))[:NAMED]
+    others = len(names) - len(shown)
+    if others:
+        shown.append(f'{others} more')
+    return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
+
+
+def all_of(outages: Sequence[Outage]) -> str:
+    return listed([outage.who for outage in outages])
+
+
+def duration(outages: Sequence[Outage]) -> str:
+    seconds = max(outage.seconds for outage in outages)
+    return f'{"up to " if len(outages) > 1 else ""}{seconds:.{0 if seconds >= 100 else 1}f} s'
+
+
+def text_of_lost(outages: Sequence[Outage]) -> str:
+    times = sum(outage.losses for outage in outages)
+    what = 'its connection' if len(outages) == 1 else 'their connections'
+    often = f' {times} times, most recently' if times > len(outages) else ''
+    return f'{all_of(outages)} lost {what}{often}: {outages[-1].reason}'
+
+
+def text_of_waiting(outages: Sequence[Outage], now: float) -> str:
+    for outage in outages:
+        outage.seconds = now - outage.began
+    had = 'has had' if len(outages) == 1 else 'have had'
+    spent = duration(outages)
+    return f'{all_of(outages)} {had} no connection for {spent}: {outages[-1].reason}'
+
+
+def text_of_back(outages: Sequence[Outage]) -> str:
+    verb = 'connected' if all(outage.opening for outage in outages) else 'reconnected'
+    nodes = listed(list(dict.fromkeys(outage.node for outage in outages)))
+    text = f'{all_of(outages)} {verb} to {nodes} after {duration(outages)}'
+    if verb == 'reconnected' and any(outage.publishes for outage in outages):
+        text += f'; {counted(sum(outage.resent for outage in outages), "message")} resent'
+    return text

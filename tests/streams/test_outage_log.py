@@ -1,0 +1,466 @@
+"""What a client logs when publishers and subscriptions lose their connection, and return."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.net import outages
+from rbfly.testing import StreamBroker
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, FakeConnection, Frame, Step
+from tests.fake_stream import FakeStream
+from tests.streams.test_outage import lose, now, publishing_peers, subscribe
+from tests.streams.test_publish_recovery import default
+
+HANG = 20.0
+NEXT = r'; next attempt in (\d+\.\d) s'
+
+own_clock = pytest.mark.own_clock
+
+
+class Lines(logging.Handler):
+    """The lines on outages: time of the event loop, level and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[float, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append((now(), record.levelname, record.getMessage()))
+
+    def texts(self, level: str) -> list[str]:
+        return [text for _, found, text in self.found if found == level]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    logger, handler = logging.getLogger('rbfly.net.outages'), Lines()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest_asyncio.fixture
+async def reported() -> AsyncIterator[list[BaseException]]:
+    """What the event loop's exception handler receives."""
+    found: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: found.append(context['exception']))
+    yield found
+    loop.set_exception_handler(before)
+
+
+def cut(owner: Any) -> None:
+    """Cut the connection of a publisher or subscription."""
+    owner._session.registration.connection._transport.abort()
+
+
+def log_of(client: rbs.StreamsClient) -> outages.OutageLog:
+    (found,) = client._cluster.observers._observers
+    assert isinstance(found, outages.OutageLog)
+    return found
+
+
+def is_idle(log: outages.OutageLog) -> bool:
+    return not (log._outages or log._timer or log._has_news())
+
+
+# -- programs, on every broker
+
+
+async def test_publisher(broker_uri: str, stream: str, lines: Lines) -> None:
+    """The log says what was lost and why, where and when it was back, and whose client it is."""
+    async with (
+        rbs.streams_client(broker_uri, connection_name='shop') as client,
+        client.publisher(stream) as publisher,
+    ):
+        await publisher.send(1)
+        cut(publisher)
+        await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
+        await publisher.send(2)
+    loss, back = lines.found
+    assert loss[1:] == ('WARNING', loss[2])
+    who = re.escape(f'[shop] publisher of {stream!r} ')
+    assert re.fullmatch(who + 'lost its connection: .*connection lost.*', loss[2])
+    assert back[1] == 'INFO'
+    assert re.fullmatch(who + r'reconnected to \S+:\d+ after \d\.\d s; 0 messages resent', back[2])
+
+
+async def test_subscription(client: rbs.StreamsClient, stream: str, lines: Lines) -> None:
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: messages._session.registration.is_open, 'it is open')
+        cut(messages)
+        await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
+        waiting.cancel()
+    (loss,), (back,) = lines.texts('WARNING'), lines.texts('INFO')
+    who = re.escape(f'subscription of {stream!r} ')
+    assert re.fullmatch(who + 'lost its connection: .*connection lost.*', loss)
+    assert re.fullmatch(who + r'reconnected to \S+:\d+ after \d\.\d s', back)
+
+
+async def test_deleted_stream(client: rbs.StreamsClient, stream: str, lines: Lines) -> None:
+    async with client.publisher(stream, name='till') as publisher:
+        await client.delete_stream(stream)
+        await until(lambda: 'deleted' in str(lines.found), 'it is logged')
+        with pytest.raises(rbs.StreamDoesNotExist):
+            await publisher.send(1)
+    who = re.escape(f"publisher 'till' of {stream!r} ")
+    assert re.fullmatch(
+        who + r'gave up after \d\.\d s: the stream was deleted', lines.texts('WARNING')[-1]
+    )
+    assert len(lines.texts('WARNING')) <= 2  # the first one: it lost its connection
+    assert not lines.texts('INFO')
+
+
+# -- messages resent
+
+
+@pytest.mark.parametrize(('count', 'text'), [(1, '; 1 message resent'), (4, '; 4 messages resent')])
+async def test_messages_resent(count: int, text: str, lines: Lines) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        async with client.publisher('orders') as publisher:
+            await publisher.send('confirmed')
+            for outage in range(2):
+                broker.withhold_confirms()
+                confirms = [await publisher.submit(i) for i in range(count)]
+                await broker.wait_for('orders', 1 + 2 * count * outage + count)
+                broker.cut()
+                broker.heal()
+                await asyncio.gather(*confirms)
+                await until(lambda: len(lines.texts('INFO')) > outage, 'it is logged')  # noqa: B023
+        assert len(broker.messages('orders')) == 1 + 4 * count
+    assert [item.endswith(text) for item in lines.texts('INFO')] == [True, True]
+
+
+# -- an outage that lasts
+
+
+@own_clock
+async def test_lines_while_an_outage_lasts(lines: Lines) -> None:
+    """They come at growing intervals, and tell how long it lasts and when the client tries next."""
+    attempts: list[float] = []
+
+    def refuse(peer: FakeConnection, request: Frame) -> None:
+        attempts.append(now())
+        peer.transport.abort()
+
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[Step.PEER_PROPERTIES] = refuse
+        began = now()
+        lose(fake)
+        await asyncio.sleep(2000)
+        fake.handlers.clear()
+        await publisher.send('x')
+        ended = now()
+        await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
+        node = f'127.0.0.1:{fake.port}'
+        assert is_idle(log_of(client))
+    first, *more = lines.found[:-1]
+    assert first[1] == 'WARNING'
+    assert first[0] - began == pytest.approx(outages.COLLECT)
+    times = []
+    for at, level, text in more:
+        assert level == 'WARNING'
+        who = "publisher of 'test' has had no connection for "
+        found = re.fullmatch(who + r'([\d.]+) s: .*connection lost.*' + NEXT, text)
+        assert found is not None, text
+        assert float(found[1]) == pytest.approx(at - began, abs=0.51)
+        assert any(abs(at + float(found[2]) - attempt) < 0.06 for attempt in attempts)
+        times.append(at)
+    assert 8 < len(times) < 20
+    intervals = [after - before for before, after in itertools.pairwise(times)]
+    # An attempt causes each line, so that it may come up to 30 s later.
+    assert all(after > before - 31 for before, after in itertools.pairwise(intervals))
+    assert 250 < max(intervals) < 331
+    assert lines.found[-1][1:] == (
+        'INFO',
+        f"publisher of 'test' reconnected to {node} after {ended - began:.0f} s; 0 messages resent",
+    )
+
+
+@own_clock
+async def test_publisher_that_cannot_connect_at_first(lines: Lines) -> None:
+    async with (
+        FakeBroker(at={Step.OPEN: wire.CLOSING}) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=0) as client,
+    ):
+        opening = client.publisher('test')
+        task = asyncio.create_task(opening.__aenter__())
+        await asyncio.sleep(60)
+        fake.handlers.clear()
+        await task
+        await asyncio.sleep(0.1)
+        await opening.__aexit__(None, None, None)
+        node = f'127.0.0.1:{fake.port}'
+    first, *more = lines.texts('WARNING')
+    who = "publisher of 'test' "
+    assert re.fullmatch(who + 'cannot be opened: .*connection lost while .*' + NEXT, first)
+    assert 2 <= len(more) <= 8
+    assert all(text.startswith(who + 'has had no connection for ') for text in more)
+    (back,) = lines.texts('INFO')
+    assert re.fullmatch(who + rf'connected to {node} after \d+\.\d s', back)
+
+
+async def test_publisher_that_opens_in_the_background_and_fails(
+    client: rbs.StreamsClient, stream_name: str, lines: Lines
+) -> None:
+    publisher = await client.publisher(stream_name, wait=False)
+    await until(lambda: bool(lines.found), 'the failure is logged')
+    with pytest.raises(rbs.StreamDoesNotExist):
+        await publisher.send(1)
+    (text,) = lines.texts('WARNING')
+    who = re.escape(f'publisher of {stream_name!r} ')
+    assert re.fullmatch(who + r'gave up after 0\.0 s: .*does not exist.*', text)
+    await publisher.close()
+
+
+@own_clock
+async def test_publisher_that_gives_up(lines: Lines) -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, reconnect_timeout=5) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[Step.OPEN] = wire.CLOSING
+        lose(fake)
+        with pytest.raises(rbs.StreamConnectionError):
+            await publisher.send('x')
+        await asyncio.sleep(30)
+        assert is_idle(log_of(client))
+    text = lines.texts('WARNING')[-1]
+    assert re.fullmatch(r"publisher of 'test' gave up after [45]\.\d s: .*connection lost.*", text)
+    assert not lines.texts('INFO')
+
+
+@own_clock
+async def test_subscription_that_no_task_reads(lines: Lines) -> None:
+    """It does not reconnect by itself, so no lines follow the first one."""
+    stream = FakeStream()
+    stream.append(b'0')
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        subscribe(client) as messages,
+    ):
+        assert await anext(messages) == b'0'
+        lose(fake)
+        await asyncio.sleep(1000)
+        assert [level for _, level, _ in lines.found] == ['WARNING']
+        stream.append(b'1')
+        assert await anext(messages) == b'1'
+        await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
+        assert [level for _, level, _ in lines.found] == ['WARNING', 'INFO']
+        assert 'after 1000 s' in lines.texts('INFO')[0]
+
+
+@own_clock
+async def test_call_that_waits(lines: Lines) -> None:
+    async with (
+        FakeBroker(at={Step.OPEN: wire.CLOSING}) as fake,
+        rbs.streams_client(fake.uri, connection_name='shop', connect_timeout=60) as client,
+    ):
+        with pytest.raises(rbs.StreamConnectionError):
+            await client.stream_exists('test')
+    texts = lines.texts('WARNING')
+    assert 4 < len(texts) < 9
+    assert all(re.fullmatch(r'\[shop\] a call waits: .*' + NEXT, text) for text in texts)
+
+
+@own_clock
+async def test_connection_that_is_lost_again_and_again(lines: Lines) -> None:
+    """The broker confirms each message, then closes the connection: the lines grow rare."""
+
+    def confirm_and_close(peer: FakeConnection, request: Frame) -> None:
+        peer.broker.default(peer, request)
+        asyncio.get_running_loop().call_soon(peer.transport.close)
+
+    count = 3000
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as publisher,
+    ):
+        fake.handlers[wire.PUBLISH] = confirm_and_close
+        for i in range(count):
+            await publisher.send(i)
+        assert len(publishing_peers(fake)) > count / 2
+        fake.handlers.clear()
+        await asyncio.sleep(60)
+        assert is_idle(log_of(client))
+    assert now() > 100
+    assert 5 < len(lines.texts('WARNING')) < 25
+    assert 5 < len(lines.texts('INFO')) < 25
+    found = [re.search(r'lost its connection (\d+) times, most recently: ', text)
+             for text in lines.texts('WARNING')]  # fmt: skip
+    assert sum(int(item[1]) if item else 1 for item in found) == len(publishing_peers(fake)) - 1
+
+
+# -- a thousand at once
+
+
+@own_clock
+async def test_a_thousand_that_are_lost_and_return_together(lines: Lines) -> None:
+    async with (
+        StreamBroker() as broker,
+        rbs.streams_client(broker.uri) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        broker.create_stream('orders')
+        broker.create_stream('refunds')
+        publishers = [
+            await stack.enter_async_context(client.publisher('orders')) for _ in range(600)
+        ]
+        subscriptions = [client.subscribe('refunds') for _ in range(400)]
+        waiting = [asyncio.ensure_future(anext(item)) for item in subscriptions]
+        await until(
+            lambda: all(item._session.registration.is_open for item in subscriptions), 'open'
+        )
+        assert broker.connections > 4
+        broker.cut()
+        await asyncio.sleep(30)
+        broker.publish('refunds', 'x')
+        assert await asyncio.gather(*waiting) == ['x'] * 400
+        await asyncio.gather(*(item.send('y') for item in publishers))
+        assert is_idle(log_of(client))
+        for item in subscriptions:
+            await item.aclose()
+    (loss,), (back,) = lines.texts('WARNING'), lines.texts('INFO')
+    assert re.fullmatch(
+        r"\w+ of '\w+', \w+ of '\w+' and 998 more lost their connections: .*connection lost.*", loss
+    )
+    assert re.fullmatch(
+        r"\w+ of '\w+', \w+ of '\w+' and 998 more reconnected to 127\.0\.0\.1:\d+"
+        r' after up to 0\.\d s; 0 messages resent',
+        back,
+    )
+
+
+@own_clock
+async def test_most_return_and_one_does_not(lines: Lines) -> None:
+    """The line on those that are back does not wait for the last one."""
+
+    def declare(peer: FakeConnection, request: Frame) -> None:
+        answer = wire.refuse(0x06) if request.decode().stream == 'stays' else default
+        answer(peer, request)
+
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for name in ('a', 'b', 'stays', 'c', 'd'):
+            await stack.enter_async_context(client.publisher(name))
+        fake.handlers[wire.DECLARE_PUBLISHER] = declare
+        lose(fake)
+        await asyncio.sleep(3)
+        node = f'127.0.0.1:{fake.port}'
+        (back,) = lines.texts('INFO')
+        who = "publisher of '[abcd]', publisher of '[abcd]', publisher of '[abcd]' and 1 more"
+        assert re.fullmatch(rf'{who} reconnected to {node} after up to 0\.\d s; .*', back)
+        fake.handlers.clear()
+        await asyncio.sleep(60)
+        assert lines.texts('INFO')[1].startswith(f"publisher of 'stays' reconnected to {node} ")
+    first, *more = lines.texts('WARNING')
+    who = "publisher of 'a', publisher of 'b', publisher of 'stays' and 2 more"
+    assert first.startswith(f'{who} lost their connections: ')
+    assert more
+    who = "publisher of 'stays' has had no connection for "
+    assert all(text.startswith(who) and '(code 0x06)' in text for text in more)
+
+
+# -- what the log must not do
+
+
+async def test_filter_that_raises_does_not_disturb_recovery(
+    lines: Lines, reported: list[BaseException]
+) -> None:
+    def fail(record: logging.LogRecord) -> bool:
+        raise ZeroDivisionError
+
+    logger = logging.getLogger('rbfly.net.outages')
+    logger.addFilter(fail)
+    try:
+        async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+            broker.create_stream('orders')
+            async with client.publisher('orders') as publisher:
+                for i in range(3):
+                    await publisher.send(i)
+                    count = len(reported)
+                    broker.cut()
+                    await asyncio.wait_for(publisher.send('x'), HANG)
+                    await until(lambda: len(reported) >= count + 2, 'both lines failed')  # noqa: B023
+            assert is_idle(log_of(client))
+    finally:
+        logger.removeFilter(fail)
+    assert {type(error) for error in reported} == {ZeroDivisionError}
+
+
+async def test_nothing_is_computed_for_a_disabled_logger(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    reported: list[BaseException],
+) -> None:
+    caplog.set_level(logging.ERROR, 'rbfly.net.outages')
+    monkeypatch.setattr(outages, 'Outage', None)  # calling it would raise
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        async with client.publisher('orders') as publisher:
+            await publisher.send(1)
+            broker.cut()
+            await publisher.send(2)
+            assert is_idle(log_of(client))
+    assert not reported
+
+
+async def test_no_timer_while_nothing_is_wrong(client: rbs.StreamsClient, stream: str) -> None:
+    log = log_of(client)
+    async with client.publisher(stream) as publisher:
+        await publisher.send(1)
+        async with client.subscribe(stream, offset=rbs.Offset.FIRST) as messages:
+            assert await anext(messages) == 1
+            assert is_idle(log)
+    assert is_idle(log)
+    await client.disconnect()
+    assert is_idle(log)
+
+
+@own_clock
+@pytest.mark.parametrize('seconds', [0.0, 0.02, 10.0])
+async def test_client_that_disconnects_during_an_outage(seconds: float, lines: Lines) -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test'),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        stack.push_async_callback(client.disconnect)
+        fake.handlers[Step.OPEN] = wire.CLOSING
+        peer = publishing_peers(fake)[0]
+        lose(fake)
+        await until(lambda: not client.connected, 'the connections are lost')
+        await asyncio.sleep(seconds)
+        await client.disconnect()
+        assert is_idle(log_of(client))
+        count = len(lines.found)
+        await asyncio.sleep(100)
+        assert len(lines.found) == count
+        assert peer.lost.done()
+    assert not any('gave up' in text for _, _, text in lines.found)
