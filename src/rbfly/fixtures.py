@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
@@ -31,3 +32,15 @@ def rbfly_stream(rbfly_broker: StreamBroker) -> str:
     name = 'rbfly-stream'
     rbfly_broker.create_stream(name)
     return name
+
+
+@pytest.fixture
+def rbfly_stream_name(rbfly_broker: StreamBroker) -> Iterator[str]:
+    """A new name for a stream of `rbfly_broker`, which the program under test creates itself.
+
+    After the test, the fixture deletes the stream.
+    """
+    name = f'rbfly-{uuid4()}'
+    yield name
+    if name in rbfly_broker.streams:
+        rbfly_broker.delete_stream(name)

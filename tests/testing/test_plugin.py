@@ -38,6 +38,35 @@ async def test_asyncio(rbfly_broker, rbfly_stream):
         async with client.subscribe(rbfly_stream, offset=rbs.Offset.FIRST) as messages:
             assert await anext(messages) == 1
 
+names = set()
+
+@pytest.mark.parametrize('creates', [True, False])
+def test_name_of_a_stream_that_the_program_creates(rbfly_broker, rbfly_stream_name, creates):
+    import rbfly.streams as rbs
+
+    async def program():
+        async with rbs.streams_client(rbfly_broker.uri) as client:
+            assert not await client.stream_exists(rbfly_stream_name)
+            if creates:
+                await client.create_stream(rbfly_stream_name, max_length_bytes=20 * 2**30)
+                async with client.publisher(rbfly_stream_name) as publisher:
+                    await publisher.send('created')
+
+    asyncio.run(program())
+    assert rbfly_stream_name not in names
+    names.add(rbfly_stream_name)
+    if creates:
+        assert rbfly_broker.messages(rbfly_stream_name) == ['created']
+
+@pytest.fixture
+def streams_afterwards(rbfly_broker):
+    yield
+    assert rbfly_broker.streams == ['kept']
+
+def test_stream_is_deleted_afterwards(streams_afterwards, rbfly_broker, rbfly_stream_name):
+    rbfly_broker.create_stream('kept')
+    rbfly_broker.create_stream(rbfly_stream_name)
+
 def test_end():
     assert threading.active_count() == 1
 """
@@ -52,7 +81,7 @@ def test_fixtures(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
-    assert '4 passed' in result.stdout
+    assert '7 passed' in result.stdout
 
 
 def test_fixtures_are_listed(tmp_path: Path) -> None:
@@ -62,3 +91,4 @@ def test_fixtures_are_listed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert 'rbfly_broker' in result.stdout
     assert 'rbfly_stream' in result.stdout
+    assert 'rbfly_stream_name' in result.stdout
