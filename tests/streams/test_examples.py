@@ -1,6 +1,7 @@
 """Run the examples of the documentation unchanged, except for the broker's address.
 
-Examples with an in-memory broker run on that broker and on the broker of the tests.  The examples
+Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
+only define `main(client)` run with the program that the documentation shows for them.  The examples
 of doc/testing.rst are tested in tests/testing.
 """
 
@@ -14,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
 IN_MEMORY = 'broker.uri'
+RUNNER = 'from example import main'  # the program that runs other examples
+WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
@@ -32,22 +35,46 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
+EXAMPLES = examples()
+(RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
+
+
 def test_examples_are_found() -> None:
-    assert 'README.md:0' in dict(examples())
+    assert 'README.md:0' in dict(EXAMPLES)
 
 
-@pytest.mark.parametrize(('name', 'code'), examples(), ids=[name for name, _ in examples()])
-def test_example(name: str, code: str, broker_uri: str, stream_name: str) -> None:
-    assert ADDRESS in code
-    check(name, code.replace(ADDRESS, broker_uri).replace("'orders'", repr(stream_name)))
+@pytest.mark.parametrize('path', [*(ROOT / 'doc').glob('*.rst')], ids=lambda path: path.name)
+def test_no_code_is_wider_than_the_page(path: Path) -> None:
+    blocks = re.findall(
+        r'^\.\. code-block:: (?:python|text)\n\n((?: {3}.*\n|\n)+)', path.read_text(), re.M
+    )
+    lines = [line[3:] for block in blocks for line in block.splitlines()]
+    assert not [line for line in lines if len(line) > WIDTH]
+
+
+@pytest.mark.parametrize(('name', 'code'), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+def test_example(name: str, code: str, broker_uri: str, stream_name: str, tmp_path: Path) -> None:
+    def check_on_broker(code: str) -> None:
+        code = code.replace(ADDRESS, broker_uri)
+        check(name, code.replace("'orders'", repr(stream_name)), tmp_path)
+
+    example = tmp_path / 'example.py'
+    if ADDRESS in code:
+        example.write_text('async def main(client: object) -> None:\n    print(client)\n')
+        check_on_broker(code)
+    else:
+        assert 'async def main(client: rbs.StreamsClient) -> None:' in code
+        example.write_text(code.replace("'orders'", repr(stream_name)))
+        check_on_broker(RUN)
     if IN_MEMORY in code:
         code = code.replace(IN_MEMORY, repr(broker_uri))
-        check(name, code.replace("'orders'", repr(stream_name + '-own')))
+        check(name, code.replace("'orders'", repr(stream_name + '-own')), tmp_path)
 
 
-def check(name: str, code: str) -> None:
+def check(name: str, code: str, folder: Path) -> None:
     result = subprocess.run(
         [sys.executable, '-X', 'dev', '-W', 'error', '-c', code],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
