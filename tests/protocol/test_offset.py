@@ -85,10 +85,12 @@ def test_offsets_are_comparable_hashable_and_frozen() -> None:
     ('offset', 'text'),
     [
         (Offset.FIRST, 'Offset.FIRST'),
-        (Offset.offset(5), 'Offset.OFFSET(5)'),
-        (Offset.timestamp(1.5), 'Offset.TIMESTAMP(1.5)'),
-        (Offset.reference('r'), 'Offset.REFERENCE(r)'),
+        (Offset.offset(5), 'Offset.offset(5)'),
+        (Offset.timestamp(1.5), 'Offset.timestamp(1.5)'),
+        (Offset.reference('r'), "Offset.reference('r')"),
+        (Offset.reference('r', Offset.NEXT), "Offset.reference('r', Offset.NEXT)"),
     ],
 )
 def test_repr(offset: Offset, text: str) -> None:
     assert repr(offset) == text
+    assert eval(text) == offset

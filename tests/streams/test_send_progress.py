@@ -20,6 +20,7 @@ from rbfly.streams.error import (
     StreamConnectionError,
     StreamDoesNotExist,
 )
+from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
@@ -378,3 +379,13 @@ async def test_calls_that_wait_for_capacity_raise_separate_errors(asynchronous: 
         assert errors[0].progress is not errors[1].progress
         assert [numbers(error.progress) for error in errors] == [(0, 0, [], [])] * 2
         assert isinstance(confirmation.exception(), PublisherError)  # so close does not raise it
+
+
+async def test_error_on_a_single_message() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('test')
+        async with client.publisher('test') as publisher:
+            broker.withhold_confirms()
+            with pytest.raises(ConfirmTimeout, match=r'confirmed 0 of 1 message in 0\.05 s'):
+                await publisher.send_many(['x'], timeout=0.05)
+            broker.heal()

@@ -320,7 +320,7 @@ async def test_wait_for_in_another_loop(memory: StreamBroker) -> None:
 
 
 async def test_wait_for_times_out(memory: StreamBroker) -> None:
-    with pytest.raises(TimeoutError, match=r"0 of 1 messages in 'orders' after 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"0 of 1 message in 'orders' after 0\.01 s"):
         await memory.wait_for('orders', 1, timeout=0.01)
     memory.create_stream('orders')
     memory.publish('orders', 1, 2)

@@ -18,7 +18,7 @@ from rbfly.amqp._types cimport (
 )
 
 from rbfly.amqp._types import Char
-from rbfly.error import AMQPDecoderError
+from rbfly.error import AMQPDecoderError, counted
 
 rbfly_make_integers()
 
@@ -108,9 +108,11 @@ cdef object decode_described(Cursor *c, const uint8_t *at, int depth):
 
 
 cdef object fail_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
+    cdef str length = counted(size, 'byte')
+    cdef str items = counted(count, 'item')
     if count > size:
-        return decode_error(c, at, f'list with {count} items in only {size} bytes')
-    return decode_error(c, at, f'list whose {count} items do not fill its {size} bytes')
+        return decode_error(c, at, f'list with {items} in only {length}')
+    return decode_error(c, at, f'list of {length}, not filled by its {items}')
 
 
 cdef object decode_list(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count, int depth):
@@ -151,11 +153,12 @@ cdef object fail_key(Cursor *c, const uint8_t *at, object key):
 
 
 cdef object fail_map(Cursor *c, const uint8_t *at, Py_ssize_t size, Py_ssize_t count):
+    cdef str length = counted(size, 'byte')
     if count & 1:
         return decode_error(c, at, f'map with an odd number of keys and values ({count})')
     if count > size:
-        return decode_error(c, at, f'map with {count} keys and values in only {size} bytes')
-    return decode_error(c, at, f'map whose {count} keys and values do not fill its {size} bytes')
+        return decode_error(c, at, f'map with {count} keys and values in only {length}')
+    return decode_error(c, at, f'map of {length}, not filled by its {count} keys and values')
 
 
 cdef inline object take_key(Cursor *c, const uint8_t *p, int depth):
@@ -225,7 +228,8 @@ cdef object decode_array(
             return decode_error(c, at, f'array with too many zero-width elements ({count})')
         c.zero_width -= count
     elif count > (end - c.p) // need:
-        return decode_error(c, at, f'array with {count} elements in only {end - c.p} bytes')
+        left = counted(end - c.p, 'byte')
+        return decode_error(c, at, f'array with {counted(count, "element")} in only {left}')
     items = PyTuple_New(count)
     for i in range(count):
         c.end = end - (count - 1 - i) * need
@@ -233,7 +237,8 @@ cdef object decode_array(
         Py_INCREF(item)
         PyTuple_SET_ITEM(items, i, item)
     if c.p != end:
-        return decode_error(c, at, f'array whose {count} elements do not fill its {size} bytes')
+        filled = counted(count, 'element')
+        return decode_error(c, at, f'array of {counted(size, "byte")}, not filled by its {filled}')
     c.end = outer
     array = AMQPArray.__new__(AMQPArray)
     array._code = WIDE[code]

@@ -27,7 +27,7 @@ from zlib import crc32
 from rbfly.protocol.compression import BATCH_MAX as _BATCH_MAX
 from rbfly.protocol.compression import CHUNK_MAX as _CHUNK_MAX
 from rbfly.protocol.compression import decompress
-from rbfly.error import ChunkError, FrameError
+from rbfly.error import ChunkError, FrameError, counted
 
 
 cdef enum:
@@ -47,12 +47,14 @@ cdef Chunk parse_chunk(bytes owner, Py_ssize_t start, object committed_chunk_id)
     cdef Py_ssize_t n = PyBytes_GET_SIZE(owner) - start
     cdef uint32_t length
     if n < HEADER:
-        raise ChunkError(f'chunk of {n} bytes is shorter than its header')
+        raise ChunkError(f'chunk of {counted(n, "byte")} is shorter than its header')
     if p[0] != MAGIC:
         raise ChunkError(f'chunk starts with byte 0x{p[0]:02x}, not 0x50')
     length = load_u32(p + 36)
     if length > n - HEADER:
-        raise ChunkError(f'chunk header states {length} bytes of data, but {n - HEADER} follow')
+        raise ChunkError(
+            f'chunk header states {counted(length, "byte")} of data, but {n - HEADER} follow'
+        )
     chunk.owner = owner
     chunk.type = p[1]
     chunk.entries = load_u16(p + 2)
@@ -181,7 +183,9 @@ cdef class Chunk:
         cdef str at = f' (at offset {self.next_offset})'
         self.unpacked += plain
         if plain < 4 * records:
-            raise ChunkError(f'sub-entry batch of {records} messages has {plain} bytes{at}')
+            raise ChunkError(
+                f'sub-entry batch of {counted(records, "message")} has {counted(plain, "byte")}{at}'
+            )
         if plain > BATCH_MAX:
             raise ChunkError(f'sub-entry batch of {plain} bytes is larger than {BATCH_MAX}{at}')
         if self.unpacked > CHUNK_MAX:

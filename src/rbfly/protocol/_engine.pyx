@@ -165,7 +165,7 @@ cdef class Engine:
                 break
             size = load_u32(self.base + self.start)
             if size < 4:
-                raise FrameError(f'a frame of {size} bytes is too short')
+                raise FrameError(f'a frame of size {size} is too short')
             if size > self.frame_cap:
                 raise FrameError(f'a frame of {size} bytes exceeds the limit of {self.frame_cap}')
             if left - 4 < <Py_ssize_t> size:
@@ -208,7 +208,7 @@ cdef class Engine:
             count = load_u32(p + 5)
             if (n - 9) // width < count:
                 raise FrameError(
-                    f'a confirm frame announces {count} ids but has {(n - 9) // width}'
+                    f'a confirm frame has {(n - 9) // width} of the ids it announces ({count})'
                 )
             if key == KEY_CONFIRM:
                 self.counters.ids_confirmed += count

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
-from ..error import ArgumentOverflowError, FrameError
+from ..error import ArgumentOverflowError, FrameError, counted
 from .chunks import Entries, FilteredEntries
 from .const import RESPONSE, Key, ResponseCode
 from .fields import (
@@ -145,7 +145,8 @@ def decode(key: int, version: int, reader: Reader) -> Request | Response | OneWa
         raise FrameError(f'frame 0x{key:04x} version {version} is unknown')
     found = read(reader)
     if not reader.at_end:
-        raise FrameError(f'frame 0x{key:04x} has {reader.left} bytes after its fields')
+        left = counted(reader.left, 'byte')
+        raise FrameError(f'frame 0x{key:04x} has {left} after its fields')
     return found
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, NoReturn
 
 from ..checks import check_type
-from ..error import ArgumentError, ChunkError, CompressionError
+from ..error import ArgumentError, ChunkError, CompressionError, counted
 
 BATCH_MAX = 64 * 2**20
 """Maximum size of a sub-entry in bytes, uncompressed; a larger one raises ChunkError."""
@@ -97,9 +97,11 @@ def decompress(code: int, data: memoryview, size: int) -> bytes:
     try:
         found = into(data, target)
     except cramjam.DecompressionError as ex:
-        raise ChunkError(f'sub-entry batch is not {compression} of {size} bytes: {ex}') from ex
+        wanted = counted(size, 'byte')
+        raise ChunkError(f'sub-entry batch is not {compression} of {wanted}: {ex}') from ex
     if found != size:
-        raise ChunkError(f'sub-entry batch declares {size} bytes of {compression} but has {found}')
+        wanted = counted(size, 'byte')
+        raise ChunkError(f'sub-entry batch declares {wanted} of {compression} but has {found}')
     return bytes(target)
 
 
@@ -110,5 +112,5 @@ def gunzip(data: memoryview, size: int) -> bytes:
     except zlib.error as ex:
         raise ChunkError(f'sub-entry batch is not gzip: {ex}') from ex
     if len(found) != size or not stream.eof or stream.unused_data:
-        raise ChunkError(f'sub-entry batch is not gzip of {size} bytes')
+        raise ChunkError(f'sub-entry batch is not gzip of {counted(size, "byte")}')
     return found

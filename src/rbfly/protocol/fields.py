@@ -23,7 +23,7 @@ from typing import (
     get_origin,
 )
 
-from ..error import ArgumentError, ArgumentOverflowError, FrameError
+from ..error import ArgumentError, ArgumentOverflowError, FrameError, counted
 from .offset import Offset, OffsetType
 
 T = TypeVar('T')
@@ -64,7 +64,8 @@ class Reader:
         """Read an array of items that have at least `size` bytes each."""
         n = self.u32()
         if n * size > self.left:
-            raise FrameError(f'frame of {len(self.data)} bytes declares {n} items')
+            length = counted(len(self.data), 'byte')
+            raise FrameError(f'frame of {length} declares {counted(n, "item")}')
         return tuple([decode(self) for _ in range(n)])
 
     def string(self) -> str:

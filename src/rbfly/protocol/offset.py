@@ -119,10 +119,10 @@ class Offset:
         return Offset(OffsetType.REFERENCE, reference, default)
 
     def __repr__(self) -> str:
-        value = '' if self.value is None else f'({self.value})'
-        if self.default is not None:
-            value = f'({self.value}, {self.default!r})'
-        return f'Offset.{self.type.name}{value}'
+        if self.value is None:
+            return f'Offset.{self.type.name}'
+        default = '' if self.default is None else f', {self.default!r}'
+        return f'Offset.{self.type.name.lower()}({self.value!r}{default})'
 
 
 Offset.FIRST = Offset(OffsetType.FIRST)

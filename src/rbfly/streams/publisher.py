@@ -75,6 +75,9 @@ class BasePublisher(PublisherBase):
     def message_id(self) -> int:
         """Publishing id of the next message, or of the next sub-entry to begin.
 
+        The first id is 1.  A publisher with a name continues after the last id that the broker has
+        stored for the name.
+
         :raises PublisherError: `wait=False` was passed for a publisher with a name, and the broker
             has not declared it.
         """

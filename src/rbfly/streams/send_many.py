@@ -7,7 +7,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Ma
 
 from .._turn import Turn
 from ..checks import check_timeout
-from ..error import ArgumentTypeError, ConfirmTimeout, RbFlyError, SendProgress, copy_error
+from ..error import (
+    ArgumentTypeError,
+    ConfirmTimeout,
+    RbFlyError,
+    SendProgress,
+    copy_error,
+    counted,
+)
 from ._confirm import ConfirmGroup
 from .confirmation import of_message, publish_error, set_attribute
 from .publishing import PublisherSession
@@ -107,9 +114,8 @@ class ManyMessages:
     def _late(self, timeout: float | None, error: Exception | None) -> ConfirmTimeout:
         taken, missing = self._waiter.count, self._waiter.remaining
         refused = sum(map(len, self._waiter.missed or ()))
-        text = (
-            f'the broker confirmed {taken - missing - refused} of {taken} messages in {timeout} s'
-        )
+        confirmed, messages = taken - missing - refused, counted(taken, 'message')
+        text = f'the broker confirmed {confirmed} of {messages} in {timeout} s'
         failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
         failure.__cause__ = error
         return failure

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
 from ..checks import check_folder, check_integer, check_timeout, check_type
-from ..error import ArgumentError, StreamDoesNotExist, protocol_error
+from ..error import ArgumentError, StreamDoesNotExist, counted, protocol_error
 from ..protocol.commands import Create
 from ..protocol.const import ResponseCode
 from ..types import AMQPBody
@@ -206,7 +206,8 @@ class StreamBroker(Running):
                 self._call(stored)
                 await reached.wait()
         except TimeoutError:
-            problem = f'{self._call(stored)} of {count} messages in {stream!r} after {timeout} s'
+            found, messages = self._call(stored), counted(count, 'message')
+            problem = f'{found} of {messages} in {stream!r} after {timeout} s'
             raise TimeoutError(problem) from None
         finally:
             self._call(watchers.remove, stored)
