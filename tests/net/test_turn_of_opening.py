@@ -70,6 +70,15 @@ async def test_disconnect_in_the_turn_that_opens_the_publisher() -> None:
             await closing
 
 
+async def received(messages: rbs.Subscription) -> Any:
+    """Return the next message, however often the wait for it times out."""
+    while True:
+        try:
+            return await anext(messages)
+        except MessageTimeout:
+            pass
+
+
 async def test_reset_while_a_shared_connect_backs_off() -> None:
     """A subscription that leaves a shared connect changes neither its state nor the connect."""
     stream = FakeStream()
@@ -77,7 +86,7 @@ async def test_reset_while_a_shared_connect_backs_off() -> None:
     async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
         polled = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False, timeout=0.01)
         other = client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False)
-        assert await anext(polled) == await anext(other) == b'0'
+        assert await received(polled) == await anext(other) == b'0'
         fake.handlers[Step.OPEN] = wire.CLOSING
         for peer in fake.connections:
             peer.transport.abort()
@@ -102,4 +111,4 @@ async def test_reset_while_a_shared_connect_backs_off() -> None:
         del fake.handlers[Step.OPEN]
         stream.append(b'1')
         assert await asyncio.wait_for(task, HANG) == b'1'
-        assert await anext(polled) == b'1'
+        assert await received(polled) == b'1'
