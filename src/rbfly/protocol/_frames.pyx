@@ -448,7 +448,7 @@ cdef class FrameBuilder:
         cdef Entry *ring = <Entry *> PyMem_Malloc(2 * size * sizeof(Entry))
         if ring is NULL:
             raise MemoryError
-        for i in range(max(self.head, 1) - 1, self.tail):
+        for i in range(self.head - (self.head > 0), self.tail):
             ring[i & (2 * size - 1)] = self.ring[i & self.mask]
         PyMem_Free(self.ring)
         self.ring = ring
