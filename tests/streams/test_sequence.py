@@ -86,6 +86,18 @@ async def test_queries_while_publishing() -> None:
 
 
 @own_clock
+async def test_timer_waits_while_the_broker_does_not_answer_the_close_of_the_client() -> None:
+    async with FakeBroker(on={wire.CLOSE: wire.SILENT}, tune=NO_HEARTBEAT) as fake:
+        client = rbs.streams_client(fake.uri, heartbeat=0, close_timeout=3 * INTERVAL)
+        publisher = await client.publisher('test', name='me')
+        await publisher.send('x')
+        begin = now()
+        await client.disconnect()  # the clock stands still if a callback is always ready
+        assert now() - begin >= 3 * INTERVAL
+        assert not timers()
+
+
+@own_clock
 @pytest.mark.parametrize('cls', [rbs.Publisher, rbs.PublisherBatchFast])
 async def test_no_queries_without_a_name(cls: type[Any]) -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:

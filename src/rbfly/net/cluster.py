@@ -419,7 +419,7 @@ class Cluster:
                 raise
             progress.error = self._last_error = without_frames(ex)
         else:
-            progress.error = None
+            progress.error = self._last_error = None
             self._established = True
             self.closing.left = None
             self._failed.pop(info, None)

@@ -116,6 +116,7 @@ class Deadline:
         else:
             text = f'gave up after {self.limit:g} s: {error}'
         timeout = progress.timeout(text)
+        timeout.code = None if error is None else error.code
         timeout.__cause__ = error and without_frames(copy_error(error))  # hides the TimeoutError
         return timeout
 

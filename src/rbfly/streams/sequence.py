@@ -50,12 +50,12 @@ class SequenceCheck:
     def ask(self, core: PublisherCore) -> None:
         """Send a query.  The broker answers it after all that this publisher sent before."""
         connection = self._registration.connection
+        sent = self._sent = core.window.last_sent
+        self._due = core.loop.time() + INTERVAL
         if connection is None or not connection.is_open:
             return
         if self._answer is not None:
             self._answer.cancel()
-        sent = self._sent = core.window.last_sent
-        self._due = core.loop.time() + INTERVAL
         answer: asyncio.Future[bytes]
         # No timeout, because it would end the connection.  The answer is read before the frames
         # behind it, which may confirm messages that are not stored.
