@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def queries(fake: FakeBroker) -> int:
 def last_id(value: int) -> Handler:
     """Answer the query with an id."""
     return lambda peer, request: peer.respond(request, value)
+
+
+@asynccontextmanager
+async def opened(**broker: Any) -> AsyncIterator[tuple[FakeBroker, rbs.Publisher]]:
+    """Open a publisher with a name, at a broker with these arguments."""
+    async with (
+        FakeBroker(**broker) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', name='me') as publisher,
+    ):
+        yield fake, publisher
 
 
 # -- when the publisher asks
@@ -115,11 +127,7 @@ async def test_no_queries_without_a_name(cls: type[Any]) -> None:
 
 @own_clock
 async def test_no_timer_before_the_first_confirm_and_during_an_outage() -> None:
-    async with (
-        FakeBroker(on={wire.PUBLISH: wire.SILENT}) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened(on={wire.PUBLISH: wire.SILENT}) as (fake, publisher):
         first = asyncio.create_task(publisher.send('x'))
         await asyncio.sleep(15)
         assert not timers()
@@ -139,11 +147,7 @@ async def test_no_timer_before_the_first_confirm_and_during_an_outage() -> None:
 @own_clock
 async def test_publisher_that_leaves_its_connection_asks_on_the_next_one() -> None:
     """Also while an earlier query is not answered."""
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         fake.handlers[QUERY] = wire.SILENT
         for n in range(3):
             await publisher.send('x')
@@ -163,11 +167,7 @@ async def test_publisher_that_leaves_its_connection_asks_on_the_next_one() -> No
     ids=['silent', '0x02', '0x06', '0x10'],
 )
 async def test_failed_query_changes_nothing(handler: Handler) -> None:
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         connection = publisher._core.connection
         fake.handlers[QUERY] = handler
         for _ in range(35):
@@ -193,11 +193,7 @@ async def test_failed_query_changes_nothing(handler: Handler) -> None:
 @pytest.mark.parametrize('handler', [wire.CLOSING, wire.GARBAGE, wire.TRUNCATED])
 async def test_connection_that_fails_with_the_query(handler: Handler) -> None:
     """The publisher reconnects as usual."""
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         fake.handlers[QUERY] = handler
         await publisher.send('x')
         await asyncio.sleep(INTERVAL + 0.01)
@@ -282,11 +278,7 @@ async def test_unconfirmed_messages_raise() -> None:
 @own_clock
 async def test_answer_that_arrives_together_with_a_confirm() -> None:
     """The message is not reported as confirmed."""
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         held: list[Frame] = []
 
         def publish(peer: Peer, request: Frame) -> None:
@@ -305,11 +297,7 @@ async def test_answer_that_arrives_together_with_a_confirm() -> None:
 @own_clock
 @pytest.mark.parametrize(('opening', 'answer'), [(0, 3), (100, 100), (100, 103), (100, 7)])
 async def test_answers_that_are_no_other_publisher(opening: int, answer: int) -> None:
-    async with (
-        FakeBroker(on={QUERY: last_id(opening)}) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened(on={QUERY: last_id(opening)}) as (fake, publisher):
         await publisher.send_many(['x'] * 3)
         fake.handlers[QUERY] = last_id(answer)
         lose(publisher)
@@ -320,11 +308,7 @@ async def test_answers_that_are_no_other_publisher(opening: int, answer: int) ->
 @own_clock
 @pytest.mark.parametrize(('opening', 'answer'), [(0, 4), (100, 104), (0, 2**64 - 1)])
 async def test_answers_that_are_another_publisher(opening: int, answer: int) -> None:
-    async with (
-        FakeBroker(on={QUERY: last_id(opening)}) as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened(on={QUERY: last_id(opening)}) as (fake, publisher):
         await publisher.send_many(['x'] * 3)
         fake.handlers[QUERY] = last_id(answer)
         with pytest.raises(PublisherNameInUse):
@@ -351,11 +335,7 @@ async def test_publisher_declared_in_the_background(answer: int, found: bool) ->
 
 @own_clock
 async def test_close_raises_the_error_once() -> None:
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         await publisher.send('x')
         fake.handlers[QUERY] = last_id(9)
         closing = [asyncio.create_task(publisher.close()) for _ in range(2)]
@@ -366,11 +346,7 @@ async def test_close_raises_the_error_once() -> None:
 
 @own_clock
 async def test_close_does_not_repeat_the_error() -> None:
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         fake.handlers[QUERY] = last_id(9)
         lose(publisher)
         with pytest.raises(PublisherNameInUse):
@@ -382,11 +358,7 @@ async def test_close_does_not_repeat_the_error() -> None:
 
 @own_clock
 async def test_close_raises_an_error_that_no_call_has_raised() -> None:
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         await publisher.send('x')
         fake.handlers[QUERY] = last_id(9)
         await asyncio.sleep(INTERVAL + 1)
@@ -397,11 +369,7 @@ async def test_close_raises_an_error_that_no_call_has_raised() -> None:
 
 @own_clock
 async def test_close_raises_the_error_of_a_submitted_message() -> None:
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         await publisher.send('x')
         fake.handlers[QUERY] = last_id(9)
         fake.handlers[wire.PUBLISH] = wire.SILENT
@@ -417,11 +385,7 @@ async def test_close_raises_the_error_of_a_submitted_message() -> None:
 
 @own_clock
 async def test_close_reports_refused_messages_as_the_cause() -> None:
-    async with (
-        FakeBroker() as fake,
-        rbs.streams_client(fake.uri) as client,
-        client.publisher('test', name='me') as publisher,
-    ):
+    async with opened() as (fake, publisher):
         fake.handlers[wire.PUBLISH] = refuse(0x11)
         await publisher.submit('x')
         await asyncio.sleep(1)
