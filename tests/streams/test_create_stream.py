@@ -1,4 +1,4 @@
-"""Errors of `create_stream`: what exists, what was requested, and what to do."""
+"""The errors of `create_stream` when the broker refuses the request."""
 
 from datetime import timedelta
 from typing import Any

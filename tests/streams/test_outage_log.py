@@ -81,7 +81,7 @@ def is_idle(log: outages.OutageLog) -> bool:
 
 
 async def test_publisher(broker_uri: str, stream: str, lines: Lines) -> None:
-    """The log says what was lost and why, where and when it was back, and whose client it is."""
+    """The log reports the loss with its cause, the return with its node, and the client's name."""
     async with (
         rbs.streams_client(broker_uri, connection_name='shop') as client,
         client.publisher(stream) as publisher,

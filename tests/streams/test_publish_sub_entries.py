@@ -20,7 +20,7 @@ from tests.entries import read_entry
 from tests.streams.test_interop import read_pika, read_rbfly, read_rstream
 from tests.streams.test_publish import stored
 
-HANG = 30.0  # seconds within which what is to end has ended
+HANG = 30.0  # seconds; only a safeguard
 BODIES = [b'message %d ' % i * (i % 20) for i in range(5000)]
 
 
