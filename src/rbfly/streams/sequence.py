@@ -50,8 +50,7 @@ class SequenceCheck:
     def ask(self, core: PublisherCore) -> None:
         """Send a query.  The broker answers it after all that this publisher sent before."""
         connection = self._registration.connection
-        sent = self._sent = core.window.last_sent
-        self._due = core.loop.time() + INTERVAL
+        sent = self._begin_interval(core)
         if connection is None or not connection.is_open:
             return
         if self._answer is not None:
@@ -96,8 +95,13 @@ class SequenceCheck:
         if self._answer is None or self._answer.done():
             self.ask(core)
         else:  # the broker has not answered the last query
-            self._sent, self._due = core.window.last_sent, core.loop.time() + INTERVAL
+            self._begin_interval(core)
         self.start(core)
+
+    def _begin_interval(self, core: PublisherCore) -> int:
+        """Note the highest id sent so far, and when the next query is due; return the id."""
+        self._sent, self._due = core.window.last_sent, core.loop.time() + INTERVAL
+        return self._sent
 
     def stop(self) -> None:
         """Stop the timer, because the publisher has left its connection."""
