@@ -188,6 +188,8 @@ class RabbitMQ(Broker):
     def pause_node(self, node: int = 0) -> None:
         """Suspend a node's process: its connections stay open, but nothing answers."""
         self._signal(node, 'STOP')
+        if not wait_until(lambda: self._paused(node), 10):
+            raise BrokerError(f'{self.nodes[node].name} is still running after 10 s')
 
     def resume_node(self, node: int = 0) -> None:
         """Resume a paused node."""
@@ -505,8 +507,16 @@ class RabbitMQ(Broker):
             raise BrokerError(f'{node.name} is still running after {timeout:.0f} s')
 
     def _signal(self, node: int, name: str) -> None:
+        self._with_pid(node, f'kill -{name} $pid')
+
+    def _paused(self, node: int) -> bool:
+        # a thread that runs stops later than `kill` returns
+        states = self._with_pid(node, 'grep -h ^State: /proc/$pid/task/*/status')
+        return all('(stopped)' in state for state in states.splitlines())
+
+    def _with_pid(self, node: int, command: str) -> str:
         pid = f'/srv/{self.nodes[node].folder}/pid'
-        self._in_room.run(['sh', '-c', f'kill -{name} "$(cat {pid})"'])
+        return self._in_room.run(['sh', '-c', f'pid=$(cat {pid}) && {command}'])
 
     def _shut_down(self, nodes: Sequence[Node], timeout: float) -> None:
         """Ask all nodes at once to stop and wait up to `timeout` seconds."""
