@@ -1,9 +1,12 @@
 # Encode and decode whole messages.  No ABI promise between releases.
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly._wire cimport OutBuffer
+from rbfly._wire cimport OutBuffer, out_reserve, store_u32
+from rbfly.amqp._layout cimport DATA8
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._native cimport rbfly_copy
 
 # Append the encoding of `message`, a body of any type or a MessageCtx.  On an error, out.p may be
 # anywhere beyond its old position; the caller has to restore it.
@@ -17,3 +20,21 @@ cdef object decode_body(const uint8_t *p, Py_ssize_t n)
 cdef MessageCtx decode_context(
     object owner, const uint8_t *p, Py_ssize_t n, uint64_t stream_offset, double stream_timestamp
 )
+
+
+cdef int put_long_data(OutBuffer *out, object body) except -1
+
+
+# Append exact bytes as a message with one data section.
+cdef inline int put_data(OutBuffer *out, object body) except -1:
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
+    cdef uint8_t *p
+    if n > 255:
+        return put_long_data(out, body)
+    out_reserve(out, n + 5)
+    p = out.p
+    store_u32(p, DATA8)
+    p[4] = <uint8_t> n
+    rbfly_copy(p + 5, <const uint8_t *> PyBytes_AS_STRING(body), n)
+    out.p = p + 5 + n
+    return 0

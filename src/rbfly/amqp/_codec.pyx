@@ -18,7 +18,7 @@ from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_STRING, encode_map, encode_sequence, encode_value,
 )
 from rbfly.amqp._layout cimport (
-    ANNOTATIONS, APP_PROPERTIES, DATA, DELIVERY_ANNOTATIONS, FOOTER, HEADER, I_ANNOTATIONS,
+    ANNOTATIONS, APP_PROPERTIES, DATA, DATA32, DELIVERY_ANNOTATIONS, FOOTER, HEADER, I_ANNOTATIONS,
     I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES,
     SEQUENCE, VALUE, Layout, Sections, build_body, data_head, get_field, is_one_section,
     open_sections, scan,
@@ -48,20 +48,13 @@ cdef inline int put_section_head(OutBuffer *out, uint8_t section) except -1:
     return 0
 
 
-cdef inline int put_data(OutBuffer *out, object body) except -1:
+cdef int put_long_data(OutBuffer *out, object body) except -1:
     cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
-    out_reserve(out, n + (5 if n <= 255 else 8))
-    put_u8(out, codes.DESCRIBED)
-    put_u8(out, codes.SMALLULONG)
-    put_u8(out, DATA)
-    if n <= 255:
-        put_u8(out, codes.VBIN8)
-        put_u8(out, <uint8_t> n)
-    else:
-        if n > 0xffffffff:
-            raise AMQPEncoderOverflowError(f'{n} bytes do not fit in a data section')
-        put_u8(out, codes.VBIN32)
-        put_u32(out, <uint32_t> n)
+    if n > 0xffffffff:
+        raise AMQPEncoderOverflowError(f'{n} bytes do not fit in a data section')
+    out_reserve(out, n + 8)
+    put_u32(out, DATA32)
+    put_u32(out, <uint32_t> n)
     put_bytes(out, PyBytes_AS_STRING(body), n)
     return 0
 

@@ -1,15 +1,32 @@
-from libc.stdint cimport uint8_t
+from cpython.bytes cimport PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t
 
-from rbfly._wire cimport OutBuffer
+from rbfly._wire cimport OutBuffer, out_reserve, out_size, store_u32
+from rbfly.amqp._codec cimport put_data
 
-# Append u32 length and message.  On an error, the caller rolls back.
-cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
+cdef int put_any_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
 # Append u16 length and filter value, for Publish v2.
 cdef int put_filter(OutBuffer *out, object value) except -1
 
 # Free memory after a roll-back, if it is much.
 cdef int trim(OutBuffer *out) except -1
+
+
+# Append u32 length and message.  On an error, the caller rolls back.
+cdef inline int put_message(
+    OutBuffer *out, object message, bint amqp, Py_ssize_t limit
+) except -1:
+    cdef Py_ssize_t at
+    if type(message) is not bytes or not amqp or PyBytes_GET_SIZE(message) > limit - 8:
+        return put_any_message(out, message, amqp, limit)
+    # the most common kind, without further calls
+    at = out_size(out)
+    out_reserve(out, 4)
+    out.p += 4
+    put_data(out, message)
+    store_u32(out.start + at, <uint32_t> (out_size(out) - at - 4))
+    return 0
 
 
 cdef class SubEntry:

@@ -59,7 +59,9 @@ cdef int refuse_long(object message, Py_ssize_t limit) except -1:
     return 0
 
 
-cdef int put_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1:
+cdef int put_any_message(
+    OutBuffer *out, object message, bint amqp, Py_ssize_t limit
+) except -1:
     cdef Py_ssize_t at = out_size(out)
     cdef Py_ssize_t n
     cdef Py_buffer view

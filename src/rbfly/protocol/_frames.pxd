@@ -80,9 +80,10 @@ cdef class FrameBuilder:
     cdef int _reserve(self, Py_ssize_t size, Py_ssize_t count) except -1
     cdef int _close_open(self) except -1
     cdef int _finish_frame(self) except -1
-    cdef int _put_entry(self, uint64_t id, object message, object value) except -1
     cdef int _grow_ring(self) except -1
-    cdef Entry *_add_entry(self, uint64_t id, Py_ssize_t start, Py_ssize_t count) noexcept
+    cdef Entry *_add_entry(
+        self, Frame frame, uint64_t id, Py_ssize_t start, Py_ssize_t count
+    ) noexcept
     cdef int _add_simple(
         self, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
     ) except -1

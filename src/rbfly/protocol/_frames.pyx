@@ -19,6 +19,7 @@ from rbfly._wire cimport (
     OutBuffer, out_discard, out_finish, out_open, out_reserve, out_size, put_bytes, put_u8,
     put_u16, put_u32, put_u64, store_u32,
 )
+from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._entry cimport SubEntry, put_filter, put_message, trim
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
@@ -50,6 +51,34 @@ cdef inline bint is_plain(object message):
 cdef class Frame:
     def __cinit__(self):
         self.waiters = []
+
+
+cdef int put_entry(FrameBuilder builder, uint64_t id, object message, object value) except -1:
+    cdef OutBuffer *out = &builder.out
+    cdef Py_ssize_t start = out_size(out)
+    out_reserve(out, 8)
+    put_u64(out, id)
+    if builder.filter_extract is not None:
+        put_filter(out, value)
+    return put_message(
+        out, message, builder.amqp, builder.frame_max - (PREFIX - 4) - (out_size(out) - start) - 4
+    )
+
+
+# Called without exception propagation: cheaper than try and except.
+ctypedef int (*raw_put_entry)(
+    FrameBuilder builder, uint64_t id, object message, object value
+) noexcept
+
+
+cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
+    """After an error: remove the entry at `start` from the open frame."""
+    try:
+        keep_error()
+    except BaseException:
+        builder.out.p = builder.out.start + start
+        trim(&builder.out)
+        raise
 
 
 cdef class FrameBuilder:
@@ -198,7 +227,8 @@ cdef class FrameBuilder:
             has_last = True
         return last if has_last else None
 
-    cdef int _enter(self) except -1:
+    @cython.final
+    cdef inline int _enter(self) except -1:
         # Encoders, filters, compressors (which release the GIL) and the garbage collector may run
         # any Python code: it must not use this object meanwhile.
         if self.busy:
@@ -230,12 +260,8 @@ cdef class FrameBuilder:
             if self.open is None:
                 self._open_frame()
             start = out_size(&self.out)
-            try:
-                self._put_entry(id, message, value)
-            except BaseException:
-                self.out.p = self.out.start + start
-                trim(&self.out)
-                raise
+            if (<raw_put_entry> put_entry)(self, id, message, value) < 0:
+                fail_entry(self, start)
             if out_size(&self.out) - 4 > self.frame_max:
                 self._move_entry(start)
                 start = PREFIX
@@ -251,7 +277,8 @@ cdef class FrameBuilder:
         finally:
             self.busy = False
 
-    cdef int _use_id(self, uint64_t id) except -1:
+    @cython.final
+    cdef inline int _use_id(self, uint64_t id) except -1:
         if self.batch_ids is not None:
             self.batch_ids.add(id)
         if not self.has_last or id > self.last_id:
@@ -429,17 +456,6 @@ cdef class FrameBuilder:
         self.capacity_hint = max(SMALLEST_FRAME, min(size, LARGEST_HINT))
         return 0
 
-    cdef int _put_entry(self, uint64_t id, object message, object value) except -1:
-        cdef OutBuffer *out = &self.out
-        cdef Py_ssize_t start = out_size(out)
-        out_reserve(out, 12)
-        put_u64(out, id)
-        if self.filter_extract is not None:
-            put_filter(out, value)
-        return put_message(
-            out, message, self.amqp, self.frame_max - (PREFIX - 4) - (out_size(out) - start) - 4
-        )
-
     # -- the ring of entries
 
     cdef int _grow_ring(self) except -1:
@@ -455,7 +471,10 @@ cdef class FrameBuilder:
         self.mask = 2 * size - 1
         return 0
 
-    cdef Entry *_add_entry(self, uint64_t id, Py_ssize_t start, Py_ssize_t count) noexcept:
+    @cython.final
+    cdef inline Entry *_add_entry(
+        self, Frame frame, uint64_t id, Py_ssize_t start, Py_ssize_t count
+    ) noexcept:
         # The entry extends from `start` to the end of the open frame; the ring has space.
         cdef Entry *entry = &self.ring[self.tail & self.mask]
         entry.id = id
@@ -464,9 +483,9 @@ cdef class FrameBuilder:
         entry.size = <uint32_t> (out_size(&self.out) - start)
         entry.settled = False
         self.tail += 1
-        self.open.entries += 1
-        self.open.unsettled += 1
-        self.open.count += count
+        frame.entries += 1
+        frame.unsettled += 1
+        frame.count += count
         return entry
 
     cdef int _add_simple(
@@ -477,7 +496,7 @@ cdef class FrameBuilder:
         if frame.last is not waiter:
             frame.waiters.append(waiter)
             frame.last = waiter
-        entry = self._add_entry(id, start, 1)
+        entry = self._add_entry(frame, id, start, 1)
         entry.waiter = <uint32_t> (len(frame.waiters) - 1)
         entry.order = order
         entry.spans = 0
@@ -489,7 +508,7 @@ cdef class FrameBuilder:
         cdef Entry *entry
         for span in spans:
             count += (<SubEntrySpan> span).count
-        entry = self._add_entry(id, start, count)
+        entry = self._add_entry(frame, id, start, count)
         entry.waiter = <uint32_t> len(frame.waiters)
         entry.order = 0
         entry.spans = <uint16_t> len(spans)
