@@ -40,6 +40,7 @@ LAYERS = {
         ['commands'],
         ['_pending'],
         ['_frames'],
+        ['_queue'],
         ['_chunk', '_publish'],
         ['_identity', '_batch'],
         ['_cursor'],

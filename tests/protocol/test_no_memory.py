@@ -125,3 +125,43 @@ def test_no_memory_to_sort_a_batch(way: str) -> None:
         failed = fails_at(number, window.release)
         check(window, finish(window, way), waiters)
     assert number > 3
+
+
+@ways
+@forked
+def test_no_memory_to_withdraw_messages(way: str) -> None:
+    for number in range(1, 60):
+        window = make()
+        waiters = [PendingConfirms(None, True) for _ in range(COUNT)]
+        for waiter in waiters:
+            window.append(BODY, waiter)
+        window.take()
+
+        def give_up(window: PublishWindow = window, waiters: Waiters = waiters) -> None:
+            for i in range(5, COUNT):
+                window.give_up(i, waiters[i])
+
+        fails_at(number, give_up)
+        give_up()
+        assert window.unsettled == 5
+        check(window, finish(window, way), waiters[:5])
+
+
+@ways
+@forked
+def test_no_memory_to_join_a_message(way: str) -> None:
+    number, failed = 0, True
+    message = stream_message_ctx(BODY, publish_id=0)
+    while failed:
+        window = make()
+        first, second = PendingConfirms(None, True), PendingConfirms(None, True)
+        window.append(message, first)
+
+        def join(window: PublishWindow = window, second: PendingConfirms = second) -> None:
+            window.join(message, second)
+
+        number += 1
+        failed = fails_at(number, join)
+        [notified] = finish(window, way)
+        assert (notified.future == [first, second]) is not failed
+    assert number > 1

@@ -1115,6 +1115,7 @@ class Model(TooLong):
         self.last_id = -1
         self.last_released = -1
         self.last_sent = 0
+        self.last_written = -1
         self.unreleased: list[int] = []
         self.queued: list[int] = []
         self.flying: list[int] = []
@@ -1183,6 +1184,7 @@ class Model(TooLong):
         del self.queued[: len(entries)]
         self.flying += [i for i, _ in entries]
         self.last_sent = max(self.last_sent, self.flying[-1])
+        self.last_written = max(self.last_written, self.flying[-1])
 
     def finished(self, ids: list[int]) -> set[PendingConfirms]:
         """The waiters that end when these ids of the messages in flight are settled."""
@@ -1239,6 +1241,8 @@ class Model(TooLong):
         assert len(waiters) == len(set(waiters))
         assert set(waiters) == set(self.waiting.values())
         assert all(waiter.remaining == 0 for waiter in waiters)
+        if not self.batched:
+            self.last_id = self.last_written  # higher ids may be used again
         self.waiting.clear()
         self.unreleased.clear()
         self.queued.clear()

@@ -30,7 +30,7 @@ cdef struct Entry:
     uint32_t waiter     # index into the frame's waiters
     uint32_t order      # index among its waiter's messages, modulo 2**32
     uint16_t spans      # of a sub-entry: number of spans, from `waiter` on; else 0
-    uint8_t settled
+    uint8_t settled     # SETTLED or GIVEN_UP; else 0
 
 
 cdef inline Py_ssize_t offset(uint32_t number, uint64_t base) noexcept:

@@ -253,7 +253,7 @@ cdef class FrameBuilder:
                 return self._append_to_sub_entry(message, waiter)
             elif self.has_last and id == self.last_id:
                 raise PublisherError(f'publishing id {self.last_id}, the highest, is used up')
-            if self.tail - self.head >= self.mask:
+            if self.tail - self.head > self.mask:
                 self._grow_ring()
             if self.filter_extract is not None:
                 value = self._filter_value(message)
@@ -412,7 +412,7 @@ cdef class FrameBuilder:
 
     cdef int _reserve(self, Py_ssize_t size, Py_ssize_t count) except -1:
         # Make space for an entry of this size and number of messages, also in the ring.
-        if self.tail - self.head >= self.mask:
+        if self.tail - self.head > self.mask:
             self._grow_ring()
         if self.open is not None and self.open.count and (
             self.open.count + count > self.frame_entries
@@ -464,7 +464,7 @@ cdef class FrameBuilder:
         cdef Entry *ring = <Entry *> PyMem_Malloc(2 * size * sizeof(Entry))
         if ring is NULL:
             raise MemoryError
-        for i in range(self.head - (self.head > 0), self.tail):
+        for i in range(self.head, self.tail):
             ring[i & (2 * size - 1)] = self.ring[i & self.mask]
         PyMem_Free(self.ring)
         self.ring = ring

@@ -10,6 +10,7 @@ cdef enum Miss:
 
 cdef class PendingConfirms:
     cdef public object future
+    cdef public bint reported
     cdef readonly Py_ssize_t remaining
     cdef readonly bint sealed, unsent
     cdef readonly uint64_t count

@@ -2,6 +2,7 @@ from typing import Any, Final
 
 class PendingConfirms:
     future: Any
+    reported: bool
     remaining: Final[int]
     sealed: Final[bool]
     unsent: Final[bool]

@@ -39,7 +39,8 @@ cdef int give_up(object item, uint32_t order, bint unsent, list done) except -1:
 cdef class PendingConfirms:
     """Counts the unsettled messages of one caller.
 
-    :ivar future: belongs to the caller; not used here.
+    :ivar future: belongs to the caller; a list of the callers of one message; or None.
+    :ivar reported: the caller has given up or returned, and knows that messages are unconfirmed.
     :ivar remaining: number of its messages that are not settled.
     :ivar count: number of its messages so far.
     :ivar errors: `(publishing id, code)` of each refused message; None for none.

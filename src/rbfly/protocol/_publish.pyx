@@ -5,15 +5,14 @@ resend the messages that the broker has not confirmed.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint8_t, uint64_t
 
-from rbfly._wire cimport load_u16, load_u64, out_discard, out_size, put_bytes
-from rbfly.protocol._frames cimport PREFIX, Entry, Frame, FrameBuilder, offset
+from rbfly._wire cimport load_u16, load_u64, out_discard, out_size
+from rbfly.protocol._frames cimport PREFIX, Entry, Frame, offset
 from rbfly.protocol._pending cimport (
     PendingConfirms, SubEntrySpan, count_of, first_of, give_up, waiter_of,
 )
+from rbfly.protocol._queue cimport SETTLED, FrameQueue, messages_of
 
 cdef enum:
     CONFIRMED = -1          # every code in a PublishError is a refusal, even 0 and OK
@@ -21,20 +20,10 @@ cdef enum:
     PUBLISHER_DOES_NOT_EXIST = 0x12
 
 
-cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
-    cdef Py_ssize_t i, count = 0
-    if entry.spans == 0:
-        return 1
-    for i in range(entry.waiter, entry.waiter + entry.spans):
-        count += (<SubEntrySpan> frame.waiters[i]).count
-    return count
-
-
 @cython.final
-cdef class PublishWindow(FrameBuilder):
+cdef class PublishWindow(FrameQueue):
     """Messages of one publisher that the broker has not confirmed.
 
-    :ivar in_flight: number of messages that are sent but not settled (int).
     :ivar resent: number of messages that replays have queued again, in total (int).
     :ivar needs_redeclare: the broker does not know the publisher: redeclare it, then call `replay`
         (bool).
@@ -59,7 +48,6 @@ cdef class PublishWindow(FrameBuilder):
     @property
     def last_sent(self):
         """Highest publishing id that `take` has returned, on any connection; 0 for none (int)."""
-        self._note_written()
         return self.written
 
     def take(self):
@@ -67,6 +55,8 @@ cdef class PublishWindow(FrameBuilder):
         cdef Frame frame
         self._enter()
         try:
+            if self.withdrawn:
+                self._repack(self.sent)
             if self.batched:
                 if self.next_frame == self.released:
                     return None
@@ -84,6 +74,8 @@ cdef class PublishWindow(FrameBuilder):
             self.in_flight += frame.count
             self.queued -= frame.count
             self.sent += <uint64_t> frame.entries
+            self.written = max(self.written, self.ring[(self.sent - 1) & self.mask].id)
+            self.any_written = True
             return frame.data
         finally:
             self.busy = False
@@ -106,7 +98,8 @@ cdef class PublishWindow(FrameBuilder):
     def replay(self, uint8_t publisher_id, Py_ssize_t frame_max):
         """Queue all unsettled messages again, in order, for a redeclared publisher.
 
-        Refuses messages that no longer fit into a frame, with code 0x0e (frame too large).
+        Drops those whose callers have given up, unless the publisher has a name.  Refuses messages
+        that no longer fit into a frame, with code 0x0e (frame too large).
 
         :returns: waiters that these refusals settle (list).
         """
@@ -116,8 +109,9 @@ cdef class PublishWindow(FrameBuilder):
             self.publisher_id = publisher_id
             self._set_frame_max(frame_max)
             self.needs_redeclare = False
-            self._note_written()
             self._close_open()
+            if self.given_up and not self.named:
+                self._drop_given_up()
             self._refuse_too_large()
             self._repack(self.head)
             self.queued += self.in_flight
@@ -132,12 +126,26 @@ cdef class PublishWindow(FrameBuilder):
         """Count the unsettled messages that `take` has never returned, on any connection."""
         return sum([count_of(item) for item, _, unsent in self._unsettled() if unsent])
 
+    def count_unreported(self):
+        """Count the unsettled messages whose callers have neither given up nor returned.
+
+        Returns how many may be stored, and how many were never sent.
+        """
+        cdef Py_ssize_t sent = 0, unsent = 0
+        for item, _, is_unsent in self._unsettled():
+            if waiter_of(item).reported:
+                continue
+            if is_unsent:
+                unsent += count_of(item)
+            else:
+                sent += count_of(item)
+        return sent, unsent
+
     def fail_pending(self):
         """Drop all unsettled messages; return the waiters that they belong to (list)."""
         cdef list unsettled = self._unsettled()
         cdef list done
         done, self.too_large = self.too_large, []
-        self._note_written()
         self.frames_base += <uint64_t> len(self.frames) + (self.open is not None)
         self.next_frame = self.released = self.frames_base
         self.frames = []
@@ -146,10 +154,12 @@ cdef class PublishWindow(FrameBuilder):
         if self.sub_entry is not None:
             self.sub_entry_spans = []
             self.sub_entry._drop(out_size(&self.sub_entry.out))
-        self.head = self.sent = self.cursor = self.released_end = self.tail = 0
+        self.head = self.sent = self.cursor = self.released_end = self.tail
         self.batch_ids = None
-        self.in_flight = self.queued = 0
+        self.in_flight = self.queued = self.given_up = self.withdrawn = 0
         self.unsorted = False
+        if not self.batched:
+            self._roll_back()
         for item, order, unsent in unsettled:
             give_up(item, order, unsent, done)
         return done
@@ -177,8 +187,8 @@ cdef class PublishWindow(FrameBuilder):
         try:
             for i in range(self.head, self.tail):
                 entry = &self.ring[i & self.mask]
-                if not entry.settled:
-                    unsent = i >= self.sent and not (self.any_written and entry.id <= self.written)
+                if entry.settled != SETTLED:
+                    unsent = i >= self.sent and not self._was_written(entry.id)
                     waiters = (<Frame> frames[offset(entry.frame, self.frames_base)]).waiters
                     for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                         found.append((waiters[n], entry.order, unsent))
@@ -190,13 +200,6 @@ cdef class PublishWindow(FrameBuilder):
 
     # -- resending
 
-    cdef int _note_written(self) noexcept:
-        # Messages are sent in ascending order of their ids, and resent after a replay.
-        if self.sent:
-            self.any_written = True
-            self.written = max(self.written, self.ring[(self.sent - 1) & self.mask].id)
-        return 0
-
     cdef int _refuse_too_large(self) except -1:
         # A sub-entry is refused as a whole, because it has one id.
         cdef Py_ssize_t n, limit, count
@@ -206,106 +209,18 @@ cdef class PublishWindow(FrameBuilder):
         cdef uint64_t i
         for i in range(self.head, self.tail):
             entry = &self.ring[i & self.mask]
-            if entry.settled or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
+            if entry.settled == SETTLED or PREFIX - 4 + <Py_ssize_t> entry.size <= self.frame_max:
                 continue
             frame = <Frame> self.frames[offset(entry.frame, self.frames_base)]
             for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                 waiter = waiter_of(frame.waiters[n])
                 if waiter.too_large is None:
+                    waiter.unsent = not self._was_written(entry.id)
                     limit = max(self.frame_max - (PREFIX - 4), 0)
                     count = messages_of(frame, entry)
                     waiter.too_large = (entry.id, entry.size, limit, count)
             count = self._settle_entry(frame, entry, FRAME_TOO_LARGE, self.too_large)
-            entry.settled = True
-            frame.unsettled -= 1
-            if i < self.sent:
-                self.in_flight -= count
-            else:
-                self.queued -= count
-        return 0
-
-    cdef int _repack(self, uint64_t first) except -1:
-        # Move unsettled entries from position `first` on into new frames, ascending by id.
-        # On failure, restore the state before.
-        cdef list old = self.frames
-        cdef uint64_t old_base = self.frames_base
-        cdef Py_ssize_t kept, released = 0, position = 0
-        cdef uint64_t size, n, i
-        cdef Entry *saved
-        cdef Entry *entry
-        cdef Frame source
-        cdef list order = []
-        self._close_open()
-        size = self.tail - first
-        if size == 0:
-            return 0
-        before = (
-            self.tail, self.sent, self.cursor, self.next_frame, self.released, self.released_end
-        )
-        saved = <Entry *> PyMem_Malloc(size * sizeof(Entry))
-        if saved is NULL:
-            raise MemoryError
-        for n in range(size):
-            saved[n] = self.ring[(first + n) & self.mask]
-        try:
-            for n in range(size):
-                if not saved[n].settled:
-                    order.append(n)
-                    if first + n < self.released_end:
-                        released += 1
-            if self.unsorted:
-                order.sort(key=[saved[n].id for n in range(size)].__getitem__)
-            kept = offset(saved[0].frame, old_base)
-            self.frames = old[:kept]
-            self.tail = first
-            self.sent = min(self.sent, first)
-            self.cursor = min(self.cursor, first)
-            self.next_frame = min(self.next_frame, old_base + <uint64_t> kept)
-            for i in order:
-                if position == released:
-                    self._mark_released()
-                position += 1
-                entry = &saved[i]
-                source = <Frame> old[offset(entry.frame, old_base)]
-                self._reserve(entry.size, messages_of(source, entry))
-                put_bytes(&self.out, PyBytes_AS_STRING(source.data) + entry.start, entry.size)
-                if entry.spans:
-                    self._add_sub_entry(
-                        entry.id,
-                        out_size(&self.out) - entry.size,
-                        source.waiters[entry.waiter:entry.waiter + entry.spans],
-                    )
-                else:
-                    self._add_simple(
-                        entry.id,
-                        out_size(&self.out) - entry.size,
-                        <PendingConfirms> source.waiters[entry.waiter],
-                        entry.order,
-                    )
-            if position == released:
-                self._mark_released()
-            self.unsorted = False
-        except BaseException:
-            self.open = None
-            out_discard(&self.out)
-            self.frames = old
-            (
-                self.tail, self.sent, self.cursor, self.next_frame, self.released, self.released_end
-            ) = before
-            for n in range(size):
-                self.ring[(first + n) & self.mask] = saved[n]
-            raise
-        finally:
-            PyMem_Free(saved)
-        return 0
-
-    cdef int _mark_released(self) except -1:
-        # Released messages share no frame with messages that are held back.
-        if self.batched:
-            if self.open is not None and self.open.count:
-                self._finish_frame()
-            self.released = self.frames_base + <uint64_t> len(self.frames)
-            self.released_end = self.tail
+            self._retire(entry, i, count)
         return 0
 
     # -- settling
@@ -359,7 +274,7 @@ cdef class PublishWindow(FrameBuilder):
 
     cdef int _release(self) except -1:
         cdef Py_ssize_t n = 0
-        while self.head < self.sent and self.ring[self.head & self.mask].settled:
+        while self.head < self.sent and self.ring[self.head & self.mask].settled == SETTLED:
             self.head += 1
         while n < <Py_ssize_t> (self.next_frame - self.frames_base):
             if (<Frame> self.frames[n]).unsettled:
@@ -398,11 +313,15 @@ cdef inline int settle(PublishWindow window, uint64_t id, int code, list done) e
     cdef Entry *entry = window._find(id)
     cdef Frame frame
     # Ignore a late or repeated confirm, e.g. of a deduplicated message.
-    if entry is NULL or entry.settled:
+    if entry is NULL:
         return 0
+    if entry.settled:
+        if entry.settled == SETTLED:
+            return 0
+        window.given_up -= 1
     frame = <Frame> window.frames[offset(entry.frame, window.frames_base)]
     window.in_flight -= window._settle_entry(frame, entry, code, done)
-    entry.settled = True
+    entry.settled = SETTLED
     frame.unsettled -= 1
     if frame.unsettled == 0:
         frame.data = None
