@@ -24,7 +24,7 @@ SETTINGS = {
     'how': "pause or partition the leader's node, or roll: restart the nodes one by one",
     'on': 'rabbitmq (a cluster of three) or memory (the in-memory broker)',
     'doing': 'activities of a soak: all, or names separated by commas (see perf/proofs/soak.py)',
-    'by': 'publish by send, flush or send-many; consume by body, context or batch',
+    'by': 'publish by send, flush, send-many or giving-up; consume by body, context or batch',
     'unnamed': 'publish without a name, which allows duplicates after a fault',
 }
 

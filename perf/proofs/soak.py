@@ -34,6 +34,7 @@ __all__ = ['soak']
 ROUNDS = {'memory': 10.0, 'rabbitmq': 60.0}  # seconds per round
 END = 180.0  # seconds to finish a round after the faults
 
+IMPATIENT = 0.02  # timeout of some sends in seconds
 POLL = 0.5  # timeout of subscriptions in seconds
 TRACKED = 5_000  # messages after which a subscription that tracks its offset is replaced
 WARM_UP = 10  # the first tenth of the time is the warm-up, in which memory may grow
@@ -56,9 +57,9 @@ Send = Callable[[Any, Log], Awaitable[bool]]
 
 
 async def by_send(publisher: rbs.Publisher, log: Log) -> bool:
-    """Send from many tasks; return whether the publisher is still usable."""
+    """Send from many tasks, some of which soon give up; return whether the publisher is usable."""
     numbers = log.take(30)
-    sends = (publisher.send(body(i), timeout=CONFIRM) for i in numbers)
+    sends = (publisher.send(body(i), timeout=CONFIRM if i % 5 else IMPATIENT) for i in numbers)
     usable = True
     for number, error in zip(
         numbers, await asyncio.gather(*sends, return_exceptions=True), strict=True
@@ -68,7 +69,9 @@ async def by_send(publisher: rbs.Publisher, log: Log) -> bool:
         elif isinstance(error, rbs.PublishError):
             log.note([number], REFUSED)
         elif isinstance(error, RbFlyError):
-            usable = False
+            if error.outcome == 'not_sent':
+                log.note([number], REFUSED)
+            usable = usable and not number % 5 and isinstance(error, rbs.ConfirmTimeout)
         else:
             raise error
     return usable

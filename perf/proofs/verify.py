@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 __all__ = ['at_least_once', 'exactly_once', 'in_order', 'tasks_in_order']
 
@@ -12,12 +12,20 @@ def exactly_once(numbers: Sequence[int], total: int) -> str:
     return at_least_once(numbers, total, lambda number: 1)
 
 
-def at_least_once(numbers: Sequence[int], total: int, allowed: Callable[[int], int]) -> str:
-    """Check that every number below `total` is stored, at most as often as allowed."""
+def at_least_once(
+    numbers: Sequence[int],
+    total: int,
+    allowed: Callable[[int], int],
+    optional: Container[int] = (),
+) -> str:
+    """Check that every number below `total` is stored, at most as often as allowed.
+
+    :param optional: numbers that need not be stored.
+    """
     counts = Counter(numbers)
-    missing = [i for i in range(total) if not counts[i]]
+    missing = [i for i in range(total) if not counts[i] and i not in optional]
     unsent = [i for i in counts if not 0 <= i < total]
-    excess = {i: n for i, n in counts.items() if n > 1 and n > allowed(i)}
+    excess = {i: n for i, n in counts.items() if 0 <= i < total and n > allowed(i)}
     found = []
     for what, which in (('missing', missing), ('never sent', unsent)):
         if which:

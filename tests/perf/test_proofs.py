@@ -47,6 +47,9 @@ def test_at_least_once_allows_duplicates_after_faults() -> None:
     assert at_least_once([0, 0, 1, 2], 3, lambda number: 1 + (number == 1)) != ''
     assert at_least_once([0, 1, 1, 1, 2], 3, lambda number: 2) != ''
     assert at_least_once([0, 2], 3, lambda number: 2) == '1 missing, first 1'
+    assert at_least_once([0, 2], 3, lambda number: 2, {1}) == ''
+    assert at_least_once([0, 1, 1, 2], 3, lambda number: 1, {1}) != ''
+    assert at_least_once([0, 1, 2, 3], 3, lambda number: 1) == '1 never sent, first 3'
 
 
 @pytest.mark.parametrize(

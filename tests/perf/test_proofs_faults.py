@@ -20,6 +20,15 @@ async def test_publish_cuts(one_node: Sites, by: str, unnamed: bool) -> None:
     await holds(one_node, 'publish-cuts', messages=20_000, cuts=6, by=by, unnamed=unnamed)
 
 
+@pytest.mark.parametrize('unnamed', [False, True])
+async def test_publish_cuts_while_callers_give_up(one_node: Sites, unnamed: bool) -> None:
+    run = await holds(
+        one_node, 'publish-cuts', messages=20_000, cuts=6, by='giving-up', unnamed=unnamed
+    )
+    assert run.found['not sent']
+    assert run.found['unknown and stored']
+
+
 @pytest.mark.parametrize('by', ['body', 'context', 'batch'])
 async def test_consume_cuts(one_node: Sites, by: str) -> None:
     await holds(one_node, 'consume-cuts', messages=20_000, cuts=6, by=by)
