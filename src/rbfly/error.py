@@ -6,7 +6,7 @@ The `code` of an error is one of :class:`ResponseCode`.
 """
 
 import copy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .protocol.const import Key, ResponseCode
 
@@ -53,6 +53,9 @@ __all__ = [
 ]
 
 E = TypeVar('E', bound=Exception)
+
+# What became of a message.
+Outcome = Literal['not_sent', 'refused', 'unknown']
 
 
 class SendProgress:
@@ -115,13 +118,19 @@ class RbFlyError(Exception):
         single message did, or another call raised the error.
     :ivar progress: outcome of the messages of `send_many` (:class:`SendProgress`); None for errors
         of other calls.
-    :ivar retriable: the same call may succeed later (bool).
+    :ivar outcome: what became of the message that a call was to publish (str): `'not_sent'`, the
+        client did not send it, and never will; `'refused'`, the broker did not store it;
+        `'unknown'`, it may be stored.  For several messages, `'unknown'` if any of them may be
+        stored without a confirm.  None for errors of other calls.
+    :ivar retriable: the same call may succeed later (bool).  For calls that publish, True only if
+        sending again cannot store a message twice.
     :ivar code: response code of the broker (int, see :class:`ResponseCode`) for a
         :class:`ProtocolError`; else None.
     """
 
     index: int | None = None
     progress: SendProgress | None = None
+    outcome: Outcome | None = None
     retriable: bool = False
     code: int | None = None
 
@@ -177,6 +186,8 @@ class AMQPEncoderError(AMQPError):
     The text begins with the path of the value in the message, e.g. `body['items'][3]['price']`,
     unless it is the body itself.
     """
+
+    outcome: Outcome | None = 'not_sent'
 
 
 class AMQPEncoderTypeError(AMQPEncoderError, TypeError):
@@ -259,6 +270,8 @@ class PublishError(ProtocolError):
         `submit` in `errors`; `total` counts all of them.
     """
 
+    outcome: Outcome | None = 'refused'
+
     def __init__(self, code: int, publish_id: int, detail: str = '') -> None:
         text = f'message with publishing id {publish_id} was not stored'
         super().__init__(code, f'{text}; {detail}' if detail else text)
@@ -270,9 +283,13 @@ class PublishError(ProtocolError):
 class ArgumentError(RbFlyError, ValueError):
     """An argument has an invalid value, e.g. a name that is too long for the protocol."""
 
+    outcome: Outcome | None = 'not_sent'
+
 
 class ArgumentTypeError(RbFlyError, TypeError):
     """An argument has the wrong type."""
+
+    outcome: Outcome | None = 'not_sent'
 
 
 class ArgumentOverflowError(RbFlyError, OverflowError):
@@ -281,6 +298,8 @@ class ArgumentOverflowError(RbFlyError, OverflowError):
 
 class PublisherError(RbFlyError):
     """A publisher cannot be used, e.g. because it is closed."""
+
+    outcome: Outcome | None = 'not_sent'
 
 
 class PublisherNameInUse(PublisherError):
@@ -308,6 +327,8 @@ class EventLoopError(RbFlyError, RuntimeError):
     thread, call :func:`asyncio.run_coroutine_threadsafe`; in another event loop or process, create
     another client.
     """
+
+    outcome: Outcome | None = 'not_sent'
 
 
 def wrong_loop(owned: object) -> EventLoopError:
@@ -367,7 +388,7 @@ class MessageTimeout(RbFlyError, TimeoutError):
 
 
 class ConfirmTimeout(RbFlyError, TimeoutError):
-    """The broker did not confirm a message in time; it may still be stored.
+    """The broker did not confirm a message in time; `outcome` says whether it may still be stored.
 
     :ivar unconfirmed: number of messages that were sent but not confirmed when `close` of a
         publisher gave up (int); they may be stored.  0 if another method raised this error.
@@ -375,12 +396,16 @@ class ConfirmTimeout(RbFlyError, TimeoutError):
         another method raised this error.
     """
 
+    outcome: Outcome | None = 'unknown'
     unconfirmed: int = 0
     unsent: int = 0
 
 
 class WindowTimeout(ConfirmTimeout):
     """The publisher's window stayed full; the message was not sent and has no publishing id."""
+
+    outcome: Outcome | None = 'not_sent'
+    retriable = True
 
 
 RoomTimeout = WindowTimeout

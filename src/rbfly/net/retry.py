@@ -8,7 +8,16 @@ from math import inf
 from random import uniform
 from typing import Any, Self, TypeVar
 
-from ..error import ConnectTimeout, ProtocolError, RbFlyError, copy_error, without_frames
+from ..error import (
+    ConnectTimeout,
+    FrameError,
+    ProtocolError,
+    RbFlyError,
+    StreamConnectionError,
+    TLSError,
+    copy_error,
+    without_frames,
+)
 from ..protocol.const import Key, ResponseCode
 
 T = TypeVar('T')
@@ -34,6 +43,8 @@ REDECLARING = {
     (Key.SUBSCRIBE, ResponseCode.INTERNAL_ERROR),
     (Key.STREAM_STATS, ResponseCode.INTERNAL_ERROR),
 }
+# Connection errors that another connection would raise again.
+FINAL = TLSError, FrameError
 
 
 def can_retry(error: RbFlyError, declared: bool) -> bool:
@@ -42,7 +53,7 @@ def can_retry(error: RbFlyError, declared: bool) -> bool:
     :param declared: the publisher or subscription was declared before.
     """
     if not isinstance(error, ProtocolError):
-        return error.retriable
+        return isinstance(error, StreamConnectionError) and not isinstance(error, FINAL)
     refused = error.command, error.code
     return refused in ALWAYS or (declared and refused in REDECLARING)
 

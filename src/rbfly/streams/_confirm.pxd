@@ -10,6 +10,7 @@ cdef class ConfirmFuture(PendingConfirms):
     cdef object callback            # wakes the task that awaits this
     cdef object context
     cdef object error, traceback
+    cdef uint64_t id                # publishing id of the message
     cdef bint settled
     cdef public bint _asyncio_future_blocking
 

@@ -166,10 +166,33 @@ cdef class PublisherCore:
         cdef ConfirmFuture wait = ConfirmFuture.__new__(ConfirmFuture)
         wait._loop = self.loop
         wait.sealed = True
-        self.window._append(message, wait)
+        wait.id = self.window._append(message, wait)
         if not self.scheduled:
             self.schedule()
         return wait
+
+    def join(self, message):
+        """Return what to await for a message in the window that another call of `send` has put.
+
+        Both messages have the same explicit publishing id and the same content; None if there is
+        no such message.
+        """
+        cdef ConfirmFuture wait = ConfirmFuture(self.loop)
+        cdef object id = self.window.join(message, wait)
+        if id is None:
+            return None
+        wait.id = id
+        return wait
+
+    def give_up(self, ConfirmFuture wait not None):
+        """Note that the caller that awaited a message has given up.
+
+        Returns True if the message was never sent and is now withdrawn.
+        """
+        cdef bint withdrawn = self.window.give_up(wait.id, wait)
+        if self.capacity.waiting:
+            self.capacity.grant()
+        return withdrawn
 
     cpdef int schedule(self) except -1:
         """Write at once if nothing is in flight; else at the end of this turn of the loop."""

@@ -8,7 +8,15 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..error import PublishError, PublishErrorInfo, RbFlyError, copy_error, wrong_loop
+from ..error import (
+    ConfirmTimeout,
+    Outcome,
+    PublishError,
+    PublishErrorInfo,
+    RbFlyError,
+    copy_error,
+    wrong_loop,
+)
 from ..protocol._pending import PendingConfirms
 from ._sending import PublisherCore
 from .types import AMQPBody, MessageCtx
@@ -118,7 +126,12 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
             f'{size} bytes {part} do not fit into a frame of the new connection;'
             f' the limit is {limit} bytes'
         )
-    return joined(errors, detail)
+        if not waiter.unsent:
+            detail += '; the previous connection may have stored it'
+    error = joined(errors, detail)
+    if waiter.too_large is not None:
+        error.outcome = 'not_sent' if waiter.unsent else 'unknown'
+    return error
 
 
 def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) -> PublishError:
@@ -126,6 +139,7 @@ def joined(errors: Sequence[tuple[int, int]], detail: str = '', total: int = 0) 
     error = PublishError(errors[0][1], errors[0][0], detail)
     error.errors = [PublishErrorInfo(*item) for item in errors]
     error.total = max(total, len(errors))
+    error.retriable = error.retriable and error.total == 1
     return error
 
 
@@ -144,10 +158,40 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
         return first.with_traceback(None)
     # a new error: other calls may raise each of these
     if infos:
-        return joined(infos, f'{total} messages failed in total', total)
-    error = copy_error(first)
-    error.add_note(f'{total} messages failed in total')
+        error: Exception = joined(infos, f'{total} messages failed in total', total)
+    else:
+        error = copy_error(first)
+        error.add_note(f'{total} messages failed in total')
+    if any(getattr(item, 'outcome', None) == 'unknown' for item in errors):
+        set_attribute(error, 'outcome', 'unknown')
+        set_attribute(error, 'retriable', False)
     return error
+
+
+def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
+    """Return the error of a `send` that timed out after it put its message into the window."""
+    end = 'was not sent' if withdrawn else 'may still be stored'
+    error = ConfirmTimeout(f'the broker did not confirm the message within {timeout} s; it {end}')
+    if withdrawn:
+        error.outcome, error.retriable = 'not_sent', True
+    return error
+
+
+ENDS: dict[Outcome, str] = {
+    'not_sent': 'messages without a confirm were not sent',
+    'unknown': 'messages without a confirm may still be stored',
+}
+
+
+def with_outcome(error: Exception, outcome: Outcome) -> Exception:
+    """Return a copy of an error that says what became of the messages that await confirms."""
+    if not isinstance(error, RbFlyError):
+        return error
+    found = copy_error(error)
+    found.args = (f'{error}; {ENDS[outcome]}', *error.args[1:])
+    found.outcome = outcome
+    found.retriable = found.retriable and outcome == 'not_sent'
+    return found
 
 
 def of_message(error: Exception, index: int) -> Exception:

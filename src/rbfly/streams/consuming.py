@@ -9,6 +9,7 @@ from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Life, Role
 from ..net.registration import Owner, Registration
+from ..net.retry import can_retry
 from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
@@ -120,7 +121,7 @@ class SubscriptionSession(Owner):
         if self._tracker is not None:
             self._tracker.on_lost()
         if not self.closed:
-            if not error.retriable:
+            if not can_retry(error, declared=True):
                 self._error = copy_error(error)
             self._waiter.wake()
 

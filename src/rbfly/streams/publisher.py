@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Callable, Iterable
 
 from ..checks import check_type
 from ..error import (
+    ArgumentError,
     ConfirmTimeout,
     PublisherError,
     PublisherNameInUse,
@@ -19,8 +20,9 @@ from ..error import (
 from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
+from ._confirm import ConfirmFuture
 from ._sending import PublisherBase, PublisherCore
-from .confirmation import Confirmation, Failures, summary
+from .confirmation import Confirmation, Failures, confirm_timeout, summary
 from .publishing import PublisherSession
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
@@ -65,6 +67,7 @@ class BasePublisher(PublisherBase):
             self._batched,
             sub_entry,
         )
+        window.named = bool(info.name)
         loop = asyncio.get_running_loop()
         error = PublisherError(NOT_OPEN)
         self._core = PublisherCore(error, loop, window, WindowSemaphore)
@@ -122,7 +125,8 @@ class BasePublisher(PublisherBase):
     async def close(self) -> None:
         """Send all queued messages, and wait until all messages are confirmed.
 
-        Other calls that still wait for a confirm then raise :class:`.PublisherError`.
+        Does not wait for messages whose calls of `send` have timed out or were cancelled.  Other
+        calls that still wait for a confirm then raise :class:`.PublisherError`.
 
         :raises PublishError: the broker refused messages, and neither `flush` nor a result of
             `submit` has reported this to the program; `errors` lists them (at most 1,000 of
@@ -130,7 +134,8 @@ class BasePublisher(PublisherBase):
         :raises PublisherNameInUse: another publisher uses the same name, and no other call has
             raised this error.
         :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`;
-            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.
+            `unconfirmed` counts the messages that may be stored, `unsent` those that are not.  Not
+            raised if other calls have already reported all of them.
         :raises StreamConnectionError: the publisher could not reconnect to confirm messages whose
             outcome is unreported.
         """
@@ -160,8 +165,15 @@ class Publisher(BasePublisher):
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
         """Send a message and wait until the broker has confirmed it.
 
-        Messages that several tasks send in one turn of the event loop share frames.  If the wait is
-        cancelled or times out, the broker may still store the message.
+        Messages that several tasks send in one turn of the event loop share frames.
+
+        If the call is cancelled or times out, the caller has given up.  If the publisher has not
+        sent the message, it withdraws it and never sends it.  Otherwise the broker may still store
+        it; without a name, the publisher does not send it again after a reconnect.  Messages in
+        sub-entries are not withdrawn.
+
+        A context with an explicit publishing id may be sent again while it is unconfirmed: both
+        calls wait for the same confirm.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param timeout: seconds to wait for the confirm; None or 0 for no limit.
@@ -171,28 +183,47 @@ class Publisher(BasePublisher):
             above the last one used.
         :raises PublisherError: the publisher is closed.
         :raises MessageTooLarge: the message does not fit into a frame.
-        :raises ConfirmTimeout: the broker did not confirm the message in time;
-            :class:`.WindowTimeout` if the publisher did not send it.
+        :raises ConfirmTimeout: the broker did not confirm the message in time; `outcome` says
+            whether it may still be stored.  :class:`.WindowTimeout` if the window stayed full.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
         until = None if timeout is None else deadline(timeout)
-        wait = self._begin(message)
-        if wait is None:
-            if not await self._require_session().wait_capacity(1, until):
-                raise self._require_session().window_timeout(timeout)
-            try:
-                wait = self._put(message)
-            except BaseException:
-                self._core.capacity.grant()  # the capacity that this message does not need
+        wait: ConfirmFuture | None
+        try:
+            wait = self._begin(message)
+        except ArgumentError:
+            wait = self._core.join(message)
+            if wait is None:
                 raise
-        if until is None:
-            await wait
-        elif not await in_time(wait, until):
-            raise ConfirmTimeout(
-                f'the broker did not confirm the message within {timeout} s; it may still be stored'
-            )
+        if wait is None:
+            wait = self._core.join(message) or await self._wait_and_put(message, timeout, until)
+        try:
+            if until is None:
+                await wait
+                return
+            if await in_time(wait, until):
+                return
+        except asyncio.CancelledError:
+            self._require_session().give_up(wait)
+            raise
+        raise confirm_timeout(timeout, self._require_session().give_up(wait))
+
+    async def _wait_and_put(
+        self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None
+    ) -> ConfirmFuture:
+        """Wait for capacity, then put a message into the window; return what to await."""
+        if not await self._require_session().wait_capacity(1, until):
+            raise self._require_session().window_timeout(timeout)
+        try:
+            return self._put(message)
+        except BaseException as ex:
+            self._core.capacity.grant()  # the capacity that this message does not need
+            wait = self._core.join(message) if isinstance(ex, ArgumentError) else None
+            if wait is None:
+                raise
+            return wait
 
     async def submit(
         self, message: AMQPBody | MessageCtx, timeout: float | None = None

@@ -60,7 +60,12 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             if until is None:
                 await batch.wait()
             elif not await in_time(batch.wait(), until):
-                raise ConfirmTimeout(f'the broker did not confirm all messages within {timeout} s')
+                for late in batches:
+                    late.reported = True  # for `close`
+                raise ConfirmTimeout(
+                    f'the broker did not confirm all messages within {timeout} s;'
+                    ' the others may still be stored'
+                )
         self._batches.forget(batches)
         if error := summary(errors_of(batches)):
             raise error

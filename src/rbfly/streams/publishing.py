@@ -22,9 +22,9 @@ from ..net.polling import BusyPoll
 from ..net.registration import Owner, Registration
 from ..net.waiting import outcome
 from ..protocol import commands
-from ._confirm import ConfirmGroup
+from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
-from .confirmation import publish_error
+from .confirmation import publish_error, with_outcome
 from .sequence import SequenceCheck
 from .waiting import WindowSemaphore
 
@@ -152,13 +152,13 @@ class PublisherSession(Owner):
         core.resume(connection, id)
         self._note_sent()
         self._end_refused()
-        if core.window.unsettled == 0:
+        if core.window.awaited == 0:
             self._idle.set()
 
     def on_lost(self, error: RbFlyError) -> None:
         core = self._core
-        if core is not None and core.closed and not core.window.unsettled:
-            return  # nothing is left to send
+        if core is not None and core.closed and not core.window.awaited:
+            return  # nothing is left to wait for
         self.registration.ensure_open()
 
     def on_failed(self, error: Exception) -> None:
@@ -185,9 +185,13 @@ class PublisherSession(Owner):
         if self.sequence is not None and self.sequence.error is not None:
             self._reported = True
             self.sequence.check()
-        if self._cluster.generation != self._generation:
-            raise disconnected()
-        self.registration.ensure_open()
+        try:
+            if self._cluster.generation != self._generation:
+                raise disconnected()
+            self.registration.ensure_open()
+        except StreamConnectionError as ex:  # the client has been disconnected
+            ex.outcome, ex.retriable = 'not_sent', False
+            raise
         if self.undeclared and self._batched:
             error = core.error
             core.fail(PublisherError(self.not_declared))
@@ -242,6 +246,10 @@ class PublisherSession(Owner):
         """Set the outcome of a waiter: confirmed, refused or given up."""
         if waiter.errors:
             error = publish_error(waiter)
+        if type(waiter.future) is list:  # several calls of `send` wait for one message
+            for wait in waiter.future:
+                self.settle(wait, error)
+            return
         waiting = waiter.future or waiter
         if waiting.done():
             return
@@ -250,6 +258,14 @@ class PublisherSession(Owner):
         else:
             self._reported |= isinstance(error, PublisherNameInUse)
             waiting.set_exception(error)
+
+    def give_up(self, wait: ConfirmFuture) -> bool:
+        """Note that a call of `send` has given up; return True if its message was withdrawn."""
+        core = self.core
+        withdrawn = core.give_up(wait)
+        if core.window.awaited == 0:
+            self._idle.set()
+        return withdrawn
 
     def after_settled(self) -> None:
         """The broker confirmed or refused messages, and the core is watched."""
@@ -268,11 +284,13 @@ class PublisherSession(Owner):
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
+        unsent = with_outcome(unsent or error, 'not_sent')
+        error = with_outcome(error, 'unknown')
         for waiter in self.core.window.fail_pending():
-            self.settle(waiter, unsent or error if waiter.unsent else error)
+            self.settle(waiter, unsent if waiter.unsent else error)
         for queue in self.queues:
             self._reported |= bool(queue.waiting) and isinstance(error, PublisherNameInUse)
-            queue.fail(unsent or error)
+            queue.fail(unsent)
         self._idle.set()
         for waiter, stop in self.receiving.items():
             if not waiter.settled:
@@ -302,7 +320,7 @@ class PublisherSession(Owner):
 
     def _note_settled(self, on_progress: Callable[[], None]) -> None:
         """Note progress of closing: messages were confirmed or refused."""
-        unsettled = self.core.window.unsettled
+        unsettled = self.core.window.awaited
         if unsettled < self._unsettled:
             self._unsettled = unsettled
             on_progress()
@@ -312,7 +330,8 @@ class PublisherSession(Owner):
     async def close(self) -> None:
         """Send all queued messages, and wait until all messages are confirmed.
 
-        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`.
+        :raises ConfirmTimeout: the publisher made no progress for the client's `close_timeout`, and
+            there are messages that no call has reported.
         :raises PublisherNameInUse: no call has raised this error.
         """
         core, registration = self.core, self.registration
@@ -330,14 +349,14 @@ class PublisherSession(Owner):
             PublisherError(f'{self!r} was closed before the confirm'),
             PublisherError(f'{self!r} was closed before the message was sent'),
         )
-        unsettled = unsent = 0
+        sent = unsent = 0
         try:
             async with self.closing.limit() as self._on_progress:
                 if core.error is None:
                     self._release()
-                    self._unsettled = core.window.unsettled
+                    self._unsettled = core.window.awaited
                     self._unsent = core.window.count_unsent()
-                    while core.window.unsettled and core.error is None:
+                    while core.window.awaited and core.error is None:
                         self._idle.clear()
                         await self._idle.wait()
                 if self.sequence is not None and core.window.last_sent:
@@ -347,12 +366,12 @@ class PublisherSession(Owner):
                 if answer is not None:
                     await outcome(answer)
         except (TimeoutError, StreamConnectionError):
-            unsettled, unsent = core.window.unsettled, core.window.count_unsent()
+            sent, unsent = core.window.count_unreported()
         finally:
             self._on_progress = None
             self._end(*errors)
-        if unsettled:  # not in the handler: the TimeoutError refers to the task
-            raise self._gave_up(unsettled - unsent, unsent)
+        if sent or unsent:  # not in the handler: the TimeoutError refers to the task
+            raise self._gave_up(sent, unsent)
         if self.sequence is not None and not self._reported:
             self.sequence.check()
 
@@ -364,6 +383,7 @@ class PublisherSession(Owner):
             f' sent but not confirmed, which may be stored: {unconfirmed}; never sent: {unsent}'
         )
         error.unconfirmed, error.unsent = unconfirmed, unsent
+        error.outcome = 'unknown' if unconfirmed else 'not_sent'
         return error
 
     def abort(self, error: Exception) -> None:

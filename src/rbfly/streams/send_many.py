@@ -52,6 +52,11 @@ class ManyMessages:
         if error is None:
             return progress.taken
         set_attribute(error, 'progress', progress)
+        if isinstance(error, RbFlyError):
+            if progress.unknown:
+                error.outcome = 'unknown'
+            if progress.taken > len(progress.refused):  # a message is, or may be, stored
+                error.retriable = False
         try:
             raise error
         finally:
@@ -72,6 +77,7 @@ class ManyMessages:
         progress.refused = sorted(refused + dropped)
         progress.unknown = sorted(unknown + pending)
         progress._sending = self if pending else None
+        waiter.reported = True  # to the caller
 
     async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
         """Send messages and wait for their confirms; return the error to raise, if any."""
