@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.net.waiting import IDLE_CLOSE
 from rbfly.protocol import commands
 from rbfly.streams import publisher as publisher_module
 from rbfly.streams.error import ConfirmTimeout, PublisherError
@@ -340,6 +341,74 @@ async def test_client_is_released_after_a_close_that_timed_out(cls: type[Any]) -
             await until(lambda: found[0]() is None, 'the client is released')
         finally:
             gc.enable()
+
+
+# -- nothing in flight
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize('name', [None, 'shop'])
+@pytest.mark.parametrize('close_timeout', [None, LIMIT])
+async def test_closing_does_not_wait_for_a_frozen_broker_with_nothing_in_flight(
+    name: str | None, close_timeout: float | None
+) -> None:
+    stream = FakeStream()
+    stream.append(b'x')
+    async with FakeBroker(on=stream.handlers()) as fake:
+        async with (
+            rbs.streams_client(fake.uri, close_timeout=close_timeout) as client,
+            client.publisher('test', name=name) as first,
+            client.publisher('test', cls=rbs.PublisherBatchFast) as batches,
+            client.publisher('test') as last,
+            client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
+        ):
+            assert await anext(messages) == b'x'
+            batches.batch('x')
+            await batches.flush()
+            await first.send('x')
+            await client.write_offset('test', 'me', 0)
+            await client.read_offset('test', 'me')
+            freeze(fake)
+            with pytest.raises(ConfirmTimeout):
+                await last.send('its caller gives up', timeout=1)
+            began = now()
+        assert now() - began < 1.2 * IDLE_CLOSE
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize('what', ['confirm', 'dropped publisher', 'offset'])
+async def test_disconnecting_waits_until_a_broker_has_read_everything(what: str) -> None:
+    async with FakeBroker() as fake:
+        client = rbs.streams_client(fake.uri)
+        publisher = await client.publisher('test')
+        await publisher.send('x')
+        freeze(fake)
+        if what == 'offset':
+            await client.write_offset('test', 'me', 0)
+        else:
+            await publisher.submit('y')
+        if what == 'dropped publisher':
+            del publisher
+            await asyncio.sleep(1)
+        began = now()
+        await client.disconnect()
+        assert now() - began == pytest.approx(LIMIT, abs=0.1)
+
+
+@pytest.mark.own_clock
+async def test_close_that_gave_up_with_nothing_in_flight_does_not_shorten_a_later_one() -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test') as first,
+        client.publisher('test') as second,
+    ):
+        fake.handlers.update({wire.DELETE_PUBLISHER: SILENT, wire.PUBLISH: one_by_one()})
+        began = now()
+        await first.close()
+        assert now() - began == pytest.approx(IDLE_CLOSE, abs=0.1)
+        await fill(second, 3)
+        await second.close()
 
 
 # -- a close that fails

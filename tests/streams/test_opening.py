@@ -200,6 +200,36 @@ async def test_capacity_of_a_connection_whose_write_buffer_is_full() -> None:
         assert publisher.capacity == 10_000
 
 
+async def test_capacity_that_another_call_waits_for() -> None:
+    held = Held()
+    async with (
+        FakeBroker(on={wire.PUBLISH: held}) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', max_unconfirmed=100) as publisher,
+    ):
+        confirmations = [await publisher.submit(i) for i in range(95)]
+        assert publisher.capacity == 5
+        sending = asyncio.create_task(publisher.send_many([0]))
+        await until(lambda: bool(publisher._core.capacity.waiting), 'it waits for a whole frame')
+        assert publisher.capacity == 0
+        await until(lambda: bool(held.frames), 'the first frame is sent')
+        fake.handlers.clear()
+        held.confirm(fake)
+        await asyncio.gather(*confirmations, sending)
+        assert publisher.capacity == 100
+
+
+async def test_capacity_after_the_client_was_disconnected(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    publisher = await client.publisher(stream)
+    await publisher.send('x')
+    await client.disconnect()
+    assert publisher.capacity == 0
+    async with client.publisher(stream) as another:
+        assert (publisher.capacity, another.capacity) == (0, 10_000)
+
+
 async def test_batch_counts_as_unconfirmed(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, cls=rbs.PublisherBatchFast, max_unconfirmed=5) as publisher:
         for number in range(7):

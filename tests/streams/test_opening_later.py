@@ -180,13 +180,14 @@ async def test_timeouts_of_a_publisher_with_a_name_that_is_not_declared() -> Non
             assert 99 < now() - begin < 101
         for messages in (['x'], iter(['x'])):
             progress = rbs.SendProgress()
-            with pytest.raises(ConfirmTimeout):
+            with pytest.raises(ConfirmTimeout) as caught:
                 await publisher.send_many(messages, timeout=100, progress=progress)
+            assert (caught.value.outcome, caught.value.retriable) == ('not_sent', True)
             assert progress.taken == 0
         batches = await client.publisher(
             'test', name='other', cls=rbs.PublisherBatchFast, wait=False
         )
-        with pytest.raises(ConfirmTimeout, match='not declared within 100 s'):
+        with pytest.raises(WindowTimeout, match='not declared within 100 s'):
             await batches.flush(timeout=100)
 
         # None of these messages is left behind.
@@ -265,8 +266,9 @@ async def test_flush_raises_a_final_error(reason: str, name: str | None, early: 
         if name is None:
             publisher.batch('x')
         elif early:
-            with pytest.raises(error):
+            with pytest.raises(error) as caught:
                 publisher.batch('x')
+            assert getattr(caught.value, 'outcome', None) == 'not_sent'
             with pytest.raises(PublisherError, match='still connecting'):
                 publisher.batch('x')
         with pytest.raises(error):

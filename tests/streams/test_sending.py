@@ -40,6 +40,9 @@ class Connection(Engine):
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    def require_answer(self) -> None:
+        pass
+
     def on_frame(self, key: int, version: int, body: bytes) -> None:
         raise AssertionError
 
@@ -66,7 +69,7 @@ class Cluster:
         self.busy_poll = 0.0
         self.registrations: dict[object, None] = {}
         self.observers = Observers()
-        self.closing = CloseTimeout(0.001)
+        self.closing = self.idle_closing = CloseTimeout(0.001)
 
     def check_loop(self) -> None:
         pass

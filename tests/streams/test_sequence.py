@@ -103,6 +103,8 @@ async def test_timer_waits_while_the_broker_does_not_answer_the_close_of_the_cli
         client = rbs.streams_client(fake.uri, heartbeat=0, close_timeout=3 * INTERVAL)
         publisher = await client.publisher('test', name='me')
         await publisher.send('x')
+        fake.handlers[wire.PUBLISH] = wire.SILENT
+        await publisher.submit('y')
         begin = now()
         await client.disconnect()  # the clock stands still if a callback is always ready
         assert now() - begin >= 3 * INTERVAL
@@ -238,6 +240,7 @@ async def test_error_within_the_interval() -> None:
                 with pytest.raises(PublisherNameInUse):
                     await call()
             assert [handle._args for handle in timers()] == [(fast._core,)]
+            assert (slow.capacity, fast.capacity) == (0, 10_000)
             await fast.send(0)
         assert len(broker.messages('orders')) == 101
 
@@ -430,6 +433,62 @@ async def test_close_after_only_a_waiting_call_raised_the_error() -> None:
             await publisher.send('y', timeout=1)
         with pytest.raises(PublisherNameInUse):
             await publisher.send('z')
+        await publisher.close()
+
+
+@own_clock
+async def test_close_raises_an_error_whose_only_caller_has_given_up() -> None:
+    async with opened() as (fake, publisher):
+        await publisher.send('x')
+        fake.handlers[wire.PUBLISH] = wire.SILENT
+        fake.handlers[QUERY] = last_id(9)
+        with pytest.raises(ConfirmTimeout):
+            await publisher.send_many(['y'], timeout=1)
+        await asyncio.sleep(INTERVAL)
+        assert isinstance(publisher._core.error, PublisherNameInUse)
+        with pytest.raises(PublisherNameInUse):
+            await publisher.close()
+
+
+@own_clock
+async def test_close_does_not_repeat_the_error_of_an_iterator_that_waits() -> None:
+    """All messages of the call are confirmed."""
+
+    async def messages() -> AsyncIterator[str]:
+        yield 'x'
+        await asyncio.Event().wait()
+
+    async with opened() as (fake, publisher):
+        fake.handlers[QUERY] = last_id(9)
+        with pytest.raises(PublisherNameInUse):
+            await publisher.send_many(messages())
+        await publisher.close()
+
+
+@own_clock
+@pytest.mark.parametrize('reports', ['flush that waits', 'later flush', 'batch', 'close'])
+async def test_batch_publisher_raises_the_error_once(reports: str) -> None:
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('test', name='me', cls=rbs.PublisherBatchFast) as publisher,
+    ):
+        publisher.batch('x')
+        await publisher.flush()
+        fake.handlers.update({QUERY: last_id(9), wire.PUBLISH: wire.SILENT})
+        publisher.batch('y')
+        if reports != 'flush that waits':
+            with pytest.raises(ConfirmTimeout):
+                await publisher.flush(timeout=1)
+            publisher.batch('z')
+            await asyncio.sleep(INTERVAL)
+        if reports == 'batch':
+            with pytest.raises(PublisherNameInUse):
+                publisher.batch('too late')
+        else:
+            with pytest.raises(PublisherNameInUse) as caught:
+                await (publisher.close() if reports == 'close' else publisher.flush())
+            assert not hasattr(caught.value, '__notes__')
         await publisher.close()
 
 

@@ -39,7 +39,7 @@ from .polling import poll_limit
 from .retry import Backoff, Deadline, Progress, can_retry
 from .sharing import MetadataBatch, SharedConnect, existing, missing
 from .uri import Address, ConnectionInfo, Settings
-from .waiting import CloseTimeout
+from .waiting import IDLE_CLOSE, CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
@@ -76,6 +76,7 @@ class Cluster:
         self._sweepings: set[asyncio.Task[None]] = set()
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
+        self.idle_closing = CloseTimeout(min(IDLE_CLOSE, settings.close_timeout or IDLE_CLOSE))
         self._ended: asyncio.Event | None = None  # while closing; set when closing has ended
         self.registrations: dict[Attached, None] = {}
         self.observers = Observers()
@@ -250,8 +251,9 @@ class Cluster:
                 self._timer = None
             self._unused.clear()
             if wait:
+                is_idle = all(item.is_idle for item in connections)
                 try:
-                    async with self.closing.limit():
+                    async with (self.idle_closing if is_idle else self.closing).limit():
                         await asyncio.gather(
                             *(item.close(None) for item in connections), *self._sweepings
                         )
@@ -421,7 +423,7 @@ class Cluster:
         else:
             progress.error = self._last_error = None
             self._established = True
-            self.closing.left = None
+            self.closing.left = self.idle_closing.left = None
             self._failed.pop(info, None)
             if connection.advertised is not None:
                 self._reached[connection.advertised] = info

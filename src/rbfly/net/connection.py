@@ -114,6 +114,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._observers: Observers | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wrote = False
+        self._required = -1  # number of requests sent before the last `require_answer`
         self._silent = 0  # half heartbeat intervals without data
         self._unknown: set[tuple[int, int]] = set()
 
@@ -166,6 +167,17 @@ class Connection(Engine, asyncio.BufferedProtocol):
     def is_unused(self) -> bool:
         """True if the connection has no publisher, no subscription and no pending request."""
         return not self._requests and len(self.publisher_ids) == len(self.subscription_ids) == IDS
+
+    def require_answer(self) -> None:
+        """Note that the broker must read what was written so far, although it confirms nothing."""
+        self._required = self._requests.sent
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no call waits for a confirm, and the broker has read all that it must read."""
+        return self._requests.last_response[0] > self._required and not any(
+            window is not None and window.awaited for window in self.publishers
+        )
 
     @property
     def is_open(self) -> bool:

@@ -20,6 +20,7 @@ class Requests:
     """The pending requests of one connection; its length is their number.
 
     :ivar sent: number of requests sent so far.
+    :ivar last_response: correlation id of the last response, and when it arrived.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -27,7 +28,7 @@ class Requests:
         self._loop = loop
         self._pending: dict[int, asyncio.Future[bytes]] = {}
         self._on_response: dict[int, Callable[[], object]] = {}
-        self._last_response = (0, 0.0)  # its correlation id, and when it arrived
+        self.last_response = (0, 0.0)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -78,7 +79,7 @@ class Requests:
     ) -> None:
         if future.done():
             return
-        last, when = self._last_response
+        last, when = self.last_response
         left = when + timeout - self._loop.time()
         if left > 0 and last < correlation_id:
             # The broker responds in order and is still busy with earlier requests.
@@ -96,7 +97,7 @@ class Requests:
         future = self._pending.get(correlation_id)
         if future is not None and not future.done():
             future.set_result(body[4:])
-            self._last_response = (correlation_id, self._loop.time())
+            self.last_response = (correlation_id, self._loop.time())
         if (on_response := self._on_response.pop(correlation_id, None)) is not None:
             on_response()
 

@@ -9,6 +9,8 @@ from ..error import StreamConnectionError, copy_error
 
 T = TypeVar('T')
 
+IDLE_CLOSE = 0.5  # seconds to wait for the answer of a broker that has nothing to confirm
+
 
 async def outcome(future: asyncio.Future[T]) -> T | None:
     """Return the result of a future that several tasks wait for; None if it is cancelled.

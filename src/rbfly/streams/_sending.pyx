@@ -109,10 +109,14 @@ cdef class PublisherCore:
         self.session = None
         self.error = error
 
+    cpdef Py_ssize_t free(self) except -1:
+        """Number of messages that the window has capacity for; 0 if the connection is paused."""
+        cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.capacity.reserved
+        return 0 if self.is_paused() else max(0, self.window.max_unconfirmed - used)
+
     def has_capacity(self, Py_ssize_t count):
         """True if the window has capacity for `count` messages and the connection is not paused."""
-        cdef Py_ssize_t used = self.window.in_flight + self.window.queued + self.capacity.reserved
-        return used + count <= self.window.max_unconfirmed and not self.is_paused()
+        return count <= self.free()
 
     def is_paused(self):
         """True if the write buffer of the connection is full."""

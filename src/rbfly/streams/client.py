@@ -100,7 +100,8 @@ def streams_client(
     :param close_timeout: seconds without progress until closing gives up.  Progress is a confirm,
         an answer, or a message sent for the first time.  Closing several publishers,
         subscriptions and the client while no broker answers takes little longer than one
-        `close_timeout` in total.  None or 0 for no limit.
+        `close_timeout` in total.  None or 0 for no limit.  If no call waits for a confirm, and no
+        offset was stored that the broker may not have read, closing waits at most half a second.
     :param busy_poll: seconds, at most 0.1, for which the event loop keeps polling after a
         publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms arrive
         earlier, for more processor time; see :ref:`busy-polling`.  0 to sleep.  It needs two
@@ -203,7 +204,8 @@ class StreamsClient:
     async def disconnect(self) -> None:
         """Close all connections, if there are any.  The client can be used again.
 
-        Gives up waiting for the broker after `close_timeout`.
+        Gives up waiting for the broker after `close_timeout`, or half a second if nothing is in
+        flight.
         """
         await self._cluster.close()
 
@@ -461,6 +463,7 @@ class StreamsClient:
         while not await connection.wait_writable():
             connection = await self._cluster.locator()
         connection.write(frame)
+        connection.require_answer()
 
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """Return the offset stored under a reference; None if there is none."""

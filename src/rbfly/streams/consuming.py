@@ -188,6 +188,7 @@ class SubscriptionSession(Owner):
         if connection.paused and not last:
             return False
         connection.write(frame)
+        connection.require_answer()
         return True
 
     # -- the waiting task
@@ -230,9 +231,11 @@ class SubscriptionSession(Owner):
         try:
             if self._tracker is not None:
                 await self._tracker.close(self._cluster, wait=wait)
+            cluster, connection = self._cluster, registration.connection
             answer = registration.reset()
             if wait:
-                await self._cluster.closing.wait(answer)
+                is_idle = connection is None or connection.is_idle
+                await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
         finally:
             self._end()
 

@@ -97,13 +97,14 @@ class BasePublisher(PublisherBase):
     @property
     def capacity(self) -> int:
         """Number of messages that can be sent now without waiting for confirms: free places of
-        `max_unconfirmed`.  0 if the publisher is closed, if the write buffer of its connection is
-        full, or while a publisher with a name waits to be declared."""
-        core = self._core
-        if core.closed or core.is_paused():
+        `max_unconfirmed`.  0 if other messages wait for a place, if the write buffer of the
+        connection is full, while a publisher with a name waits to be declared, and once the
+        publisher takes no more messages: it is closed, its client was disconnected, or another
+        publisher uses its name."""
+        session, core = self._session, self._core
+        if session is None or session.is_over or core.capacity.waiting:
             return 0
-        used: int = core.window.unsettled + core.capacity.reserved
-        return max(0, core.window.max_unconfirmed - used)
+        return core.free()
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ..checks import check_integer
-from ..error import ConfirmTimeout, WindowTimeout
+from ..error import ConfirmTimeout, PublisherNameInUse, WindowTimeout
 from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
 from .confirmation import summary
@@ -49,7 +48,7 @@ class PublisherBatchFast(BatchBase, BasePublisher):
         until = None if timeout is None else deadline(timeout)
         session = self._require_session()
         if session.undeclared and not await session.wait_declared(until):
-            raise ConfirmTimeout(f'the publisher was not declared within {timeout} s')
+            raise session.window_timeout(timeout)
         session.check()
         self._batches.release()
         # Includes batches of a flush that timed out, or that runs concurrently.
@@ -68,10 +67,13 @@ class PublisherBatchFast(BatchBase, BasePublisher):
                 )
         self._batches.forget(batches)
         if error := summary(errors_of(batches)):
+            session.on_raised(error)
             raise error
 
     def _unreported(self) -> Callable[[], list[Exception]]:
-        return partial(errors_of, [*self._batches.sent, self._batches.filling])
+        batches = [*self._batches.sent, self._batches.filling]
+        # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
+        return lambda: [e for e in errors_of(batches) if not isinstance(e, PublisherNameInUse)]
 
 
 def errors_of(batches: list[ConfirmGroup]) -> list[Exception]:

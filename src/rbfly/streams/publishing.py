@@ -20,11 +20,10 @@ from ..net.connection import Connection, disconnected
 from ..net.observer import Life, Role
 from ..net.polling import BusyPoll
 from ..net.registration import Owner, Registration
-from ..net.waiting import outcome
 from ..protocol import commands
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
-from .confirmation import publish_error, with_outcome
+from .confirmation import publish_error, set_attribute, with_outcome
 from .sequence import SequenceCheck
 from .waiting import WindowSemaphore
 
@@ -174,6 +173,15 @@ class PublisherSession(Owner):
 
     # -- messages
 
+    @property
+    def is_over(self) -> bool:
+        """True if the publisher takes no more messages, for good."""
+        return (
+            self.core.closed
+            or self._cluster.generation != self._generation
+            or (self.sequence is not None and self.sequence.error is not None)
+        )
+
     def check(self) -> None:
         """Check that the publisher takes messages; redeclare it if it had given up."""
         core = self.core
@@ -193,9 +201,10 @@ class PublisherSession(Owner):
             ex.outcome, ex.retriable = 'not_sent', False
             raise
         if self.undeclared and self._batched:
-            error = core.error
+            error = copy_error(core.error)
             core.fail(PublisherError(self.not_declared))
-            raise copy_error(error)
+            set_attribute(error, 'outcome', 'not_sent')
+            raise error
         core.bind(self)
 
     @property
@@ -213,7 +222,7 @@ class PublisherSession(Owner):
         """
         core = self.core
         core.check_loop()
-        if core.closed or self._cluster.generation != self._generation:
+        if self.is_over:
             return True
         self.registration.ensure_open()
         in_time: bool = await core.capacity.wait(1, 0, until)
@@ -256,8 +265,13 @@ class PublisherSession(Owner):
         if error is None:
             waiting.set_result(None)
         else:
-            self._reported |= isinstance(error, PublisherNameInUse)
+            if not isinstance(waiting, ConfirmGroup):  # its caller may have given up
+                self.on_raised(error)
             waiting.set_exception(error)
+
+    def on_raised(self, error: Exception) -> None:
+        """Note that a call raises an error, which `close` does not repeat."""
+        self._reported |= isinstance(error, PublisherNameInUse)
 
     def give_up(self, wait: ConfirmFuture) -> bool:
         """Note that a call of `send` has given up; return True if its message was withdrawn."""
@@ -289,7 +303,8 @@ class PublisherSession(Owner):
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent if waiter.unsent else error)
         for queue in self.queues:
-            self._reported |= bool(queue.waiting) and isinstance(error, PublisherNameInUse)
+            if queue.waiting:
+                self.on_raised(unsent)
             queue.fail(unsent)
         self._idle.set()
         for waiter, stop in self.receiving.items():
@@ -351,20 +366,19 @@ class PublisherSession(Owner):
         )
         sent = unsent = 0
         try:
-            async with self.closing.limit() as self._on_progress:
-                if core.error is None:
-                    self._release()
+            if core.error is None:
+                self._release()
+            if core.window.awaited and core.error is None:
+                async with self.closing.limit() as self._on_progress:
                     self._unsettled = core.window.awaited
                     self._unsent = core.window.count_unsent()
                     while core.window.awaited and core.error is None:
                         self._idle.clear()
                         await self._idle.wait()
-                if self.sequence is not None and core.window.last_sent:
-                    self.sequence.ask(core)
-                self._give_up(*errors)
-                answer = registration.reset()
-                if answer is not None:
-                    await outcome(answer)
+            if self.sequence is not None and core.window.last_sent:
+                self.sequence.ask(core)
+            self._give_up(*errors)
+            await self._cluster.idle_closing.wait(registration.reset())
         except (TimeoutError, StreamConnectionError):
             sent, unsent = core.window.count_unreported()
         finally:
@@ -424,6 +438,9 @@ class PublisherSession(Owner):
 
         The publisher goes with the last reference.
         """
+        connection = self.registration.connection
+        if connection is not None and self.core.window.awaited:
+            connection.require_answer()
         try:
             if errors:
                 self._give_up(*errors)

@@ -10,6 +10,7 @@ from ..checks import check_timeout
 from ..error import (
     ArgumentTypeError,
     ConfirmTimeout,
+    PublishError,
     RbFlyError,
     SendProgress,
     copy_error,
@@ -55,8 +56,11 @@ class ManyMessages:
         if isinstance(error, RbFlyError):
             if progress.unknown:
                 error.outcome = 'unknown'
+            elif not isinstance(error, PublishError):
+                error.outcome = 'not_sent'
             if progress.taken > len(progress.refused):  # a message is, or may be, stored
                 error.retriable = False
+        self._session.on_raised(error)
         try:
             raise error
         finally:
@@ -124,6 +128,7 @@ class ManyMessages:
         text = f'the broker confirmed {confirmed} of {messages} in {timeout} s'
         failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
         failure.__cause__ = error
+        failure.retriable = not taken
         return failure
 
     async def _send(self, messages: Messages) -> Exception | None:
@@ -169,14 +174,13 @@ class ManyMessages:
         A turn sends at least one message, however long other processes kept the processor.
         """
         core, waiter = self._core, self._waiter
-        window = core.window
-        free = window.max_unconfirmed - window.unsettled - core.capacity.reserved
+        free = core.free()
         goal = waiter.count + free - free % step
         more = True
         while more and waiter.count < goal:
             run = min(goal - waiter.count, RUN)
             limit = waiter.count + run
-            more = window.extend(messages, run, waiter, self._turn)
+            more = core.window.extend(messages, run, waiter, self._turn)
             if more and waiter.count < limit:  # large messages: write them before encoding more
                 core.write()
                 if core.is_paused():

@@ -142,6 +142,7 @@ class Tracker:
                 ):
                     raise StreamDoesNotExist(self.stream, 'was deleted and created again')
                 connection.write(data)
+                connection.require_answer()
         except (RbFlyError, TimeoutError) as ex:
             logger.warning(
                 'cannot store offset %r of stream %r: %s', self.tracking.reference, self.stream, ex
