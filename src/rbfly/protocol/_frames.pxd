@@ -88,3 +88,8 @@ cdef class FrameBuilder:
         self, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
     ) except -1
     cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1
+
+
+# Append publishing id, filter value and message to the open frame.  On an error, the caller rolls
+# back.
+cdef int put_entry(FrameBuilder builder, uint64_t id, object message, object value) except -1

@@ -5,7 +5,7 @@ resend the messages that the broker has not confirmed.
 """
 
 cimport cython
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._wire cimport load_u16, load_u64, out_discard, out_size
 from rbfly.protocol._frames cimport PREFIX, Entry, Frame, offset
@@ -250,26 +250,17 @@ cdef class PublishWindow(FrameQueue):
         self, Frame frame, Entry *entry, int code, list done
     ) except -1:
         # Returns the number of its messages.
-        cdef PendingConfirms waiter
         cdef SubEntrySpan span
         cdef Py_ssize_t i, count = 0
         if entry.spans == 0:
-            waiter = <PendingConfirms> frame.waiters[entry.waiter]
-            if code != CONFIRMED:
-                waiter._refuse(entry.id, code, entry.order, 1)
-            if waiter.remaining == 1 and waiter.sealed:
-                done.append(waiter)
-            waiter.remaining -= 1
+            settle_messages(
+                <PendingConfirms> frame.waiters[entry.waiter], entry.id, code, entry.order, 1, done
+            )
             return 1
         for i in range(entry.waiter, entry.waiter + entry.spans):
             span = <SubEntrySpan> frame.waiters[i]
-            waiter = span.waiter
             count += span.count
-            if code != CONFIRMED:
-                waiter._refuse(entry.id, code, span.order, span.count)
-            if waiter.remaining == span.count and waiter.sealed:
-                done.append(waiter)
-            waiter.remaining -= span.count
+            settle_messages(span.waiter, entry.id, code, span.order, span.count, done)
         return count
 
     cdef int _release(self) except -1:
@@ -307,6 +298,17 @@ cdef class PublishWindow(FrameQueue):
                 settle(self, load_u64(p + 10 * i), code, done)
         self._release()
         return done
+
+
+cdef inline int settle_messages(
+    PendingConfirms waiter, uint64_t id, int code, uint32_t order, Py_ssize_t count, list done
+) except -1:
+    if code != CONFIRMED:
+        waiter._refuse(id, code, order, count)
+    if waiter.remaining == count and waiter.sealed:
+        done.append(waiter)
+    waiter.remaining -= count
+    return 0
 
 
 cdef inline int settle(PublishWindow window, uint64_t id, int code, list done) except -1:

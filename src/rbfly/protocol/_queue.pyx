@@ -14,7 +14,7 @@ from libc.string cimport memcmp
 from rbfly._wire cimport out_discard, out_size, put_bytes
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._entry cimport trim
-from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, offset
+from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, offset, put_entry
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
 
@@ -170,7 +170,7 @@ cdef class FrameQueue(FrameBuilder):
         cdef uint64_t position = 0
         cdef Py_ssize_t start, size
         cdef Entry *entry
-        cdef Frame frame
+        cdef Frame frame = None
         cdef PendingConfirms found, joined
         cdef const char *data
         cdef object value = None
@@ -182,7 +182,7 @@ cdef class FrameQueue(FrameBuilder):
             self._open_frame()
         start = out_size(&self.out)
         try:
-            self._put_entry(id, message, value)
+            put_entry(self, id, message, value)
             size = out_size(&self.out) - start
             entry = self._find_unsettled(id, &position)
             if entry is NULL or size != <Py_ssize_t> entry.size:

@@ -343,7 +343,19 @@ cdef class Batches:
         return 0
 
     @cython.binding(False)
-    def release(self):
+    def send(self):
+        """Send the batch that is being filled; return all batches that `report` does not know of.
+
+        :raises RbFlyError: the publisher takes no messages.
+        """
+        cdef PublisherCore core = self.core
+        core.check_loop()
+        if core.closed or core.error is not None:
+            core._check()
+        self.release()
+        return self.sent.copy()
+
+    cpdef int release(self) except -1:
         """Send the batch that is being filled."""
         cdef PublisherCore core = self.core
         cdef ConfirmGroup batch = self.filling
@@ -356,9 +368,12 @@ cdef class Batches:
         if self.capacity is not None:
             self.capacity.grant()
 
-    def forget(self, list reported not None):
-        """Forget batches whose outcome was reported."""
-        self.sent = [batch for batch in self.sent if batch not in reported]
+    @cython.binding(False)
+    def report(self, list batches not None):
+        """Forget batches that are settled; return their errors (list)."""
+        cdef ConfirmGroup batch
+        self.sent = [batch for batch in self.sent if batch not in batches]
+        return [batch.error for batch in batches if batch.error is not None]
 
 
 cdef class BatchBase(PublisherBase):

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..checks import check_integer
 from ..error import ConfirmTimeout, PublisherNameInUse, WindowTimeout
-from ._confirm import ConfirmGroup
 from ._sending import BatchBase, Batches
 from .confirmation import summary
 from .publisher import BasePublisher
@@ -46,13 +45,11 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             `reconnect_timeout`.
         """
         until = None if timeout is None else deadline(timeout)
-        session = self._require_session()
+        session = self._session or self._require_session()
         if session.undeclared and not await session.wait_declared(until):
             raise session.window_timeout(timeout)
-        session.check()
-        self._batches.release()
         # Includes batches of a flush that timed out, or that runs concurrently.
-        batches = self._batches.sent.copy()
+        batches = self._batches.send()
         for batch in batches:
             if batch.settled:
                 continue
@@ -65,19 +62,18 @@ class PublisherBatchFast(BatchBase, BasePublisher):
                     f'the broker did not confirm all messages within {timeout} s;'
                     ' the others may still be stored'
                 )
-        self._batches.forget(batches)
-        if error := summary(errors_of(batches)):
+        if (errors := self._batches.report(batches)) and (error := summary(errors)):
             session.on_raised(error)
             raise error
 
     def _unreported(self) -> Callable[[], list[Exception]]:
         batches = [*self._batches.sent, self._batches.filling]
         # `PublisherSession.close` raises PublisherNameInUse, if no call has raised it.
-        return lambda: [e for e in errors_of(batches) if not isinstance(e, PublisherNameInUse)]
-
-
-def errors_of(batches: list[ConfirmGroup]) -> list[Exception]:
-    return [batch.error for batch in batches if batch.error is not None]
+        return lambda: [
+            batch.error
+            for batch in batches
+            if batch.error is not None and not isinstance(batch.error, PublisherNameInUse)
+        ]
 
 
 class PublisherBatchLimit(PublisherBatchFast):
