@@ -15,6 +15,7 @@ from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_ANY, KEYS_STRING, encode_map, encode_value,
 )
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._sections cimport PROPERTY_NAMES, AMQPProperties
 from rbfly.amqp._types cimport (
     MAX_DEPTH, UUID, AMQPArray, Described, Symbol, clip, plain_dict, plain_list,
 )
@@ -25,9 +26,10 @@ cdef extern from 'Python.h':
     bint PySequence_Check(object o) noexcept
 
 cdef enum:
-    VISITED_MAX = 1 << 20       # values; a list that contains itself many times has more
+    VISITED_MAX = 1 << 16       # values, visited in less than 50 ms
     PATH_MAX = 200              # characters
     NO_KEY = -1
+    FIELDS = -2
 
 # Classes whose values have no parts, although some are sequences.
 cdef tuple SCALARS = (
@@ -35,7 +37,8 @@ cdef tuple SCALARS = (
 )
 cdef tuple SECTIONS = (
     ('delivery_annotations', KEYS_ANNOTATION), ('annotations', KEYS_ANNOTATION),
-    ('app_properties', KEYS_STRING), ('body', NO_KEY), ('footer', KEYS_ANNOTATION),
+    ('properties', FIELDS), ('app_properties', KEYS_STRING), ('body', NO_KEY),
+    ('footer', KEYS_ANNOTATION),
 )
 
 
@@ -108,6 +111,12 @@ cdef class Search:
                 return f'[{clip(key)}]{found}'
         return None
 
+    cdef str find_in_properties(self, AMQPProperties properties):
+        for name, value in zip(PROPERTY_NAMES, properties._fields):
+            if self.find(value, 0) is not None:
+                return f'.{name}'
+        return None
+
     cdef str find_in_described(self, Described value, int depth):
         found = self.find(value.descriptor, depth + 1)
         if found is not None:
@@ -136,7 +145,9 @@ cdef str find_path(object message):
         return f'body{found}' if found else ''
     for name, keys in SECTIONS:
         value = getattr(message, name)
-        if keys == NO_KEY:
+        if keys == FIELDS:
+            found = None if value is None else search.find_in_properties(value)
+        elif keys == NO_KEY:
             found = search.find(value, 0)
         else:
             found = search.find_in_map(plain_dict(value), 0, keys)

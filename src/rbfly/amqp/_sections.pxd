@@ -18,6 +18,9 @@ cdef class AMQPProperties:
     cdef tuple _fields
 
 
+# The names of AMQPProperties._fields.
+cdef tuple PROPERTY_NAMES
+
 # Check that a value is an int from 0 to `limit`, and return it; errors contain `name`.
 cdef object check_uint(object value, object limit, str name)
 
