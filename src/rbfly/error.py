@@ -308,6 +308,10 @@ class PublisherNameInUse(PublisherError):
     The publisher takes no more messages, and its unconfirmed messages may or may not be stored.
     Messages that were confirmed before may be lost, too: the broker takes messages of one
     publisher for duplicates of the other's.  Give each process its own name.
+
+    The other publisher may also be that of an earlier run of the program, if it was killed: the
+    broker may still be reading what that run has sent.  Wait until the broker has ended the
+    connection of that run, or retry: open the publisher again.
     """
 
 

@@ -194,6 +194,17 @@ async def test_second_publisher_of_a_client(client: rbs.StreamsClient, stream: s
         await publisher.send('x')
 
 
+async def test_name_of_a_dropped_publisher_is_free_at_once(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    publisher = await client.publisher(stream, name=NAME, amqp=False)
+    await publisher.submit(b'1')
+    del publisher  # closes it in the next turn of the event loop
+    async with client.publisher(stream, name=NAME, amqp=False) as publisher:
+        await publisher.send(b'2')
+    assert await stored(client, stream) == [b'1', b'2']
+
+
 async def test_publisher_that_sent_nothing_closes_without_an_error(
     client: rbs.StreamsClient, other: rbs.StreamsClient, stream: str
 ) -> None:

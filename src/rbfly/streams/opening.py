@@ -52,7 +52,7 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
         if self._session is not None:
             raise PublisherError('this publisher is already open: call client.publisher() again')
         other = self.names.get(key)
-        if other is not None and other.registration.life is not Life.CLOSED:
+        if not (other is None or other.abandoned or other.registration.life is Life.CLOSED):
             raise PublisherNameInUse(
                 f'this client already has a publisher named {name!r} on stream {stream!r}:'
                 ' close it, or choose another name'

@@ -42,6 +42,7 @@ class PublisherSession(Owner):
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     :ivar sequence: detects another publisher of the same name; None without a name.
+    :ivar abandoned: the program has dropped its last reference to the publisher.
     """
 
     role = Role.PUBLISH
@@ -52,6 +53,7 @@ class PublisherSession(Owner):
         self.name = name
         self.last_id = 0
         self.undeclared = False
+        self.abandoned = False
         self.registration = Registration(cluster, self)
         self.receiving: dict[ConfirmGroup, asyncio.Timeout] = {}
         self.queues: list[WindowSemaphore] = []
@@ -210,9 +212,10 @@ class PublisherSession(Owner):
     @property
     def not_declared(self) -> str:
         """The text of the error of calls that need the next publishing id, but cannot wait."""
+        waiting = '`flush` waits' if self._batched else '`send`, `submit` and `send_many` wait'
         return (
             f'{self!r} is still connecting: the broker has not reported its last publishing id;'
-            ' `send`, `submit`, `send_many` and `flush` wait for it'
+            f' {waiting} for it'
         )
 
     async def wait_declared(self, until: float | None = None) -> bool:
@@ -375,6 +378,7 @@ class PublisherSession(Owner):
                     while core.window.awaited and core.error is None:
                         self._idle.clear()
                         await self._idle.wait()
+            # A publisher that has sent nothing has lost nothing.
             if self.sequence is not None and core.window.last_sent:
                 self.sequence.ask(core)
             self._give_up(*errors)
@@ -423,6 +427,7 @@ class PublisherSession(Owner):
         loop = self.core.loop
         if self.registration.life is Life.CLOSED:
             return
+        self.abandoned = True
         if loop.is_closed():
             self._end()
         else:  # never directly: the garbage collector may run within any method of the core
