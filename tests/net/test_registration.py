@@ -331,7 +331,9 @@ class Walk(RuleBasedStateMachine):
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
 
-    async def member(self, role: Role, stream: str, deadline: Deadline) -> tuple[Connection, int]:
+    async def member(
+        self, role: Role, stream: str, deadline: Deadline, declared: bool
+    ) -> tuple[Connection, int]:
         """Replace that of the cluster; a disconnect ends the wait."""
         self.check(deadline)
         asked: asyncio.Future[Connection] = self.loop.create_future()

@@ -56,15 +56,12 @@ async def test_refused_connection(call: Call) -> None:
 
 @own_clock
 @pytest.mark.parametrize('timeout', [5, 60.0])
-async def test_connection_that_ends_in_the_handshake(timeout: float) -> None:
-    async with FakeBroker(at={Step.OPEN: CLOSING}) as fake:
-        client = rbs.streams_client(fake.uri, connect_timeout=timeout)
-        with pytest.raises(
-            rbs.ConnectTimeout, match=rf'^gave up after {timeout:.0f} s: '
-        ) as caught:
-            await client.get_protocol()
-        assert type(caught.value.__cause__) is rbs.StreamConnectionError
-        assert 'connection lost while opening the virtual host' in str(caught.value.__cause__)
+async def test_connection_that_ends_in_the_handshake(timeout: float, down: FakeBroker) -> None:
+    client = rbs.streams_client(down.uri, connect_timeout=timeout)
+    with pytest.raises(rbs.ConnectTimeout, match=rf'^gave up after {timeout:.0f} s: ') as caught:
+        await client.get_protocol()
+    assert type(caught.value.__cause__) is rbs.StreamConnectionError
+    assert 'connection lost while opening the virtual host' in str(caught.value.__cause__)
 
 
 @own_clock
@@ -135,15 +132,14 @@ async def test_reconnect_timeout_has_the_same_error() -> None:
 
 
 @own_clock
-async def test_each_caller_raises_its_own_error() -> None:
-    async with FakeBroker(at={Step.OPEN: CLOSING}) as fake:
-        client = rbs.streams_client(fake.uri, connect_timeout=5)
-        calls = [client.get_protocol() for _ in range(5)]
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(error) for error in found} == {rbs.ConnectTimeout}
-        assert len({id(error) for error in found}) == 5
-        causes = [error.__cause__ for error in found if isinstance(error, BaseException)]
-        assert len({id(cause) for cause in causes}) == 5
+async def test_each_caller_raises_its_own_error(down: FakeBroker) -> None:
+    client = rbs.streams_client(down.uri, connect_timeout=5)
+    calls = [client.get_protocol() for _ in range(5)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(error) for error in found} == {rbs.ConnectTimeout}
+    assert len({id(error) for error in found}) == 5
+    causes = [error.__cause__ for error in found if isinstance(error, BaseException)]
+    assert len({id(cause) for cause in causes}) == 5
 
 
 async def test_errors_that_no_try_can_fix_are_raised_as_they_are() -> None:

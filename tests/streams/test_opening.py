@@ -257,6 +257,24 @@ async def test_super_stream_is_named_as_such(count: int, wait: bool) -> None:
                 await publisher.send('x')
         assert [name for name in names if repr(name) in str(caught.value)] == names[:3]
         assert ('...' in str(caught.value)) == (count > 3)
+        assert 'does not exist' not in str(caught.value)
+
+
+async def test_only_a_new_publisher_asks_for_partitions() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
+        publisher = await client.publisher('test')
+        subscription = client.subscribe('test')
+        fake.handlers[wire.METADATA] = missing
+        for peer in fake.connections:
+            peer.transport.abort()
+        for call in (publisher.send('x'), anext(subscription)):
+            with pytest.raises(StreamDoesNotExist):
+                await call
+        assert tries(fake, wire.PARTITIONS) == 0
+        with pytest.raises(StreamDoesNotExist):
+            await client.publisher('test')
+        assert tries(fake, wire.PARTITIONS) == 1
+        await publisher.close()
 
 
 async def test_stream_that_does_not_exist_is_no_super_stream(

@@ -1,10 +1,13 @@
 """Publishers that connect in the background (`wait=False`), perhaps while their broker is down."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import trustme
 
 import rbfly.streams as rbs
 from brokers.proxy import Proxy
@@ -18,19 +21,21 @@ from rbfly.streams.error import (
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
+    TLSError,
     VirtualHostError,
     WindowTimeout,
 )
+from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler, Step, refuse
 from tests.streams.test_publish import stored
 from tests.streams.test_publish_recovery import missing, published
+from tests.streams.test_tls import copy
 
 own_clock = pytest.mark.own_clock
 
 HANG = 10.0  # seconds; only a safeguard
-DOWN: dict[Step, Handler] = {Step.PEER_PROPERTIES: wire.RESETTING}
 
 Call = Callable[[Any], Awaitable[Any]]
 
@@ -68,30 +73,28 @@ async def failed(publisher: Any) -> None:
 @own_clock
 @pytest.mark.parametrize('name', [None, 'shop'])
 @pytest.mark.parametrize('how', SEND)
-async def test_connecting_continues_beyond_connect_timeout(how: str, name: str | None) -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1, reconnect_timeout=1) as client,
-    ):
+async def test_connecting_continues_beyond_connect_timeout(
+    how: str, name: str | None, down: FakeBroker
+) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1, reconnect_timeout=1) as client:
         publisher = await client.publisher('test', name=name, wait=False)
-        assert not fake.connections
+        assert not down.connections
         sending = asyncio.ensure_future(SEND[how](publisher))
         await asyncio.sleep(1000)
-        assert tries(fake, wire.PEER_PROPERTIES) > 10
+        assert tries(down, wire.PEER_PROPERTIES) > 10
         assert not sending.done()
-        fake.handlers.clear()
+        down.handlers.clear()
         await sending
         await publisher.send('y')
         await publisher.close()
-        assert published(fake) == [[1], [2]]
+        assert published(down) == [[1], [2]]
 
 
 @own_clock
-async def test_messages_fill_the_window_and_are_sent_once_the_publisher_is_open() -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1) as client,
-    ):
+async def test_messages_fill_the_window_and_are_sent_once_the_publisher_is_open(
+    down: FakeBroker,
+) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1) as client:
         publisher = await client.publisher('test', max_unconfirmed=3, wait=False)
         confirmations = [await publisher.submit(i) for i in range(3)]
         assert (publisher.unconfirmed, publisher.capacity) == (3, 0)
@@ -101,19 +104,16 @@ async def test_messages_fill_the_window_and_are_sent_once_the_publisher_is_open(
             await publisher.send(3, timeout=100)
         sending = asyncio.create_task(publisher.send_many(range(3, 10)))
         await asyncio.sleep(100)
-        fake.handlers.clear()
+        down.handlers.clear()
         await asyncio.gather(*confirmations)
         assert await sending == 7
-        assert [i for ids in published(fake) for i in ids] == [*range(1, 11)]
+        assert [i for ids in published(down) for i in ids] == [*range(1, 11)]
         await publisher.close()
 
 
 @own_clock
-async def test_batch_without_a_name_before_the_publisher_is_open() -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1) as client,
-    ):
+async def test_batch_without_a_name_before_the_publisher_is_open(down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1) as client:
         publisher = await client.publisher('test', cls=rbs.PublisherBatchFast, wait=False)
         assert publisher.message_id == 1
         for number in range(5):
@@ -121,10 +121,10 @@ async def test_batch_without_a_name_before_the_publisher_is_open() -> None:
         with pytest.raises(ConfirmTimeout):
             await publisher.flush(timeout=100)
         assert publisher.message_id == 6
-        fake.handlers.clear()
+        down.handlers.clear()
         await publisher.flush()
         await publisher.close()
-        assert published(fake) == [[1, 2, 3, 4, 5]]
+        assert published(down) == [[1, 2, 3, 4, 5]]
 
 
 async def test_publisher_with_a_name_continues_after_the_last_id_of_the_broker(
@@ -134,7 +134,8 @@ async def test_publisher_with_a_name_continues_after_the_last_id_of_the_broker(
         await publisher.send_many([b'1', b'2', b'3'])
     publisher = await client.publisher(stream, name='shop', amqp=False, wait=False)
     assert publisher.capacity == 0
-    with pytest.raises(PublisherError, match='still connecting'):
+    waiting = '`send`, `submit` and `send_many` wait for it'
+    with pytest.raises(PublisherError, match=f'still connecting: .*{waiting}'):
         _ = publisher.message_id
     await asyncio.gather(*(publisher.send(b'%d' % i) for i in (4, 5, 6)))
     assert publisher.message_id == 7
@@ -157,7 +158,7 @@ async def test_batch_with_a_name_takes_no_messages_until_it_is_declared(
         await first.send(b'1')
     publisher = await client.publisher(stream, name='shop', cls=cls, amqp=False, wait=False)
     for _ in range(2):
-        with pytest.raises(PublisherError, match='still connecting'):
+        with pytest.raises(PublisherError, match=r'still connecting: .*id; `flush` waits for it'):
             await batch(b'lost')
     await publisher.flush()  # waits until it is declared
     assert publisher.message_id == 2
@@ -167,11 +168,8 @@ async def test_batch_with_a_name_takes_no_messages_until_it_is_declared(
 
 
 @own_clock
-async def test_timeouts_of_a_publisher_with_a_name_that_is_not_declared() -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1) as client,
-    ):
+async def test_timeouts_of_a_publisher_with_a_name_that_is_not_declared(down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1) as client:
         publisher = await client.publisher('test', name='shop', wait=False)
         for call in (publisher.send, publisher.submit):
             begin = now()
@@ -191,10 +189,10 @@ async def test_timeouts_of_a_publisher_with_a_name_that_is_not_declared() -> Non
             await batches.flush(timeout=100)
 
         # None of these messages is left behind.
-        fake.handlers.clear()
+        down.handlers.clear()
         await publisher.send('y')
         await batches.flush()
-        assert published(fake) == [[1]]
+        assert published(down) == [[1]]
         await publisher.close()
         await batches.close()
 
@@ -298,17 +296,14 @@ async def test_final_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 @own_clock
 @pytest.mark.parametrize('name', [None, 'shop'])
 async def test_reconnect_timeout_limits_an_outage_after_the_first_declaration(
-    name: str | None,
+    name: str | None, down: FakeBroker
 ) -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, reconnect_timeout=5) as client,
-    ):
+    async with rbs.streams_client(down.uri, reconnect_timeout=5) as client:
         publisher = await client.publisher('test', name=name, wait=False)
         sending = asyncio.create_task(publisher.send('x'))
         await asyncio.sleep(100)
-        fake.handlers = {wire.PUBLISH: wire.CLOSING}
-        await until(lambda: bool(published(fake)), 'the publisher is declared')
+        down.handlers = {wire.PUBLISH: wire.CLOSING}
+        await until(lambda: bool(published(down)), 'the publisher is declared')
         begin = now()
         with pytest.raises(StreamConnectionError):
             await sending
@@ -325,6 +320,68 @@ async def test_message_too_large_for_the_broker_that_it_is_sent_to() -> None:
         with pytest.raises(PublishError, match='do not fit into a frame'):
             await publisher.send('x' * 2000)
         await publisher.send('y')
+
+
+def tls_server(*names: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The contexts of a server with these names, and of a client that trusts it."""
+    authority = trustme.CA()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(*names).configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return server, client
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize('reset', [True, False])
+async def test_tls_proxy_that_accepts_while_its_node_is_down(
+    reset: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others get the error at once: the port may not be one for TLS."""
+    refused = 0
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refused
+        refused += 1
+        if not reset:
+            await reader.read(1)
+        writer.transport.abort() if reset else writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection('127.0.0.1', urlsplit(broker.uri).port)
+        await asyncio.gather(copy(reader, to_writer), copy(to_reader, writer))
+
+    monkeypatch.setattr(retry, 'BACKOFF_LAST', 0.1)
+    server, context = tls_server('127.0.0.1')
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        async with await asyncio.start_server(cut, '127.0.0.1', 0) as down:
+            port = down.sockets[0].getsockname()[1]
+            uri = f'rabbitmq-stream+tls://guest:guest@127.0.0.1:{port}/'
+            client = rbs.streams_client(uri, ssl=context, load_balancer=True)
+            publisher = await client.publisher('orders', wait=False)
+            sending = asyncio.create_task(publisher.send('x'))
+            await until(lambda: refused > 3, 'it tries again')
+            with pytest.raises(TLSError, match='is it a TLS port'):
+                await client.ping(HANG)
+            assert not sending.done()
+        async with await asyncio.start_server(relay, '127.0.0.1', port, ssl=server):
+            await asyncio.wait_for(sending, HANG)
+            await publisher.close()
+            await client.disconnect()
+        assert broker.messages('orders') == ['x']
+
+
+async def test_certificate_that_is_not_trusted_is_a_final_error() -> None:
+    server, _ = tls_server('127.0.0.1')
+    _, context = tls_server('127.0.0.1')
+    async with await asyncio.start_server(lambda *_: None, '127.0.0.1', 0, ssl=server) as proxy:
+        uri = f'rabbitmq-stream+tls://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/'
+        async with rbs.streams_client(uri, ssl=context) as client:
+            publisher = await client.publisher('orders', wait=False)
+            with pytest.raises(TLSError, match=r'(?i)certificate verify failed'):
+                await publisher.send('x', HANG)
+            await publisher.close()
 
 
 # -- closing while connecting
@@ -357,12 +414,9 @@ async def test_closing_without_messages_is_prompt(
 
 @own_clock
 @pytest.mark.parametrize('how', [*SEND, 'flush'])
-async def test_close_ends_calls_that_wait_for_the_declaration(how: str) -> None:
+async def test_close_ends_calls_that_wait_for_the_declaration(how: str, down: FakeBroker) -> None:
     cls: type[Any] = rbs.PublisherBatchFast if how == 'flush' else rbs.Publisher
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1) as client,
-    ):
+    async with rbs.streams_client(down.uri, connect_timeout=1) as client:
         publisher = await client.publisher('test', name='shop', cls=cls, wait=False)
         call: Any = publisher.flush() if how == 'flush' else SEND[how](publisher)
         waiting = asyncio.ensure_future(call)
@@ -372,18 +426,15 @@ async def test_close_ends_calls_that_wait_for_the_declaration(how: str) -> None:
         assert now() == begin
         with pytest.raises(PublisherError, match='closed before the message was sent'):
             await waiting
-        fake.handlers.clear()
+        down.handlers.clear()
         async with client.publisher('test', name='shop') as other:
             await other.send('x')
-        assert published(fake) == [[1]]
+        assert published(down) == [[1]]
 
 
 @own_clock
-async def test_close_reports_messages_that_were_never_sent() -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1, close_timeout=5) as client,
-    ):
+async def test_close_reports_messages_that_were_never_sent(down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1, close_timeout=5) as client:
         publisher = await client.publisher('test', wait=False)
         confirmation = await publisher.submit('x')
         begin = now()
@@ -396,19 +447,16 @@ async def test_close_reports_messages_that_were_never_sent() -> None:
 
 
 @own_clock
-async def test_close_sends_the_messages_if_the_broker_returns_in_time() -> None:
-    async with (
-        FakeBroker(at=DOWN) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1, close_timeout=100) as client,
-    ):
+async def test_close_sends_the_messages_if_the_broker_returns_in_time(down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1, close_timeout=100) as client:
         publisher = await client.publisher('test', wait=False)
         confirmation = await publisher.submit('x')
         closing = asyncio.create_task(publisher.close())
         await asyncio.sleep(50)
-        fake.handlers.clear()
+        down.handlers.clear()
         await closing
         await confirmation
-        assert published(fake) == [[1]]
+        assert published(down) == [[1]]
 
 
 async def test_disconnect_ends_calls_that_wait_for_the_declaration() -> None:

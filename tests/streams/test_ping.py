@@ -174,27 +174,26 @@ async def test_ping_ends_within_its_timeout(
 
 @own_clock
 @pytest.mark.parametrize('timeout', [None, 0])
-async def test_ping_without_a_timeout_waits_until_the_broker_answers(timeout: float | None) -> None:
-    async with (
-        FakeBroker(at={Step.OPEN: CLOSING}) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=1, reconnect_timeout=1) as client,
-    ):
+async def test_ping_without_a_timeout_waits_until_the_broker_answers(
+    timeout: float | None, down: FakeBroker
+) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=1, reconnect_timeout=1) as client:
         pinging = asyncio.create_task(client.ping(timeout))
         await asyncio.sleep(1000)
         assert not pinging.done()
-        fake.handlers.clear()
+        down.handlers.clear()
         await pinging
 
 
 @own_clock
-async def test_ping_tries_again_within_its_timeout() -> None:
-    async with FakeBroker(at={Step.OPEN: CLOSING}) as fake, rbs.streams_client(fake.uri) as client:
+async def test_ping_tries_again_within_its_timeout(down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri) as client:
         pinging = asyncio.create_task(client.ping(5))
         await asyncio.sleep(2)
-        assert len(fake.connections) > 2
-        fake.handlers.clear()
+        assert len(down.connections) > 2
+        down.handlers.clear()
         await pinging
-        fake.handlers[wire.METADATA] = once(RESETTING, default)
+        down.handlers[wire.METADATA] = once(RESETTING, default)
         await client.ping(5)  # over a new connection
 
 
@@ -267,6 +266,72 @@ async def test_short_pings_do_not_shorten_the_connects_of_others() -> None:
             await publisher.send('x')
         for task in pinging:
             task.cancel()
+
+
+def slow(peer: Peer, request: Frame) -> None:
+    """Answer after a second."""
+    asyncio.get_running_loop().call_later(1.0, default, peer, request)
+
+
+@own_clock
+@pytest.mark.parametrize('timeout', [0.1, 1.0])
+@pytest.mark.parametrize('every', [0.05, 1.0, 5.0])
+async def test_pings_shorter_than_a_handshake_succeed_once_it_is_over(
+    timeout: float, every: float
+) -> None:
+    """There are several addresses; health checks overlap, or there is none for a while."""
+    async with (
+        FakeBroker(at={Step.OPEN: SILENT}) as silent,
+        FakeBroker(at={Step.SASL_HANDSHAKE: slow, Step.OPEN: slow}) as fake,
+        rbs.streams_client([silent.uri, fake.uri]) as client,
+    ):
+        pinging = set[asyncio.Task[bool]]()
+        begin = now()
+        while not any(task.done() and task.result() for task in pinging):
+            assert now() - begin < 30
+            pinging.add(asyncio.create_task(healthy(client, timeout)))
+            await asyncio.sleep(every)
+        await asyncio.wait(pinging)
+        assert len(fake.connections) < 10
+
+
+@own_clock
+@pytest.mark.parametrize(('connect_timeout', 'seconds'), [(7, 7), (None, 10)])
+async def test_connect_outlives_pings_for_connect_timeout(
+    connect_timeout: float | None, seconds: float
+) -> None:
+    async with (
+        FakeBroker(at={Step.OPEN: SILENT}) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=connect_timeout) as client,
+    ):
+        assert not await healthy(client, 1)
+        assert not await healthy(client, 1)
+        await asyncio.sleep(seconds - 1.2)  # the second try began a second ago
+        assert client._cluster._connects
+        assert not await healthy(client, 0.05)  # that time is not extended
+        await asyncio.sleep(0.5)
+        assert not client._cluster._connects
+        await asyncio.gather(*(peer.lost for peer in fake.connections))
+        await asyncio.sleep(1000)
+        assert len(fake.connections) == 2
+
+
+@own_clock
+async def test_final_error_after_a_ping_gave_up_is_raised_by_the_next_ping() -> None:
+    def refuse_late(peer: Peer, request: Frame) -> None:
+        asyncio.get_running_loop().call_later(1.0, wire.refuse(0x08), peer, request)
+
+    async with (
+        FakeBroker(at={Step.SASL_AUTHENTICATE: refuse_late}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        for _ in range(2):
+            assert not await healthy(client, 0.9)
+        await asyncio.sleep(10)
+        assert len(fake.connections) == 2
+        fake.handlers[Step.SASL_AUTHENTICATE] = wire.refuse(0x08)
+        with pytest.raises(rbs.AuthenticationError):
+            await client.ping(1)
 
 
 # -- the connection
@@ -372,17 +437,17 @@ async def test_pings_share_one_request() -> None:
 
 
 @own_clock
-async def test_pings_share_connects() -> None:
-    async with FakeBroker(at={Step.OPEN: CLOSING}) as fake, rbs.streams_client(fake.uri) as client:
+async def test_pings_share_connects(down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri) as client:
         pinging = [asyncio.create_task(client.ping(5)) for _ in range(100)]
         found = await asyncio.gather(*pinging, return_exceptions=True)
         assert {type(item) for item in found} == {rbs.ConnectTimeout}
-        assert 2 < len(fake.connections) < 20
-        fake.handlers.clear()
+        assert 2 < len(down.connections) < 20
+        down.handlers.clear()
         pinging = [asyncio.create_task(client.ping(5)) for _ in range(100)]
-        before = len(fake.connections)
+        before = len(down.connections)
         await asyncio.gather(*pinging)
-        assert len(fake.connections) == before + 1
+        assert len(down.connections) == before + 1
 
 
 async def test_cancelled_ping_leaves_nothing() -> None:

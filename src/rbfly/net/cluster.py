@@ -36,9 +36,9 @@ from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each
 from .polling import poll_limit
-from .retry import Backoff, Deadline, Progress, can_retry
+from .retry import Backoff, Deadline, Progress, can_retry, is_cut
 from .sharing import MetadataBatch, SharedConnect, existing, missing
-from .uri import Address, ConnectionInfo, Settings
+from .uri import ConnectionInfo, Settings, at
 from .waiting import IDLE_CLOSE, CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
@@ -172,14 +172,23 @@ class Cluster:
                 ),
             )
 
-    async def member(self, role: Role, stream: str, deadline: Deadline) -> tuple[Connection, int]:
+    async def member(
+        self, role: Role, stream: str, deadline: Deadline, declared: bool
+    ) -> tuple[Connection, int]:
         """Return a connection to publish to a stream, or to consume from it, with an id to use.
 
         Retries to connect, but does not wait until the stream is available.
 
-        :raises StreamDoesNotExist: there is no such stream.
+        :param declared: the publisher or subscription was declared before.
+        :raises StreamDoesNotExist: there is no such stream; the error for a new publisher says if
+            it is a super stream.
         """
-        connection = await self._member(role, stream, deadline)
+        try:
+            connection = await self._member(role, stream, deadline)
+        except StreamDoesNotExist:
+            if declared or role is not Role.PUBLISH:
+                raise
+            raise await missing(await self._locator(deadline), stream) from None
         return connection, connection.ids(role).pop()
 
     async def _member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
@@ -221,7 +230,7 @@ class Cluster:
         idle = (item for item in self._open(Role.PUBLISH) if not item.has_unconfirmed)
         connection = self._responsive() or next(idle, None)
         if connection is None:  # connect at once: others may be backing off
-            connection = await self._get(Role.CONSUME, None, deadline, 'ping')
+            connection = await self._get(Role.CONSUME, None, deadline, is_ping=True)
         deadline.progress = Progress(str(connection.address), RequestTimeout)
         deadline.progress.on_step('pinging the broker')
         await connection.ping()
@@ -241,6 +250,7 @@ class Cluster:
         try:
             self.generation += 1
             call_each([registration.on_disconnect for registration in list(self.registrations)])
+            self.observers.notify(Observer.on_disconnect)
             for shared in list(self._connects.values()):
                 shared.task.cancel()
             for probe in self._probes.values():
@@ -278,10 +288,7 @@ class Cluster:
         while batch is None or not batch.add(stream):
             batch = MetadataBatch(locator, lambda: self._metadata.pop(locator, None))
             self._metadata[locator] = batch
-        try:
-            found = existing(await batch.ask(stream), stream)
-        except StreamDoesNotExist:
-            raise await missing(locator, stream) from None
+        found = existing(await batch.ask(stream), stream)
         if found.leader is None:
             problem = f'stream {stream!r} has no leader'
             code = ResponseCode.STREAM_NOT_AVAILABLE
@@ -306,13 +313,13 @@ class Cluster:
         return None
 
     async def _get(
-        self, role: Role, node: Broker | None, deadline: Deadline, key: object = None
+        self, role: Role, node: Broker | None, deadline: Deadline, is_ping: bool = False
     ) -> Connection:
         """Return a connection with a free id: to a node, if it is reachable; None for any node.
 
-        :param key: calls with the same one share a connect; None for that role and node.
+        :param is_ping: share a connect with other pings only; it may outlive them.
         """
-        key = key or (role, node)
+        key = 'ping' if is_ping else (role, node)
         while True:
             if deadline.generation != self.generation:
                 raise disconnected()
@@ -323,7 +330,8 @@ class Cluster:
                 return found
             shared = self._connects.get(key)
             if shared is None or shared.task.done():
-                shared = SharedConnect(functools.partial(self._connect, role, node))
+                attempt = functools.partial(self._connect, role, node, is_ping)
+                shared = SharedConnect(attempt, linger=is_ping)
                 self._connects[key] = shared
                 shared.task.add_done_callback(functools.partial(self._forget, key))
             found = await shared.join(deadline)
@@ -336,22 +344,32 @@ class Cluster:
                 return found
 
     def _forget(self, key: object, task: asyncio.Task[Connection]) -> None:
+        if not task.cancelled():
+            task.exception()  # retrieved: no task may wait for it
         if key in self._connects and self._connects[key].task is task:
             del self._connects[key]
 
     # -- connecting
 
     async def _connect(
-        self, role: Role, node: Broker | None, progress: Progress, waiting: Sequence[Deadline]
+        self,
+        role: Role,
+        node: Broker | None,
+        is_ping: bool,
+        progress: Progress,
+        waiting: Sequence[Deadline],
     ) -> Connection:
         """Try each address once.
 
+        :param is_ping: if a try has failed, the next one may take as long as `connect_timeout`.
         :param waiting: deadlines; all addresses are tried within the shortest.
-        :raises StreamConnectionError: `progress.error`, if another try may succeed.
+        :raises StreamConnectionError: `progress.error`; another try may succeed if it is retriable.
         :raises RbFlyError: no further try would help.
         """
         own, others = self._routes(node)
         shortest = min((item.limit for item in waiting if item.limit is not None), default=inf)
+        if is_ping and not self._failed.keys().isdisjoint(own):
+            shortest = self.settings.connect_timeout or inf  # pings may be shorter than handshakes
         limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
         progress.where = ', '.join(map(str, own + others))
         for info in own:
@@ -414,10 +432,9 @@ class Cluster:
         except (ProtocolError, FrameError):
             raise  # no retry helps
         except StreamConnectionError as ex:
-            # Nor does it help with TLS, unless a proxy accepted us while its node is down.
-            if isinstance(ex, TLSError) and not (
-                self._established and isinstance(ex.__cause__, ConnectionError)
-            ):
+            if is_cut(ex):
+                ex.retriable = self._established  # else it may be the wrong port
+            elif isinstance(ex, TLSError):
                 raise
             progress.error = self._last_error = without_frames(ex)
         else:
@@ -475,14 +492,6 @@ class Cluster:
             task.add_done_callback(self._sweepings.discard)
         if len(opened) - len(idle) > 1:
             self._sweep_later()
-
-
-def at(where: Broker | Address, infos: Sequence[ConnectionInfo]) -> ConnectionInfo:
-    """Return the first of `infos` with that address; if none has it, the first one, moved there."""
-    for info in infos:
-        if (info.host, info.port) == (where.host, where.port):
-            return info
-    return replace(infos[0], host=where.host, port=where.port)
 
 
 def sweep(reference: weakref.ref[Cluster]) -> None:

@@ -66,6 +66,9 @@ class Observer:
         :param retry_at: time of the event loop at which the next try begins.
         """
 
+    def on_disconnect(self) -> None:
+        """The client disconnects; its registrations were notified."""
+
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""
 

@@ -29,7 +29,7 @@ from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
 from .observer import Life, Observer, Role, State
-from .retry import Backoff, can_retry, ignore
+from .retry import Backoff, can_retry, ignore, is_cut
 
 T = TypeVar('T', State, Life)
 
@@ -102,7 +102,7 @@ class Registration:
     :ivar connection: connection of the declaration, open or in progress; else None.
     :ivar id: publisher or subscription id on that connection; -1 without a connection.
     :ivar declared: True once the declaration has been open.
-    :ivar patient: before that, connecting has no time limit.
+    :ivar patient: before that, connecting has no time limit; a cut TLS handshake is retried.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
     :ivar closed: event that is set when closing has ended.
@@ -282,7 +282,8 @@ class Registration:
                     await outage.wait(lost)
                     deadline.progress.error = None  # of the previous connection
                 await outage.retry(
-                    lambda: self._declare(outage), lambda ex: can_retry(ex, self.declared)
+                    lambda: self._declare(outage),
+                    lambda ex: can_retry(ex, self.declared) or (self.patient and is_cut(ex)),
                 )
         except Exception as ex:
             if self._task is asyncio.current_task():
@@ -296,7 +297,9 @@ class Registration:
 
     async def _declare(self, outage: Backoff) -> None:
         owner, [deadline] = self._owner, outage.deadlines
-        connection, found = await self.cluster.member(owner.role, owner.stream, deadline)
+        connection, found = await self.cluster.member(
+            owner.role, owner.stream, deadline, self.declared
+        )
         deadline.progress.on_step(f'declaring {owner!r}')
         try:
             request = await owner.prepare(connection, found)

@@ -58,6 +58,14 @@ def can_retry(error: RbFlyError, declared: bool) -> bool:
     return refused in ALWAYS or (declared and refused in REDECLARING)
 
 
+def is_cut(error: RbFlyError) -> bool:
+    """True if the connection ended during the TLS handshake.
+
+    The port may not be one for TLS; or a proxy has accepted the connection, but its node is down.
+    """
+    return isinstance(error, TLSError) and isinstance(error.__cause__, ConnectionError)
+
+
 def backoff() -> Iterator[float]:
     """Yield the seconds before each further try: exponential, with jitter, from 0.1 to 30."""
     delay = BACKOFF_FIRST
@@ -107,6 +115,11 @@ class Deadline:
         self.on_wait: Callable[[RbFlyError | None, float], None] = ignore
         self._last_try = False
         self._scope: asyncio.Timeout | None = None
+
+    @property
+    def expired(self) -> bool:
+        """True if the time is up, and the `async with` block ends because of that."""
+        return self._scope is not None and self._scope.expired()
 
     def shorten(self, wanted: float, delay: float, now: float) -> float:
         """Return the delay, shortened once so that another try precedes the deadline.

@@ -26,10 +26,12 @@ class SharedConnect:
 
     :param connect: tries each address once, within the deadlines; raises `progress.error` if
         another try may succeed.
+    :param linger: if the last deadline expires during a try, complete the try.
     :ivar task: returns the connection; it may have fewer free ids than tasks that wait.
     """
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, linger: bool = False) -> None:
+        self._linger = linger
         self._progress = Progress()
         self._backoff = Backoff()
         self.task = asyncio.Task(  # never eager: no task waits yet
@@ -39,7 +41,7 @@ class SharedConnect:
     async def join(self, deadline: Deadline) -> Connection | None:
         """Wait for the connection; return None if the connect was cancelled.
 
-        When the last waiting task leaves, it cancels the connect.
+        When the last waiting task leaves, it cancels the connect, unless that lingers.
 
         :raises RbFlyError: no further try would help, or a load balancer led to another node.
         """
@@ -55,7 +57,8 @@ class SharedConnect:
             deadline.progress = copy.copy(self._progress)
             if not self.task.done() and deadline.progress.error is None:
                 deadline.progress.error = before
-            if not waiting:
+            lingers = self._linger and deadline.expired and self._backoff.error is None
+            if not (waiting or lingers):
                 self.task.cancel()
         deadline.on_wait(None, 0.0)  # has an effect only if a connect that backed off was cancelled
         return found
@@ -64,7 +67,8 @@ class SharedConnect:
 async def run(connect: Connect, progress: Progress, backoff: Backoff) -> Connection:
     # A function, because the frame of a cancelled method would keep its task alive.
     return await backoff.retry(
-        lambda: connect(progress, backoff.deadlines), lambda error: error is progress.error
+        lambda: connect(progress, backoff.deadlines),
+        lambda error: error is progress.error and error.retriable and bool(backoff.deadlines),
     )
 
 
@@ -135,6 +139,9 @@ async def missing(connection: Connection, stream: str) -> StreamDoesNotExist:
     if not partitions:
         return StreamDoesNotExist(stream)
     names = ', '.join(map(repr, partitions[:NAMED])) + ', ...' * (len(partitions) > NAMED)
-    return StreamDoesNotExist(
-        stream, f'is a super stream; use its partitions, which are streams ({names})'
+    error = StreamDoesNotExist(stream)
+    error.args = (
+        f'{stream!r} is a super stream, not a stream: use its partitions, which are streams'
+        f' ({names})',
     )
+    return error

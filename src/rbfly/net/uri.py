@@ -5,13 +5,13 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
-from ..protocol.commands import SaslAuthenticate, Tune
+from ..protocol.commands import Broker, SaslAuthenticate, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
 
 
@@ -94,6 +94,11 @@ class Settings:
     close_timeout: float | None = 10.0
     busy_poll: float = 0.0
 
+    @property
+    def log_prefix(self) -> str:
+        """What lines in the log begin with, to tell clients apart."""
+        return f'[{self.connection_name}] ' if self.connection_name else ''
+
 
 def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionInfo:
     """Parse `scheme://[user[:password]@][host][:port][/vhost]`, percent-decoding each part.
@@ -162,3 +167,11 @@ def decode(text: str, what: str) -> str:
     if '\0' in result:
         raise URIError(f'malformed URI: the {what} contains a NUL')
     return result
+
+
+def at(where: Broker | Address, infos: Sequence[ConnectionInfo]) -> ConnectionInfo:
+    """Return the first of `infos` with that address; if none has it, the first one, moved there."""
+    for info in infos:
+        if (info.host, info.port) == (where.host, where.port):
+            return info
+    return replace(infos[0], host=where.host, port=where.port)
