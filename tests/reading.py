@@ -31,7 +31,7 @@ async def reading(
     } | arguments
     async with (
         FakeBroker(on=stream.handlers(), version=version) as fake,
-        rbs.streams_client(fake.uri) as client,
+        rbs.streams_client(fake.uri, connection_name='shop') as client,
         client.subscribe('test', **options) as messages,
     ):
         yield messages

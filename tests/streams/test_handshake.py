@@ -597,13 +597,16 @@ async def test_unknown_commands_and_versions_are_skipped_and_logged_once(
 
     async with (
         FakeBroker(on={wire.CREATE: create}) as fake,
-        rbs.streams_client(fake.uri) as client,
+        rbs.streams_client(fake.uri, connection_name='shop') as client,
     ):
         with caplog.at_level(logging.DEBUG, 'rbfly'):
             await client.create_stream('test')
             await client.create_stream('test')
     logged = [item.getMessage() for item in caplog.records if 'skipped' in item.getMessage()]
     assert len(logged) == 3
+    assert all(
+        item.startswith(f'[shop] rabbitmq-stream://127.0.0.1:{fake.port}') for item in logged
+    )
     assert sum('0x0099' in item for item in logged) == 1
     assert sum('version 9' in item for item in logged) == 1
 

@@ -389,13 +389,14 @@ async def test_bad_chunk_after_the_response_to_subscribe(caplog: pytest.LogCaptu
     handlers = stream.handlers()
     async with (
         FakeBroker(on=handlers) as fake,
-        rbs.streams_client(fake.uri) as client,
+        rbs.streams_client(fake.uri, connection_name='shop') as client,
         subscribe(client) as messages,
     ):
         fake.handlers[wire.SUBSCRIBE] = garbled(BAD_CHUNK, handlers[wire.SUBSCRIBE])
         with pytest.raises(FrameError):
             await anext(messages)
-        assert 'does not speak the stream protocol' in caplog.text
+        expected = f'[shop] rabbitmq-stream://127.0.0.1:{fake.port} does not speak the stream'
+        assert any(text.startswith(expected) for text in caplog.messages)
         fake.handlers.update(handlers)
         stream.append(b'0')
         assert await anext(messages) == b'0'

@@ -197,19 +197,16 @@ async def test_lines_while_an_outage_lasts(lines: Lines) -> None:
 
 
 @own_clock
-async def test_publisher_that_cannot_connect_at_first(lines: Lines) -> None:
-    async with (
-        FakeBroker(at={Step.OPEN: wire.CLOSING}) as fake,
-        rbs.streams_client(fake.uri, connect_timeout=0) as client,
-    ):
+async def test_publisher_that_cannot_connect_at_first(lines: Lines, down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri, connect_timeout=0) as client:
         opening = client.publisher('test')
         task = asyncio.create_task(opening.__aenter__())
         await asyncio.sleep(60)
-        fake.handlers.clear()
+        down.handlers.clear()
         await task
         await asyncio.sleep(0.1)
         await opening.__aexit__(None, None, None)
-        node = f'127.0.0.1:{fake.port}'
+        node = f'127.0.0.1:{down.port}'
     first, *more = lines.texts('WARNING')
     who = "publisher of 'test' "
     assert re.fullmatch(who + 'cannot be opened: .*connection lost while .*' + NEXT, first)
@@ -268,15 +265,67 @@ async def test_subscription_that_no_task_reads(lines: Lines) -> None:
         assert await anext(messages) == b'1'
         await until(lambda: bool(lines.texts('INFO')), 'the return is logged')
         assert [level for _, level, _ in lines.found] == ['WARNING', 'INFO']
-        assert 'after 1000 s' in lines.texts('INFO')[0]
+        assert re.search(r'after 0\.\d s$', lines.texts('INFO')[0])  # since the task waits
 
 
 @own_clock
-async def test_call_that_waits(lines: Lines) -> None:
+async def test_subscription_that_no_task_reads_does_not_affect_the_lines_of_others(
+    lines: Lines,
+) -> None:
+    stream = FakeStream()
+    stream.append(b'0')
     async with (
-        FakeBroker(at={Step.OPEN: wire.CLOSING}) as fake,
-        rbs.streams_client(fake.uri, connection_name='shop', connect_timeout=60) as client,
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri, connect_timeout=5, reconnect_timeout=5) as client,
+        subscribe(client) as messages,
     ):
+        assert await anext(messages) == b'0'
+        lose(fake)
+        await asyncio.sleep(100)
+        assert len(lines.found) == 1
+        async with client.publisher('test') as publisher:
+            lose(fake)
+            await publisher.send('x')
+            await asyncio.sleep(0.5)  # less than the time to collect other returns
+            assert len(lines.texts('INFO')) == 1
+        fake.handlers[Step.OPEN] = wire.CLOSING
+        lose(fake)
+        await until(lambda: not client.connected, 'the connections are lost')
+        with pytest.raises(rbs.ConnectTimeout):
+            await client.stream_exists('test')
+        assert 'a call waits: ' in lines.texts('WARNING')[-1]
+
+
+@own_clock
+@pytest.mark.parametrize('how', ['disconnect', 'close', 'close, then disconnect'])
+async def test_loss_is_logged_if_the_client_closes_at_once(how: str, lines: Lines) -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri, heartbeat=0) as client:
+        publisher = await client.publisher('test')
+        messages = subscribe(client)
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: messages._session.registration.is_open, 'it is open')
+        lose(fake)
+        await until(lambda: not client.connected, 'the connections are lost')
+        assert not lines.found
+        if 'close' in how:
+            await publisher.close()
+            await messages.aclose()
+        if 'disconnect' in how:
+            await client.disconnect()
+        else:
+            await until(lambda: bool(lines.found), 'the loss is logged')
+        ((_, level, text),) = lines.found
+        assert level == 'WARNING'
+        assert re.match(r"\w+ of 'test' and \w+ of 'test' lost their connections: ", text)
+        await asyncio.wait([waiting])
+        waiting.exception()
+        await publisher.close()
+        assert is_idle(log_of(client))
+
+
+@own_clock
+async def test_call_that_waits(lines: Lines, down: FakeBroker) -> None:
+    async with rbs.streams_client(down.uri, connection_name='shop', connect_timeout=60) as client:
         with pytest.raises(rbs.StreamConnectionError):
             await client.stream_exists('test')
     texts = lines.texts('WARNING')

@@ -86,8 +86,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
         address: Address,
         request_timeout: float | None = None,
         counters: Counters | None = None,
+        log_prefix: str = '',
     ) -> None:
         super().__init__(HANDSHAKE_CAP, counters)
+        self._log_prefix = log_prefix
         self.address = address
         self.request_timeout = request_timeout
         self.frame_max = 0
@@ -378,8 +380,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
             self._requests.on_response(body)
         elif (key, version) not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
             self._unknown.add((key, version))
-            text = '%s: skipped unknown frame 0x%04x version %d'
-            logger.warning(text, self.address, key, version)
+            text = '%s%s: skipped unknown frame 0x%04x version %d'
+            logger.warning(text, self._log_prefix, self.address, key, version)
 
     def _on_heartbeat(self, body: bytes) -> None:
         """Do nothing: any data shows that the broker is alive."""
@@ -402,7 +404,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         call_each([registration.on_metadata_update for registration in self.registrations], stream)
 
     def _on_credit_error(self, body: bytes) -> None:
-        logger.debug('%s: the broker refused credit for an ended subscription', self.address)
+        text = '%s%s: the broker refused credit for an ended subscription'
+        logger.debug(text, self._log_prefix, self.address)
 
     def _on_consumer_update(self, body: bytes) -> None:
         """Confirm the offset of Subscribe; without an answer, the broker closes the connection."""
@@ -414,7 +417,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
             failure = FrameError(f'{self.address} does not speak the stream protocol: {error}')
             failure.__cause__ = error
             self.abort(failure)
-            logger.error('%s', failure)
+            logger.error('%s%s', self._log_prefix, failure)
         else:
             text = f'closed because a callback failed: {error!r}'
             failed = StreamConnectionError(f'{self.address}: {text}')

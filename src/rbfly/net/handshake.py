@@ -42,7 +42,7 @@ async def connect(
             # if cancelled during a lookup that fails, uvloop's create_connection leaks
             await loop.getaddrinfo(address.host, address.port)
         _, connection = await loop.create_connection(
-            lambda: Connection(address, settings.request_timeout, counters),
+            lambda: Connection(address, settings.request_timeout, counters, settings.log_prefix),
             address.host,
             address.port,
             ssl=address.ssl,

@@ -1,7 +1,8 @@
 """Logs the outages of publishers and subscriptions: one line for all that share an outage.
 
 Nothing runs while every registration is open.  During an outage, failed attempts cause lines at
-growing intervals.
+growing intervals.  An outage lasts while the registration needs a connection; a
+subscription that no task reads needs none.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Outage:
     :ivar resent: number of messages resent in the outage; until it ends, minus those before it.
     :ivar opening: the registration has lost no connection, but cannot open one.
     :ivar losses: number of losses that no line has reported.
-    :ivar began: time of the event loop.
+    :ivar began: time of the event loop from which the registration needed a connection.
     :ivar seconds: duration, when last determined.
     :ivar reason: the last error, or that of an unreported loss.
     :ivar node: where the registration is open again.
@@ -78,14 +79,16 @@ class Outage:
 class OutageLog(Observer):
     """Logs when registrations of a client lose their connection, and when they are back.
 
-    :param name: the client's `connection_name`; each line begins with it.
+    :param prefix: what each line begins with, see :attr:`.Settings.log_prefix`.
     """
 
-    def __init__(self, name: str) -> None:
-        self._prefix = f'[{name}] ' if name else ''
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
         self._outages: dict[Registration, Outage] = {}
+        self._unused: dict[Registration, Outage] = {}  # lost, and nothing needs them
         self._back: dict[Registration, Outage] = {}  # open again, and not logged
         self._closed: list[Outage] = []  # the same, but closed since
+        self._lost: list[Outage] = []  # closed before a line reported their loss
         self._failed: list[Outage] = []
         self._losses = Pace(2 * COLLECT, 30.0)
         self._reminders = Pace(1.0, 300.0)
@@ -121,17 +124,23 @@ class OutageLog(Observer):
             delay = max(0.0, retry_at - now)
             self._log(logging.WARNING, f'a call waits: {error}; next attempt in {delay:.1f} s')
 
+    def on_disconnect(self) -> None:
+        if self._has_news():
+            self._report()
+
     def _on_lost(
         self, registration: Registration, before: object, after: State, error: Exception
     ) -> None:
         now = asyncio.get_running_loop().time()
-        outage = self._outages.get(registration)
+        outage = self._outages.get(registration) or self._unused.pop(registration, None)
         if outage is None:
             outage = self._back.pop(registration, None) or Outage(registration)
             outage.began, outage.reason = now, str(error)
             outage.losses += 1
             outage.opening = after is not State.LOST
-            self._outages[registration] = outage
+        elif before is State.LOST:
+            outage.began = now  # nothing needed it until now
+        (self._unused if after is State.LOST else self._outages)[registration] = outage
         if outage.losses:
             self._schedule(max(now + COLLECT, self._losses.next))
         elif before is State.OPENING:  # another attempt has failed
@@ -153,7 +162,10 @@ class OutageLog(Observer):
             outage.resent += registration.owner.resent
             self._closed.append(outage)
             return
-        outage = self._outages.pop(registration, None)
+        unused = self._unused.pop(registration, None)
+        if error is None:
+            unused = None  # its owner closed it
+        outage = self._outages.pop(registration, unused)
         # The owner did not close it, and the client did not disconnect.
         failed = error is not None and registration.generation == registration.cluster.generation
         if failed and (outage is not None or self._opens_in_background(registration)):
@@ -167,9 +179,10 @@ class OutageLog(Observer):
                 outage.reason = 'the stream was deleted'
             self._failed.append(outage)
             self._schedule(max(now + COLLECT, self._losses.next))
-        elif self._timer is not None and not (self._outages or self._has_news()):
-            self._timer.cancel()
-            self._timer, self._due = None, inf
+        elif outage is not None and outage.losses and not outage.opening:
+            self._lost.append(outage)
+        elif not (self._outages or self._unused or self._has_news()):
+            self._stop_timer()
 
     def _opens_in_background(self, registration: Registration) -> bool:
         # No call raises the error at once.
@@ -179,37 +192,42 @@ class OutageLog(Observer):
     # -- lines
 
     def _has_news(self) -> bool:
-        return bool(self._back or self._closed or self._failed)
+        return bool(self._back or self._closed or self._lost or self._failed)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, inf
 
     def _schedule(self, at: float) -> None:
         """Log at a time of the event loop, or before."""
         loop = asyncio.get_running_loop()
-        if self._timer is not None:
-            if self._due <= at and self._loop is loop:
-                return
-            self._timer.cancel()
+        if self._timer is not None and self._due <= at and self._loop is loop:
+            return
+        self._stop_timer()
         self._loop, self._due = loop, at
         self._timer = loop.call_at(at, self._report)
 
     def _report(self) -> None:
         """Log all news; log a reminder if one is due."""
-        self._timer, self._due = None, inf
+        self._stop_timer()
         now = asyncio.get_running_loop().time()
         for registration, outage in self._back.items():
             outage.resent += registration.owner.resent
         back, failed = [*self._back.values(), *self._closed], self._failed
-        self._back, self._closed, self._failed = {}, [], []
+        lost = [outage for outage in back if outage.losses and not outage.opening] + self._lost
+        self._back, self._closed, self._lost, self._failed = {}, [], [], []
         attempts: list[float] = []  # times of the next ones
-        lost = [outage for outage in back if outage.losses and not outage.opening]
         opening, waiting = list[Outage](), list[Outage]()
+        for registration, outage in self._unused.items():
+            if outage.losses and registration.life is Life.ACTIVE:  # else it is being closed
+                lost.append(outage)
         for registration, outage in self._outages.items():
-            if registration.state is State.LOST and registration.life is not Life.ACTIVE:
-                continue  # it is being closed
             if registration.state is State.BACKING_OFF:
                 attempts.append(registration.retry_at)
             if outage.losses:
                 (opening if outage.opening else lost).append(outage)
-            elif registration.state is not State.LOST:  # else nothing needs it
+            else:
                 waiting.append(outage)
         following = 'connecting'
         if attempts:

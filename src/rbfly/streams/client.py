@@ -155,7 +155,7 @@ class StreamsClient:
             check_type('connection_info', connection_info, ConnectionInfo, Iterable)
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
-        self._cluster.observers.add(OutageLog(connection_info.connection_name))
+        self._cluster.observers.add(OutageLog(connection_info.log_prefix))
         self._users = 0
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
 

@@ -144,9 +144,9 @@ class Tracker:
                 connection.write(data)
                 connection.require_answer()
         except (RbFlyError, TimeoutError) as ex:
-            logger.warning(
-                'cannot store offset %r of stream %r: %s', self.tracking.reference, self.stream, ex
-            )
+            prefix, reference = cluster.settings.log_prefix, self.tracking.reference
+            text = '%scannot store offset %r of stream %r: %s'
+            logger.warning(text, prefix, reference, self.stream, ex)
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:

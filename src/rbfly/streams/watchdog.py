@@ -105,6 +105,6 @@ class DeliveryWatchdog:
         self._accepted = chunk_id
         self._registration.reset()
         self._waiter.wake()
-        logger.info(
-            'stream %r: chunk %d was not delivered; subscribing again', self._stream, chunk_id
-        )
+        prefix = self._registration.cluster.settings.log_prefix
+        text = '%sstream %r: chunk %d was not delivered; subscribing again'
+        logger.info(text, prefix, self._stream, chunk_id)
