@@ -12,38 +12,26 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.examples import MAIN, PAGES, RUNNER, examples
+
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
 IN_MEMORY = 'broker.uri'
-RUNNER = 'from example import main'  # the program that runs other examples
 WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
-
-def examples() -> list[tuple[str, str]]:
-    found = []
-    pages = {*(ROOT / 'doc').glob('*.rst')} - {ROOT / 'doc' / 'testing.rst'}
-    for path in [ROOT / 'README.md', *sorted(pages)]:
-        text = path.read_text()
-        if path.suffix == '.md':
-            blocks = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
-        else:
-            blocks = re.findall(r'^\.\. code-block:: python\n\n((?: {3}.*\n|\n)+)', text, re.M)
-            blocks = [re.sub(r'^ {3}', '', block, flags=re.M) for block in blocks]
-        found += [(f'{path.name}:{i}', block) for i, block in enumerate(blocks)]
-    return found
-
-
-EXAMPLES = examples()
+EXAMPLES = [item for item in examples() if not item[0].startswith('testing.rst')]
 (RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
 
 
 def test_examples_are_found() -> None:
     assert 'README.md:0' in dict(EXAMPLES)
+    texts = [page.read_text() for page in PAGES]
+    count = sum(text.count(':: python\n') + text.count('```python\n') for text in texts)
+    assert len(examples()) == count
 
 
-@pytest.mark.parametrize('path', [*(ROOT / 'doc').glob('*.rst')], ids=lambda path: path.name)
+@pytest.mark.parametrize('path', PAGES[1:], ids=lambda path: path.name)
 def test_no_code_is_wider_than_the_page(path: Path) -> None:
     blocks = re.findall(
         r'^\.\. code-block:: (?:python|text)\n\n((?: {3}.*\n|\n)+)', path.read_text(), re.M
@@ -63,7 +51,7 @@ def test_example(name: str, code: str, broker_uri: str, stream_name: str, tmp_pa
         example.write_text('async def main(client: object) -> None:\n    print(client)\n')
         check_on_broker(code)
     else:
-        assert 'async def main(client: rbs.StreamsClient) -> None:' in code
+        assert MAIN in code
         example.write_text(code.replace("'orders'", repr(stream_name)))
         check_on_broker(RUN)
     if IN_MEMORY in code:

@@ -14,7 +14,7 @@ from rbfly.net import retry
 from rbfly.streams.error import PublishError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.streams.test_examples import examples
+from tests.examples import examples
 from tests.streams.test_publish import stored
 
 COUNT = 2000

@@ -1,26 +1,21 @@
 """The tests in doc/testing.rst pass."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / 'doc' / 'testing.rst'
+from tests.examples import examples
 
 pytestmark = pytest.mark.examples
 
 
-def examples() -> list[str]:
-    blocks = re.findall(r'^\.\. code-block:: python\n\n((?: {3}.*\n|\n)+)', PAGE.read_text(), re.M)
-    return [re.sub(r'^ {3}', '', block, flags=re.M) for block in blocks]
-
-
 def test_examples(tmp_path: Path) -> None:
-    for number, code in enumerate(examples()):
+    programs = [code for name, code in examples() if name.startswith('testing.rst')]
+    for number, code in enumerate(programs):
         (tmp_path / f'test_example_{number}.py').write_text(code)
-    expected = sum(code.count('def test_') for code in examples())
+    expected = sum(code.count('def test_') for code in programs)
     options = ['-o', 'asyncio_mode=auto', '-o', 'asyncio_default_fixture_loop_scope=function']
     options += ['-W', 'error', '-p', 'no:cacheprovider', '-p', 'no:xdist']
     result = subprocess.run(
