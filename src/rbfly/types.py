@@ -63,13 +63,13 @@ AMQPScalar: TypeAlias = (
 )
 """A value that contains no other values."""
 
-AMQPBody: TypeAlias = (
-    AMQPScalar | Described | AMQPArray | Sequence['AMQPBody'] | Mapping[Any, 'AMQPBody']
-)
-"""Any AMQP value; also the type of a message body."""
+AMQPBody: TypeAlias = AMQPScalar | Described | AMQPArray | Sequence[Any] | Mapping[Any, Any]
+"""Any AMQP value; also the type of a message body to send.  Type checkers do not check the values
+in a sequence or mapping: sending one that AMQP 1.0 has no type for raises
+:class:`~rbfly.error.AMQPEncoderError`."""
 
-AMQPSequence: TypeAlias = Sequence[AMQPBody]
-AMQPMap: TypeAlias = Mapping[Any, AMQPBody]
+AMQPSequence: TypeAlias = Sequence[Any]
+AMQPMap: TypeAlias = Mapping[Any, Any]
 AMQPAppProperties: TypeAlias = dict[str, AMQPScalar]
 """Application properties as the specification allows them; RbFly also encodes other values, see
 `stream_message_ctx`."""

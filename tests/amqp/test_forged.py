@@ -333,7 +333,7 @@ def test_context_whose_section_is_replaced_while_the_old_one_is_freed() -> None:
         def __del__(self) -> None:
             context.__init__(b'new')
 
-    context = MessageCtx(b'old', annotations=Section(a=1))  # type: ignore[arg-type]
+    context = MessageCtx(b'old', annotations=Section(a=1))
     context.annotations = {'b': 2}
     assert context.body == b'new'
     context.annotations = {'c': 3}

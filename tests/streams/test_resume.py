@@ -8,6 +8,7 @@ import gc
 import struct
 from collections.abc import Callable, Iterator
 from itertools import repeat
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -36,9 +37,10 @@ NOT_AVAILABLE = 0x06
 FREE_IDS = 256
 
 
-def subscribe(client: rbs.StreamsClient, **arguments: object) -> rbs.Subscription:
-    arguments = {'offset': rbs.Offset.FIRST, 'timeout': HANG, 'amqp': False} | arguments
-    return client.subscribe('test', **arguments)  # type: ignore[arg-type]
+def subscribe(client: rbs.StreamsClient, **arguments: Any) -> rbs.Subscription:
+    settings: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'timeout': HANG, 'amqp': False}
+    messages: rbs.Subscription = client.subscribe('test', **settings | arguments)
+    return messages
 
 
 async def take(messages: rbs.Subscription, n: int) -> list[object]:

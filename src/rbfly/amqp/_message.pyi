@@ -1,12 +1,15 @@
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, Protocol, final
 
-from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody
+from typing_extensions import TypeVar
+
+from ..types import AMQPBody
 from ._sections import AMQPHeader as AMQPHeader
 from ._sections import AMQPProperties as AMQPProperties
 
 _Get = TypeVar('_Get')
 _Set = TypeVar('_Set')
+_Body = TypeVar('_Body', default=Any)
 
 class _Attribute(Generic[_Get, _Set]):
     def __get__(self, ctx: MessageCtx, owner: type[MessageCtx]) -> _Get: ...
@@ -16,25 +19,24 @@ class _ContextHolder(Protocol):
     def _current_message_ctx(self) -> MessageCtx: ...
 
 @final
-class MessageCtx:
+class MessageCtx(Generic[_Body]):
     is_set_stream_publish_id: bool
     def __init__(
-        self,
+        self: MessageCtx[Any],
         body: AMQPBody,
         header: AMQPHeader | None = None,
-        delivery_annotations: AMQPAnnotations | None = None,
-        annotations: AMQPAnnotations | None = None,
+        delivery_annotations: Mapping[Any, Any] | None = None,
+        annotations: Mapping[Any, Any] | None = None,
         properties: AMQPProperties | None = None,
-        app_properties: AMQPAppProperties | None = None,
-        footer: AMQPAnnotations | None = None,
+        app_properties: Mapping[str, Any] | None = None,
+        footer: Mapping[Any, Any] | None = None,
         *,
         stream_offset: int = 0,
         stream_timestamp: float = 0,
         stream_publish_id: int | None = None,
         is_set_stream_publish_id: bool | None = None,
     ) -> None: ...
-    # the type of the body depends on the message
-    body: Any
+    body: _Body
     header: _Attribute[AMQPHeader, AMQPHeader | None]
     delivery_annotations: _Attribute[dict[Any, Any], Mapping[Any, Any] | None]
     annotations: _Attribute[dict[Any, Any], Mapping[Any, Any] | None]

@@ -2,6 +2,7 @@
 
 import operator
 from contextvars import ContextVar
+from types import GenericAlias
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -93,6 +94,8 @@ is_set_stream_publish_id=None)\n--\n
     :param is_set_stream_publish_id: whether to publish the message with that id (bool); None for
         True if `stream_publish_id` is set.
     """
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __init__(
         self, body, header=None, delivery_annotations=None, annotations=None, properties=None,

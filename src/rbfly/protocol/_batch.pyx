@@ -18,6 +18,7 @@ from rbfly.protocol._chunk cimport Chunk
 from rbfly.protocol._decoder cimport Decoder, rbfly_bytes, rbfly_steal
 
 from collections.abc import Sequence
+from types import GenericAlias
 
 
 cdef enum:
@@ -47,6 +48,8 @@ cdef class MessageBatch:
     :ivar timestamp: time when the broker stored the messages, seconds since the epoch (float).
     :ivar offsets: offset of each message (sequence of int).
     """
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __dealloc__(self):
         PyMem_Free(self.runs)

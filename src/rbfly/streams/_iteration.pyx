@@ -16,6 +16,7 @@ from rbfly.amqp._message cimport LAST_SET
 from rbfly.protocol._cursor cimport BODY, LastMessage, MessageCursor
 
 from asyncio import current_task
+from types import GenericAlias
 from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
@@ -113,6 +114,8 @@ cdef class SubscriptionBase:
     cdef object waiter
     cdef rbfly_step checked         # in which the event loop was checked last
     cdef rbfly_step noted           # in which the task was noted last
+
+    __class_getitem__ = classmethod(GenericAlias)
 
     def __init__(self, MessageCursor cursor not None, waiter):
         self.cursor = cursor

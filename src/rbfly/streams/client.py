@@ -6,7 +6,7 @@ import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import Any, Literal, Self, overload
 from weakref import WeakValueDictionary
 
 from ..amqp._message import last_offset
@@ -39,7 +39,7 @@ from .arguments import (
     stream_arguments,
 )
 from .consuming import SubscriptionSession
-from .opening import OpenPublisher
+from .opening import OpenPublisher, P
 from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
 from .reading import MessageWaiter
@@ -48,13 +48,6 @@ from .tracking import OffsetTracking, stored_offset
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
-
-if TYPE_CHECKING:
-    import typing_extensions  # `typing` has no `default` before Python 3.13
-
-    P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
-else:
-    P = TypeVar('P')
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
@@ -380,6 +373,34 @@ class StreamsClient:
         )
         return OpenPublisher(self, self._cluster, self._names, cls, check_publisher(info), wait)
 
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset = ...,
+        filter: MessageFilter | None = ...,
+        timeout: float | None = ...,
+        amqp: Literal[False],
+        on_decode_error: OnDecodeError = ...,
+        initial_credit: int = ...,
+        auto_offset: OffsetTracking | None = ...,
+    ) -> Subscription[bytes]: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset = ...,
+        filter: MessageFilter | None = ...,
+        timeout: float | None = ...,
+        amqp: bool = ...,
+        on_decode_error: OnDecodeError = ...,
+        initial_credit: int = ...,
+        auto_offset: OffsetTracking | None = ...,
+    ) -> Subscription: ...
+
     def subscribe(
         self,
         stream: str,
@@ -391,7 +412,7 @@ class StreamsClient:
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
         auto_offset: OffsetTracking | None = None,
-    ) -> Subscription:
+    ) -> Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
         :param stream: name of the stream.

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..error import PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
 from ..net.observer import Life
-from .publisher import BasePublisher
+from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
 from .types import PublisherInfo
 
-P = TypeVar('P', bound=BasePublisher)
+if TYPE_CHECKING:
+    import typing_extensions  # `typing` has no `default` before Python 3.13
+
+    P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
+else:
+    P = TypeVar('P')
 
 
 @dataclass(eq=False, repr=False)

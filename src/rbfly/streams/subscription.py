@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..checks import check_integer
 from ..net.waiting import can_wait
@@ -15,13 +15,21 @@ from .consuming import SubscriptionSession
 from .reading import MessageWaiter
 from .types import MessageCtx
 
+if TYPE_CHECKING:
+    import typing_extensions  # `typing` has no `default` before Python 3.13
+
+    Body = typing_extensions.TypeVar('Body', covariant=True, default=Any)
+else:
+    Body = TypeVar('Body')
+
 MAX_MESSAGES = 2**31 - 1  # of a batch
 
 
-class Subscription(SubscriptionBase):
+class Subscription(SubscriptionBase[Body]):
     """Iterates over the messages of a stream; created by :meth:`StreamsClient.subscribe`.
 
-    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.
+    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.  The
+    type of bodies is `Any`; with `amqp=False`, it is `bytes`: `Subscription[bytes]`.
 
     The subscription starts when the program asks for the first message.  If the connection is lost,
     or the stream moves to another node, it reconnects and resumes after the last message that it
@@ -72,14 +80,14 @@ class Subscription(SubscriptionBase):
         if session is not None:
             session.release()
 
-    def messages(self) -> AsyncIterator[MessageCtx]:
+    def messages(self) -> AsyncIterator[MessageCtx[Body]]:
         """Iterate over the contexts of messages, not only their bodies.
 
         RbFly decodes the sections other than the body when the program first reads them.
         """
         return MessageIterator(self, KINDS['context'])
 
-    def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
+    def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch[Body]]:
         """Iterate over batches: one await for all messages of a chunk.
 
         The messages of a batch are finished when the program asks for the next batch.  A batch ends
