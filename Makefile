@@ -12,6 +12,7 @@ SWITCH_sanitize = RBFLY_SANITIZE=1
 SWITCH_portable = RBFLY_PORTABLE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 EXTRAS ?= uvloop compression perf test lint doc
+EXAMPLES = build/examples
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/protocol
 SECONDS ?= 3600
@@ -75,9 +76,12 @@ lint: build  ## run ruff and cython-lint
 	@$(BIN)/ruff format --check .
 	@PATH=$(BIN):$$PATH cython-lint src fuzz
 
-types: build  ## run mypy --strict, and check the stubs against the compiled modules
+types: build  ## run mypy --strict and pyright, and check the stubs against the compiled modules
 	@$(BIN)/mypy
 	@$(BIN)/python -m mypy.stubtest --ignore-missing-stub --ignore-disjoint-bases $(STUBS)
+	@$(BIN)/python -m tests.examples $(EXAMPLES)
+	@$(BIN)/mypy --config-file= --cache-dir .mypy_cache/examples --strict $(EXAMPLES)
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --warnings
 
 sanitize:  ## test the codec and the protocol engine under ASan and UBSan (SANITIZE=tests: everything)
 	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf test'
