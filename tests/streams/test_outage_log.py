@@ -229,6 +229,20 @@ async def test_publisher_that_opens_in_the_background_and_fails(
     await publisher.close()
 
 
+async def test_publisher_that_opens_in_the_background_and_fails_repeatedly(
+    client: rbs.StreamsClient, stream_name: str, lines: Lines
+) -> None:
+    publisher = await client.publisher(stream_name, wait=False)
+    for _ in range(10):
+        with pytest.raises(rbs.StreamDoesNotExist):
+            await publisher.send(1)
+    await until(lambda: bool(lines.found), 'the failures are logged')
+    who = re.escape(f'publisher of {stream_name!r} ')
+    for text in lines.texts('WARNING'):
+        assert re.fullmatch(who + r'gave up after \d\.\d s: .*does not exist.*', text)
+    await publisher.close()
+
+
 @own_clock
 async def test_publisher_that_gives_up(lines: Lines) -> None:
     async with (

@@ -89,7 +89,7 @@ class OutageLog(Observer):
         self._back: dict[Registration, Outage] = {}  # open again, and not logged
         self._closed: list[Outage] = []  # the same, but closed since
         self._lost: list[Outage] = []  # closed before a line reported their loss
-        self._failed: list[Outage] = []
+        self._failed: dict[int, Outage] = {}  # by id of the registration, which may be gone
         self._losses = Pace(2 * COLLECT, 30.0)
         self._reminders = Pace(1.0, 300.0)
         self._calls = Pace(1.0, 30.0)
@@ -177,7 +177,7 @@ class OutageLog(Observer):
             outage.reason = str(error)
             if isinstance(error, StreamDoesNotExist) and registration.declared:
                 outage.reason = 'the stream was deleted'
-            self._failed.append(outage)
+            self._failed[id(registration)] = outage
             self._schedule(max(now + COLLECT, self._losses.next))
         elif outage is not None and outage.losses and not outage.opening:
             self._lost.append(outage)
@@ -214,9 +214,9 @@ class OutageLog(Observer):
         now = asyncio.get_running_loop().time()
         for registration, outage in self._back.items():
             outage.resent += registration.owner.resent
-        back, failed = [*self._back.values(), *self._closed], self._failed
+        back, failed = [*self._back.values(), *self._closed], [*self._failed.values()]
         lost = [outage for outage in back if outage.losses and not outage.opening] + self._lost
-        self._back, self._closed, self._lost, self._failed = {}, [], [], []
+        self._back, self._closed, self._lost, self._failed = {}, [], [], {}
         attempts: list[float] = []  # times of the next ones
         opening, waiting = list[Outage](), list[Outage]()
         for registration, outage in self._unused.items():
