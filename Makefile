@@ -11,7 +11,7 @@ SWITCH_debug = RBFLY_DEBUG=1
 SWITCH_sanitize = RBFLY_SANITIZE=1
 SWITCH_portable = RBFLY_PORTABLE=1
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
-EXTRAS ?= uvloop compression perf test lint doc
+EXTRAS ?= uvloop compression perf service test lint doc
 EXAMPLES = build/examples
 FUZZ ?= codec --seconds 60
 SANITIZE ?= tests/amqp tests/protocol
@@ -84,7 +84,7 @@ types: build  ## run mypy --strict and pyright, and check the stubs against the 
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python --warnings
 
 sanitize:  ## test the codec and the protocol engine under ASan and UBSan (SANITIZE=tests: everything)
-	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf test'
+	@$(MAKE) --no-print-directory build VARIANT=sanitize EXTRAS='uvloop compression perf service test'
 	@build/venv-sanitize/bin/python tools/sanitize.py -m pytest $(PARALLEL) -p no:faulthandler \
 	    $(SANITIZE)
 

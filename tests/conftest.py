@@ -18,7 +18,14 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 pytest_plugins = ['tests.seed', 'tests.without', 'tests.brokers']
 
 # Files that take a minute start first, so that no worker runs one alone at the end.
-LONGEST = ('test_package', 'test_prove', 'test_proofs_faults', 'test_proofs_leader', 'test_exact')
+LONGEST = (
+    'test_package',
+    'test_service',
+    'test_prove',
+    'test_proofs_faults',
+    'test_proofs_leader',
+    'test_exact',
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

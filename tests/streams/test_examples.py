@@ -1,8 +1,8 @@
 """Run the examples of the documentation unchanged, except for the broker's address.
 
 Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
-only define `main(client)` run with the program that the documentation shows for them.  The examples
-of doc/testing.rst are tested in tests/testing.
+only define `main(client)` run with the program that the documentation shows for them.  The tests of
+doc/testing.rst are in tests/testing, those of doc/service.rst in tests/test_service.py.
 """
 
 import re
@@ -20,7 +20,8 @@ WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
-EXAMPLES = [item for item in examples() if not item[0].startswith('testing.rst')]
+OTHERS = ('service.rst', 'testing.rst')  # tests of their own run these
+EXAMPLES = [item for item in examples() if not item[0].startswith(OTHERS)]
 (RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
 
 
