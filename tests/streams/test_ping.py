@@ -242,6 +242,30 @@ async def test_ping_does_not_wait_for_the_backoff_of_others() -> None:
 
 
 @own_clock
+async def test_ping_that_connects_ends_the_backoff_of_others() -> None:
+    stream = FakeStream()
+    async with (
+        FakeBroker(on=stream.handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.subscribe('test', amqp=False) as messages,
+    ):
+        publisher = await client.publisher('test')
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: bool(stream.readers), 'it has subscribed')
+        fake.handlers[Step.OPEN] = CLOSING
+        lose(fake)
+        await asyncio.sleep(600)  # both back off for up to 30 s
+        del fake.handlers[Step.OPEN]
+        await client.ping()
+        begin = now()
+        await publisher.send('x')
+        stream.append(b'x')
+        assert await waiting == b'x'
+        assert now() - begin < 0.1
+        await publisher.close()
+
+
+@own_clock
 async def test_short_pings_do_not_shorten_the_connects_of_others() -> None:
     """A handshake takes half a second, and there is always a ping that gives up after 100 ms."""
 

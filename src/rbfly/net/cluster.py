@@ -415,6 +415,8 @@ class Cluster:
     def _keep(self, role: Role, connection: Connection) -> Connection:
         self._open(role).append(connection)
         connection.use(role, self.observers)
+        for shared in self._connects.values():
+            shared.wake()  # a broker answers again
         if self._timer is None:
             self._sweep_later()
         return connection

@@ -171,6 +171,7 @@ class Backoff:
         self.error: RbFlyError | None = None
         self.retry_at = 0.0
         self._delays = backoff()
+        self._next: asyncio.Future[None] | None = None  # done when the next try is due
 
     async def retry(
         self, attempt: Callable[[], Awaitable[T]], can_retry: Callable[[RbFlyError], bool]
@@ -188,14 +189,25 @@ class Backoff:
     async def wait(self, error: RbFlyError) -> None:
         """Wait before the next try; there is one more try before each deadline."""
         delay = wanted = next(self._delays)
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         for item in sorted(self.deadlines, key=lambda item: item.when):
             item.progress.error = error
             delay = item.shorten(wanted, delay, now)
         self.retry_at = now + delay
         self._notify(error)
-        await asyncio.sleep(delay)
+        self._next = loop.create_future()
+        timer = loop.call_at(self.retry_at, self.wake)
+        try:
+            await self._next
+        finally:
+            timer.cancel()
         self._notify(None)
+
+    def wake(self) -> None:
+        """Try again now, if waiting before the next try."""
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
 
     def _notify(self, error: RbFlyError | None) -> None:
         self.error = error

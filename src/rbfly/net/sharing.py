@@ -63,6 +63,10 @@ class SharedConnect:
         deadline.on_wait(None, 0.0)  # has an effect only if a connect that backed off was cancelled
         return found
 
+    def wake(self) -> None:
+        """Try again now, if waiting before the next try."""
+        self._backoff.wake()
+
 
 async def run(connect: Connect, progress: Progress, backoff: Backoff) -> Connection:
     # A function, because the frame of a cancelled method would keep its task alive.
