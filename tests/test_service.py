@@ -26,10 +26,10 @@ from brokers import RabbitMQ
 from rbfly.amqp import decode_amqp
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.streams.test_examples import ROOT, blocks
+from tests.examples import examples
 from tests.streams.test_publish import stored
 
-(PROGRAM,) = blocks(ROOT / 'doc' / 'service.rst')
+(PROGRAM,) = [code for name, code in examples() if name.startswith('service.rst')]
 
 PING = 1.0  # seconds; the timeout of the health check
 SLACK = 4.0  # seconds that a busy machine may add; less than any timeout that must not apply
