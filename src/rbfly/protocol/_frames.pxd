@@ -62,7 +62,7 @@ cdef class FrameBuilder:
     cdef uint64_t frames_base       # number of frames[0]
     cdef Entry *ring
     cdef uint64_t mask
-    # Positions in the ring: [head, tail) may be unsettled; head - 1 keeps its entry.
+    # Positions in the ring: [head, tail) may be unsettled.
     cdef uint64_t head
     cdef uint64_t tail
     cdef uint64_t bytes_encoded     # in total
