@@ -45,6 +45,7 @@ __all__ = [
     'SendProgress',
     'StreamConnectionError',
     'StreamDoesNotExist',
+    'SubscriptionClosed',
     'SubscriptionError',
     'TLSError',
     'URIError',
@@ -322,6 +323,13 @@ class MessageTooLarge(PublisherError, ValueError):
 class SubscriptionError(RbFlyError):
     """A subscription cannot be read: another task iterates it, or it is to start after a stored
     offset that no message can follow."""
+
+
+class SubscriptionClosed(SubscriptionError):
+    """The subscription has ended and delivers no more messages.
+
+    `open` and `fetch` raise this error; `async for` ends instead.
+    """
 
 
 class EventLoopError(RbFlyError, RuntimeError):

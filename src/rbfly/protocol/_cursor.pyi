@@ -32,6 +32,7 @@ class MessageCursor:
     skip_through_chunk: Final[int]
     turn: Final[Turn]
     must_yield: Final[bool]
+    has_messages: Final[bool]
     position: Final[int | None]
     unfinished: Final[int | None]
     finished: Final[int | None]

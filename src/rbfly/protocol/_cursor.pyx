@@ -149,6 +149,12 @@ cdef class MessageCursor:
         self.chunks_since_yield = 0
         self.turn.begin()
 
+    @property
+    def has_messages(self):
+        """True if messages have arrived that were not returned."""
+        cdef Chunk chunk = self.chunk
+        return bool(self.queue.chunks or self.held is not None or (chunk is not None and chunk.left))
+
     # -- progress
 
     @property

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from ..error import RbFlyError, StreamConnectionError, StreamDoesNotExist, copy_error
+from ..error import (
+    RbFlyError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    SubscriptionClosed,
+    copy_error,
+)
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Life, Role
@@ -67,6 +74,7 @@ class SubscriptionSession(Owner):
         self._start = Start(offset)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
+        self._opening: set[asyncio.Future[None]] = set()  # each of a task that waits in `open`
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
         self._tracker: Tracker | None = None
@@ -116,6 +124,7 @@ class SubscriptionSession(Owner):
         if not self._properties and connection.knows_optional:
             is_time = self._start.offset.type == OffsetType.TIMESTAMP
             self._watchdog.start(is_time=is_time)
+        self._wake_opening()
 
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
@@ -128,6 +137,7 @@ class SubscriptionSession(Owner):
     def on_failed(self, error: Exception) -> None:
         self._error = error
         self._waiter.wake()
+        self._wake_opening()
 
     def on_disconnect(self) -> None:
         if self._tracker is not None:
@@ -193,9 +203,37 @@ class SubscriptionSession(Owner):
 
     # -- the waiting task
 
-    def on_wait(self) -> None:
-        """A task is about to wait: raise the pending error, or open the registration."""
-        self.cursor.mark_consumed()
+    async def open(self) -> None:
+        """Wait until the broker has accepted the subscription.
+
+        :raises SubscriptionClosed: the subscription is closed.
+        """
+        self._cluster.check_loop()
+        while not self.closed:
+            if self.registration.is_open or self.cursor.has_messages:
+                return
+            self.on_wait(finished=False)
+            opened = asyncio.get_running_loop().create_future()
+            self._opening.add(opened)
+            try:
+                await opened
+            finally:
+                self._opening.discard(opened)
+        raise SubscriptionClosed(f'the {self!r} is closed')
+
+    def _wake_opening(self) -> None:
+        """Wake the tasks in `open`: the registration is open, has failed, or is not needed."""
+        for opened in self._opening:
+            if not opened.done():
+                opened.set_result(None)
+
+    def on_wait(self, *, finished: bool = True) -> None:
+        """A task is about to wait: raise the pending error, or open the registration.
+
+        :param finished: the program has finished all messages that it has received.
+        """
+        if finished:
+            self.cursor.mark_consumed()
         if self._error is not None:
             if isinstance(self._error, StreamDoesNotExist):
                 self._start_over()
@@ -227,6 +265,7 @@ class SubscriptionSession(Owner):
         registration.begin_close()
         self._waiter.remove(self)
         self._waiter.wake()
+        self._wake_opening()
         self.cursor.drop()
         try:
             if self._tracker is not None:

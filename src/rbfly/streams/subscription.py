@@ -31,9 +31,9 @@ class Subscription(SubscriptionBase[Body]):
     `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.  The
     type of bodies is `Any`; with `amqp=False`, it is `bytes`: `Subscription[bytes]`.
 
-    The subscription starts when the program asks for the first message.  If the connection is lost,
-    or the stream moves to another node, it reconnects and resumes after the last message that it
-    delivered.  It ends with `aclose`, at the end of `async with`, or when the program drops its
+    The subscription starts with `open`, or when the program asks for the first message.  If the
+    connection is lost, or the stream moves to another node, it reconnects and resumes after the
+    last message that it delivered.  It ends with `aclose`, at the end of `async with`, or when the program drops its
     last reference.
 
     Waiting for a message raises:
@@ -74,6 +74,24 @@ class Subscription(SubscriptionBase[Body]):
         Gives up waiting for the broker after the client's `close_timeout`.
         """
         await self._session.close(wait=True)
+
+    async def open(self) -> None:
+        """Wait until the broker has accepted the subscription.
+
+        Returns at once if the subscription is open, or has messages to deliver.  A subscription that is not opened starts when the program asks for the first message.  A
+        program that opens one at `Offset.NEXT` receives every message that is published after
+        `open` has returned.  If the connection is lost, `open` waits until the subscription is open
+        again.  Another task may wait for messages meanwhile.  A cancelled `open` has no effect on
+        the subscription.
+
+        :raises SubscriptionClosed: the subscription is closed.
+        :raises StreamDoesNotExist: the stream does not exist, or was deleted.
+        :raises StreamConnectionError: the client could not connect within its `connect_timeout` or
+            `reconnect_timeout`, or was disconnected.
+        :raises ProtocolError: the broker refused the subscription.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        await self._session.open()
 
     def __del__(self) -> None:
         session = getattr(self, '_session', None)
