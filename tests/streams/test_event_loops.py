@@ -100,7 +100,11 @@ async def test_subscription_refuses_another_thread() -> None:
         client.subscribe('test', offset=rbs.Offset.FIRST, amqp=False) as messages,
     ):
         assert await anext(messages) == b'x'
-        calls = (messages.__anext__, messages.open, messages.aclose)
+
+        async def stop() -> None:
+            messages.stop()
+
+        calls = (messages.__anext__, messages.open, messages.aclose, stop)
         assert isinstance(in_thread(messages.__anext__), EventLoopError)
         stream.append(b'y')
         stream.append(b'z')

@@ -67,7 +67,7 @@ async def test_open_raises_the_error_of_the_broker_and_can_be_repeated(
 async def test_open_of_a_closed_subscription(client: rbs.StreamsClient, stream: str) -> None:
     async with client.subscribe(stream) as messages:
         pass
-    with pytest.raises(rbs.SubscriptionClosed, match='closed') as caught:
+    with pytest.raises(rbs.SubscriptionClosed, match='ended') as caught:
         await messages.open()
     assert isinstance(caught.value, rbs.SubscriptionError)
 

@@ -142,6 +142,13 @@ cdef class SubscriptionBase:
             self.note_task()
         return cursor._take(kind)
 
+    def _reader(self):
+        """The task that has received the last message; None if there is none."""
+        cdef object last = self.cursor.last
+        if type(last) is TaskMessage and (<TaskMessage> last).task is not None:
+            return (<TaskMessage> last).task()
+        return None
+
     # True if the cursor notes its messages for the running task.
     cdef inline bint is_noted(self) noexcept:
         return LAST_SET is self.cursor.last and rbfly_same_step(&self.noted)

@@ -75,6 +75,7 @@ class SubscriptionSession(Owner):
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
         self._opening: set[asyncio.Future[None]] = set()  # each of a task that waits in `open`
+        self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
         self._tracker: Tracker | None = None
@@ -206,12 +207,11 @@ class SubscriptionSession(Owner):
     async def open(self) -> None:
         """Wait until the broker has accepted the subscription.
 
-        :raises SubscriptionClosed: the subscription is closed.
+        :raises SubscriptionClosed: the subscription has ended.
         """
         self._cluster.check_loop()
-        while not self.closed:
-            if self.registration.is_open or self.cursor.has_messages:
-                return
+        while not self.registration.is_open and not self.cursor.has_messages:
+            self._check_open()
             self.on_wait(finished=False)
             opened = asyncio.get_running_loop().create_future()
             self._opening.add(opened)
@@ -219,7 +219,11 @@ class SubscriptionSession(Owner):
                 await opened
             finally:
                 self._opening.discard(opened)
-        raise SubscriptionClosed(f'the {self!r} is closed')
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self.closed or self._waiter.ended:
+            raise SubscriptionClosed(f'the {self!r} has ended')
 
     def _wake_opening(self) -> None:
         """Wake the tasks in `open`: the registration is open, has failed, or is not needed."""
@@ -249,15 +253,56 @@ class SubscriptionSession(Owner):
 
     # -- ending
 
-    async def close(self, *, wait: bool) -> None:
+    def stop(self) -> None:
+        """Deliver no more messages; `finish` closes the subscription."""
+        self._cluster.check_loop()
+        if self.closed:
+            return
+        self._asked = self._asked or asyncio.Event()
+        self.cursor.drop()
+        if not self.registration.is_open:  # else a declaration in progress delivers messages
+            self.registration.reset()
+        self._waiter.end()
+        self._wake_opening()
+
+    async def finish(self) -> None:
+        """Close the subscription: the program asks for a message after the last one."""
+        self.cursor.mark_consumed()
+        if self._asked is not None:
+            self._asked.set()
+        await self.close(wait=True)
+
+    async def _wait_asked(self, asked: asyncio.Event, reader: asyncio.Task[Any] | None) -> None:
+        """Wait until the task that has received the last message asks for another, or ends."""
+        cursor = self.cursor
+        if reader in (None, asyncio.current_task()) or cursor.unfinished == cursor.position:
+            return
+        assert reader is not None
+
+        def on_done(_: object) -> None:
+            asked.set()
+
+        reader.add_done_callback(on_done)
+        try:
+            async with self._cluster.closing.limit():
+                await asked.wait()
+        except TimeoutError:
+            pass
+        finally:
+            reader.remove_done_callback(on_done)
+
+    async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
         """Close the subscription, and end the iteration of a waiting task.
 
-        :param wait: wait for the broker's answers.
+        :param wait: wait for the broker's answers; after `stop`, first for the program.
+        :param reader: the task that has received the last message.
         """
         registration = self.registration
         if registration.life is Life.CLOSED:
             return
         self._cluster.check_loop()
+        if wait and self._asked is not None and not self.closed:
+            await self._wait_asked(self._asked, reader)
         if self.closed:
             if wait:
                 await registration.closed.wait()
@@ -269,7 +314,10 @@ class SubscriptionSession(Owner):
         self.cursor.drop()
         try:
             if self._tracker is not None:
-                await self._tracker.close(self._cluster, wait=wait)
+                verify = wait and self._waiter.ended
+                await self._tracker.close(
+                    self._cluster, registration.connection, wait=wait, verify=verify
+                )
             cluster, connection = self._cluster, registration.connection
             answer = registration.reset()
             if wait:

@@ -26,6 +26,9 @@ class Source(Protocol):
     def on_wait(self) -> None:
         """A task is about to wait, because no message is left; raise the pending error, if any."""
 
+    async def finish(self) -> None:
+        """Close the source: the program asks for a message after the last one."""
+
 
 class MessageWaiter:
     """Waits for messages of its sources, for one task at a time.
@@ -33,11 +36,13 @@ class MessageWaiter:
     :param check_loop: raises in another event loop than that of the client.
     :param timeout: seconds to wait for each message; None for no limit.
     :ivar turn: limits how long other tasks wait while messages are read.
+    :ivar ended: no more messages arrive.
     """
 
     def __init__(self, check_loop: Callable[[], None], timeout: float | None) -> None:
         self.check_loop = check_loop
         self.turn = Turn(TURN)
+        self.ended = False
         self._timeout = timeout
         self._sources: tuple[Source, ...] = ()
         self._future: asyncio.Future[None] | None = None
@@ -50,6 +55,14 @@ class MessageWaiter:
     def remove(self, source: Source) -> None:
         """Remove a source; without any source, the iteration ends."""
         self._sources = tuple(item for item in self._sources if item is not source)
+
+    def end(self) -> None:
+        """End the iteration after the messages that have arrived.
+
+        The task that asks for the next one closes the sources.
+        """
+        self.ended = True
+        self.wake()
 
     def wake(self) -> None:
         """Wake the waiting task: a message or an error has arrived, or a source was removed."""
@@ -85,7 +98,7 @@ class MessageWaiter:
                     if cursor.must_yield:  # after it dropped many messages
                         break
                 else:
-                    if not self._sources:  # closed while other tasks ran
+                    if not self._sources or self.ended:  # perhaps while other tasks ran
                         break
                     if not woken:
                         seconds = self._timeout
@@ -97,7 +110,12 @@ class MessageWaiter:
                     woken = await self._wait_wakeup(until)
         finally:
             self._iterating = False
+        await self._finish()
         raise StopAsyncIteration
+
+    async def _finish(self) -> None:
+        for source in self._sources:  # none if the subscription was closed
+            await source.finish()
 
     async def _yield(self) -> None:
         """Let other tasks run, and return the credit of consumed chunks."""

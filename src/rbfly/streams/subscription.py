@@ -38,7 +38,7 @@ class Subscription(SubscriptionBase[Body]):
 
     Waiting for a message raises:
 
-    * :class:`StopAsyncIteration`: the subscription is closed;
+    * :class:`StopAsyncIteration`: the subscription is closed, or was stopped;
     * :class:`.MessageTimeout`: no message arrived within the subscription's `timeout`;
     * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if a new stream has
       its name, the next message is the first one of that stream.  Before its first message, the
@@ -66,14 +66,32 @@ class Subscription(SubscriptionBase[Body]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._session.close(wait=can_wait(kind))
+        await self._session.close(wait=can_wait(kind), reader=self._reader())
 
     async def aclose(self) -> None:
         """End the subscription, and the iteration of any task that waits for a message.
 
-        Gives up waiting for the broker after the client's `close_timeout`.
+        After `stop`, if another task has received the last message, `aclose` first waits until that
+        task asks for the next message, or ends.  It gives up waiting for the task and for the
+        broker after the client's `close_timeout`.
         """
-        await self._session.close(wait=True)
+        await self._session.close(wait=True, reader=self._reader())
+
+    def stop(self) -> None:
+        """End the iteration when the program asks for the next message.
+
+        The subscription delivers no more messages, not even those that have arrived.  When the
+        program asks for the next message, it has finished the last one; then the iteration stores
+        the offset (`auto_offset`), reads it back, unsubscribes and ends.  If a task waits for a
+        message, this happens at once.  An error that follows the last batch is raised before.
+
+        Call it in the loop body or in another task, or pass it to
+        :meth:`asyncio.loop.add_signal_handler`.  It may be called before the first message, and
+        more than once.
+
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        self._session.stop()
 
     async def open(self) -> None:
         """Wait until the broker has accepted the subscription.

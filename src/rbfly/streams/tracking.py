@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..checks import check_integer, check_timeout, check_type
-from ..error import ProtocolError, RbFlyError, StreamConnectionError, StreamDoesNotExist
+from ..error import (
+    ProtocolError,
+    RbFlyError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    SubscriptionError,
+)
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.sharing import existing
@@ -117,17 +124,25 @@ class Tracker:
             self._timer.cancel()
             self._timer = None
 
-    async def close(self, cluster: Cluster, *, wait: bool) -> None:
+    async def close(
+        self, cluster: Cluster, connection: Connection | None, *, wait: bool, verify: bool
+    ) -> None:
         """Store the offset of the last finished message, on another connection if necessary.
 
+        :param connection: the cursor's.
         :param wait: connect if there is no connection, within the client's `close_timeout`.
+        :param verify: read the stored offset back.
         """
         self.stop()
         self.store(last=True)
-        data = self.pending()
-        if data is None:
-            return
         try:
+            if verify and connection is not None and self.pending() is None:
+                with suppress(StreamConnectionError):  # then it is stored again
+                    async with cluster.closing.limit():
+                        await self._verify(connection)
+            data = self.pending()
+            if data is None:
+                return
             if not wait:
                 raise StreamConnectionError('no connection')
             async with cluster.closing.limit() as on_progress:
@@ -143,10 +158,19 @@ class Tracker:
                     raise StreamDoesNotExist(self.stream, 'was deleted and created again')
                 connection.write(data)
                 connection.require_answer()
+                if verify:
+                    await self._verify(connection)
         except (RbFlyError, TimeoutError) as ex:
             prefix, reference = cluster.settings.log_prefix, self.tracking.reference
             text = '%scannot store offset %r of stream %r: %s'
             logger.warning(text, prefix, reference, self.stream, ex)
+
+    async def _verify(self, connection: Connection) -> None:
+        finished = self._cursor.finished
+        if finished is not None:
+            found = await stored_offset(connection, self.stream, self.tracking.reference)
+            if found != finished:
+                raise SubscriptionError(f'the broker has stored {found}, not {finished}')
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:

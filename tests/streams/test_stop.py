@@ -1,0 +1,358 @@
+"""`Subscription.stop` ends the iteration cleanly: the offset of the last message is stored."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.testing import StreamBroker
+from tests import fake as wire
+from tests.brokers import until
+from tests.fake import FakeBroker, Frame
+from tests.fake import FakeConnection as Peer
+from tests.fake_stream import FakeStream
+from tests.reading import filled
+
+HANG = 20.0  # seconds; only a safeguard
+COUNT = 20
+TRACKING = rbs.OffsetTracking('reader', every=0, interval=0)  # stores the offset at the end
+
+WAYS: dict[str, Callable[[rbs.Subscription], AsyncIterator[Any]]] = {
+    'bodies': lambda messages: messages,
+    'contexts': lambda messages: messages.messages(),
+    'batches': lambda messages: messages.batches(3),
+}
+
+
+def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> rbs.Subscription:
+    arguments = {'offset': rbs.Offset.FIRST, 'auto_offset': TRACKING, 'timeout': HANG} | options
+    return client.subscribe(stream, **arguments)
+
+
+async def fill(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.publisher(stream) as publisher:
+        await publisher.send_many(range(COUNT))
+
+
+async def turns(n: int = 20) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+# -- on every broker
+
+
+@pytest.mark.parametrize('how', [*WAYS])
+async def test_iteration_ends_after_the_current_message_and_stores_its_offset(
+    client: rbs.StreamsClient, stream: str, how: str
+) -> None:
+    await fill(client, stream)
+    seen: list[Any] = []
+    for start in (rbs.Offset.FIRST, rbs.Offset.reference('reader')):
+        async with subscribe(client, stream, offset=start) as messages:
+            async for _ in WAYS[how](messages):
+                begun = len(seen)
+                seen.append(rbs.get_message_ctx().body)
+                messages.stop()
+                messages.stop()
+            assert begun == len(seen) - 1
+            # before the subscription is closed
+            assert await client.read_offset(stream, 'reader') == seen[-1]
+            assert await anext(messages, None) is None
+    assert len(seen) == 2
+    assert seen[1] == seen[0] + (3 if how == 'batches' else 1)
+
+
+async def test_stop_before_the_first_message(client: rbs.StreamsClient, stream: str) -> None:
+    await fill(client, stream)
+    for opened in (False, True):
+        async with subscribe(client, stream) as messages:
+            if opened:
+                await messages.open()
+            messages.stop()
+            with pytest.raises(rbs.SubscriptionClosed):
+                await messages.open()
+            assert [item async for item in messages] == []
+    assert await client.read_offset(stream, 'reader') is None
+
+
+async def test_stop_ends_the_iteration_of_a_waiting_task(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    await fill(client, stream)
+    async with subscribe(client, stream) as messages:
+        seen: list[Any] = []
+
+        async def read() -> None:
+            async for item in messages:
+                seen.append(item)
+
+        reading = asyncio.create_task(read())
+        await until(
+            lambda: len(seen) == COUNT and messages._session._waiter.is_waiting(),
+            'the task waits for a message',
+        )
+        messages.stop()
+        await reading
+        assert await client.read_offset(stream, 'reader') == COUNT - 1
+
+
+async def test_close_waits_until_the_program_has_finished_its_batch(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    await fill(client, stream)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    done: list[Any] = []
+
+    async def work(messages: rbs.Subscription) -> None:
+        async for batch in messages.batches(7):
+            begun.set()
+            await go_on.wait()
+            done.extend(batch)
+
+    messages = subscribe(client, stream)
+    working = asyncio.create_task(work(messages))
+    await begun.wait()
+    messages.stop()
+    closing = [asyncio.create_task(messages.aclose()) for _ in range(2)]
+    await turns()
+    assert not any(task.done() for task in closing)
+    go_on.set()
+    await asyncio.gather(working, *closing)
+    assert done
+    assert await client.read_offset(stream, 'reader') == done[-1]
+
+
+@pytest.mark.parametrize('how', ['break', 'error', 'cancellation'])
+async def test_close_does_not_wait_for_a_task_that_will_not_ask(
+    client: rbs.StreamsClient, stream: str, how: str
+) -> None:
+    """Its last message is not finished."""
+    await fill(client, stream)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(messages: rbs.Subscription) -> None:
+        async for item in messages:
+            if item == 3:
+                begun.set()
+                await go_on.wait()
+                if how == 'error':
+                    raise RuntimeError
+                break
+
+    messages = subscribe(client, stream)
+    working = asyncio.create_task(work(messages))
+    await begun.wait()
+    messages.stop()
+    closing = asyncio.create_task(messages.aclose())
+    await turns()
+    assert not closing.done()
+    if how == 'cancellation':
+        working.cancel()
+    go_on.set()
+    await closing
+    await asyncio.wait([working])
+    assert isinstance(working.exception(), RuntimeError) if how == 'error' else True
+    assert await client.read_offset(stream, 'reader') == 2
+
+
+async def test_task_that_reads_can_close_in_the_loop_body(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    await fill(client, stream)
+    async with subscribe(client, stream) as messages:
+        async for item in messages:
+            if item == 3:
+                messages.stop()
+                await messages.aclose()
+    assert await client.read_offset(stream, 'reader') == 2
+
+
+PROGRAM = """
+import asyncio, signal, sys
+import rbfly.streams as rbs
+
+async def main(uri, stream):
+    async with rbs.streams_client(uri) as client:
+        async with client.subscribe(
+            stream,
+            offset=rbs.Offset.reference('worker'),
+            auto_offset=rbs.OffsetTracking('worker', every=7, interval=0),
+        ) as messages:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
+            async for item in messages:
+                await asyncio.sleep(0)
+                print(item, flush=True)
+        print('end', flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_program_stopped_by_sigterm_loses_and_repeats_nothing(
+    broker_uri: str, client: rbs.StreamsClient, stream: str
+) -> None:
+    count = 500
+    async with client.publisher(stream) as publisher:
+        for start in range(0, count, 20):
+            await publisher.send_many(range(start, start + 20))
+    seen: list[int] = []
+    while len(seen) < count:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, '-W', 'error', '-c', PROGRAM, broker_uri, stream,
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        lines: list[str] = []
+        try:
+            async with asyncio.timeout(HANG):
+                while not lines or lines[-1] != 'end':
+                    lines.append((await process.stdout.readline()).decode().strip())
+                    if len(lines) == min(30, count - len(seen)):
+                        process.terminate()
+                assert await process.wait() == 0
+        except BaseException:
+            process.kill()
+            raise
+        seen += map(int, lines[:-1])
+        assert await client.read_offset(stream, 'worker') == seen[-1]
+    assert seen == [*range(count)]
+
+
+# -- through faults
+
+
+async def test_stop_during_an_outage_stores_the_offset_on_another_connection() -> None:
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_stream('test')
+        memory.publish('test', *range(5))
+        messages = subscribe(client, 'test')
+        async for item in messages:
+            if item == 3:
+                memory.cut()
+                await until(lambda: not client.connected, 'the connection is lost')
+                messages.stop()
+        assert item == 3
+        assert memory.offsets('test') == {'reader': 3}
+
+
+async def test_stopped_subscription_that_was_opening_delivers_nothing() -> None:
+    stream = FakeStream()
+    answers: list[Callable[[], None]] = []
+
+    def on_subscribe(peer: Peer, request: Frame) -> None:
+        answers.append(lambda: stream.subscribe(peer, request))
+
+    stream.append(b'x')
+    handlers = stream.handlers() | {wire.SUBSCRIBE: on_subscribe}
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        messages = subscribe(client, 'test', amqp=False)
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: bool(answers), 'the client subscribes')
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        messages.stop()
+        answers[0]()
+        await (await client.get_protocol()).ping()
+        assert [item async for item in messages] == []
+
+
+async def test_open_ends_when_the_subscription_stops() -> None:
+    async with (
+        FakeBroker(on={wire.SUBSCRIBE: wire.SILENT}) as fake,
+        rbs.streams_client(fake.uri) as client,
+    ):
+        messages = subscribe(client, 'test')
+        opening = asyncio.create_task(messages.open())
+        await turns()
+        messages.stop()
+        with pytest.raises(rbs.SubscriptionClosed, match='ended'):
+            await opening
+
+
+async def test_offset_is_stored_again_if_the_connection_is_lost_before_it_is_read_back() -> None:
+    stream = filled(5)
+    asked: list[Peer] = []
+
+    def stored(peer: Peer, request: Frame) -> None:
+        asked.append(peer)
+        if len(asked) == 1:
+            peer.transport.abort()
+        else:
+            peer.respond(request, 3)
+
+    handlers = stream.handlers() | {wire.QUERY_OFFSET: stored}
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        messages = subscribe(client, 'test', amqp=False)
+        async for item in messages:
+            if item == b'3':
+                messages.stop()
+        first, second = asked
+        assert first is not second
+        for peer in asked:
+            frames = [frame.decode() for frame in peer.frames if frame.key == wire.STORE_OFFSET]
+            assert [frame.offset for frame in frames] == [3]
+
+
+async def test_offset_that_the_broker_ignores_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stream = filled(5)
+
+    def stored(peer: Peer, request: Frame) -> None:
+        peer.respond(request, 1)
+
+    handlers = stream.handlers() | {wire.QUERY_OFFSET: stored}
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        with caplog.at_level(logging.WARNING):
+            messages = subscribe(client, 'test', amqp=False)
+            async for item in messages:
+                if item == b'3':
+                    messages.stop()
+    assert 'the broker has stored 1, not 3' in caplog.text
+
+
+@pytest.mark.own_clock
+async def test_close_gives_up_waiting_for_the_program() -> None:
+    async with (
+        FakeBroker(on=filled(5).handlers()) as fake,
+        rbs.streams_client(fake.uri, close_timeout=3) as client,
+    ):
+        messages = subscribe(client, 'test', amqp=False, timeout=None)
+        begun = asyncio.Event()
+
+        async def work() -> None:
+            async for _ in messages:
+                begun.set()
+                await asyncio.Event().wait()
+
+        working = asyncio.create_task(work())
+        await begun.wait()
+        messages.stop()
+        clock = asyncio.get_running_loop().time
+        before = clock()
+        await messages.aclose()
+        assert 3 <= clock() - before < 4
+        working.cancel()
+        await asyncio.wait([working])
+
+
+@pytest.mark.both_loops
+async def test_cancelled_end_of_an_iteration_closes_the_subscription() -> None:
+    stream = filled(5)
+    async with FakeBroker(on=stream.handlers()) as fake, rbs.streams_client(fake.uri) as client:
+        for i in range(12):
+            messages = subscribe(client, 'test', amqp=False)
+            assert await anext(messages) == b'0'
+            messages.stop()
+            ending = asyncio.create_task(anext(messages, None))
+            await turns(i)
+            ending.cancel()
+            await asyncio.wait([ending])
+            await messages.aclose()
+            assert await anext(messages, None) is None
+            await until(lambda: not stream.reader.live, 'the client has unsubscribed')
