@@ -26,6 +26,7 @@ class Source:
         self.cursor = MessageCursor(
             self, Decoder(False), None, waiter.wake, waiter.turn, 10, 'test'
         )
+        self.waiter = waiter
         self.waits = 0
         self.error: Exception | None = None
         self.end = 0
@@ -35,10 +36,17 @@ class Source:
         self.cursor.queue.push(Chunk.parse(plain_chunk(list(messages), self.end)))
         self.end += len(messages)
 
-    def on_wait(self) -> None:
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    def on_wait(self, *, finished: bool = True) -> None:
         self.waits += 1
         if self.error is not None:
             raise self.error
+
+    async def finish(self) -> None:
+        self.waiter.remove(self)
 
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """A source has no credit."""

@@ -23,6 +23,10 @@ cdef class MessageBatch:
     cdef Decoder decoder
     cdef list bodies
     cdef list filtered              # contexts that the filter has seen; None without a filter
+    cdef bint joined                # from several batches, which `filtered` contains
+    cdef Py_ssize_t first           # index of the first message in the batch that it has joined
+    cdef uint64_t size              # bytes that the batch keeps alive; 0 if nobody has asked
+    cdef double since               # time at which it began, if somebody has
     cdef list owners                # keep the messages alive
     cdef PyObject *owner            # the last of them
     cdef const uint8_t *end         # of the last message
@@ -47,8 +51,14 @@ cdef class MessageBatch:
     cdef int locate(self) except -1
     cdef int fill(self, Chunk chunk, Py_ssize_t limit) except -1
     cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1
+    cdef int measure(self, Chunk chunk, double now) except -1
+    cdef MessageBatch join(self, MessageBatch other)
+    cdef bint is_full(self, Py_ssize_t limit) noexcept
+    cdef MessageBatch part_of(self, Py_ssize_t index)
     cdef MessageCtx build(self, Py_ssize_t index)
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0
 
+
+cpdef MessageBatch empty_batch()
 
 cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit)

@@ -7,6 +7,8 @@ from ..amqp import MessageCtx
 
 _T_co = TypeVar('_T_co', covariant=True, default=Any)
 
+def empty_batch() -> MessageBatch: ...
+
 @final
 class MessageBatch(Sequence[_T_co]):
     timestamp: Final[float]

@@ -1,4 +1,4 @@
-"""Many messages of a chunk at once.
+"""Many messages at once, of a chunk or of several.
 
 One loop decodes the bodies.  The batch notes where runs of messages are, and builds a context on
 demand.
@@ -25,6 +25,7 @@ cdef enum:
     RUNS_FIRST = 4
     CAPACITY_MAX = 1 << 16          # bodies to allocate memory for in advance
     BATCH_UNPACKED = 1 << 24        # bytes of decompressed sub-entries after which a batch ends
+    BATCH_JOINED = 1 << 24          # bytes of a batch that no further chunk joins
 
 
 cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit):
@@ -39,13 +40,21 @@ cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssiz
     return batch
 
 
+cpdef MessageBatch empty_batch():
+    """Return a batch without messages."""
+    cdef MessageBatch batch = MessageBatch.__new__(MessageBatch)
+    batch.bodies = []
+    return batch
+
+
 @cython.final
 cdef class MessageBatch:
-    """Messages of one chunk: a sequence of their bodies, in the order of the stream.
+    """Messages of a chunk, or of several: a sequence of their bodies, in the order of the stream.
 
     A batch can be kept: its messages never change.
 
-    :ivar timestamp: time when the broker stored the messages, seconds since the epoch (float).
+    :ivar timestamp: time when the broker stored the first message, and all others of its chunk,
+        seconds since the epoch (float); 0.0 if the batch is empty.
     :ivar offsets: offset of each message (sequence of int).
     """
 
@@ -150,16 +159,67 @@ cdef class MessageBatch:
             chunk.next_offset += <uint32_t> i
         return keep_error() if failed else i
 
+    cdef int measure(self, Chunk chunk, double now) except -1:
+        """Note the size of a new batch, and when it began.
+
+        :param chunk: the chunk of its messages; None if it was left.
+        """
+        self.since = now
+        self.size = 1
+        if chunk is not None:
+            self.size = chunk.data_end - chunk.data + BATCH_UNPACKED
+            self.size -= self.unpacked_max - chunk.unpacked
+        return 0
+
+    cdef MessageBatch join(self, MessageBatch other):
+        """Add the messages of another batch; return the joined one."""
+        cdef MessageBatch whole = self
+        if not self.joined:
+            whole = empty_batch()
+            whole.joined = True
+            whole.bodies += self.bodies
+            whole.filtered = [self]
+            whole.chunk_timestamp = self.chunk_timestamp
+            whole.size = self.size
+            whole.since = self.since
+        other.first = len(whole.bodies)
+        whole.bodies += other.bodies
+        whole.filtered.append(other)
+        whole.size += other.size
+        return whole
+
+    cdef bint is_full(self, Py_ssize_t limit) noexcept:
+        return len(self.bodies) >= limit or self.size >= BATCH_JOINED
+
+    cdef MessageBatch part_of(self, Py_ssize_t index):
+        """Return the batch that has contributed a message."""
+        cdef Py_ssize_t low = 0, high = len(self.filtered), middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (<MessageBatch> self.filtered[middle]).first <= index:
+                low = middle
+            else:
+                high = middle
+        return self.filtered[low]
+
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0:
+        cdef MessageBatch part
         if self.filtered is not None:
+            if self.joined:
+                part = self.part_of(index)
+                return part.offset_at(index - part.first)
             return (<MessageCtx> self.filtered[index])._offset
         return self.start + <uint64_t> index
 
     cdef MessageCtx build(self, Py_ssize_t index):
+        cdef MessageBatch part
         cdef MessageCtx ctx
         cdef Slice *at
         cdef uint64_t offset = self.offset_at(index)
         if self.filtered is not None:
+            if self.joined:
+                part = self.part_of(index)
+                return part.build(index - part.first)
             return self.filtered[index]
         if self.slices is NULL:
             self.locate()
@@ -182,6 +242,8 @@ cdef class MessageBatch:
 
     @property
     def offsets(self):
+        if self.joined:
+            return [offset for part in self.filtered for offset in part.offsets]
         if self.filtered is not None:
             return [ctx.stream_offset for ctx in self.filtered]
         first: object = self.start
@@ -233,7 +295,7 @@ cdef class MessageBatch:
 
     def __repr__(self):
         n = len(self.bodies)
-        return f'<MessageBatch of {n} from offset {self.offset_at(0) if n else self.start}>'
+        return f'<MessageBatch of {n} from offset {self.offset_at(0)}>' if n else '<empty MessageBatch>'
 
 
 Sequence.register(MessageBatch)

@@ -375,6 +375,45 @@ cdef class MessageCursor:
             self._fail_with(ex)
         return batch if batch.bodies else None
 
+    def join(self, Py_ssize_t limit, double now):
+        """Make a batch ready that contains messages of all chunks that have arrived.
+
+        Further calls add to it, until it is taken.  It takes no chunk in while it keeps 16 MiB
+        alive, and ends before an error.
+
+        :param limit: maximum number of messages.
+        :param now: the time in seconds, by any clock.
+        :returns: age of the batch in seconds (float), infinity if nothing can be added; None if no
+            message has arrived.
+        :raises ChunkError: a chunk is damaged; the next call continues after it.
+        :raises AMQPDecoderError: a message is not AMQP 1.0; the next call continues after it.
+        """
+        cdef MessageBatch batch, part
+        if not self._advance(BATCH, limit):
+            return None
+        if type(self.held) is not MessageBatch:
+            return INFINITY             # `_take` raises the error
+        batch = self.held
+        if not batch.size:
+            batch.measure(self.chunk, now)
+            if self.has_delivered:      # the program asks for more
+                self._finish_below(batch.offset_at(0))
+        while self.failure is None and not batch.is_full(limit):
+            # A chunk that shows a new stream drops the batch; chunks that wait for credit may be left.
+            if self.last_chunk.unverified and self.queue.chunks:
+                return INFINITY
+            try:
+                if not self._may_advance() or not self._open():
+                    return now - batch.since
+                part = self._batch(limit - len(batch.bodies))
+            except Exception as ex:
+                self._fail_with(ex)     # raised after the batch
+                break
+            if part is not None:
+                part.measure(self.chunk, now)
+                self.held = batch = batch.join(part)
+        return INFINITY
+
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1:
         cdef MessageCtx ctx
         cdef Chunk chunk = self.chunk

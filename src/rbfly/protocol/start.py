@@ -98,8 +98,10 @@ class Start:
         self.is_probe = False
         if position is not None:
             cursor.resume(position, cursor.skip_through_chunk)
+            if position < cursor.last_chunk.id:  # a batch of several chunks was dropped
+                cursor.last_chunk.forget()
             if cursor.last_chunk.id < 0:
-                return Offset.offset(position)  # every chunk was damaged
+                return Offset.offset(position)  # or every chunk was damaged
             return self._seek(cursor, first, committed)
         if kind not in BY_END:
             skip = 0

@@ -91,6 +91,11 @@ class SubscriptionSession(Owner):
         """True if the program receives no more messages."""
         return self._released or self.registration.life is not Life.ACTIVE
 
+    @property
+    def failed(self) -> bool:
+        """True if an error waits for the next task that waits."""
+        return self._error is not None
+
     # -- the registration
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .._turn import Turn
-from ..error import MessageTimeout, SubscriptionError
-from ..protocol._cursor import MessageCursor
+from ..error import MessageTimeout, SubscriptionClosed, SubscriptionError
+from ..protocol._batch import MessageBatch
+from ..protocol._cursor import KINDS, MessageCursor
 from ._iteration import SubscriptionBase
 from .waiting import TURN, deadline, in_time, let_others_run
 
@@ -23,8 +24,15 @@ class Source(Protocol):
     @property
     def cursor(self) -> MessageCursor: ...
 
-    def on_wait(self) -> None:
-        """A task is about to wait, because no message is left; raise the pending error, if any."""
+    @property
+    def failed(self) -> bool:
+        """True if `on_wait` would raise an error."""
+
+    def on_wait(self, *, finished: bool = True) -> None:
+        """A task is about to wait, because no message is left; raise the pending error, if any.
+
+        :param finished: the program has finished all messages that the cursor has made ready.
+        """
 
     async def finish(self) -> None:
         """Close the source: the program asks for a message after the last one."""
@@ -43,7 +51,7 @@ class MessageWaiter:
         self.check_loop = check_loop
         self.turn = Turn(TURN)
         self.ended = False
-        self._timeout = timeout
+        self.timeout = timeout
         self._sources: tuple[Source, ...] = ()
         self._future: asyncio.Future[None] | None = None
         self._iterating = False
@@ -79,12 +87,7 @@ class MessageWaiter:
 
         :param subscription: kept alive until then.
         """
-        self.check_loop()
-        if self._iterating:
-            raise SubscriptionError(
-                f'{subscription!r} is being iterated by another task: use one subscription per task'
-            )
-        self._iterating = True
+        self._begin(subscription)
         until: float | None = None
         woken = True
         try:
@@ -101,10 +104,9 @@ class MessageWaiter:
                     if not self._sources or self.ended:  # perhaps while other tasks ran
                         break
                     if not woken:
-                        seconds = self._timeout
-                        raise MessageTimeout(f'{subscription!r}: no message within {seconds} s')
-                    if until is None and self._timeout is not None:
-                        until = deadline(self._timeout)
+                        raise self.timed_out(subscription)
+                    if until is None and self.timeout is not None:
+                        until = deadline(self.timeout)
                     for source in self._sources:
                         source.on_wait()
                     woken = await self._wait_wakeup(until)
@@ -112,6 +114,66 @@ class MessageWaiter:
             self._iterating = False
         await self._finish()
         raise StopAsyncIteration
+
+    def _begin(self, subscription: SubscriptionBase) -> None:
+        self.check_loop()
+        if self._iterating:
+            raise SubscriptionError(
+                f'{subscription!r} is being iterated by another task: use one subscription per task'
+            )
+        self._iterating = True
+
+    def timed_out(self, subscription: SubscriptionBase) -> MessageTimeout:
+        """Create the error for a wait that was too long."""
+        return MessageTimeout(f'{subscription!r}: no message within {self.timeout} s')
+
+    async def wait_joined(
+        self, limit: int, max_wait: float, timeout: float | None, subscription: SubscriptionBase
+    ) -> MessageBatch | None:
+        """Wait for messages, and take those of all chunks that arrive in time.
+
+        If the task is cancelled, the messages stay in the cursor, and the next call adds to them.
+
+        :param limit: maximum number of messages.
+        :param max_wait: seconds to wait for more messages after the first one.
+        :param timeout: seconds to wait for the first one; None or 0 for no limit.
+        :param subscription: kept alive until then.
+        :returns: None if no message has arrived within the timeout.
+        :raises SubscriptionClosed: no more messages arrive.
+        """
+        clock = asyncio.get_running_loop().time
+        until = None if timeout is None else deadline(timeout)
+        self._begin(subscription)
+        woken = True
+        try:
+            while self._sources:
+                ages: list[float | None] = []
+                for source in self._sources:
+                    cursor = source.cursor
+                    if cursor.must_yield:
+                        await self._yield()
+                    age = cursor.join(limit, clock())
+                    if age is not None and (
+                        age >= max_wait or not woken or self.ended or source.failed
+                    ):
+                        return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
+                    if cursor.must_yield:
+                        break
+                    ages.append(age)
+                else:
+                    if not self._sources or self.ended:
+                        break
+                    if not woken:
+                        return None
+                    for source, age in zip(self._sources, ages, strict=True):
+                        source.on_wait(finished=age is None)
+                    ready = [age for age in ages if age is not None]
+                    due = clock() + max_wait - max(ready) if ready else until
+                    woken = await self._wait_wakeup(due)
+        finally:
+            self._iterating = False
+        await self._finish()
+        raise SubscriptionClosed(f'{subscription!r} has ended')
 
     async def _finish(self) -> None:
         for source in self._sources:  # none if the subscription was closed

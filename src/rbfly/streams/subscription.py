@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ..checks import check_integer
+from ..checks import check_integer, check_timeout
 from ..net.waiting import can_wait
-from ..protocol._batch import MessageBatch
+from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
 from ..protocol.offset import Offset
 from ._iteration import MessageIterator, SubscriptionBase
@@ -23,6 +23,13 @@ else:
     Body = TypeVar('Body')
 
 MAX_MESSAGES = 2**31 - 1  # of a batch
+
+
+def check_limit(max_messages: int | None) -> int:
+    if max_messages is None:
+        return MAX_MESSAGES
+    check_integer('max_messages', max_messages, 1, MAX_MESSAGES)
+    return max_messages
 
 
 class Subscription(SubscriptionBase[Body]):
@@ -58,6 +65,7 @@ class Subscription(SubscriptionBase[Body]):
         self.stream = session.stream
         self._offset = offset
         self._session = session
+        self._waiter = waiter
 
     def __repr__(self) -> str:
         return f'<Subscription stream={self.stream!r} offset={self._offset!r}>'
@@ -133,6 +141,28 @@ class Subscription(SubscriptionBase[Body]):
         :param max_messages: limit of messages per batch; longer chunks are split.
         :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.
         """
-        if max_messages is not None:
-            check_integer('max_messages', max_messages, 1, MAX_MESSAGES)
-        return MessageIterator(self, KINDS['batch'], max_messages or MAX_MESSAGES)
+        return MessageIterator(self, KINDS['batch'], check_limit(max_messages))
+
+    async def fetch(
+        self, max_messages: int | None = None, timeout: float | None = None
+    ) -> MessageBatch:
+        """Return the messages that have arrived; wait if there are none.
+
+        The messages of a batch are finished when the program asks for more.  The batch contains
+        messages of all chunks that have arrived, and ends once it keeps 16 MiB alive.  It also ends
+        before a message that is not AMQP 1.0, unless `on_decode_error` is `'raw'`.
+
+        `fetch` raises the errors of the iteration, but no :class:`.MessageTimeout`.  A cancelled
+        `fetch` loses no message.
+
+        :param max_messages: limit of messages in the batch; None for no limit.
+        :param timeout: seconds to wait for messages, instead of the subscription's `timeout`; then
+            `fetch` returns an empty batch.  None or 0 for no limit.
+        :raises SubscriptionClosed: the subscription has ended.
+        :raises SubscriptionError: another task iterates over the subscription.
+        :raises ValueError: an argument is out of range.
+        """
+        limit = check_limit(max_messages)
+        check_timeout('timeout', timeout)
+        found = await self._waiter.wait_joined(limit, 0, timeout, self)
+        return empty_batch() if found is None else found
