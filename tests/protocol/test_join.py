@@ -192,7 +192,7 @@ def test_empty_batch() -> None:
     batch = empty_batch()
     assert (len(batch), list(batch), list(batch.offsets)) == (0, [], [])
     assert (batch.timestamp, [*batch.contexts()], bool(batch)) == (0.0, [], False)
-    assert repr(batch) == '<empty MessageBatch>'
+    assert repr(batch) == '<MessageBatch of 0>'
     with pytest.raises(IndexError):
         batch.context(0)
 

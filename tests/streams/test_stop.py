@@ -1,6 +1,7 @@
 """`Subscription.stop` ends the iteration cleanly: the offset of the last message is stored."""
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -21,15 +22,28 @@ HANG = 20.0  # seconds; only a safeguard
 COUNT = 20
 TRACKING = rbs.OffsetTracking('reader', every=0, interval=0)  # stores the offset at the end
 
+
+async def fetch(messages: rbs.Subscription) -> AsyncIterator[rbs.MessageBatch]:
+    with contextlib.suppress(rbs.SubscriptionClosed):
+        while True:
+            yield await messages.fetch(3)
+
+
 WAYS: dict[str, Callable[[rbs.Subscription], AsyncIterator[Any]]] = {
     'bodies': lambda messages: messages,
     'contexts': lambda messages: messages.messages(),
     'batches': lambda messages: messages.batches(3),
+    'joined batches': lambda messages: messages.batches(3, max_wait=HANG),
+    'fetch': fetch,
 }
 
 
 def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> rbs.Subscription:
-    arguments = {'offset': rbs.Offset.FIRST, 'auto_offset': TRACKING, 'timeout': HANG} | options
+    arguments: dict[str, Any] = {
+        'offset': rbs.Offset.FIRST,
+        'auto_offset': TRACKING,
+        'timeout': HANG,
+    } | options
     return client.subscribe(stream, **arguments)
 
 
@@ -64,7 +78,7 @@ async def test_iteration_ends_after_the_current_message_and_stores_its_offset(
             assert await client.read_offset(stream, 'reader') == seen[-1]
             assert await anext(messages, None) is None
     assert len(seen) == 2
-    assert seen[1] == seen[0] + (3 if how == 'batches' else 1)
+    assert seen[1] == seen[0] + (1 if how in ('bodies', 'contexts') else 3)
 
 
 async def test_stop_before_the_first_message(client: rbs.StreamsClient, stream: str) -> None:

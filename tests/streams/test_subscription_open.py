@@ -40,13 +40,15 @@ async def test_messages_published_after_open_are_received(
 async def test_another_task_waits_for_messages_meanwhile(
     client: rbs.StreamsClient, stream: str
 ) -> None:
-    async with client.publisher(stream) as publisher:
-        async with client.subscribe(stream, timeout=HANG) as messages:
-            reading = asyncio.create_task(take(messages, 2))
-            await asyncio.gather(messages.open(), messages.open())
-            for i in range(2):
-                await publisher.send(i)
-            assert await reading == [0, 1]
+    async with (
+        client.publisher(stream) as publisher,
+        client.subscribe(stream, timeout=HANG) as messages,
+    ):
+        reading = asyncio.create_task(take(messages, 2))
+        await asyncio.gather(messages.open(), messages.open())
+        for i in range(2):
+            await publisher.send(i)
+        assert await reading == [0, 1]
 
 
 async def test_open_raises_the_error_of_the_broker_and_can_be_repeated(

@@ -295,7 +295,8 @@ cdef class MessageBatch:
 
     def __repr__(self):
         n = len(self.bodies)
-        return f'<MessageBatch of {n} from offset {self.offset_at(0)}>' if n else '<empty MessageBatch>'
+        start = f' from offset {self.offset_at(0)}' if n else ''
+        return f'<MessageBatch of {n}{start}>'
 
 
 Sequence.register(MessageBatch)

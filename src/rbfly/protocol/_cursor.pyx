@@ -153,7 +153,9 @@ cdef class MessageCursor:
     def has_messages(self):
         """True if messages have arrived that were not returned."""
         cdef Chunk chunk = self.chunk
-        return bool(self.queue.chunks or self.held is not None or (chunk is not None and chunk.left))
+        if self.queue.chunks or self.held is not None:
+            return True
+        return chunk is not None and chunk.left > 0
 
     # -- progress
 
@@ -399,7 +401,7 @@ cdef class MessageCursor:
             if self.has_delivered:      # the program asks for more
                 self._finish_below(batch.offset_at(0))
         while self.failure is None and not batch.is_full(limit):
-            # A chunk that shows a new stream drops the batch; chunks that wait for credit may be left.
+            # If the next chunk is of a new stream, reading it drops the batch.
             if self.last_chunk.unverified and self.queue.chunks:
                 return INFINITY
             try:

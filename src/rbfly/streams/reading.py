@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, cast
 
 from .._turn import Turn
@@ -195,3 +195,31 @@ class MessageWaiter:
         for source in self._sources:
             source.cursor.on_yield()
         return woken
+
+
+class JoinedBatches(AsyncIterator[MessageBatch]):
+    """Iterates over batches of messages of several chunks, and keeps the subscription alive.
+
+    :param limit: maximum number of messages in a batch.
+    :param max_wait: seconds to wait for more messages after the first one.
+    """
+
+    def __init__(
+        self, subscription: SubscriptionBase, waiter: MessageWaiter, limit: int, max_wait: float
+    ) -> None:
+        self._subscription = subscription
+        self._waiter = waiter
+        self._limit = limit
+        self._max_wait = max_wait
+
+    async def __anext__(self) -> MessageBatch:
+        waiter, subscription = self._waiter, self._subscription
+        try:
+            found = await waiter.wait_joined(
+                self._limit, self._max_wait, waiter.timeout, subscription
+            )
+        except SubscriptionClosed:
+            raise StopAsyncIteration from None
+        if found is None:
+            raise waiter.timed_out(subscription)
+        return found

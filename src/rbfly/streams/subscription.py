@@ -12,7 +12,7 @@ from ..protocol._cursor import KINDS
 from ..protocol.offset import Offset
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
-from .reading import MessageWaiter
+from .reading import JoinedBatches, MessageWaiter
 from .types import MessageCtx
 
 if TYPE_CHECKING:
@@ -35,13 +35,14 @@ def check_limit(max_messages: int | None) -> int:
 class Subscription(SubscriptionBase[Body]):
     """Iterates over the messages of a stream; created by :meth:`StreamsClient.subscribe`.
 
-    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.  The
-    type of bodies is `Any`; with `amqp=False`, it is `bytes`: `Subscription[bytes]`.
+    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.
+    `fetch` returns the bodies that have arrived.  The type of bodies is `Any`; with `amqp=False`,
+    it is `bytes`: `Subscription[bytes]`.
 
     The subscription starts with `open`, or when the program asks for the first message.  If the
     connection is lost, or the stream moves to another node, it reconnects and resumes after the
-    last message that it delivered.  It ends with `aclose`, at the end of `async with`, or when the program drops its
-    last reference.
+    last message that it delivered.  It ends with `stop` or `aclose`, at the end of `async with`, or
+    when the program drops its last reference.
 
     Waiting for a message raises:
 
@@ -104,13 +105,15 @@ class Subscription(SubscriptionBase[Body]):
     async def open(self) -> None:
         """Wait until the broker has accepted the subscription.
 
-        Returns at once if the subscription is open, or has messages to deliver.  A subscription that is not opened starts when the program asks for the first message.  A
-        program that opens one at `Offset.NEXT` receives every message that is published after
-        `open` has returned.  If the connection is lost, `open` waits until the subscription is open
-        again.  Another task may wait for messages meanwhile.  A cancelled `open` has no effect on
-        the subscription.
+        Without `open`, the subscription starts when the program asks for the first message.  After
+        `open`, a subscription that starts at `Offset.NEXT` receives every message that is published
+        from then on.
 
-        :raises SubscriptionClosed: the subscription is closed.
+        Returns at once if the subscription is open, or has messages to deliver.  During an outage,
+        `open` waits until the subscription is open again.  Other tasks may call it, or wait for
+        messages, at the same time.  Cancelling it has no effect on the subscription.
+
+        :raises SubscriptionClosed: the subscription has ended.
         :raises StreamDoesNotExist: the stream does not exist, or was deleted.
         :raises StreamConnectionError: the client could not connect within its `connect_timeout` or
             `reconnect_timeout`, or was disconnected.
@@ -131,21 +134,33 @@ class Subscription(SubscriptionBase[Body]):
         """
         return MessageIterator(self, KINDS['context'])
 
-    def batches(self, max_messages: int | None = None) -> AsyncIterator[MessageBatch[Body]]:
-        """Iterate over batches: one await for all messages of a chunk.
+    def batches(
+        self, max_messages: int | None = None, *, max_wait: float | None = None
+    ) -> AsyncIterator[MessageBatch[Body]]:
+        """Iterate over batches: one await for all messages of a chunk, or of several.
 
         The messages of a batch are finished when the program asks for the next batch.  A batch ends
         before a message that is not AMQP 1.0, unless `on_decode_error` is `'raw'`.  It also ends
         after a sub-entry once it holds 16 MiB of decompressed sub-entries.
 
+        With `max_wait`, a batch also contains the messages of the chunks that follow, and it ends
+        early when it keeps 16 MiB alive, or after a reconnect.  If the task is cancelled while it
+        waits, the next batch begins with the messages that have arrived.
+
         :param max_messages: limit of messages per batch; longer chunks are split.
-        :raises ValueError: `max_messages` is out of range: 1 to 2**31 - 1.
+        :param max_wait: seconds after which a batch ends, counted from its first message; 0 to wait
+            only for the first message; None for batches of one chunk.
+        :raises ValueError: `max_messages` is not from 1 to 2**31 - 1, or `max_wait` is negative.
         """
-        return MessageIterator(self, KINDS['batch'], check_limit(max_messages))
+        limit = check_limit(max_messages)
+        if max_wait is not None:
+            check_timeout('max_wait', max_wait)
+            return JoinedBatches(self, self._waiter, limit, max_wait)
+        return MessageIterator(self, KINDS['batch'], limit)
 
     async def fetch(
         self, max_messages: int | None = None, timeout: float | None = None
-    ) -> MessageBatch:
+    ) -> MessageBatch[Body]:
         """Return the messages that have arrived; wait if there are none.
 
         The messages of a batch are finished when the program asks for more.  The batch contains
