@@ -29,6 +29,14 @@ async def consume(client: rbs.StreamsClient, how: str, timeout: float | None) ->
     if how == 'batches':
         async for _ in subscription.batches():
             pass
+    elif how == 'joined batches':
+        async for _ in subscription.batches(max_wait=1):
+            pass
+    elif how == 'fetch':
+        await subscription.fetch()
+    elif how == 'open':
+        await subscription.open()
+        await anext(subscription)
     elif how == 'anext with a default':
         await anext(subscription, None)
     else:
@@ -36,7 +44,9 @@ async def consume(client: rbs.StreamsClient, how: str, timeout: float | None) ->
             pass
 
 
-@pytest.mark.parametrize('how', ['bodies', 'batches', 'anext with a default'])
+@pytest.mark.parametrize(
+    'how', ['bodies', 'batches', 'joined batches', 'fetch', 'open', 'anext with a default']
+)
 @pytest.mark.parametrize('timeout', [None, 3600], ids=['no timeout', 'timeout'])
 async def test_cancelled_consumer_unsubscribes(
     reading: tuple[rbs.StreamsClient, FakeStream], how: str, timeout: float | None
