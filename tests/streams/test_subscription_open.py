@@ -66,6 +66,15 @@ async def test_open_raises_the_error_of_the_broker_and_can_be_repeated(
     await messages.aclose()
 
 
+async def test_open_and_a_task_that_reads_both_raise_the_error(
+    client: rbs.StreamsClient, stream_name: str
+) -> None:
+    messages = client.subscribe(stream_name)
+    calls = (messages.open(), anext(messages), messages.open())
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in errors] == [rbs.StreamDoesNotExist] * 3
+
+
 async def test_open_of_a_closed_subscription(client: rbs.StreamsClient, stream: str) -> None:
     async with client.subscribe(stream) as messages:
         pass

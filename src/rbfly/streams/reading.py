@@ -147,28 +147,26 @@ class MessageWaiter:
         woken = True
         try:
             while self._sources:
-                ages: list[float | None] = []
+                ages: dict[Source, float] = {}  # of batches that wait for more
                 for source in self._sources:
                     cursor = source.cursor
                     if cursor.must_yield:
                         await self._yield()
                     age = cursor.join(limit, clock())
-                    if age is not None and (
-                        age >= max_wait or not woken or self.ended or source.failed
-                    ):
-                        return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
+                    if age is not None:
+                        if age >= max_wait or not woken or self.ended or source.failed:
+                            return cast(MessageBatch, subscription._take(cursor, KINDS['batch']))
+                        ages[source] = age
                     if cursor.must_yield:
                         break
-                    ages.append(age)
                 else:
                     if not self._sources or self.ended:
                         break
                     if not woken:
                         return None
-                    for source, age in zip(self._sources, ages, strict=True):
-                        source.on_wait(finished=age is None)
-                    ready = [age for age in ages if age is not None]
-                    due = clock() + max_wait - max(ready) if ready else until
+                    for source in self._sources:
+                        source.on_wait(finished=source not in ages)
+                    due = clock() + max_wait - max(ages.values()) if ages else until
                     woken = await self._wait_wakeup(due)
         finally:
             self._iterating = False

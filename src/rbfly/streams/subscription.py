@@ -92,7 +92,7 @@ class Subscription(SubscriptionBase[Body]):
         The subscription delivers no more messages, not even those that have arrived.  When the
         program asks for the next message, it has finished the last one; then the iteration stores
         the offset (`auto_offset`), reads it back, unsubscribes and ends.  If a task waits for a
-        message, this happens at once.  An error that follows the last batch is raised before.
+        message, this happens at once.  If an error follows the last batch, it is raised first.
 
         Call it in the loop body or in another task, or pass it to
         :meth:`asyncio.loop.add_signal_handler`.  It may be called before the first message, and
@@ -145,7 +145,8 @@ class Subscription(SubscriptionBase[Body]):
 
         With `max_wait`, a batch also contains the messages of the chunks that follow, and it ends
         early when it keeps 16 MiB alive, or after a reconnect.  If the task is cancelled while it
-        waits, the next batch begins with the messages that have arrived.
+        waits, the messages that have arrived begin the next batch of `batches` or `fetch`, even if
+        there are more of them than its `max_messages`.
 
         :param max_messages: limit of messages per batch; longer chunks are split.
         :param max_wait: seconds after which a batch ends, counted from its first message; 0 to wait
