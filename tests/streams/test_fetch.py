@@ -241,8 +241,8 @@ async def test_cancelled_reading_loses_no_message(how: str, rng: random.Random) 
 async def test_fetch_from_two_sources() -> None:
     reader = Reader()
 
-    async def fetch() -> list[Any]:
-        found = await reader.waiter_.wait_joined(10, 0, None, reader)
+    async def fetch(max_wait: float = 0.0) -> list[Any]:
+        found = await reader.waiter_.wait_joined(10, max_wait, None, reader)
         assert found is not None
         return list(found)
 
@@ -253,8 +253,10 @@ async def test_fetch_from_two_sources() -> None:
         source.put(body)
         assert await task == [body, body]
     reader.first.put(b'c')
+    task = asyncio.ensure_future(fetch(HANG))
+    await waiting(reader, task)
     reader.waiter_.end()
-    assert await fetch() == [b'c']
+    assert await asyncio.wait_for(task, HANG / 2) == [b'c']
     with pytest.raises(rbs.SubscriptionClosed):
         await fetch()
     assert isinstance(reader, SubscriptionBase)

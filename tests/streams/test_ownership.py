@@ -75,6 +75,9 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         'aclose': lambda s: s.aclose(),
         'messages': lambda s: s.messages().__anext__(),
         'batches': lambda s: s.batches(1).__anext__(),
+        'fetch': lambda s: s.fetch(1),
+        'open': lambda s: s.open(),
+        'stop': lambda s: s.stop(),
     },
     MessageIterator: {'__anext__': lambda i: i.__anext__()},
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
@@ -86,6 +89,7 @@ VARIANTS: dict[type[Any], dict[str, Call]] = {
         'publisher, awaited': lambda c: c.publisher(STREAM, name='p'),
         'publisher, in the background': lambda c: c.publisher(STREAM, name='p', wait=False),
     },
+    rbs.Subscription: {'batches, joined': lambda s: s.batches(1, max_wait=0).__anext__()},
 }
 
 # Public names that may be used anywhere, and why.

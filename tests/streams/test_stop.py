@@ -15,7 +15,6 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Frame
 from tests.fake import FakeConnection as Peer
-from tests.fake_stream import FakeStream
 from tests.reading import filled
 
 HANG = 20.0  # seconds; only a safeguard
@@ -255,24 +254,26 @@ async def test_stop_during_an_outage_stores_the_offset_on_another_connection() -
 
 
 async def test_stopped_subscription_that_was_opening_delivers_nothing() -> None:
-    stream = FakeStream()
-    answers: list[Callable[[], None]] = []
+    stream = filled(1)
+    asked: list[tuple[Peer, Frame]] = []
 
-    def on_subscribe(peer: Peer, request: Frame) -> None:
-        answers.append(lambda: stream.subscribe(peer, request))
+    def on_query(peer: Peer, request: Frame) -> None:
+        asked.append((peer, request))
 
-    stream.append(b'x')
-    handlers = stream.handlers() | {wire.SUBSCRIBE: on_subscribe}
+    handlers = stream.handlers() | {wire.QUERY_OFFSET: on_query}
     async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
-        messages = subscribe(client, 'test', amqp=False)
+        start = rbs.Offset.reference('reader')
+        messages = subscribe(client, 'test', offset=start, amqp=False)
         waiting = asyncio.ensure_future(anext(messages))
-        await until(lambda: bool(answers), 'the client subscribes')
+        await until(lambda: bool(asked), 'the client asks where to start')
         waiting.cancel()
         await asyncio.wait([waiting])
         messages.stop()
-        answers[0]()
-        await (await client.get_protocol()).ping()
+        peer, request = asked[0]
+        peer.respond(request, code=0x13)  # NO_OFFSET
+        await turns(100)
         assert [item async for item in messages] == []
+        assert not stream.readers
 
 
 async def test_open_ends_when_the_subscription_stops() -> None:

@@ -141,11 +141,11 @@ class MessageWaiter:
         :returns: None if no message has arrived within the timeout.
         :raises SubscriptionClosed: no more messages arrive.
         """
-        clock = asyncio.get_running_loop().time
-        until = None if timeout is None else deadline(timeout)
         self._begin(subscription)
         woken = True
         try:
+            clock = asyncio.get_running_loop().time
+            until = None if timeout is None else deadline(timeout)
             while self._sources:
                 ages: dict[Source, float] = {}  # of batches that wait for more
                 for source in self._sources:
