@@ -94,9 +94,8 @@ class Subscription(SubscriptionBase[Body]):
         the offset (`auto_offset`), reads it back, unsubscribes and ends.  If a task waits for a
         message, this happens at once.  If an error follows the last batch, it is raised first.
 
-        Call it in the loop body or in another task, or pass it to
-        :meth:`asyncio.loop.add_signal_handler`.  It may be called before the first message, and
-        more than once.
+        Call it in the loop body or in another task, or pass it to the event loop's
+        `add_signal_handler`.  It may be called before the first message, and more than once.
 
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
