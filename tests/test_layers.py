@@ -61,7 +61,7 @@ LAYERS = {
         ['error', 'offset', 'types', '_confirm', '_iteration'],
         ['_sending'],
         ['waiting', 'confirmation', 'arguments'],
-        ['reading', 'sequence'],
+        ['reading', 'sequence', 'gaps'],
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'consuming'],
         ['publisher', 'subscription'],

@@ -32,6 +32,7 @@ __all__ = [
     'MessageTimeout',
     'MessageTooLarge',
     'MessageTypeError',
+    'OffsetGapError',
     'ProtocolError',
     'PublishError',
     'PublishErrorInfo',
@@ -330,6 +331,28 @@ class SubscriptionClosed(SubscriptionError):
 
     `open` and `fetch` raise this error; `async for` ends instead.
     """
+
+
+class OffsetGapError(SubscriptionError):
+    """Retention has removed messages that a subscription was to read; the iteration can continue.
+
+    The missing offsets are `wanted` to `first - 1`.  Some of them may belong to stored offsets, which
+    use up offsets of the stream, or, with a filter, to messages that it would not have selected.
+
+    :ivar stream: name of the stream (str).
+    :ivar wanted: offset of the next message to read (int).
+    :ivar first: first offset of the stream (int).
+    """
+
+    def __init__(self, stream: str, wanted: int, first: int) -> None:
+        gap = f'offset {wanted}' if first == wanted + 1 else f'offsets {wanted} to {first - 1}'
+        super().__init__(
+            f'stream {stream!r} begins at offset {first}: retention has removed {gap} before the'
+            ' subscription read them'
+        )
+        self.stream = stream
+        self.wanted = wanted
+        self.first = first
 
 
 class EventLoopError(RbFlyError, RuntimeError):

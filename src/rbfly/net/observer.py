@@ -69,6 +69,13 @@ class Observer:
     def on_disconnect(self) -> None:
         """The client disconnects; its registrations were notified."""
 
+    def on_gap(self, stream: str, wanted: int, first: int) -> None:
+        """Retention has removed messages that a subscription was to read.
+
+        :param wanted: offset of the next message to read; it is missing.
+        :param first: first offset of the stream; the one before it is the last missing offset.
+        """
+
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""
 

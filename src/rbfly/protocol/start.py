@@ -69,6 +69,13 @@ class Start:
             self.offset = Offset.offset(stored)
             self._dropped = 1
 
+    def wanted(self, cursor: MessageCursor) -> int | None:
+        """Return the offset of the next message; None if the start is not an offset."""
+        if cursor.position is None and self.offset.type == OffsetType.OFFSET:
+            assert isinstance(self.offset.value, int)
+            return self.offset.value + self._dropped
+        return cursor.position
+
     def needs_chunks(self, cursor: MessageCursor) -> bool:
         """True if `subscribe_at` needs the ids of the first and the last committed chunk."""
         if cursor.position is not None:
@@ -104,11 +111,7 @@ class Start:
                 return Offset.offset(position)  # or every chunk was damaged
             return self._seek(cursor, first, committed)
         if kind not in BY_END:
-            skip = 0
-            if kind == OffsetType.OFFSET:
-                assert isinstance(self.offset.value, int)
-                skip = self.offset.value + self._dropped
-            cursor.resume(skip)
+            cursor.resume(self.wanted(cursor) or 0)
             return self.offset
         again = self._end is not None
         if self._end is None:

@@ -73,10 +73,7 @@ def stream_arguments(
         arguments['max-age'] = f'{seconds}s'
     check_type('leader_locator', leader_locator, str, None)
     if leader_locator is not None:
-        if leader_locator not in ('client-local', 'balanced'):
-            raise ArgumentError(
-                f"leader_locator must be 'client-local' or 'balanced', not {leader_locator!r}"
-            )
+        check_choice('leader_locator', leader_locator, 'client-local', 'balanced')
         arguments['queue-leader-locator'] = leader_locator
     return arguments
 
@@ -94,6 +91,13 @@ def exists_differently(stream: str, arguments: Mapping[str, str]) -> str:
         ' arguments that it was created with, which `rabbitmqctl list_queues name arguments` shows,'
         f' or delete the stream first (code 0x{ResponseCode.PRECONDITION_FAILED:02x})'
     )
+
+
+def check_choice(name: str, value: object, *choices: str) -> None:
+    """Check that an argument is one of several strings."""
+    if value not in choices:
+        *first, last = map(repr, choices)
+        raise ArgumentError(f'{name} must be {", ".join(first)} or {last}, not {value!r}')
 
 
 def check_filter(filter: MessageFilter) -> None:

@@ -32,6 +32,7 @@ from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from .arguments import (
+    check_choice,
     check_filter,
     check_publisher,
     check_settings,
@@ -45,7 +46,14 @@ from .publishing import PublisherSession
 from .reading import MessageWaiter
 from .subscription import Subscription
 from .tracking import OffsetTracking, stored_offset
-from .types import BloomFilterExtract, MessageFilter, OnDecodeError, PublisherInfo, StreamStats
+from .types import (
+    BloomFilterExtract,
+    MessageFilter,
+    OnDecodeError,
+    OnGap,
+    PublisherInfo,
+    StreamStats,
+)
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -412,6 +420,7 @@ class StreamsClient:
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
         auto_offset: OffsetTracking | None = None,
+        on_gap: OnGap = 'warn',
     ) -> Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
@@ -427,6 +436,11 @@ class StreamsClient:
             and the size of chunks limit the memory used.
         :param auto_offset: how often to store the offset of the last finished message; None for
             never.
+        :param on_gap: what to do if the next message to read, after the start from an offset or
+            after a reconnect, is missing because retention has removed it: `'raise'` an
+            :class:`~rbfly.error.OffsetGapError`, after which the iteration can continue with the
+            first message of the stream; log a warning (`'warn'`); or `'ignore'` it.  With a filter,
+            only the start is checked.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -437,10 +451,8 @@ class StreamsClient:
         check_timeout('timeout', timeout)
         check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
         check_type('auto_offset', auto_offset, OffsetTracking, None)
-        if on_decode_error not in ('raise', 'skip', 'raw'):
-            raise ArgumentError(
-                f"on_decode_error must be 'raise', 'skip' or 'raw', not {on_decode_error!r}"
-            )
+        check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
+        check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
         if offset.type == OffsetType.REFERENCE:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
@@ -455,6 +467,7 @@ class StreamsClient:
             Decoder(amqp, on_decode_error),
             initial_credit,
             auto_offset,
+            on_gap,
         )
         return Subscription(session, waiter, offset)
 

@@ -23,9 +23,10 @@ from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import Start
+from .gaps import GapCheck
 from .reading import MessageWaiter
 from .tracking import OffsetTracking, Tracker, chunk_ids, leader_ends_before, stored_offset
-from .types import MessageFilter
+from .types import MessageFilter, OnGap
 from .watchdog import DeliveryWatchdog
 
 
@@ -54,6 +55,7 @@ class SubscriptionSession(Owner):
         decoder: Decoder,
         credit: int,
         auto_offset: OffsetTracking | None,
+        on_gap: OnGap,
     ) -> None:
         self.stream = stream
         self._released = False
@@ -72,6 +74,7 @@ class SubscriptionSession(Owner):
         self._waiter = waiter
         self._properties = {} if filter is None else filter.properties()
         self._start = Start(offset)
+        self._gaps = GapCheck(stream, on_gap, filter is not None, cluster.observers)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
         self._opening: set[asyncio.Future[None]] = set()  # each of a task that waits in `open`
@@ -103,7 +106,7 @@ class SubscriptionSession(Owner):
         if cursor.position is None and start.reference is not None:
             start.resolve(await stored_offset(connection, self.stream, start.reference))
         first = committed = None
-        if start.needs_chunks(cursor):
+        if start.needs_chunks(cursor) or self._gaps.wanted(start, cursor) is not None:
             first, committed = await chunk_ids(connection, self.stream)
             end = start.missing_end(cursor, committed)
             if end is not None:
@@ -113,6 +116,7 @@ class SubscriptionSession(Owner):
                     f'the replica of stream {self.stream!r} on this node lags behind'
                 )
         # Nothing is awaited from here on: the program may have read on until now.
+        self._gaps.check(self._gaps.wanted(start, cursor), first)
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
         connection.set_subscription(id, cursor.queue)
@@ -188,6 +192,7 @@ class SubscriptionSession(Owner):
         self.registration.reset()
         self.cursor.start_over()
         self._watchdog.start_over()
+        self._gaps.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
 

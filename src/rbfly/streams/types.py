@@ -19,6 +19,7 @@ __all__ = [
     'MessageCtx',
     'MessageFilter',
     'OnDecodeError',
+    'OnGap',
     'PSubscriber',
     'PublishErrorInfo',
     'PublisherInfo',
@@ -30,6 +31,10 @@ __all__ = [
 OnDecodeError = Literal['raise', 'skip', 'raw']
 """What to do with a message that is not AMQP 1.0: raise AMQPDecoderError, skip it, or yield its
 bytes."""
+
+OnGap = Literal['raise', 'warn', 'ignore']
+"""What to do if retention has removed messages before they were read: raise OffsetGapError, log a
+warning, or nothing."""
 
 BloomFilterExtract = Callable[[MessageCtx], str | None]
 """Returns the filter value of a message, or None."""

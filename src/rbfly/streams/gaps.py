@@ -1,0 +1,55 @@
+"""Reports messages that retention has removed before a subscription could read them."""
+
+from __future__ import annotations
+
+import logging
+
+from ..error import OffsetGapError
+from ..net.observer import Observer, Observers
+from ..protocol._cursor import MessageCursor
+from ..protocol.start import Start
+from .types import OnGap
+
+logger = logging.getLogger(__name__)
+
+
+class GapCheck:
+    """Compares the offset that a subscription is to read next with the first one of the stream.
+
+    :param on_gap: what to do about a gap, besides notifying the observers.
+    :param is_filtered: the broker skips chunks.
+    """
+
+    def __init__(self, stream: str, on_gap: OnGap, is_filtered: bool, observers: Observers) -> None:
+        self._stream = stream
+        self._on_gap = on_gap
+        self._is_filtered = is_filtered
+        self._observers = observers
+        self._reported = 0  # offset before which every gap was reported
+
+    def wanted(self, start: Start, cursor: MessageCursor) -> int | None:
+        """Return the offset to check; None for none."""
+        if self._on_gap == 'ignore':
+            return None
+        if self._is_filtered and cursor.position is not None:
+            return None  # the broker does not report how many chunks it has skipped since
+        return start.wanted(cursor)
+
+    def check(self, wanted: int | None, first: int | None) -> None:
+        """Report the offsets that are missing, each one once.
+
+        :param first: id of the first chunk; -1 for none, None if it is unknown.
+        :raises OffsetGapError: offsets are missing, and `on_gap` is `'raise'`.
+        """
+        if wanted is None or first is None or first <= max(wanted, self._reported):
+            return
+        error = OffsetGapError(self._stream, max(wanted, self._reported), first)
+        self._reported = first
+        self._observers.notify(Observer.on_gap, error.stream, error.wanted, first)
+        if self._on_gap == 'raise':
+            raise error
+        logger.warning('%s', error)
+
+    def start_over(self) -> None:
+        """The stream was deleted."""
+        self._reported = 0
