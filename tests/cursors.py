@@ -57,6 +57,9 @@ class Cursor(MessageCursor):
     def on_probed(self) -> None:
         raise AssertionError
 
+    def on_end(self) -> None:
+        raise AssertionError
+
     async def wait(self, kind: int, limit: int, subscription: SubscriptionBase) -> Any:
         if not subscription._advance(self, kind, limit):
             raise StopAsyncIteration

@@ -44,7 +44,7 @@ LAYERS = {
         ['_chunk', '_publish'],
         ['_identity', '_batch'],
         ['_cursor'],
-        ['start'],
+        ['start', 'end'],
         ['_engine'],
     ],
     'rbfly.net': [
@@ -63,7 +63,8 @@ LAYERS = {
         ['waiting', 'confirmation', 'arguments'],
         ['reading', 'sequence', 'gaps'],
         ['tracking', 'watchdog', 'publishing'],
-        ['send_many', 'consuming'],
+        ['send_many', 'until'],
+        ['consuming'],
         ['publisher', 'subscription'],
         ['publisher_batch', 'opening'],
         ['client'],

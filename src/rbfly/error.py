@@ -322,8 +322,8 @@ class MessageTooLarge(PublisherError, ValueError):
 
 
 class SubscriptionError(RbFlyError):
-    """A subscription cannot be read: another task iterates it, or it is to start after a stored
-    offset that no message can follow."""
+    """A subscription cannot be read: another task iterates it, it is to start after a stored offset
+    that no message can follow, or the broker is too old for `until`."""
 
 
 class SubscriptionClosed(SubscriptionError):
@@ -336,8 +336,9 @@ class SubscriptionClosed(SubscriptionError):
 class OffsetGapError(SubscriptionError):
     """Retention has removed messages that a subscription was to read; the iteration can continue.
 
-    The missing offsets are `wanted` to `first - 1`.  Some of them may belong to stored offsets, which
-    use up offsets of the stream, or, with a filter, to messages that it would not have selected.
+    The missing offsets are `wanted` to `first - 1`.  Some of them may belong to stored offsets,
+    which use up offsets of the stream, or to messages that the subscription's filter does not
+    select.
 
     :ivar stream: name of the stream (str).
     :ivar wanted: offset of the next message to read (int).

@@ -51,7 +51,10 @@ class Source:
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """A source has no credit."""
 
-    on_progress = on_replaced = on_probed = lambda self: None
+    async def finish(self) -> None:
+        """Nothing ends the source."""
+
+    on_progress = on_replaced = on_probed = on_end = lambda self: None
 
 
 class Reader(SubscriptionBase):

@@ -394,6 +394,17 @@ async def five_chunks(memory: StreamBroker) -> AsyncIterator[RawClient]:
         yield client
 
 
+async def test_answer_follows_what_credit_permits(memory: StreamBroker, client: RawClient) -> None:
+    """Even if the client reads slowly."""
+    for _ in range(24):
+        memory.publish('s', bytes(2**20))
+    client.write(Subscribe(7, 's', Offset.FIRST, 30, {}).encode(1), StreamStats('s').encode(2))
+    client.sent = 2
+    found = [await client.receive() for _ in range(26)]
+    assert [isinstance(item, Deliver | DeliverV2) for item in found[1:-1]] == [True] * 24
+    assert found[-1].command is StreamStats
+
+
 HOUR = 3600.0
 
 

@@ -22,7 +22,9 @@ cdef class Chunk:
     cdef readonly uint64_t epoch, offset
     cdef readonly object committed_chunk_id
     cdef uint64_t next_offset
+    cdef bint shortened             # some of its messages are not delivered
 
+    cdef void _shorten(self, uint64_t offset) noexcept
     cdef int _next(self, const uint8_t **p, Py_ssize_t *n) except -1
     cdef int _open_batch(self, uint64_t below) except -1
     cdef bytes _unpack(

@@ -128,6 +128,12 @@ cdef class Chunk:
                 return 0
         return 1
 
+    cdef void _shorten(self, uint64_t offset) noexcept:
+        # Drop the messages from an offset on; none was read.
+        if offset < self.offset + self.records:
+            self.left = self.run_left = <uint32_t> (offset - self.offset)
+            self.shortened = True
+
     cdef int _open_batch(self, uint64_t below) except -1:
         # Start to read the sub-entry batch, or skip it if it ends below that offset.
         cdef const uint8_t *header = self.p
@@ -145,7 +151,7 @@ cdef class Chunk:
         stored = load_u32(self.p + 7)
         if stored > self.end - self.p - BATCH_HEADER:
             self._fail('sub-entry batch is longer than its chunk')
-        if records > self.left:
+        if records > self.left and not self.shortened:
             self._fail('sub-entry batch has more messages than its chunk')
         data = self.p + BATCH_HEADER
         skipped = (below and self.next_offset + records <= below) or (compression and not records)
@@ -199,7 +205,7 @@ cdef class Chunk:
 
     cdef void _enter_batch(self, const uint8_t *rest, uint16_t records) noexcept:
         self.p = self.end = self.rest = rest
-        self.run_left = records
+        self.run_left = min(records, self.left)
 
     cdef void _leave_batch(self) noexcept:
         self.left -= self.run_left
@@ -226,7 +232,7 @@ cdef class Chunk:
         # Can be called again after an error.
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
-        while self.next_offset < offset:
+        while self.left and self.next_offset < offset:
             if self.rest is NULL and self.p != self.end and self.p[0] & BATCH_BIT:
                 self._open_batch(offset)
             elif not self._next(&p, &n):

@@ -38,6 +38,7 @@ cdef class MessageCursor:
     cdef readonly int64_t skip_through_chunk
     cdef readonly Turn turn
     cdef object session             # None once closed
+    cdef public object until
     cdef object probe               # called with the first chunk, which is not read
     cdef Chunk chunk                # that is being read
     cdef object filter
@@ -57,6 +58,7 @@ cdef class MessageCursor:
 
     cdef int _notify(self) except -1
     cdef bint _open(self) except -1
+    cdef bint _shorten(self, Chunk chunk) except -1
     cdef int _skip(self, Chunk chunk) except -1
     cdef int _leave(self, Chunk chunk, bint sound) except -1
     cdef Py_ssize_t _drop_chunks(self, object position) except -1

@@ -15,6 +15,10 @@ class _Session(Protocol):
     def on_progress(self) -> None: ...
     def on_replaced(self) -> None: ...
     def on_probed(self) -> None: ...
+    def on_end(self) -> None: ...
+
+class _End(Protocol):
+    def stop(self, chunk: Chunk, /) -> int: ...
 
 KINDS: dict[str, int]
 
@@ -31,6 +35,7 @@ class MessageCursor:
     skip_before: Final[int]
     skip_through_chunk: Final[int]
     turn: Final[Turn]
+    until: _End | None
     must_yield: Final[bool]
     has_messages: Final[bool]
     position: Final[int | None]

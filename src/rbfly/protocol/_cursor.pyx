@@ -54,7 +54,8 @@ cdef class MessageCursor:
     :param session: has `on_chunk_consumed`, called after the last message of a chunk;
         `on_progress`, called when messages up to the offset passed to `notify_at` are finished;
         `on_replaced`, called when a chunk belongs to a new stream of the same name, which raises
-        the error; and `on_probed`, called when `probe` has received its chunk, to subscribe again.
+        the error; `on_probed`, called when `probe` has received its chunk, to subscribe again; and
+        `on_end`, called when a chunk is not delivered because it follows `until`.
     :param decoder: decodes the messages.
     :param filter: selects the messages to return; None for all.
     :param wake: called when a chunk enters the empty queue.
@@ -65,6 +66,7 @@ cdef class MessageCursor:
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: offset below which messages are dropped (int).
     :ivar skip_through_chunk: id up to which chunks are dropped (int); -1 for none.
+    :ivar until: where the subscription ends (:class:`rbfly.protocol.end.End`); None for nowhere.
     """
 
     def __init__(
@@ -209,7 +211,8 @@ cdef class MessageCursor:
                 if chunk.left:
                     return True
                 self._leave(chunk, True)
-                chunk._next(&p, &n)     # raises if bytes follow the last message
+                if not chunk.shortened:
+                    chunk._next(&p, &n)     # raises if bytes follow the last message
             if not self.queue.chunks or self.turn._is_over():
                 return False
             if self.suspended:
@@ -234,7 +237,20 @@ cdef class MessageCursor:
             if self.last_chunk._is_replaced(chunk):
                 self.chunk = None
                 self.session.on_replaced()
+            if self.until is not None and not self._shorten(chunk):
+                return False
             self._skip(chunk)
+
+    cdef bint _shorten(self, Chunk chunk) except -1:
+        """Drop the messages after the end; return false if no other message is left."""
+        cdef uint64_t stop = self.until.stop(chunk)
+        if stop > chunk.offset:
+            chunk._shorten(stop)
+            return True
+        self.chunk = None
+        self.drop()
+        self.session.on_end()
+        return False
 
     cdef int _skip(self, Chunk chunk) except -1:
         """Skip messages before the start, then raise the first error among them."""

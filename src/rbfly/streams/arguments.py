@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from ..net.uri import AuthMechanism, ConnectionInfo, Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from ..protocol.const import ResponseCode
+from ..protocol.offset import Offset, OffsetType
 from .types import MessageFilter, PublisherInfo
 
 SEGMENT_SIZE_MAX = 3_000_000_000
@@ -110,6 +112,29 @@ def check_filter(filter: MessageFilter) -> None:
     for value in filter.values:
         check_type('a filter value', value, str)
     commands.string_map(filter.properties())
+
+
+def check_until(until: object, start: Offset) -> None:
+    """Check where a subscription ends."""
+    check_type('until', until, str, Offset, None)
+    if isinstance(until, str) and until != 'now':
+        raise ArgumentError(f"until must be 'now' or an Offset, not {until!r}")
+    if isinstance(until, Offset):
+        if until.type not in (OffsetType.OFFSET, OffsetType.TIMESTAMP):
+            raise ArgumentError(
+                f"until must be 'now', Offset.offset(...) or Offset.timestamp(...), not {until!r}"
+            )
+        if until.type == OffsetType.TIMESTAMP and float(until.value or 0) > time.time():
+            raise ArgumentError(
+                f"until must be a time in the past, not {until!r}: a subscription with until='now'"
+                ' or a time ends with the messages that the stream has when it opens'
+            )
+    in_past = until == 'now' or (isinstance(until, Offset) and until.type == OffsetType.TIMESTAMP)
+    if in_past and start.type == OffsetType.NEXT:
+        raise ArgumentError(
+            f'no message is published from now on and before until={until!r}: pass another'
+            ' offset than Offset.NEXT, such as offset=Offset.FIRST'
+        )
 
 
 def check_publisher(info: PublisherInfo) -> PublisherInfo:

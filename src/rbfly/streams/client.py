@@ -36,6 +36,7 @@ from .arguments import (
     check_filter,
     check_publisher,
     check_settings,
+    check_until,
     exists_differently,
     stream_arguments,
 )
@@ -393,6 +394,8 @@ class StreamsClient:
         on_decode_error: OnDecodeError = ...,
         initial_credit: int = ...,
         auto_offset: OffsetTracking | None = ...,
+        on_gap: OnGap = ...,
+        until: Literal['now'] | Offset | None = ...,
     ) -> Subscription[bytes]: ...
 
     @overload
@@ -407,6 +410,8 @@ class StreamsClient:
         on_decode_error: OnDecodeError = ...,
         initial_credit: int = ...,
         auto_offset: OffsetTracking | None = ...,
+        on_gap: OnGap = ...,
+        until: Literal['now'] | Offset | None = ...,
     ) -> Subscription: ...
 
     def subscribe(
@@ -421,6 +426,7 @@ class StreamsClient:
         initial_credit: int = 10,
         auto_offset: OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | None = None,
     ) -> Subscription[Any]:
         """Read the messages of a stream, with `async for`.
 
@@ -441,6 +447,10 @@ class StreamsClient:
             :class:`~rbfly.error.OffsetGapError`, after which the iteration can continue with the
             first message of the stream; log a warning (`'warn'`); or `'ignore'` it.  With a filter,
             only the start is checked.
+        :param until: where to end, see :ref:`read-until`; None to wait for more messages.
+            `'now'`: after the last message that the stream had when the subscription opened;
+            `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
+            written at that time, in the past, or later, or where `'now'` ends.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
@@ -453,6 +463,7 @@ class StreamsClient:
         check_type('auto_offset', auto_offset, OffsetTracking, None)
         check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
         check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
+        check_until(until, offset)
         if offset.type == OffsetType.REFERENCE:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
@@ -468,6 +479,7 @@ class StreamsClient:
             initial_credit,
             auto_offset,
             on_gap,
+            until,
         )
         return Subscription(session, waiter, offset)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from ..error import (
     RbFlyError,
@@ -27,6 +27,7 @@ from .gaps import GapCheck
 from .reading import MessageWaiter
 from .tracking import OffsetTracking, Tracker, chunk_ids, leader_ends_before, stored_offset
 from .types import MessageFilter, OnGap
+from .until import Until
 from .watchdog import DeliveryWatchdog
 
 
@@ -56,6 +57,7 @@ class SubscriptionSession(Owner):
         credit: int,
         auto_offset: OffsetTracking | None,
         on_gap: OnGap,
+        until: Literal['now'] | Offset | None,
     ) -> None:
         self.stream = stream
         self._released = False
@@ -63,7 +65,7 @@ class SubscriptionSession(Owner):
             self,
             decoder,
             filter,
-            waiter.wake,
+            waiter.wake if until is None else self._on_arrival,
             waiter.turn,
             credit // 2 + 1,  # the broker continues with more than half of it
             stream,
@@ -81,6 +83,11 @@ class SubscriptionSession(Owner):
         self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
+        self._until: Until | None = None
+        if until is not None:
+            self._until = Until(
+                until, cluster, self.registration, self._start, self.cursor, waiter.end
+            )
         self._tracker: Tracker | None = None
         if auto_offset is not None:
             self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
@@ -106,9 +113,16 @@ class SubscriptionSession(Owner):
         if cursor.position is None and start.reference is not None:
             start.resolve(await stored_offset(connection, self.stream, start.reference))
         first = committed = None
-        if start.needs_chunks(cursor) or self._gaps.wanted(start, cursor) is not None:
+        until, properties = self._until, self._properties
+        if until is not None:
+            await until.prepare(connection, self.stream)
+            if not until.is_complete:
+                properties = {}  # the filter may skip the chunk that reaches the end
+        if until or start.needs_chunks(cursor) or self._gaps.wanted(start, cursor) is not None:
             first, committed = await chunk_ids(connection, self.stream)
             end = start.missing_end(cursor, committed)
+            if end is None and until is not None:
+                end = until.missing(committed)
             if end is not None:
                 if await leader_ends_before(self._cluster, connection, self.stream, end):
                     raise StreamDoesNotExist(self.stream, 'was deleted and created again')
@@ -122,11 +136,13 @@ class SubscriptionSession(Owner):
         connection.set_subscription(id, cursor.queue)
         if start.is_probe:
             return commands.Subscribe(id, self.stream, offset, 1, {})
-        return commands.Subscribe(id, self.stream, offset, self._credit, self._properties)
+        return commands.Subscribe(id, self.stream, offset, self._credit, properties)
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_subscription(id, None)
         self._watchdog.stop()
+        if self._until is not None:
+            self._until.on_detach()
         return commands.Unsubscribe(id)
 
     def on_open(self, connection: Connection, id: int) -> None:
@@ -135,6 +151,8 @@ class SubscriptionSession(Owner):
             is_time = self._start.offset.type == OffsetType.TIMESTAMP
             self._watchdog.start(is_time=is_time)
         self._wake_opening()
+        if self._until is not None:
+            self._waiter.wake()  # `on_wait` asks whether anything is left
 
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
@@ -182,6 +200,15 @@ class SubscriptionSession(Owner):
         self._start_over()
         raise StreamDoesNotExist(self.stream, 'was deleted and created again')
 
+    def on_end(self) -> None:
+        """End the iteration: the broker delivers messages after `until`."""
+        self._waiter.end()
+
+    def _on_arrival(self) -> None:
+        if self._until is not None:
+            self._until.on_arrival()
+        self._waiter.wake()
+
     def on_probed(self) -> None:
         """Subscribe where the first chunk has shown that the subscription starts."""
         self.registration.reset()
@@ -193,6 +220,8 @@ class SubscriptionSession(Owner):
         self.cursor.start_over()
         self._watchdog.start_over()
         self._gaps.start_over()
+        if self._until is not None:
+            self._until.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
 
@@ -223,6 +252,8 @@ class SubscriptionSession(Owner):
         while not self.registration.is_open and not self.cursor.has_messages:
             self._check_open()
             self.on_wait(finished=False)
+            if self._waiter.ended:
+                break
             opened = asyncio.get_running_loop().create_future()
             self._opening.add(opened)
             try:
@@ -248,6 +279,9 @@ class SubscriptionSession(Owner):
         """
         if finished:
             self.cursor.mark_consumed()
+        if self._until is not None and self._until.check():
+            self._waiter.end()
+            return
         if self._error is not None:
             if isinstance(self._error, StreamDoesNotExist):
                 self._start_over()

@@ -109,7 +109,8 @@ class MessageWaiter:
                         until = deadline(self.timeout)
                     for source in self._sources:
                         source.on_wait()
-                    woken = await self._wait_wakeup(until)
+                    if not self.ended:
+                        woken = await self._wait_wakeup(until)
         finally:
             self._iterating = False
         await self._finish()
@@ -167,7 +168,8 @@ class MessageWaiter:
                     for source in self._sources:
                         source.on_wait(finished=source not in ages)
                     due = clock() + max_wait - max(ages.values()) if ages else until
-                    woken = await self._wait_wakeup(due)
+                    if not self.ended:
+                        woken = await self._wait_wakeup(due)
         finally:
             self._iterating = False
         await self._finish()

@@ -46,7 +46,7 @@ class Subscription(SubscriptionBase[Body]):
 
     Waiting for a message raises:
 
-    * :class:`StopAsyncIteration`: the subscription is closed, or was stopped;
+    * :class:`StopAsyncIteration`: the subscription is closed, was stopped, or has reached `until`;
     * :class:`.MessageTimeout`: no message arrived within the subscription's `timeout`;
     * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if a new stream has
       its name, the next message is the first one of that stream.  Before its first message, the
@@ -54,7 +54,9 @@ class Subscription(SubscriptionBase[Body]):
     * :class:`.StreamConnectionError`: the client could not connect within its `connect_timeout` or
       `reconnect_timeout`, or was disconnected;
     * :class:`.ProtocolError`: the broker refused the request, e.g. for lack of permission;
-    * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1;
+    * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1, or the broker is
+      too old for `until`;
+    * :class:`.OffsetGapError`: retention has removed the next message, and `on_gap` is `'raise'`;
     * :class:`.ChunkError`: a chunk is damaged;
     * :class:`.AMQPDecoderError`: a message is not AMQP 1.0.
 

@@ -184,7 +184,16 @@ async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, in
 async def leader_ends_before(
     cluster: Cluster, connection: Connection, stream: str, chunk_id: int
 ) -> bool:
-    """Return true if the stream ends before a chunk on its leader, which has every committed chunk.
+    """Return true if the stream ends before a chunk on its leader.
+
+    :raises StreamConnectionError: the leader cannot be reached.
+    """
+    stats = await leader_stats(cluster, connection, stream)
+    return stats.get('last_chunk_id', chunk_id) < chunk_id
+
+
+async def leader_stats(cluster: Cluster, connection: Connection, stream: str) -> dict[str, int]:
+    """Return the positions of a stream on its leader, which has every committed chunk.
 
     :param connection: asks for the leader.
     :raises StreamConnectionError: the leader cannot be reached.
@@ -195,8 +204,7 @@ async def leader_ends_before(
         connection = await cluster.leader(stream)
         if leader is None or not connection.leads_to(leader):
             raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
-    stats = await connection.request(commands.StreamStats(stream))
-    return stats.get('last_chunk_id', chunk_id) < chunk_id
+    return await connection.request(commands.StreamStats(stream))
 
 
 async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:

@@ -106,6 +106,8 @@ class Session(Wire):
         except Refused as ex:
             value, code = None, ex.code
         if request is not None:
+            for subscription in self.subscriptions.values():
+                subscription.finish_burst()  # RabbitMQ waits until the client has read it
             self.write(command.respond(request.correlation_id, value, code))
         if self.after_response is not None:
             self.after_response()

@@ -374,12 +374,17 @@ class Subscription(Client):
         self._credit += chunks
         self.resume()
 
-    def resume(self) -> None:
+    def finish_burst(self) -> None:
+        """Send the rest of an interrupted burst, even if the client reads slowly."""
+        if self._interrupted:
+            self.resume(wait=False)
+
+    def resume(self, *, wait: bool = True) -> None:
         if self._credit <= self._burst and not self._interrupted:
             return
         self._interrupted = False
         while self._credit > 0 and not self.wire.ended:
-            if self.wire.paused or self.wire.faults.silent:
+            if (wait and self.wire.paused) or self.wire.faults.silent:
                 self._interrupted = True
                 break
             chunk = self.stream.at(self._next)
