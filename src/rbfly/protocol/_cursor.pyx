@@ -247,8 +247,8 @@ cdef class MessageCursor:
         if stop > chunk.offset:
             chunk._shorten(stop)
             return True
-        self.chunk = None
-        self.drop()
+        self.suspended = True
+        self._drop_chunks(None)     # what is ready to be returned stays
         self.session.on_end()
         return False
 
