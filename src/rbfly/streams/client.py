@@ -6,7 +6,7 @@ import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakValueDictionary
 
 from ..amqp._message import last_offset
@@ -45,7 +45,7 @@ from .opening import OpenPublisher, P
 from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
 from .reading import MessageWaiter
-from .subscription import Subscription
+from .subscription import SubscribeOptions, Subscription
 from .tracking import OffsetTracking, stored_offset
 from .types import (
     BloomFilterExtract,
@@ -384,34 +384,12 @@ class StreamsClient:
 
     @overload
     def subscribe(
-        self,
-        stream: str,
-        *,
-        offset: Offset = ...,
-        filter: MessageFilter | None = ...,
-        timeout: float | None = ...,
-        amqp: Literal[False],
-        on_decode_error: OnDecodeError = ...,
-        initial_credit: int = ...,
-        auto_offset: OffsetTracking | None = ...,
-        on_gap: OnGap = ...,
-        until: Literal['now'] | Offset | None = ...,
+        self, stream: str, *, amqp: Literal[False], **options: Unpack[SubscribeOptions]
     ) -> Subscription[bytes]: ...
 
     @overload
     def subscribe(
-        self,
-        stream: str,
-        *,
-        offset: Offset = ...,
-        filter: MessageFilter | None = ...,
-        timeout: float | None = ...,
-        amqp: bool = ...,
-        on_decode_error: OnDecodeError = ...,
-        initial_credit: int = ...,
-        auto_offset: OffsetTracking | None = ...,
-        on_gap: OnGap = ...,
-        until: Literal['now'] | Offset | None = ...,
+        self, stream: str, *, amqp: bool = ..., **options: Unpack[SubscribeOptions]
     ) -> Subscription: ...
 
     def subscribe(

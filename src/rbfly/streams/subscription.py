@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
 
 from ..checks import check_integer, check_timeout
 from ..net.waiting import can_wait
@@ -13,7 +13,8 @@ from ..protocol.offset import Offset
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
 from .reading import JoinedBatches, MessageWaiter
-from .types import MessageCtx
+from .tracking import OffsetTracking
+from .types import MessageCtx, MessageFilter, OnDecodeError, OnGap
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
@@ -30,6 +31,19 @@ def check_limit(max_messages: int | None) -> int:
         return MAX_MESSAGES
     check_integer('max_messages', max_messages, 1, MAX_MESSAGES)
     return max_messages
+
+
+class SubscribeOptions(TypedDict, total=False):
+    """Arguments of :meth:`StreamsClient.subscribe` that do not change the type of bodies."""
+
+    offset: Offset
+    filter: MessageFilter | None
+    timeout: float | None
+    on_decode_error: OnDecodeError
+    initial_credit: int
+    auto_offset: OffsetTracking | None
+    on_gap: OnGap
+    until: Literal['now'] | Offset | None
 
 
 class Subscription(SubscriptionBase[Body]):
