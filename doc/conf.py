@@ -39,6 +39,8 @@ nitpick_ignore_regex = [
     ('py:class', r'rbfly\.net\.connection\.Connection'),
     # the result of `publisher`, which programs await or enter at once
     ('py:class', r'rbfly\.streams\.opening\.OpenPublisher'),
+    # the options that overloads share; the docstring of `subscribe` lists them
+    ('py:class', r'rbfly\.streams\.subscription\.SubscribeOptions'),
 ]
 
 # Programs get these objects from a client or a class method; their constructors are internal.

@@ -68,6 +68,17 @@ async def publish(
     raise AssertionError
 
 
+async def store(client: rbs.StreamsClient, stream: str, value: int) -> None:
+    """Store an offset that retention has removed; a new segment drops those of the last one."""
+    stored = None
+    while stored is None:
+        before = await client.stream_stats(stream)
+        await client.write_offset(stream, 'reader', value)
+        while await client.stream_stats(stream) == before:
+            pass
+        stored = await client.read_offset(stream, 'reader')
+
+
 def offset() -> Any:
     return rbs.get_message_ctx().stream_offset
 
@@ -81,9 +92,8 @@ async def test_warning_at_the_start(
     client: rbs.StreamsClient, short: str, start: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = await publish(client, short, removed=7)
-    await client.write_offset(short, 'reader', 4)
-    while await client.read_offset(short, 'reader') is None:
-        pass
+    if start == 'reference':
+        await store(client, short, 4)
     wanted = {
         'offset': rbs.Offset.offset(5),
         'reference': rbs.Offset.reference('reader'),

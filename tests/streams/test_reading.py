@@ -51,9 +51,6 @@ class Source:
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """A source has no credit."""
 
-    async def finish(self) -> None:
-        """Nothing ends the source."""
-
     on_progress = on_replaced = on_probed = on_end = lambda self: None
 
 

@@ -1,6 +1,7 @@
 """Subscriptions that end: at the end of the stream, at an offset, or at a time."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.net import retry
+from rbfly.protocol._cursor import KINDS
 from rbfly.protocol.commands import MetadataUpdate, StreamStats
 from rbfly.protocol.const import Key
 from rbfly.streams.error import (
@@ -19,6 +21,7 @@ from rbfly.streams.error import (
     ArgumentTypeError,
     StreamConnectionError,
     StreamDoesNotExist,
+    SubscriptionClosed,
     SubscriptionError,
 )
 from rbfly.testing import StreamBroker
@@ -87,7 +90,20 @@ async def of_tasks(messages: rbs.Subscription) -> list[Any]:
             return found
 
 
-WAYS = (bodies, of_contexts, of_batches, of_small_batches, of_anext, of_tasks)
+async def of_joined(messages: rbs.Subscription) -> list[Any]:
+    return [body async for batch in messages.batches(max_wait=HANG) for body in batch]
+
+
+async def of_fetch(messages: rbs.Subscription) -> list[Any]:
+    found: list[Any] = []
+    await messages.open()
+    with contextlib.suppress(SubscriptionClosed):
+        while True:
+            found += await messages.fetch(3, HANG)
+    return found
+
+
+WAYS = (bodies, of_contexts, of_batches, of_small_batches, of_anext, of_tasks, of_joined, of_fetch)
 
 
 async def read(
@@ -160,8 +176,9 @@ async def test_every_start(
     assert await read(client, stream, offset=offset) == expected
 
 
+@pytest.mark.parametrize('way', WAYS)
 async def test_messages_published_after_the_opening_are_not_delivered(
-    client: rbs.StreamsClient, stream: str
+    client: rbs.StreamsClient, stream: str, way: Callable[[rbs.Subscription], Any]
 ) -> None:
     await publish(client, stream, [0], [1], [2])
     await store(client, stream)
@@ -170,7 +187,7 @@ async def test_messages_published_after_the_opening_are_not_delivered(
     ) as messages:
         found = [await anext(messages)]
         await publish(client, stream, [3], [4])
-        found += await bodies(messages)
+        found += await way(messages)
     assert found == [0, 1, 2]
 
 
@@ -502,6 +519,20 @@ async def test_connection_lost_at_the_end() -> None:
         stream.reader.peer.transport.abort()
         assert await bodies(messages) == []
     assert len(stream.readers) == 1
+
+
+async def test_open_after_the_last_message() -> None:
+    """The connection is lost, and nothing is left to open."""
+    stream = filled(1)
+    async with reading(stream, until='now') as messages:
+        await messages.open()
+        assert await anext(messages) == b'0'
+        registration = messages._session.registration
+        stream.reader.peer.transport.abort()
+        await until(lambda: not registration.is_open, 'the connection is lost')
+        assert not messages._advance(messages._session.cursor, KINDS['body'], 0)
+        with pytest.raises(SubscriptionClosed):
+            await messages.open()
 
 
 async def test_damaged_last_chunk() -> None:
