@@ -33,6 +33,7 @@ __all__ = [
     'MessageTooLarge',
     'MessageTypeError',
     'OffsetGapError',
+    'OffsetNotStored',
     'ProtocolError',
     'PublishError',
     'PublishErrorInfo',
@@ -354,6 +355,10 @@ class OffsetGapError(SubscriptionError):
         self.stream = stream
         self.wanted = wanted
         self.first = first
+
+
+class OffsetNotStored(RbFlyError):
+    """The broker did not store an offset, or another program has replaced it since."""
 
 
 class EventLoopError(RbFlyError, RuntimeError):

@@ -61,6 +61,8 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         'subscribe': lambda c: c.subscribe(STREAM),
         'write_offset': lambda c: c.write_offset(STREAM, 'reader', 1),
         'read_offset': lambda c: c.read_offset(STREAM, 'reader'),
+        'resolve_offset': lambda c: c.resolve_offset(STREAM, rbs.Offset.NEXT),
+        'lag': lambda c: c.lag(STREAM, 'reader'),
     },
     rbs.Publisher: CLOSE | SEND,
     rbs.PublisherBin: CLOSE | SEND,
@@ -73,6 +75,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         '__anext__': lambda s: s.__anext__(),
         '__aexit__': lambda s: s.__aexit__(None, None, None),
         'aclose': lambda s: s.aclose(),
+        'commit': lambda s: s.commit(),
         'messages': lambda s: s.messages().__anext__(),
         'batches': lambda s: s.batches(1).__anext__(),
         'fetch': lambda s: s.fetch(1),
@@ -102,7 +105,11 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
         cls: dict.fromkeys(('message_id', 'unconfirmed', 'capacity'), READ_ONLY)
         for cls in PUBLISHERS
     },
-    rbs.Subscription: {'__aiter__': RETURNS_SELF, '__aenter__': RETURNS_SELF},
+    rbs.Subscription: {
+        '__aiter__': RETURNS_SELF,
+        '__aenter__': RETURNS_SELF,
+        'position': READ_ONLY,
+    },
     MessageIterator: {'__aiter__': RETURNS_SELF},
     Confirmation: {name: FUTURE for name in dir(asyncio.Future) if name[0] != '_'}
     | dict.fromkeys(('failure', 'seen'), READ_ONLY),

@@ -10,7 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.error import RbFlyError
-from rbfly.streams import tracking
+from rbfly.streams import offsets
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests import fake as wire
@@ -241,7 +241,7 @@ async def test_close_on_a_lagging_replica_stores_the_offset(
     async def chunk_ids(connection: object, stream: str) -> tuple[int, int]:
         return -1, -1
 
-    monkeypatch.setattr(tracking, 'chunk_ids', chunk_ids)
+    monkeypatch.setattr(offsets, 'chunk_ids', chunk_ids)
     async with StreamBroker(nodes=3) as memory, rbs.streams_client(memory.uri) as client:
         memory.create_stream('test')
         for i in range(4):
@@ -331,6 +331,9 @@ async def test_messages_that_a_filter_drops_are_finished() -> None:
         (('r', 1, float('inf')), ValueError),
         (('r', 1, -1.0), ValueError),
         (('r', 1, float('nan')), ValueError),
+        (('r', 1, 5.0, True), ValueError),
+        (('r', 10_000, 1.0, True), ValueError),
+        (('r', 10_000, 5.0, 1), TypeError),
     ],
 )
 def test_arguments_are_checked(arguments: tuple[Any, ...], error: type[Exception]) -> None:

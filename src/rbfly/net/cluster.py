@@ -11,7 +11,7 @@ import functools
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from math import inf
 from random import choice
@@ -36,7 +36,7 @@ from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each
 from .polling import poll_limit
-from .retry import Backoff, Deadline, Progress, can_retry, is_cut
+from .retry import Backoff, Deadline, Progress, T, can_retry, is_cut
 from .sharing import MetadataBatch, SharedConnect, existing, missing
 from .uri import ConnectionInfo, Settings, at
 from .waiting import IDLE_CLOSE, CloseTimeout
@@ -159,18 +159,23 @@ class Cluster:
         async with self.deadline() as deadline:
             return await self._get(Role.MANAGE, None, deadline)
 
-    async def leader(self, stream: str) -> Connection:
-        """Return a connection to the leader of a stream, or to any node if it is unreachable.
+    async def leader(self, stream: str) -> tuple[Connection, bool]:
+        """Return a connection with a free subscription id: to the leader and true, or to any node.
 
         :raises StreamDoesNotExist: there is no such stream.
         """
         async with self.deadline() as deadline:
-            return await Backoff(deadline).retry(
-                lambda: self._member(Role.PUBLISH, stream, deadline),
-                lambda error: (
-                    self.generation == deadline.generation and can_retry(error, declared=False)
-                ),
-            )
+            found = await self.retry(deadline, lambda: self._locate(stream, deadline))
+            assert found.leader is not None
+            connection = await self._get(Role.CONSUME, found.leader, deadline)
+        return connection, connection.leads_to(found.leader)
+
+    async def retry(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an attempt until it succeeds, no further try helps, or the client disconnects."""
+        return await Backoff(deadline).retry(
+            attempt,
+            lambda ex: self.generation == deadline.generation and can_retry(ex, declared=False),
+        )
 
     async def member(
         self, role: Role, stream: str, deadline: Deadline, declared: bool
@@ -184,20 +189,17 @@ class Cluster:
             it is a super stream.
         """
         try:
-            connection = await self._member(role, stream, deadline)
+            found = await self._locate(stream, deadline)
         except StreamDoesNotExist:
             if declared or role is not Role.PUBLISH:
                 raise
             raise await missing(await self._locator(deadline), stream) from None
-        return connection, connection.ids(role).pop()
-
-    async def _member(self, role: Role, stream: str, deadline: Deadline) -> Connection:
-        found = await self._locate(stream, deadline)
         assert found.leader is not None
         node = found.leader
         if role is Role.CONSUME and found.replicas:
             node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
-        return await self._get(role, node, deadline)
+        connection = await self._get(role, node, deadline)
+        return connection, connection.ids(role).pop()
 
     async def _locator(self, deadline: Deadline) -> Connection:
         return self._responsive() or await self._get(Role.CONSUME, None, deadline)
@@ -219,12 +221,7 @@ class Cluster:
         """
         async with self.deadline(limit) as deadline:
             deadline.progress.error = self._last_error
-            await Backoff(deadline).retry(
-                lambda: self._ping(deadline),
-                lambda error: (
-                    self.generation == deadline.generation and can_retry(error, declared=False)
-                ),
-            )
+            await self.retry(deadline, lambda: self._ping(deadline))
 
     async def _ping(self, deadline: Deadline) -> None:
         idle = (item for item in self._open(Role.PUBLISH) if not item.has_unconfirmed)

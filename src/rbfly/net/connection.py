@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -74,6 +74,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar server_properties: what the broker reports about itself.
     :ivar advertised: the node's advertised address, None if the broker does not report it.
     :ivar knows_optional: the broker supports ExchangeCommandVersions and StreamStats.
+    :ivar commands: keys of the commands that it supports, by ExchangeCommandVersions.
     :ivar tune: future of the broker's Tune.
     :ivar registrations: registrations that use the connection.
     :ivar error: why the connection ended; None while it is open.
@@ -97,6 +98,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.server_properties: dict[str, str] = {}
         self.advertised: Broker | None = None
         self.knows_optional = False
+        self.commands: Collection[int] = ()
         self.error: StreamConnectionError | None = None
         self.paused = False
         self.publisher_ids = set(range(IDS))

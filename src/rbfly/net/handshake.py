@@ -94,7 +94,8 @@ async def handshake(
     knows_optional = broker_version(server) >= FIRST_OPTIONAL
     if knows_optional:
         enter('exchanging command versions')
-        await connection.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
+        versions = await connection.request(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2)}))
+        connection.commands = versions.keys()
     is_address = host and len(port) <= 5 and port.isdecimal()
     advertised = Broker(host, int(port)) if is_address else None
     connection.start(agreed, server, advertised, knows_optional)

@@ -39,6 +39,7 @@ class MessageCursor:
     must_yield: Final[bool]
     has_messages: Final[bool]
     position: Final[int | None]
+    delivered: Final[int | None]
     unfinished: Final[int | None]
     finished: Final[int | None]
     def __init__(

@@ -136,8 +136,11 @@ cdef class MessageCursor:
 
     def close(self):
         """Drop all messages, and the references to the session and to the waiting task."""
+        cdef object delivered = self.delivered
         self.drop()
         self._fail_with(None)
+        if delivered is not None:       # not beyond the error
+            self.next_offset = delivered
         self.queue.wake = None
         self.session = None
 
@@ -168,6 +171,21 @@ cdef class MessageCursor:
         if chunk is not None:
             return max(chunk.next_offset, self.skip_before)
         return max(self.next_offset, self.skip_before) if self.chunk_done else None
+
+    @property
+    def delivered(self):
+        """Offset after the last message that was returned; None before the first.
+
+        Messages that were dropped behind it count as returned; one that is ready does not.
+        """
+        held = self.held
+        if not self.has_delivered:
+            return None
+        if held is not None:
+            return held.stream_offset if type(held) is MessageCtx else held.offsets[0]
+        if self.failure is not None:    # to raise after the batch that was returned last
+            return self.last.context().stream_offset + 1
+        return self.position
 
     @property
     def unfinished(self):

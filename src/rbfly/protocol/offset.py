@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -124,6 +125,9 @@ class Offset:
         default = '' if self.default is None else f', {self.default!r}'
         return f'Offset.{self.type.name.lower()}({self.value!r}{default})'
 
+
+OffsetSource = Callable[[str], Awaitable[Offset]]
+"""Returns where to start in a stream of that name."""
 
 Offset.FIRST = Offset(OffsetType.FIRST)
 Offset.LAST = Offset(OffsetType.LAST)

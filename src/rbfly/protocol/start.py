@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..error import SubscriptionError
-from .offset import Offset, OffsetType
+from .offset import Offset, OffsetSource, OffsetType
 
 if TYPE_CHECKING:
     from ._chunk import Chunk
@@ -25,20 +25,24 @@ BY_END = (OffsetType.NEXT, OffsetType.LAST, OffsetType.TIMESTAMP)
 class Start:
     """Where a subscription starts, and where it resumes.
 
-    If `reference` is set, the caller queries the stored offset; if `needs_chunks` returns true, the
-    chunk ids.  Then it calls `subscribe_at`.
+    If `source` is set, the caller calls it, and `choose` with the result; then, if `reference` is
+    set, it queries the stored offset; if `needs_chunks` returns true, the chunk ids.  Then it calls
+    `subscribe_at`.
 
-    :param offset: where the subscription is to start.
+    :param offset: where the subscription is to start, or an async function that returns it.
     :ivar offset: the same, with a reference resolved.
+    :ivar source: the function, until its result is known; else None.
     :ivar is_probe: the last offset that `subscribe_at` returned only serves to find the start: the
         cursor reports the first chunk, and the caller subscribes again.
     """
 
-    def __init__(self, offset: Offset) -> None:
-        self.offset = self._wanted = offset
-        self._reset()
+    def __init__(self, offset: Offset | OffsetSource) -> None:
+        self._wanted = offset
+        self._restart(offset)
 
-    def _reset(self) -> None:
+    def _restart(self, offset: Offset | OffsetSource) -> None:
+        self.offset = offset if isinstance(offset, Offset) else Offset.NEXT
+        self.source = None if isinstance(offset, Offset) else offset
         self._dropped = 0  # messages to skip at the offset
         self._end: int | None = None  # last chunk at the first attempt; -1: none, None: unknown
         self.is_probe = False
@@ -46,6 +50,10 @@ class Start:
         self._back = -1  # how far before the end to look for it; -1: at LAST
         self._is_reached = False  # the time, by the newest chunk
         self._is_past: bool | None = None  # the time is before the end
+
+    def choose(self, offset: Offset) -> None:
+        """Start at the offset that the source has returned."""
+        self.offset, self.source = offset, None
 
     @property
     def reference(self) -> str | None:
@@ -184,5 +192,4 @@ class Start:
         :param opened: the subscription was open on the deleted stream.  If it was not, and the end
             of that stream is unknown, it starts at its original offset in the next stream.
         """
-        self.offset = Offset.FIRST if opened or self._end is not None else self._wanted
-        self._reset()
+        self._restart(Offset.FIRST if opened or self._end is not None else self._wanted)

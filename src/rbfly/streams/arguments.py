@@ -12,7 +12,7 @@ from ..net.uri import AuthMechanism, ConnectionInfo, Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
 from ..protocol.const import ResponseCode
-from ..protocol.offset import Offset, OffsetType
+from ..protocol.offset import Offset, OffsetSource, OffsetType
 from .types import MessageFilter, PublisherInfo
 
 SEGMENT_SIZE_MAX = 3_000_000_000
@@ -114,7 +114,7 @@ def check_filter(filter: MessageFilter) -> None:
     commands.string_map(filter.properties())
 
 
-def check_until(until: object, start: Offset) -> None:
+def check_until(until: object, start: Offset | OffsetSource) -> None:
     """Check where a subscription ends."""
     check_type('until', until, str, Offset, None)
     if isinstance(until, str) and until != 'now':
@@ -130,7 +130,7 @@ def check_until(until: object, start: Offset) -> None:
                 ' or a time ends with the messages that the stream has when it opens'
             )
     in_past = until == 'now' or (isinstance(until, Offset) and until.type == OffsetType.TIMESTAMP)
-    if in_past and start.type == OffsetType.NEXT:
+    if in_past and start == Offset.NEXT:
         raise ArgumentError(
             f'no message is published from now on and before until={until!r}: pass another'
             ' offset than Offset.NEXT, such as offset=Offset.FIRST'

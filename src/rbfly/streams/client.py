@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakValueDictionary
 
-from ..amqp._message import last_offset
 from ..checks import check_folder, check_integer, check_stream, check_timeout, check_type
 from ..error import (
     ArgumentError,
@@ -30,7 +29,7 @@ from ..protocol._decoder import Decoder
 from ..protocol.commands import Command, Tune
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
-from ..protocol.offset import Offset, OffsetType
+from ..protocol.offset import Offset, OffsetSource, OffsetType
 from .arguments import (
     check_choice,
     check_filter,
@@ -41,12 +40,13 @@ from .arguments import (
     stream_arguments,
 )
 from .consuming import SubscriptionSession
+from .offsets import OffsetMethods
 from .opening import OpenPublisher, P
 from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
 from .reading import MessageWaiter
 from .subscription import SubscribeOptions, Subscription
-from .tracking import OffsetTracking, stored_offset
+from .tracking import OffsetTracking
 from .types import (
     BloomFilterExtract,
     MessageFilter,
@@ -135,7 +135,7 @@ def streams_client(
     )
 
 
-class StreamsClient:
+class StreamsClient(OffsetMethods):
     """Creates and deletes streams, publishes to them and subscribes to them.
 
     :func:`streams_client` creates one.  `async with client` closes its connections at the end; the
@@ -396,7 +396,7 @@ class StreamsClient:
         self,
         stream: str,
         *,
-        offset: Offset = Offset.NEXT,
+        offset: Offset | OffsetSource = Offset.NEXT,
         filter: MessageFilter | None = None,
         timeout: float | None = 0,
         amqp: bool = True,
@@ -409,7 +409,10 @@ class StreamsClient:
         """Read the messages of a stream, with `async for`.
 
         :param stream: name of the stream.
-        :param offset: where to start.
+        :param offset: where to start; or an async function that returns it, for a program that
+            keeps offsets in its own database.  RbFly calls the function with the name of the stream
+            when the subscription first opens, not after a reconnect.  If it fails, waiting for a
+            message raises its error, and the next wait calls it again.
         :param filter: selects messages; None for all.
         :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.
@@ -434,7 +437,7 @@ class StreamsClient:
         """
         self._cluster.check_loop()
         check_stream(stream)
-        check_type('offset', offset, Offset)
+        check_type('offset', offset, Offset, Callable)  # type: ignore[arg-type]
         check_type('filter', filter, MessageFilter, None)
         check_timeout('timeout', timeout)
         check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
@@ -442,7 +445,7 @@ class StreamsClient:
         check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
         check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
         check_until(until, offset)
-        if offset.type == OffsetType.REFERENCE:
+        if isinstance(offset, Offset) and offset.type == OffsetType.REFERENCE:
             commands.reference(str(offset.value), 'offset reference')
         if filter is not None:
             check_filter(filter)
@@ -460,38 +463,3 @@ class StreamsClient:
             until,
         )
         return Subscription(session, waiter, offset)
-
-    async def write_offset(self, stream: str, reference: str, value: int | None = None) -> None:
-        """Store an offset under a reference, for :meth:`Offset.reference`.
-
-        Waits while the connection's write buffer is full, and reconnects if the connection is lost.
-        The broker does not confirm that it has stored the offset; use `read_offset` to check.
-
-        :param stream: name of the stream.
-        :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-        :param value: offset of the last processed message; None for the message that this task
-            received last, which must be from that stream.
-        :raises MessageContextError: `value` is None, and this task has not received a message, or
-            received its last one from another stream; also a LookupError.
-        :raises StreamConnectionError: the client cannot connect, or was disconnected in the
-            meantime.
-        :raises OverflowError: `value` is negative, or has more than 64 bits.
-        """
-        check_stream(stream)
-        check_type('reference', reference, str)
-        check_type('value', value, int, None)
-        if value is None:
-            value = last_offset(stream)
-        frame = commands.store_offset(reference, stream, value)
-        connection = await self._cluster.locator()
-        while not await connection.wait_writable():
-            connection = await self._cluster.locator()
-        connection.write(frame)
-        connection.require_answer()
-
-    async def read_offset(self, stream: str, reference: str) -> int | None:
-        """Return the offset stored under a reference; None if there is none."""
-        check_stream(stream)
-        check_type('reference', reference, str)
-        commands.reference(reference, 'offset reference')
-        return await stored_offset(await self._cluster.locator(), stream, reference)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import isawaitable
 from typing import Any, Literal
 
+from ..checks import check_integer, check_type
 from ..error import (
+    ArgumentError,
+    ArgumentTypeError,
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
+    SubscriptionError,
     copy_error,
 )
 from ..net.cluster import Cluster
@@ -21,11 +26,13 @@ from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
-from ..protocol.offset import Offset, OffsetType
+from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import Start
+from .arguments import check_until
 from .gaps import GapCheck
+from .offsets import check_chunk, chunk_ids, leader_ends_before, store_offset, stored_offset
 from .reading import MessageWaiter
-from .tracking import OffsetTracking, Tracker, chunk_ids, leader_ends_before, stored_offset
+from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnGap
 from .until import Until
 from .watchdog import DeliveryWatchdog
@@ -38,7 +45,7 @@ class SubscriptionSession(Owner):
     stops waiting neither stops the opening nor changes where the subscription resumes.
 
     :param waiter: wakes the task that waits for a message.
-    :param offset: where the subscription starts.
+    :param offset: where the subscription starts, or an async function that returns it.
     :param credit: number of chunks that the broker may send ahead.
     :ivar cursor: returns the messages that have arrived.
     """
@@ -51,7 +58,7 @@ class SubscriptionSession(Owner):
         cluster: Cluster,
         waiter: MessageWaiter,
         stream: str,
-        offset: Offset,
+        offset: Offset | OffsetSource,
         filter: MessageFilter | None,
         decoder: Decoder,
         credit: int,
@@ -83,13 +90,16 @@ class SubscriptionSession(Owner):
         self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
+        self._wanted_end = until
         self._until: Until | None = None
         if until is not None:
             self._until = Until(
                 until, cluster, self.registration, self._start, self.cursor, waiter.end
             )
+        self._committing = asyncio.Lock()  # an earlier offset must not replace a later one
+        self._manual = auto_offset if auto_offset is not None and auto_offset.manual else None
         self._tracker: Tracker | None = None
-        if auto_offset is not None:
+        if auto_offset is not None and not auto_offset.manual:
             self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
         waiter.add(self)
 
@@ -110,8 +120,11 @@ class SubscriptionSession(Owner):
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         start, cursor = self._start, self.cursor
-        if cursor.position is None and start.reference is not None:
-            start.resolve(await stored_offset(connection, self.stream, start.reference))
+        if cursor.position is None:
+            if start.source is not None:
+                start.choose(await self._ask(start.source))
+            if start.reference is not None:
+                start.resolve(await stored_offset(connection, self.stream, start.reference))
         first = committed = None
         until, properties = self._until, self._properties
         if until is not None:
@@ -124,7 +137,7 @@ class SubscriptionSession(Owner):
             if end is None and until is not None:
                 end = until.missing(committed)
             if end is not None:
-                if await leader_ends_before(self._cluster, connection, self.stream, end):
+                if await leader_ends_before(self._cluster, self.stream, end):
                     raise StreamDoesNotExist(self.stream, 'was deleted and created again')
                 raise StreamConnectionError(
                     f'the replica of stream {self.stream!r} on this node lags behind'
@@ -137,6 +150,18 @@ class SubscriptionSession(Owner):
         if start.is_probe:
             return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, properties)
+
+    async def _ask(self, source: OffsetSource) -> Offset:
+        """Return the offset that the program keeps."""
+        found = source(self.stream)
+        if not isawaitable(found):
+            raise ArgumentTypeError(
+                f'offset must be an Offset or an async function; {source!r} is not async'
+            )
+        offset = await found
+        check_type('the result of the offset function', offset, Offset)
+        check_until(self._wanted_end, offset)
+        return offset
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
         connection.set_subscription(id, None)
@@ -240,6 +265,36 @@ class SubscriptionSession(Owner):
         connection.write(frame)
         connection.require_answer()
         return True
+
+    async def commit(self, offset: int | None) -> None:
+        """Store an offset; None for that of the last message delivered."""
+        self._cluster.check_loop()
+        if self._manual is None:
+            raise SubscriptionError(
+                f'{self!r} does not store offsets by hand: pass'
+                ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
+            )
+        if offset is not None:
+            check_integer('offset', offset, 0, 2**64 - 1)
+        delivered = self.cursor.delivered
+        if offset is None and delivered is not None:
+            offset = delivered - 1
+        if offset is None:
+            return  # no message was delivered
+        if delivered is None or offset >= delivered:
+            last = 'no message was' if delivered is None else f'the last one is {delivered - 1}'
+            raise ArgumentError(f'offset {offset} of {self!r} was not delivered; {last}')
+        async with self._committing:
+            reference = self._manual.reference
+            await store_offset(self._cluster, self._connect, self.stream, reference, offset)
+
+    async def _connect(self) -> Connection:
+        """Return a connection to store an offset of the stream that was read."""
+        connection, last_chunk = self.registration.connection, self.cursor.last_chunk
+        if connection is None or not connection.is_open or last_chunk.unverified:
+            connection = await self._cluster.locator()
+            await check_chunk(self._cluster, connection, self.stream, last_chunk.id)
+        return connection
 
     # -- the waiting task
 

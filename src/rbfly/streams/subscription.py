@@ -9,7 +9,7 @@ from ..checks import check_integer, check_timeout
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
-from ..protocol.offset import Offset
+from ..protocol.offset import Offset, OffsetSource
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
 from .reading import JoinedBatches, MessageWaiter
@@ -36,7 +36,7 @@ def check_limit(max_messages: int | None) -> int:
 class SubscribeOptions(TypedDict, total=False):
     """Arguments of :meth:`StreamsClient.subscribe` that do not change the type of bodies."""
 
-    offset: Offset
+    offset: Offset | OffsetSource
     filter: MessageFilter | None
     timeout: float | None
     on_decode_error: OnDecodeError
@@ -72,12 +72,15 @@ class Subscription(SubscriptionBase[Body]):
       too old for `until`;
     * :class:`.OffsetGapError`: retention has removed the next message, and `on_gap` is `'raise'`;
     * :class:`.ChunkError`: a chunk is damaged;
-    * :class:`.AMQPDecoderError`: a message is not AMQP 1.0.
+    * :class:`.AMQPDecoderError`: a message is not AMQP 1.0;
+    * any error of the async function that was passed as `offset`.
 
     The iteration can continue after all of these except the first.
     """
 
-    def __init__(self, session: SubscriptionSession, waiter: MessageWaiter, offset: Offset) -> None:
+    def __init__(
+        self, session: SubscriptionSession, waiter: MessageWaiter, offset: Offset | OffsetSource
+    ) -> None:
         super().__init__(session.cursor, waiter)
         self.stream = session.stream
         self._offset = offset
@@ -136,6 +139,35 @@ class Subscription(SubscriptionBase[Body]):
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         await self._session.open()
+
+    @property
+    def position(self) -> int | None:
+        """Offset of the next message, or a lower one: that after the last message received.
+
+        None before the first message.  Stored offsets take up offsets, so the next message may have
+        a higher one.  With a filter, messages that it dropped count as received.
+        """
+        return self._session.cursor.delivered
+
+    async def commit(self, offset: int | None = None) -> None:
+        """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
+
+        Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
+        then sends the offset again.  It can be called after the subscription has ended, too.
+
+        :param offset: offset of the last processed message, not after that of the last message
+            received; it may be lower than a stored one.  None for everything received so far, with
+            the current message or batch; before the first message, this does nothing.
+        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`.
+        :raises ValueError: the message with this offset was not received.
+        :raises OffsetNotStored: the broker has another offset, or none.
+        :raises StreamDoesNotExist: the stream was deleted.
+        :raises StreamConnectionError: the client could not connect within `reconnect_timeout`, or
+            was disconnected.
+        :raises ProtocolError: the broker refused the request.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        await self._session.commit(offset)
 
     def __del__(self) -> None:
         session = getattr(self, '_session', None)

@@ -1,4 +1,4 @@
-"""Offsets of a stream: requests for them, and storing the progress of a program."""
+"""Stores the progress of a program."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..checks import check_integer, check_timeout, check_type
-from ..error import (
-    ProtocolError,
-    RbFlyError,
-    StreamConnectionError,
-    StreamDoesNotExist,
-    SubscriptionError,
-)
+from ..error import ArgumentError, RbFlyError, StreamConnectionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
-from ..net.sharing import existing
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
-from ..protocol.const import ResponseCode
+from .offsets import check_chunk, check_stored
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +28,22 @@ class OffsetTracking:
     message, and receives again at most the messages since the offset was last stored.  Closing the
     subscription also stores the offset.
 
+    A program that collects messages to process them later asks for the next one too early for this;
+    with `manual`, it stores the offset itself.
+
     :param reference: name of the stored offset, at most 255 bytes of UTF-8.
     :param every: store the offset after this many messages; 0 not to count messages.
     :param interval: store the offset after this many seconds; 0 for no timer.
-    :raises ValueError: an argument is out of range.
+    :param manual: store the offset when the program calls :meth:`Subscription.commit`, and at no
+        other time, not even when the subscription is closed.
+    :raises ValueError: an argument is out of range, or `every` or `interval` was passed with
+        `manual`.
     """
 
     reference: str
     every: int = 10_000
     interval: float = 5.0
+    manual: bool = False
 
     def __post_init__(self) -> None:
         check_type('reference', self.reference, str)
@@ -51,6 +51,10 @@ class OffsetTracking:
         check_integer('every', self.every, 0, 2**63 - 1)
         check_type('interval', self.interval, int, float)
         check_timeout('interval', self.interval)
+        check_type('manual', self.manual, bool)
+        cls = type(self)
+        if self.manual and (self.every, self.interval) != (cls.every, cls.interval):
+            raise ArgumentError('every and interval have no effect with manual=True: omit them')
 
 
 class Tracker:
@@ -149,13 +153,7 @@ class Tracker:
                 connection = await cluster.locator()
                 on_progress()
                 last = self._cursor.last_chunk.id
-                _, committed = await chunk_ids(connection, self.stream)
-                if (
-                    committed is not None
-                    and committed < last
-                    and await leader_ends_before(cluster, connection, self.stream, last)
-                ):
-                    raise StreamDoesNotExist(self.stream, 'was deleted and created again')
+                await check_chunk(cluster, connection, self.stream, last)
                 connection.write(data)
                 connection.require_answer()
                 if verify:
@@ -168,50 +166,4 @@ class Tracker:
     async def _verify(self, connection: Connection) -> None:
         finished = self._cursor.finished
         if finished is not None:
-            found = await stored_offset(connection, self.stream, self.tracking.reference)
-            if found != finished:
-                raise SubscriptionError(f'the broker has stored {found}, not {finished}')
-
-
-async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
-    """Return the ids of the first and the last committed chunk; -1: none, None: not reported."""
-    if not connection.knows_optional:
-        return None, None
-    stats = await connection.request(commands.StreamStats(stream))
-    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
-
-
-async def leader_ends_before(
-    cluster: Cluster, connection: Connection, stream: str, chunk_id: int
-) -> bool:
-    """Return true if the stream ends before a chunk on its leader.
-
-    :raises StreamConnectionError: the leader cannot be reached.
-    """
-    stats = await leader_stats(cluster, connection, stream)
-    return stats.get('last_chunk_id', chunk_id) < chunk_id
-
-
-async def leader_stats(cluster: Cluster, connection: Connection, stream: str) -> dict[str, int]:
-    """Return the positions of a stream on its leader, which has every committed chunk.
-
-    :param connection: asks for the leader.
-    :raises StreamConnectionError: the leader cannot be reached.
-    """
-    found = await connection.request(commands.Metadata((stream,)))
-    leader = existing(found.get(stream), stream).leader
-    if leader is None or not connection.leads_to(leader):
-        connection = await cluster.leader(stream)
-        if leader is None or not connection.leads_to(leader):
-            raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
-    return await connection.request(commands.StreamStats(stream))
-
-
-async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:
-    """Return the offset stored under a reference; None if there is none."""
-    try:
-        return await connection.request(commands.QueryOffset(reference, stream))
-    except ProtocolError as ex:
-        if ex.code != ResponseCode.NO_OFFSET:
-            raise
-        return None
+            await check_stored(connection, self.stream, self.tracking.reference, finished)

@@ -15,7 +15,7 @@ from ..protocol._cursor import MessageCursor
 from ..protocol.end import End
 from ..protocol.offset import Offset
 from ..protocol.start import Start
-from .tracking import leader_stats
+from .offsets import leader_stats
 
 
 class Until:
@@ -59,7 +59,7 @@ class Until:
             )
         end = self._end
         if end.last is None:
-            stats = await leader_stats(self._cluster, connection, stream)
+            stats = await leader_stats(self._cluster, stream)
             end.last = stats.get('committed_chunk_id', -1)
         if end.is_now:
             self.is_complete = True  # see `missing`

@@ -201,6 +201,8 @@ class Connection(Session):
 
     def do_resolve_offset_spec(self, command: commands.ResolveOffsetSpec) -> Offset:
         stream = self.stream(command.stream)
+        if self.node.number not in stream.members:
+            raise Refused(ResponseCode.STREAM_NOT_AVAILABLE)
         chunk = stream.at(stream.find(command.offset))
         return Offset.offset(stream.end if chunk is None else chunk.offset)
 

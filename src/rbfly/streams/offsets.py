@@ -1,0 +1,262 @@
+"""Offsets of a stream: those stored under references, and those of its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ..amqp._message import last_offset
+from ..checks import check_stream, check_type
+from ..error import (
+    OffsetNotStored,
+    ProtocolError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+)
+from ..net.cluster import Cluster
+from ..net.connection import PING, Connection
+from ..net.observer import Role
+from ..protocol import commands
+from ..protocol._chunk import Chunk, ChunkQueue
+from ..protocol.const import Key, ResponseCode
+from ..protocol.offset import Offset, OffsetType
+
+
+class OffsetMethods:
+    """The methods of a client that concern offsets."""
+
+    _cluster: Cluster
+
+    async def write_offset(
+        self, stream: str, reference: str, value: int | None = None, *, wait: bool = False
+    ) -> None:
+        """Store an offset under a reference, for :meth:`Offset.reference`.
+
+        Reconnects if the connection is lost.  A stored offset replaces the one before it, even if
+        that is higher.
+
+        :param stream: name of the stream.
+        :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :param value: offset of the last processed message; None for the message that this task
+            received last, which must be from that stream.
+        :param wait: query the offset on the same connection, and return when the broker has stored
+            it.  If false, return once the request is written: the broker does not answer it, and
+            ignores it if the stream does not exist, or if the user may not read it.
+        :raises MessageContextError: `value` is None, and this task has not received a message, or
+            received its last one from another stream; also a LookupError.
+        :raises StreamConnectionError: the client cannot connect, or was disconnected in the
+            meantime.
+        :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
+        :raises ProtocolError: `wait` is true, and the broker refused the query.
+        :raises OffsetNotStored: `wait` is true, and the broker has another offset, or none.
+        :raises OverflowError: `value` is negative, or has more than 64 bits.
+        """
+        check_stream(stream)
+        check_type('reference', reference, str)
+        check_type('value', value, int, None)
+        check_type('wait', wait, bool)
+        if value is None:
+            value = last_offset(stream)
+        locator = self._cluster.locator
+        if wait:
+            await store_offset(self._cluster, locator, stream, reference, value)
+            return
+        frame = commands.store_offset(reference, stream, value)
+        connection = await locator()
+        while not await connection.wait_writable():
+            connection = await locator()
+        connection.write(frame)
+        connection.require_answer()
+
+    async def read_offset(self, stream: str, reference: str) -> int | None:
+        """Return the offset stored under a reference; None if there is none.
+
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises ProtocolError: the broker refused the request.
+        """
+        check_stream(stream)
+        check_type('reference', reference, str)
+        commands.reference(reference, 'offset reference')
+        return await stored_offset(await self._cluster.locator(), stream, reference)
+
+    async def resolve_offset(self, stream: str, offset: Offset) -> int:
+        """Return the offset at which a subscription would start now.
+
+        The first message of the subscription has that offset, or a higher one if stored offsets, or
+        messages that retention has removed, took up those before it.  The leader of the stream
+        answers, or another node if the client cannot reach the leader.  Before RabbitMQ 4.3, which
+        has a request for this, RbFly subscribes twice for a moment, and receives at most two
+        chunks.
+
+        :param stream: name of the stream.
+        :param offset: where to start, such as `Offset.timestamp(...)`; `Offset.NEXT` for the offset
+            of the message that will be stored next.
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises ProtocolError: the broker refused the request.
+        """
+        check_stream(stream)
+        check_type('offset', offset, Offset)
+        if offset.type == OffsetType.REFERENCE:
+            stored = await self.read_offset(stream, str(offset.value))
+            default = offset.default or Offset.FIRST
+            offset = default if stored is None else Offset.offset(stored + 1)
+        connection, _ = await self._cluster.leader(stream)
+        if Key.RESOLVE_OFFSET_SPEC in connection.commands:
+            command = commands.ResolveOffsetSpec(stream, offset, {})
+            found = (await connection.request(command)).value
+        else:
+            # The end comes first: a message that is published meanwhile is not skipped.
+            end = await end_of_stream(self._cluster, stream)
+            chunk = await chunk_at(self._cluster, stream, offset)
+            found = end if chunk is None else chunk.offset
+        assert isinstance(found, int)
+        if offset.type == OffsetType.OFFSET:  # within a chunk, perhaps
+            assert isinstance(offset.value, int)
+            return max(found, offset.value)
+        return found
+
+    async def lag(self, stream: str, reference: str) -> int | None:
+        """Return how far a stored offset is behind the last message; None if none is stored.
+
+        0 means that every message is processed: none follows the stored offset.  Any other number
+        is the offset of the last message minus the stored one.  That is at least the number of
+        messages left: a stored offset takes up an offset, too, unless the broker writes it together
+        with messages.
+
+        The leader of the stream sends its last chunk of messages for this, so ask every few
+        seconds, not all the time.  If the client cannot reach the leader, it asks another node,
+        which may not have the last messages.
+
+        :param stream: name of the stream.
+        :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises ProtocolError: the broker refused the request.
+        """
+        stored = await self.read_offset(stream, reference)
+        if stored is None:
+            return None
+        end = await end_of_messages(self._cluster, stream)
+        return max(0, end - 1 - stored)
+
+
+async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
+    """Return the ids of the first and the last committed chunk; -1: none, None: not reported."""
+    if not connection.knows_optional:
+        return None, None
+    stats = await connection.request(commands.StreamStats(stream))
+    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
+
+
+async def leader_ends_before(cluster: Cluster, stream: str, chunk_id: int) -> bool:
+    """Return true if the stream ends before a chunk on its leader.
+
+    :raises StreamConnectionError: the leader cannot be reached.
+    """
+    stats = await leader_stats(cluster, stream)
+    return stats.get('last_chunk_id', chunk_id) < chunk_id
+
+
+async def leader_stats(cluster: Cluster, stream: str) -> dict[str, int]:
+    """Return the positions of a stream on its leader, which has every committed chunk.
+
+    :raises StreamConnectionError: the leader cannot be reached.
+    """
+    connection, is_leader = await cluster.leader(stream)
+    if not is_leader:
+        raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
+    return await connection.request(commands.StreamStats(stream))
+
+
+async def check_chunk(cluster: Cluster, connection: Connection, stream: str, chunk_id: int) -> None:
+    """Check that a stream has a chunk that was read.
+
+    :raises StreamDoesNotExist: it has not: it was deleted and created again.
+    """
+    _, committed = await chunk_ids(connection, stream)
+    if (
+        committed is not None
+        and committed < chunk_id
+        and await leader_ends_before(cluster, stream, chunk_id)
+    ):
+        raise StreamDoesNotExist(stream, 'was deleted and created again')
+
+
+async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | None:
+    """Return the chunk that a subscription receives first; None if the broker has none."""
+    connection, _ = await cluster.leader(stream)
+    found, queue = connection.subscription_ids.pop(), ChunkQueue()
+    connection.set_subscription(found, queue)
+    try:
+        await connection.request(commands.Subscribe(found, stream, offset, 1, {}))
+        await connection.request(PING)  # the broker answers it after it has sent the chunk
+    finally:
+        connection.set_subscription(found, None)
+        if connection.is_open:
+            connection.undeclare(Role.CONSUME, found, commands.Unsubscribe(found))
+    return queue.chunks[0] if queue.chunks else None
+
+
+async def end_of_messages(cluster: Cluster, stream: str) -> int:
+    """Return the offset after the last message; 0 if there is none.
+
+    The statistics of the stream do not tell it: they count stored offsets, too.
+    """
+    chunk = await chunk_at(cluster, stream, Offset.LAST)
+    return 0 if chunk is None else chunk.offset + chunk.records
+
+
+async def end_of_stream(cluster: Cluster, stream: str) -> int:
+    """Return the offset after the last message or stored offset."""
+    connection, _ = await cluster.leader(stream)
+    _, last = await chunk_ids(connection, stream)
+    end = await end_of_messages(cluster, stream)
+    return end if last is None else max(end, last + 1)  # a chunk of stored offsets takes up one
+
+
+async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:
+    """Return the offset stored under a reference; None if there is none."""
+    try:
+        return await connection.request(commands.QueryOffset(reference, stream))
+    except ProtocolError as ex:
+        if ex.code != ResponseCode.NO_OFFSET:
+            raise
+        return None
+
+
+async def store_offset(
+    cluster: Cluster,
+    connect: Callable[[], Awaitable[Connection]],
+    stream: str,
+    reference: str,
+    offset: int,
+) -> None:
+    """Store an offset, and wait until the broker has stored it.
+
+    :param connect: returns an open connection; called again if that is lost.
+    :raises OffsetNotStored: the broker has another offset, or none.
+    """
+    frame = commands.store_offset(reference, stream, offset)
+
+    async def store() -> None:
+        connection = await connect()
+        connection.write(frame)
+        await check_stored(connection, stream, reference, offset)
+
+    async with cluster.deadline() as deadline:
+        deadline.progress.on_step(f'storing an offset of stream {stream!r}')
+        await cluster.retry(deadline, store)
+
+
+async def check_stored(connection: Connection, stream: str, reference: str, offset: int) -> None:
+    """Check that the broker has stored an offset.
+
+    :raises OffsetNotStored: the broker has another offset, or none.
+    """
+    found = await stored_offset(connection, stream, reference)
+    if found != offset:
+        has = 'none' if found is None else f'{found}: does another program use the same reference?'
+        raise OffsetNotStored(
+            f'offset {offset} of stream {stream!r} is not stored under {reference!r};'
+            f' the broker has {has}'
+        )
