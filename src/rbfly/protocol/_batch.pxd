@@ -35,6 +35,7 @@ cdef class MessageBatch:
     cdef Slice *slices              # computed from the runs for the first context
     cdef uint64_t start             # offset of the first message
     cdef int64_t chunk_timestamp
+    cdef readonly object committed_chunk_id
     cdef uint64_t unpacked_max      # of the chunk, above which a new sub-entry ends the batch
 
     # True if another message of the chunk may be added.

@@ -36,6 +36,7 @@ cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssiz
     batch.filtered = [] if filtered else None
     batch.start = chunk.next_offset
     batch.chunk_timestamp = chunk.timestamp
+    batch.committed_chunk_id = chunk.committed_chunk_id
     batch.unpacked_max = chunk.unpacked + BATCH_UNPACKED
     return batch
 
@@ -56,6 +57,9 @@ cdef class MessageBatch:
     :ivar timestamp: time when the broker stored the first message, and all others of its chunk,
         seconds since the epoch (float); 0.0 if the batch is empty.
     :ivar offsets: offset of each message (sequence of int).
+    :ivar committed_chunk_id: offset of the first message of the last chunk that was committed when
+        the broker sent the batch (int): the end of the stream is at least there.  None if the
+        broker does not report it.
     """
 
     __class_getitem__ = classmethod(GenericAlias)
