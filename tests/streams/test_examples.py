@@ -2,7 +2,8 @@
 
 Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
 only define `main(client)` run with the program that the documentation shows for them.  The tests of
-doc/testing.rst are in tests/testing, those of doc/service.rst in tests/test_service.py.
+doc/testing.rst are in tests/testing, those of doc/service.rst in tests/test_service.py.  Programs
+that run until they are stopped, with a function `work`, are tested in test_workers.py.
 """
 
 import re
@@ -16,12 +17,17 @@ from tests.examples import MAIN, PAGES, RUNNER, examples
 
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
 IN_MEMORY = 'broker.uri'
+WORKER = 'async def work('  # in programs that run until they are stopped
 WIDTH = 88  # characters of code that fit on a page in a window of 1,200 pixels
 
 pytestmark = pytest.mark.examples
 
 OTHERS = ('service.rst', 'testing.rst')  # tests of their own run these
-EXAMPLES = [item for item in examples() if not item[0].startswith(OTHERS)]
+EXAMPLES = [
+    (name, code)
+    for name, code in examples()
+    if not name.startswith(OTHERS) and WORKER not in code
+]
 (RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
 
 

@@ -1,0 +1,112 @@
+"""Documented programs that run until they are stopped: killed at random under load.
+
+The programs are those of the documentation, except for the broker's address and the stream.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import rbfly.streams as rbs
+from tests.brokers import until
+from tests.examples import examples
+from tests.streams.test_examples import ADDRESS, WORKER
+
+pytestmark = pytest.mark.examples
+
+KILLS = 6
+WORKERS = [code for _, code in examples() if WORKER in code]
+
+
+class Worker:
+    """A documented program, started again after each signal.
+
+    :param marker: a part of the program's text that no other one has.
+    """
+
+    def __init__(self, marker: str, uri: str, stream: str, folder: Path) -> None:
+        [code] = [code for code in WORKERS if marker in code]
+        self._code = code.replace(ADDRESS, uri).replace("'orders'", repr(stream))
+        self._folder = folder
+        self.output = folder / 'output'
+        self.output.touch()
+
+    async def run(self, number: int, condition: Callable[[], bool]) -> int:
+        """Run the program until a condition holds, then send a signal; return its exit status."""
+        with self.output.open('ab') as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, '-W', 'error', '-c', self._code),
+                cwd=self._folder,
+                env=os.environ | {'PYTHONUNBUFFERED': ''},  # a line is written at once
+                stdout=output,
+            )
+        try:
+            await until(condition, 'the worker has processed enough')
+            process.send_signal(number)
+            return await asyncio.wait_for(process.wait(), 30)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def load(client: rbs.StreamsClient, stream: str) -> AsyncIterator[Callable[[], int]]:
+    """Publish the numbers from 0; the function that it yields stops that and returns their end."""
+    n, stopped = 0, False
+
+    async def publish() -> None:
+        nonlocal n
+        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+            while not stopped:
+                for _ in range(20):
+                    publisher.batch({'id': n})
+                    n += 1
+                await publisher.flush()
+                await asyncio.sleep(0.005)
+
+    def stop() -> int:
+        nonlocal stopped
+        stopped = True
+        return n
+
+    publishing = asyncio.create_task(publish())
+    try:
+        yield stop
+        await publishing
+    finally:
+        publishing.cancel()
+        await asyncio.wait([publishing])
+
+
+async def test_rows_and_position_in_one_transaction(
+    client: rbs.StreamsClient, stream_name: str, broker_uri: str, tmp_path: Path, rng: Random
+) -> None:
+    """Each message has its effect exactly once, whenever the program is killed."""
+    await client.create_stream(stream_name, max_length_bytes=20 * 2**30)
+    worker = Worker('sqlite3', broker_uri, stream_name, tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / 'orders.db')) as db:
+
+        def rows() -> int:
+            with contextlib.suppress(sqlite3.OperationalError):  # no table yet, or locked
+                return int(db.execute('SELECT count(*) FROM orders').fetchone()[0])
+            return 0
+
+        async with load(client, stream_name) as stop:
+            for _ in range(KILLS):
+                number = rng.choice([signal.SIGKILL, signal.SIGTERM])
+                wanted = rows() + rng.randrange(300)
+                status = await worker.run(number, lambda wanted=wanted: rows() >= wanted)  # type: ignore[misc]
+                assert status == -number
+            end = stop()
+        await worker.run(signal.SIGTERM, lambda: rows() >= end)
+        found = [row[0] for row in db.execute('SELECT id FROM orders ORDER BY rowid')]
+    assert found == list(range(end))
