@@ -24,9 +24,7 @@ pytestmark = pytest.mark.examples
 
 OTHERS = ('service.rst', 'testing.rst')  # tests of their own run these
 EXAMPLES = [
-    (name, code)
-    for name, code in examples()
-    if not name.startswith(OTHERS) and WORKER not in code
+    (name, code) for name, code in examples() if not name.startswith(OTHERS) and WORKER not in code
 ]
 (RUN,) = [code for _, code in EXAMPLES if RUNNER in code]
 

@@ -390,7 +390,7 @@ async def test_function_must_be_async(client: rbs.StreamsClient, stream: str) ->
         with pytest.raises(TypeError, match='is not async'):
             await anext(messages)
     with pytest.raises(TypeError, match='offset must be Offset or Callable, not int'):
-        client.subscribe(stream, offset=5)  # type: ignore[arg-type]
+        client.subscribe(stream, offset=5)  # type: ignore[call-overload]
 
 
 async def test_function_is_called_again_after_the_stream_did_not_exist(
