@@ -110,3 +110,37 @@ async def test_rows_and_position_in_one_transaction(
         await worker.run(signal.SIGTERM, lambda: rows() >= end)
         found = [row[0] for row in db.execute('SELECT id FROM orders ORDER BY rowid')]
     assert found == list(range(end))
+
+
+async def test_stored_offsets_and_stop(
+    client: rbs.StreamsClient, stream: str, broker_uri: str, tmp_path: Path, rng: Random
+) -> None:
+    """Nothing is lost; after SIGTERM, the worker receives no message again."""
+    worker = Worker('shipping', broker_uri, stream, tmp_path)
+
+    def shipped() -> list[int]:
+        lines = worker.output.read_text().splitlines()
+        return [int(line.removeprefix('shipping ')) for line in lines]
+
+    async def run(number: int, condition: Callable[[], bool]) -> None:
+        """Run the worker until a condition holds, and check what it has shipped."""
+        before = shipped()
+        status = await worker.run(number, condition)
+        found = shipped()[len(before) :]
+        assert found == list(range(found[0], found[0] + len(found)))
+        following = before[-1] + 1 if before else 0
+        assert found[0] == following if stopped else found[0] <= following
+        assert status == (0 if number == signal.SIGTERM else -number)
+
+    stopped = True
+    async with load(client, stream) as stop:
+        for _ in range(KILLS):
+            number = rng.choice([signal.SIGKILL, signal.SIGTERM])
+            wanted = len(shipped()) + rng.randrange(1, 1000)
+            await run(number, lambda wanted=wanted: len(shipped()) >= wanted)  # type: ignore[misc]
+            stopped = number == signal.SIGTERM
+        end = stop()
+    async with client.publisher(stream) as publisher:
+        await publisher.send({'id': end})
+    await run(signal.SIGTERM, lambda: shipped()[-1] == end)
+    assert set(shipped()) == set(range(end + 1))
