@@ -665,3 +665,20 @@ async def test_batches_know_the_last_committed_chunk(
             if batch.offsets[-1] == 6:
                 break
         assert found == [(0, 4), (2, 4), (4, 4), (6, 4)]
+
+
+async def test_joined_batch_knows_the_last_committed_chunk(
+    client: rbs.StreamsClient, stream: str
+) -> None:
+    await publish(client, stream, *range(4))
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=MANUAL)
+    async with messages:
+        waiting = asyncio.ensure_future(anext(aiter(messages.batches(max_messages=7, max_wait=HANG))))
+        await until(lambda: messages._session.cursor.position == 4, 'the first chunk has arrived')
+        await messages.commit()  # nothing: the batch is not complete
+        assert await client.read_offset(stream, 'reader') is None
+        await publish(client, stream, *range(3))
+        batch = await waiting
+        assert (len(batch), batch.committed_chunk_id) == (7, batch.offsets[4])
+        await messages.commit()
+        assert await client.read_offset(stream, 'reader') == batch.offsets[-1]

@@ -190,6 +190,7 @@ cdef class MessageBatch:
         whole.bodies += other.bodies
         whole.filtered.append(other)
         whole.size += other.size
+        whole.committed_chunk_id = other.committed_chunk_id
         return whole
 
     cdef bint is_full(self, Py_ssize_t limit) noexcept:
