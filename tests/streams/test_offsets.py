@@ -673,7 +673,9 @@ async def test_joined_batch_knows_the_last_committed_chunk(
     await publish(client, stream, *range(4))
     messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=MANUAL)
     async with messages:
-        waiting = asyncio.ensure_future(anext(aiter(messages.batches(max_messages=7, max_wait=HANG))))
+        waiting = asyncio.ensure_future(
+            anext(aiter(messages.batches(max_messages=7, max_wait=HANG)))
+        )
         await until(lambda: messages._session.cursor.position == 4, 'the first chunk has arrived')
         await messages.commit()  # nothing: the batch is not complete
         assert await client.read_offset(stream, 'reader') is None
