@@ -173,7 +173,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         return not self._requests and len(self.publisher_ids) == len(self.subscription_ids) == IDS
 
     def require_answer(self) -> None:
-        """Note that the broker must read what was written so far, although it confirms nothing."""
+        """Note that closing must wait until the broker has read the frames written so far."""
         self._required = self._requests.sent
 
     @property

@@ -120,8 +120,8 @@ class OffsetMethods:
 
         0 means that every message is processed: none follows the stored offset.  Any other number
         is the offset of the last message minus the stored one.  That is at least the number of
-        messages left: a stored offset takes up an offset, too, unless the broker writes it together
-        with messages.
+        messages left, because stored offsets also take up offsets of the stream, unless the broker
+        writes them together with messages.
 
         The leader of the stream sends its last chunk of messages for this, so ask every few
         seconds, not all the time.  If the client cannot reach the leader, it asks another node,
@@ -200,7 +200,7 @@ async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | Non
 async def end_of_messages(cluster: Cluster, stream: str) -> int:
     """Return the offset after the last message; 0 if there is none.
 
-    The statistics of the stream do not tell it: they count stored offsets, too.
+    The statistics of the stream do not help, because they also count stored offsets.
     """
     chunk = await chunk_at(cluster, stream, Offset.LAST)
     return 0 if chunk is None else chunk.offset + chunk.records

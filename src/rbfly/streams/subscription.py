@@ -153,7 +153,7 @@ class Subscription(SubscriptionBase[Body]):
         """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
 
         Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
-        then sends the offset again.  It can be called after the subscription has ended, too.
+        then sends the offset again.  A program may also call it after the subscription has ended.
 
         :param offset: offset of the last processed message, not after that of the last message
             received; it may be lower than a stored one.  None for everything received so far, with
