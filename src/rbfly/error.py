@@ -72,7 +72,7 @@ class SendProgress:
     :ivar refused: numbers of the messages that are not stored, ascending (list[int]): the broker
         refused them, they could not be encoded, or the publisher gave up before it sent them.
     :ivar unknown: numbers of the messages that may be stored, ascending (list[int]): the broker has
-        not confirmed them.
+        not confirmed them, or refused them only when they were resent after a reconnect.
     """
 
     def __init__(self) -> None:
@@ -123,8 +123,9 @@ class RbFlyError(Exception):
         of other calls.
     :ivar outcome: what became of the message that a call was to publish (str): `'not_sent'`, the
         client did not send it, and never will; `'refused'`, the broker did not store it;
-        `'unknown'`, it may be stored.  For several messages, `'unknown'` if any of them may be
-        stored without a confirm.  None for errors of other calls.
+        `'unknown'`, it may be stored, also if the broker refused it when it was resent, or if its
+        explicit publishing id was sent before.  For several messages, `'unknown'` if any of them
+        may be stored without a confirm.  None for errors of other calls.
     :ivar retriable: the same call may succeed later (bool).  For calls that publish, True only if
         sending again cannot store a message twice.
     :ivar code: response code of the broker (int, see :class:`ResponseCode`) for a

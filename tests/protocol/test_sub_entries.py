@@ -423,7 +423,7 @@ def test_replay_refuses_messages_too_large_for_new_frames() -> None:
     assert (window.queued, waiter.errors, waiter.missed) == (
         1,
         [(0, 0x0E)],
-        ([0, 1, 2], [], []),
+        ([], [], [0, 1, 2]),
     )
     assert waiter.too_large == (0, 8 + 11 + 3 * 54, 100 - 9, 3)
     assert [m for _, _, m in entries(window)] == [[b'd']]

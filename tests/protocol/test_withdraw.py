@@ -1,6 +1,7 @@
 """Callers that give up: messages are withdrawn, stay in flight, or are joined by another caller."""
 
 import random
+import time
 import tracemalloc
 from typing import Any
 from unittest.mock import Mock
@@ -99,6 +100,25 @@ def test_withdrawn_messages_do_not_accumulate() -> None:
         tracemalloc.stop()
     assert peak - before < 500_000
     assert ids(window) == list(range(10))
+
+
+def test_ids_of_withdrawn_messages_are_used_again_in_linear_time() -> None:
+    """Each caller sends its message again as soon as it has given up."""
+
+    def seconds(count: int) -> float:
+        window = make(max_unconfirmed=count)
+        messages = put(window, *[explicit(i) for i in range(count)])
+        start = time.process_time()
+        for publish_id, waiter in messages[:-1]:
+            assert window.give_up(publish_id, waiter)
+            with pytest.raises(ArgumentError) as caught:
+                put(window, explicit(publish_id))
+            assert caught.value.outcome == 'not_sent'
+            window.check_ids([b'x'], 0, 1)
+        return time.process_time() - start
+
+    few, many = (min(seconds(count) for _ in range(2)) for count in (1000, 16_000))
+    assert many < 100 * few  # 16 times the messages; 256 if it were quadratic
 
 
 def test_refused_message_is_not_counted_as_given_up() -> None:
@@ -256,7 +276,7 @@ def test_message_too_large_for_the_new_connection_may_be_given_up() -> None:
     [unsent] = put(window, bytes(1000))
     done = window.replay(3, 200)
     assert set(done) >= {sent[1], unsent[1]}
-    assert (sent[1].unsent, unsent[1].unsent) == (False, True)
+    assert (sent[1].doubtful, unsent[1].doubtful) == (True, False)
     assert (window.unsettled, window.given_up) == (0, 0)
 
 

@@ -489,6 +489,90 @@ async def test_errors_of_send_many_are_retriable_only_if_nothing_is_stored() -> 
             assert (caught.value.outcome, caught.value.retriable) == ('refused', False)
 
 
+async def publish(publisher: Any, how: str, *bodies: str) -> None:
+    """Send messages with a method of the publisher, and wait for their confirms."""
+    match how:
+        case 'send':
+            await publisher.send(*bodies)
+        case 'submit':
+            await (await publisher.submit(*bodies))
+        case 'send_many':
+            await publisher.send_many(bodies)
+        case 'flush':
+            for body in bodies:
+                publisher.batch(body)
+            await publisher.flush()
+
+
+@pytest.mark.parametrize('how', ['send', 'submit', 'send_many', 'flush'])
+async def test_message_refused_when_it_is_resent_may_be_stored(how: str) -> None:
+    cls: type[Any] = rbs.PublisherBatchFast if how == 'flush' else rbs.Publisher
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            client.publisher('orders', cls=cls) as publisher,
+        ):
+            broker.lose_confirms()
+            call = asyncio.create_task(publish(publisher, how, 'x'))
+            await broker.wait_for('orders', 1)
+            broker.publish_error(code=0x06)
+            broker.cut()
+            with pytest.raises(PublishError) as caught:
+                await call
+            assert (caught.value.outcome, caught.value.retriable) == ('unknown', False)
+            assert 'the previous connection may have stored it' in str(caught.value)
+            if how == 'send_many':
+                progress: Any = caught.value.progress
+                assert (progress.refused, progress.unknown, caught.value.index) == ([], [0], 0)
+            broker.publish_error()  # of a message that no earlier connection sent
+            with pytest.raises(PublishError) as caught:
+                await publish(publisher, how, 'y')
+            assert caught.value.outcome == 'refused'
+        assert broker.messages('orders') == ['x']
+
+
+@pytest.mark.parametrize('how', ['send_many', 'flush'])
+async def test_one_message_is_refused_and_another_may_be_stored(how: str) -> None:
+    cls: type[Any] = rbs.PublisherBatchFast if how == 'flush' else rbs.Publisher
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri, reconnect_timeout=0.1) as client,
+            client.publisher('orders', cls=cls) as publisher,
+        ):
+            broker.publish_error()
+            broker.lose_confirms()
+            call = asyncio.create_task(publish(publisher, how, 'x', 'y'))
+            await broker.wait_for('orders', 1)
+            await until(lambda: publisher.unconfirmed == 1, 'x was refused')
+            broker.refuse()
+            broker.cut()
+            with pytest.raises(PublishError) as caught:
+                await call
+            assert (caught.value.outcome, caught.value.retriable) == ('unknown', False)
+            broker.heal()
+        assert broker.messages('orders') == ['y']
+
+
+async def test_context_sent_again_after_its_confirm_may_be_stored() -> None:
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            client.publisher('orders') as publisher,
+        ):
+            broker.withhold_confirms()
+            message = rbs.stream_message_ctx('x', publish_id=7)
+            with pytest.raises(ConfirmTimeout):
+                await publisher.send(message, timeout=SOON)
+            broker.heal()
+            await publisher.send('y')  # the confirm of 7 has arrived, too
+            with pytest.raises(ArgumentError) as caught:
+                await publisher.send(message)
+            assert caught.value.outcome == 'unknown'
+
+
 def test_outcome_survives_copies() -> None:
     error = ConfirmTimeout('x')
     error.outcome, error.retriable = 'not_sent', True

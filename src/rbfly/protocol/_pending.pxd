@@ -3,21 +3,23 @@ from libc.stdint cimport uint32_t, uint64_t
 
 # Why a message of a group is not confirmed; also the index of its list in `ConfirmGroup.missed`.
 cdef enum Miss:
-    REFUSED             # refused by the broker, or too large
+    REFUSED             # refused by the broker, or too large; no earlier connection sent it
     UNSENT              # never sent
-    UNKNOWN             # sent, but the publisher gave up waiting for the confirm
+    UNKNOWN             # sent, but not confirmed on that connection
 
 
 cdef class PendingConfirms:
     cdef public object future
     cdef public bint reported
     cdef readonly Py_ssize_t remaining
-    cdef readonly bint sealed, unsent
-    cdef readonly uint64_t count
+    cdef readonly bint sealed, unsent, doubtful
+    cdef readonly uint64_t count, first_refused
     cdef readonly list errors
     cdef readonly tuple too_large
 
-    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1
+    cdef int _refuse(
+        self, uint64_t id, int code, uint32_t order, Py_ssize_t count, bint resent
+    ) except -1
     cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1
     cdef int _skip(self) except -1
 

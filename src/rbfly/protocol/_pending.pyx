@@ -44,6 +44,8 @@ cdef class PendingConfirms:
     :ivar remaining: number of its messages that are not settled.
     :ivar count: number of its messages so far.
     :ivar errors: `(publishing id, code)` of each refused message; None for none.
+    :ivar first_refused: lowest index of a refused message, if there are errors.
+    :ivar doubtful: an earlier connection sent a refused message, and may have stored it.
     :ivar sealed: the caller adds no more messages.
     :ivar unsent: the publisher gave up before it sent the first of its unsettled messages.
     :ivar too_large: `(publishing id, size, limit, messages)` of its first entry that does not fit
@@ -55,11 +57,17 @@ cdef class PendingConfirms:
         self.sealed = sealed
 
     @cython.final
-    cdef int _refuse(self, uint64_t id, int code, uint32_t order, Py_ssize_t count) except -1:
+    cdef int _refuse(
+        self, uint64_t id, int code, uint32_t order, Py_ssize_t count, bint resent
+    ) except -1:
+        cdef uint64_t index = index_of(self, order)
         if self.errors is None:
             self.errors = []
+            self.first_refused = index
         self.errors.append((id, code))
-        return self._miss(index_of(self, order), count, REFUSED)
+        self.first_refused = min(self.first_refused, index)
+        self.doubtful |= resent
+        return self._miss(index, count, UNKNOWN if resent else REFUSED)
 
     cdef int _miss(self, uint64_t index, Py_ssize_t count, Miss why) except -1:
         # The `count` messages from `index` on are not confirmed: a group records them.

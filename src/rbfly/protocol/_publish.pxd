@@ -9,6 +9,8 @@ from rbfly.protocol._queue cimport FrameQueue
 cdef class PublishWindow(FrameQueue):
     cdef readonly Py_ssize_t resent
     cdef readonly bint needs_redeclare
+    cdef bint any_replayed
+    cdef uint64_t replayed          # highest id sent on an earlier connection, if any_replayed
     cdef object on_settled
     cdef list too_large             # waiters settled by a replay that has not returned them
 

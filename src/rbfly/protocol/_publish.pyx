@@ -109,6 +109,7 @@ cdef class PublishWindow(FrameQueue):
             self.publisher_id = publisher_id
             self._set_frame_max(frame_max)
             self.needs_redeclare = False
+            self.any_replayed, self.replayed = self.any_written, self.written
             self._close_open()
             if self.given_up and not self.named:
                 self._drop_given_up()
@@ -215,7 +216,6 @@ cdef class PublishWindow(FrameQueue):
             for n in range(entry.waiter, entry.waiter + max(1, entry.spans)):
                 waiter = waiter_of(frame.waiters[n])
                 if waiter.too_large is None:
-                    waiter.unsent = not self._was_written(entry.id)
                     limit = max(self.frame_max - (PREFIX - 4), 0)
                     count = messages_of(frame, entry)
                     waiter.too_large = (entry.id, entry.size, limit, count)
@@ -254,13 +254,14 @@ cdef class PublishWindow(FrameQueue):
         cdef Py_ssize_t i, count = 0
         if entry.spans == 0:
             settle_messages(
-                <PendingConfirms> frame.waiters[entry.waiter], entry.id, code, entry.order, 1, done
+                self, <PendingConfirms> frame.waiters[entry.waiter], entry.id, code, entry.order, 1,
+                done,
             )
             return 1
         for i in range(entry.waiter, entry.waiter + entry.spans):
             span = <SubEntrySpan> frame.waiters[i]
             count += span.count
-            settle_messages(span.waiter, entry.id, code, span.order, span.count, done)
+            settle_messages(self, span.waiter, entry.id, code, span.order, span.count, done)
         return count
 
     cdef int _release(self) except -1:
@@ -301,10 +302,11 @@ cdef class PublishWindow(FrameQueue):
 
 
 cdef inline int settle_messages(
-    PendingConfirms waiter, uint64_t id, int code, uint32_t order, Py_ssize_t count, list done
+    PublishWindow window, PendingConfirms waiter, uint64_t id, int code, uint32_t order,
+    Py_ssize_t count, list done,
 ) except -1:
     if code != CONFIRMED:
-        waiter._refuse(id, code, order, count)
+        waiter._refuse(id, code, order, count, window.any_replayed and id <= window.replayed)
     if waiter.remaining == count and waiter.sealed:
         done.append(waiter)
     waiter.remaining -= count

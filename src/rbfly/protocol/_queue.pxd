@@ -27,6 +27,7 @@ cdef class FrameQueue(FrameBuilder):
     cdef bint any_written
     cdef uint64_t written           # highest id that was ever sent, if any_written
 
+    cdef bint _last_is_withdrawn(self) noexcept
     cdef bint _was_written(self, uint64_t id) noexcept
     cdef Frame _frame_of(self, Entry *entry)
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept

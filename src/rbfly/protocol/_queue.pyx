@@ -17,6 +17,8 @@ from rbfly.protocol._entry cimport trim
 from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, offset, put_entry
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
+from rbfly.error import ArgumentError
+
 
 cdef Py_ssize_t messages_of(Frame frame, Entry *entry) except -1:
     cdef Py_ssize_t i, count = 0
@@ -43,7 +45,7 @@ cdef class FrameQueue(FrameBuilder):
         return self.in_flight + self.queued - self.given_up
 
     def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
-        if self.withdrawn:
+        if self._last_is_withdrawn():
             self._enter()
             try:
                 self._repack(self.sent)
@@ -52,9 +54,21 @@ cdef class FrameQueue(FrameBuilder):
         return FrameBuilder.check_ids(self, messages, start, stop, before)
 
     cdef int _check_explicit(self, uint64_t id) except -1:
-        if self.withdrawn and self.has_last and id <= self.last_id:
-            self._repack(self.sent)     # the ids of withdrawn messages may be used again
+        if self.has_last and id <= self.last_id:
+            if self._was_written(id):
+                error = ArgumentError(
+                    f'publishing id {id} is not above the ids sent before; an earlier message with'
+                    ' this id may be stored'
+                )
+                error.outcome = 'unknown'
+                raise error
+            if self._last_is_withdrawn():
+                self._repack(self.sent)     # the ids of withdrawn messages may be used again
         return FrameBuilder._check_explicit(self, id)
+
+    cdef bint _last_is_withdrawn(self) noexcept:
+        # Otherwise, repacking makes no id free.
+        return self.withdrawn and self.ring[(self.tail - 1) & self.mask].settled == SETTLED
 
     # -- callers that give up
 

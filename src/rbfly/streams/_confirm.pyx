@@ -109,7 +109,7 @@ cdef class ConfirmGroup(PendingConfirms):
     :ivar settled: all messages are confirmed or refused, or the publisher gave up on them.
     :ivar error: why they are not all confirmed; None if they are.
     :ivar missed: indexes of the messages that are not confirmed, as three lists of int: refused,
-        never sent, and sent but given up; None for none.
+        never sent, and those that may be stored; None for none.
     """
 
     def __init__(self, loop):

@@ -114,8 +114,11 @@ class Failures:
         return [*self._errors.values()]
 
 
-def publish_error(waiter: PendingConfirms) -> PublishError:
-    """Return the error of a waiter that has messages that the broker refused."""
+def publish_error(waiter: PendingConfirms, given_up: bool = False) -> PublishError:
+    """Return the error of a waiter that has messages that the broker refused.
+
+    :param given_up: other messages of the waiter were sent, and will not be confirmed.
+    """
     assert waiter.errors
     errors = sorted(waiter.errors)
     detail = ''
@@ -126,11 +129,16 @@ def publish_error(waiter: PendingConfirms) -> PublishError:
             f'{size} bytes {part} do not fit into a frame of the new connection;'
             f' the limit is {limit} bytes'
         )
-        if not waiter.unsent:
-            detail += '; the previous connection may have stored it'
-    error = joined(errors, detail)
-    if waiter.too_large is not None:
-        error.outcome = 'not_sent' if waiter.unsent else 'unknown'
+    notes = [detail] if detail else []
+    if waiter.doubtful:
+        notes.append('the previous connection may have stored it')
+    if given_up:
+        notes.append(ENDS['unknown'])
+    error = joined(errors, '; '.join(notes))
+    if waiter.doubtful or given_up:
+        error.outcome, error.retriable = 'unknown', False
+    elif waiter.too_large is not None:
+        error.outcome = 'not_sent'
     return error
 
 

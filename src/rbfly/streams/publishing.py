@@ -257,7 +257,7 @@ class PublisherSession(Owner):
     def settle(self, waiter: Any, error: Exception | None = None) -> None:
         """Set the outcome of a waiter: confirmed, refused or given up."""
         if waiter.errors:
-            error = publish_error(waiter)
+            error = publish_error(waiter, error is not None and not waiter.unsent)
         if type(waiter.future) is list:  # several calls of `send` wait for one message
             for wait in waiter.future:
                 self.settle(wait, error)

@@ -111,8 +111,7 @@ class ManyMessages:
             del limit  # it refers to the task
         failure: Exception
         if waiter.errors:
-            assert waiter.missed
-            failure = of_message(publish_error(waiter), min(waiter.missed[0]))
+            failure = of_message(publish_error(waiter), waiter.first_refused)
         elif waiter.error is not None:
             failure = copy_error(waiter.error)
         else:
