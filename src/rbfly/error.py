@@ -124,8 +124,8 @@ class RbFlyError(Exception):
     :ivar outcome: what became of the message that a call was to publish (str): `'not_sent'`, the
         client did not send it, and never will; `'refused'`, the broker did not store it;
         `'unknown'`, it may be stored, also if the broker refused it when it was resent, or if its
-        explicit publishing id was sent before.  For several messages, `'unknown'` if any of them
-        may be stored without a confirm.  None for errors of other calls.
+        explicit publishing id was sent before.  For several messages, it concerns those without a
+        confirm: `'unknown'` if any of them may be stored.  None for errors of other calls.
     :ivar retriable: the same call may succeed later (bool).  For calls that publish, True only if
         sending again cannot store a message twice.
     :ivar code: response code of the broker (int, see :class:`ResponseCode`) for a

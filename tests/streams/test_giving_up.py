@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -571,6 +572,24 @@ async def test_context_sent_again_after_its_confirm_may_be_stored() -> None:
             with pytest.raises(ArgumentError) as caught:
                 await publisher.send(message)
             assert caught.value.outcome == 'unknown'
+
+
+async def test_last_confirm_of_send_many_comes_in_the_turn_of_the_timeout() -> None:
+    async with StreamBroker() as broker:
+        broker.create_stream('orders')
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            client.publisher('orders') as publisher,
+        ):
+            broker.withhold_confirms()
+            call = asyncio.create_task(publisher.send_many(['x'], timeout=SOON))
+            await broker.wait_for('orders', 1)
+            broker.heal()
+            time.sleep(2 * SOON)  # noqa: ASYNC251  # the loop finds the confirm and the timer
+            try:
+                assert await call == 1
+            except ConfirmTimeout as ex:  # the loop ran the timer first
+                assert ex.outcome == 'unknown'
 
 
 def test_outcome_survives_copies() -> None:

@@ -93,6 +93,7 @@ class ManyMessages:
             )
         waiter = self._waiter
         error: Exception | None = None
+        ended = False  # no message is left to take
         limit = asyncio.timeout(timeout or None)
         try:
             async with limit:
@@ -101,12 +102,14 @@ class ManyMessages:
                 except RbFlyError as ex:
                     # The publisher has failed, and other calls raise the same error.
                     error = copy_error(ex)
+                ended = True
                 if not waiter.seal():
                     await waiter.wait()
         except TimeoutError:
             if not limit.expired():
                 raise
-            return self._late(timeout, error)
+            if not ended or waiter.remaining:  # else the last confirm came in the same turn
+                return self._late(timeout, error)
         finally:
             del limit  # it refers to the task
         failure: Exception
