@@ -141,10 +141,16 @@ class ManyMessages:
                 await self._session.wait_declared()
                 self._session.check()
             await self._check_ids(messages)
+            return await self._send_iter(iter(messages), messages)
         return await self._send_iter(iter(messages))
 
-    async def _send_iter(self, messages: Iterator[Message]) -> Exception | None:
-        """Send the messages of an iterator; return the error that ends them, if any."""
+    async def _send_iter(
+        self, messages: Iterator[Message], source: Sequence[Message] = ()
+    ) -> Exception | None:
+        """Send the messages of an iterator; return the error that ends them, if any.
+
+        :param source: what it iterates over, so that nothing waits for capacity after the last one.
+        """
         session, core, waiter = self._session, self._core, self._waiter
         step = core.window.frame_entries  # whole frames
         more = True
@@ -160,6 +166,8 @@ class ManyMessages:
                 return self._of_last(ex)
             finally:
                 core.write()
+            if source and waiter.count >= len(source):
+                break
             if more and self._turn.is_over:
                 await self._yield()
         return None
