@@ -227,24 +227,18 @@ cdef class PublishWindow(FrameQueue):
 
     cdef Entry *_find(self, uint64_t id) noexcept:
         # Entries that were sent ascend by id.
-        cdef uint64_t low = self.head, high = self.sent, middle
+        cdef uint64_t position
         cdef Entry *entry
         if self.cursor < self.sent:
             entry = &self.ring[self.cursor & self.mask]
             if entry.id == id:
                 self.cursor += 1
                 return entry
-        while low < high:
-            middle = low + (high - low) // 2
-            entry = &self.ring[middle & self.mask]
-            if entry.id < id:
-                low = middle + 1
-            elif entry.id > id:
-                high = middle
-            else:
-                self.cursor = middle + 1
-                return entry
-        return NULL
+        position = self._search(id, self.sent)
+        if position == self.sent:
+            return NULL
+        self.cursor = position + 1
+        return &self.ring[position & self.mask]
 
     cdef Py_ssize_t _settle_entry(
         self, Frame frame, Entry *entry, int code, list done

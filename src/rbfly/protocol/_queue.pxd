@@ -30,6 +30,7 @@ cdef class FrameQueue(FrameBuilder):
     cdef bint _last_is_withdrawn(self) noexcept
     cdef bint _was_written(self, uint64_t id) noexcept
     cdef Frame _frame_of(self, Entry *entry)
+    cdef uint64_t _search(self, uint64_t id, uint64_t end) noexcept
     cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1
     cdef bint _withdraw(self, uint64_t id, PendingConfirms waiter) except -1

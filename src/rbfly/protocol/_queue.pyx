@@ -121,21 +121,26 @@ cdef class FrameQueue(FrameBuilder):
         cdef Py_ssize_t n = offset(entry.frame, self.frames_base)
         return self.open if n == len(self.frames) else <Frame> self.frames[n]
 
-    cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept:
-        # Unless batched, all entries ascend by id.
-        cdef uint64_t low = self.head, high = self.tail, middle
-        cdef Entry *entry
+    cdef uint64_t _search(self, uint64_t id, uint64_t end) noexcept:
+        # Position of the entry with this id before `end`, where ids ascend; `end` if there is none.
+        cdef uint64_t low = self.head, high = end, middle, found
         while low < high:
             middle = low + (high - low) // 2
-            entry = &self.ring[middle & self.mask]
-            if entry.id < id:
+            found = self.ring[middle & self.mask].id
+            if found == id:
+                return middle
+            if found < id:
                 low = middle + 1
-            elif entry.id > id:
-                high = middle
             else:
-                position[0] = middle
-                return NULL if entry.settled == SETTLED else entry
-        return NULL
+                high = middle
+        return end
+
+    cdef Entry *_find_unsettled(self, uint64_t id, uint64_t *position) noexcept:
+        # Unless batched, all entries ascend by id.
+        cdef Entry *entry
+        position[0] = self._search(id, self.tail)
+        entry = &self.ring[position[0] & self.mask]
+        return NULL if position[0] == self.tail or entry.settled == SETTLED else entry
 
     cdef int _retire(self, Entry *entry, uint64_t position, Py_ssize_t count) except -1:
         # Settle an entry of `count` messages that is not confirmed.
