@@ -171,7 +171,12 @@ def own_stream(own_broker: RabbitMQ) -> Iterator[str]:
 @pytest.fixture
 def private_stream(private_broker: Callable[[], RabbitMQ]) -> Iterator[str]:
     """A new, empty stream at `private_broker`."""
-    yield from new_stream(private_broker().uri)
+    broker = private_broker()
+    for name in new_stream(broker.uri):
+        # RabbitMQ registers its stream coordinator on disk with a delay: a node that is killed
+        # before that has no stream leaders after a restart.
+        broker.ctl('eval', '[dets:sync(Table) || Table <- dets:all()].')
+        yield name
 
 
 async def until(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
