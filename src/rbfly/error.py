@@ -310,7 +310,7 @@ class PublisherNameInUse(PublisherError):
     """Another publisher uses the same name on the same stream.
 
     The publisher takes no more messages, and its unconfirmed messages may or may not be stored.
-    Messages that were confirmed before may be lost, too: the broker takes messages of one
+    Messages that were confirmed before may also be lost: the broker takes messages of one
     publisher for duplicates of the other's.  Give each process its own name.
 
     The other publisher may also be that of an earlier run of the program, if it was killed: the

@@ -76,6 +76,15 @@ def test_withdrawn_message_leaves_the_message_behind_it_in_place() -> None:
     assert (window.unsettled, window.given_up, window.awaited) == (0, 0, 0)
 
 
+def test_frame_that_was_moved_takes_no_message_beyond_the_limit() -> None:
+    window = make(max_unconfirmed=1)
+    _, withdrawn = put(window, b'a', b'b')
+    window.give_up(*withdrawn)
+    put(window, explicit(withdrawn[0], b'c'))
+    assert window.take()
+    assert (window.in_flight, window.queued) == (1, 1)
+
+
 def test_withdrawn_messages_give_their_capacity_back() -> None:
     window = make(max_unconfirmed=10)
     for _ in range(1000):

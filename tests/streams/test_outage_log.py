@@ -258,6 +258,7 @@ async def test_publisher_that_gives_up(lines: Lines) -> None:
         assert is_idle(log_of(client))
     text = lines.texts('WARNING')[-1]
     assert re.fullmatch(r"publisher of 'test' gave up after [45]\.\d s: .*connection lost.*", text)
+    assert text.count('gave up after') == 1
     assert not lines.texts('INFO')
 
 

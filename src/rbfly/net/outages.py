@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from ..error import StreamDoesNotExist, counted
+from ..error import ConnectTimeout, StreamDoesNotExist, counted
 from .observer import Life, Observer, Role, State, call_each
 from .registration import Registration
 
@@ -174,7 +174,9 @@ class OutageLog(Observer):
                 outage = Outage(registration)
                 outage.began = now
             outage.seconds = now - outage.began
-            outage.reason = str(error)
+            # the line states the time itself: it needs the error of the last try
+            cause = error.__cause__ if isinstance(error, ConnectTimeout) else None
+            outage.reason = str(cause or error)
             if isinstance(error, StreamDoesNotExist) and registration.declared:
                 outage.reason = 'the stream was deleted'
             self._failed[id(registration)] = outage

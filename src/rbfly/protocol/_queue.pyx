@@ -313,6 +313,8 @@ cdef class FrameQueue(FrameBuilder):
                 self.ring[(self.tail - 1) & self.mask].settled = entry.settled
             if position == released:
                 self._mark_released()
+            if self.open is not None and self.open.count >= self.frame_entries:
+                self._finish_frame()
             self.unsorted = False
             if self.withdrawn:
                 self.withdrawn = 0

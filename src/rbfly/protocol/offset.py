@@ -66,6 +66,8 @@ class Offset:
         kinds = VALUES.get(self.type, ())
         if not isinstance(self.value, kinds or type(None)) or isinstance(self.value, bool):
             names = ' or '.join(kind.__name__ for kind in kinds) or 'None'
+            if self.type == OffsetType.TIMESTAMP:
+                names = f'seconds since the epoch ({names})'
             found = type(self.value).__name__
             raise ArgumentTypeError(f'{self.type.name} offset takes {names}, not {found}')
         if isinstance(self.value, int | float):
@@ -101,8 +103,8 @@ class Offset:
 
         If the time is ahead of the broker's clock, start with messages published from now on.
 
-        :param timestamp: seconds since the epoch (UTC); the broker compares it with chunks, since
-            messages have no time of their own.
+        :param timestamp: seconds since the epoch (UTC), such as `datetime.timestamp()` of an aware
+            datetime; the broker compares it with chunks, since messages have no time of their own.
         :raises OverflowError: the time does not fit into 64-bit milliseconds.
         """
         return Offset(OffsetType.TIMESTAMP, timestamp)

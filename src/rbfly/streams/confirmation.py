@@ -178,11 +178,15 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
 
 def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
     """Return the error of a `send` that timed out after it put its message into the window."""
-    end = 'was not sent' if withdrawn else 'may still be stored'
-    error = ConfirmTimeout(f'the broker did not confirm the message within {timeout} s; it {end}')
     if withdrawn:
+        error = ConfirmTimeout(
+            f'the publisher could not send the message within {timeout} s, and has withdrawn it'
+        )
         error.outcome, error.retriable = 'not_sent', True
-    return error
+        return error
+    return ConfirmTimeout(
+        f'the broker did not confirm the message within {timeout} s; it may still be stored'
+    )
 
 
 ENDS: dict[Outcome, str] = {

@@ -271,7 +271,7 @@ class SubscriptionSession(Owner):
         self._cluster.check_loop()
         if self._manual is None:
             raise SubscriptionError(
-                f'{self!r} does not store offsets by hand: pass'
+                f'{self!r} does not allow commit: pass'
                 ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
             )
         if offset is not None:

@@ -221,7 +221,7 @@ class Subscription(SubscriptionBase[Body]):
         :param max_messages: limit of messages in the batch; None for no limit.
         :param timeout: seconds to wait for messages, instead of the subscription's `timeout`; then
             `fetch` returns an empty batch.  None or 0 for no limit.
-        :raises SubscriptionClosed: the subscription has ended.
+        :raises SubscriptionClosed: the subscription has ended, or has reached `until`.
         :raises SubscriptionError: another task iterates over the subscription.
         :raises ValueError: an argument is out of range.
         """
