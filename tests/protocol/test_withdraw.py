@@ -291,11 +291,11 @@ def test_message_too_large_for_the_new_connection_may_be_given_up() -> None:
 
 def test_messages_that_no_caller_knows_of_are_counted() -> None:
     window = make()
-    given_up, _, told = put(window, b'a', b'b', b'c')
+    given_up, _, reported = put(window, b'a', b'b', b'c')
     assert window.take()
     put(window, b'd')
     assert not window.give_up(*given_up)
-    told[1].reported = True
+    reported[1].reported = True
     assert window.count_unreported() == (1, 1)
 
 

@@ -266,7 +266,7 @@ cdef class MessageCursor:
             chunk._shorten(stop)
             return True
         self.suspended = True
-        self._drop_chunks(None)     # what is ready to be returned stays
+        self._drop_chunks(None)     # messages that are ready to be returned stay
         self.session.on_end()
         return False
 
