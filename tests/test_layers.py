@@ -61,7 +61,7 @@ LAYERS = {
         ['error', 'offset', 'types', '_confirm', '_iteration'],
         ['_sending'],
         ['waiting', 'confirmation', 'arguments'],
-        ['reading', 'sequence', 'gaps', 'offsets'],
+        ['reading', 'sequence', 'gaps', 'offsets', 'partitions'],
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'until'],
         ['consuming'],
