@@ -21,7 +21,7 @@ from .publisher_batch import (
 )
 from .subscription import Subscription
 from .tracking import OffsetTracking
-from .types import BloomFilterExtract, MessageFilter, StreamStats
+from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
 
 Subscriber = Subscription  # the name in RbFly 0.10
 
@@ -41,6 +41,8 @@ __all__ = [
     'Offset',
     'OffsetTracking',
     'OffsetType',
+    'OnDecodeError',
+    'OnGap',
     'Publisher',
     'PublisherBatch',
     'PublisherBatchFast',

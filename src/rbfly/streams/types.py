@@ -118,7 +118,8 @@ class StreamStats:
     """Positions in a stream; None if the stream is empty or the broker does not report them.
 
     :param first_chunk_id: offset of the first message of the first chunk.
-    :param last_chunk_id: offset of the first message of the last chunk.
+    :param last_chunk_id: offset of the first message of the last chunk; stored offsets are written
+        in chunks of their own, which count.
     :param committed_chunk_id: offset of the first message of the last committed chunk.
     :param committed_offset: offset of the last committed message (since RabbitMQ 4.3).
     """
