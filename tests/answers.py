@@ -153,6 +153,7 @@ def frames(stream: str) -> dict[str, bytes]:
         c.Close(),
         c.Route('key', 'nothing'),
         c.Partitions('nothing'),
+        c.CreateSuperStream('nothing', (stream,), ('0',), {'a': 'b'}),
         c.DeleteSuperStream('nothing'),
         c.ExchangeCommandVersions({Key.DELIVER: (1, 1)}),
         c.StreamStats('nothing'),

@@ -79,7 +79,7 @@ LAYERS = {
         ['node', 'frames'],
         ['cluster'],
         ['running', 'session'],
-        ['handlers'],
+        ['handlers', 'injecting'],
         ['broker'],
         [''],
         ['rbfly.__main__', 'rbfly.fixtures'],

@@ -5,10 +5,11 @@ Each raises ArgumentTypeError for an argument of a wrong type, ArgumentError for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .error import ArgumentError, ArgumentTypeError
 
+PARTITIONS_MAX = 10_000  # of a super stream
 FOLDER_MAX = 255  # characters, all of one byte
 TIME_DIGITS = 19  # nanoseconds since 1970
 
@@ -42,6 +43,29 @@ def check_stream(stream: str) -> None:
     check_type('stream', stream, str)
     if not stream or '\r' in stream or '\n' in stream:
         raise ArgumentError(f'stream name must not be empty or contain line breaks: {stream!r}')
+
+
+def check_binding_keys(partitions: int | None, binding_keys: Iterable[str] | None) -> list[str]:
+    """Return the binding keys of a super stream's partitions; by default their numbers.
+
+    :raises ArgumentError: not exactly one of the arguments is given, or there is no key, or a key
+        occurs twice.
+    """
+    if (partitions is None) == (binding_keys is None):
+        raise ArgumentError('pass either partitions or binding_keys')
+    if partitions is not None:
+        check_integer('partitions', partitions, 1, PARTITIONS_MAX)
+        return [str(number) for number in range(partitions)]
+    if isinstance(binding_keys, str):
+        raise ArgumentTypeError(f'binding_keys must be a sequence of str, not {binding_keys!r}')
+    check_type('binding_keys', binding_keys, Iterable)
+    keys = list(binding_keys or ())
+    for key in keys:
+        check_type('binding_keys', key, str)
+    check_integer('number of binding_keys', len(keys), 1, PARTITIONS_MAX)
+    if len({*keys}) < len(keys):
+        raise ArgumentError(f'binding_keys must be different: {keys!r}')
+    return keys
 
 
 def check_folder(stream: str, vhosts: Sequence[str]) -> None:

@@ -45,6 +45,7 @@ OPENED: dict[str, tuple[str, str, str, str]] = {
     'Close': ('0x01, closed', *FIXED),
     'Route': ('0x02', *FIXED),
     'Partitions': ('0x02', *FIXED),
+    'CreateSuperStream': ('0x05', CRASH, '0x05', CRASH),
     'DeleteSuperStream': ('0x02', *FIXED),
     'ExchangeCommandVersions': ('0x01', CRASH, CRASH, CRASH),
     'StreamStats': ('0x02', *FIXED),

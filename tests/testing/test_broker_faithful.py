@@ -16,19 +16,23 @@ from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.chunks import PublishEntry, message
 from rbfly.protocol.commands import (
     Create,
+    CreateSuperStream,
     Credit,
     DeclarePublisher,
     Delete,
     DeletePublisher,
+    DeleteSuperStream,
     Deliver,
     DeliverV2,
     Metadata,
+    Partitions,
     Publish,
     PublishConfirm,
     PublishV2,
     QueryOffset,
     QueryPublisherSequence,
     Response,
+    Route,
     StoreOffset,
     StreamStats,
     Subscribe,
@@ -307,6 +311,77 @@ async def deleting(client: RawClient, stream: str) -> list[Any]:
     return [*found, await client.code(DeclarePublisher(0, '', stream))]
 
 
+async def super_streams(client: RawClient, stream: str) -> list[Any]:
+    name, taken = f'{stream}-s', f'{stream}-t'
+    parts, keys = tuple(f'{name}-{i}' for i in range(12)), tuple(map(str, range(12)))
+    found: list[Any] = [
+        await client.code(CreateSuperStream(*item))
+        for item in (
+            (name, parts, keys, {'max-age': '1h'}),
+            (name, parts, keys, {'max-age': '1h'}),
+            (name, parts, keys, {}),
+            (name, parts[:1], keys[:1], {}),
+            (name, (), (), {}),
+            (taken, (f'{taken}-0', stream), ('0', '1'), {}),
+            (taken, (f'{taken}-0', parts[1]), ('0', '1'), {}),
+            (taken, (f'{taken}-0', f'{taken}-0'), ('0', '1'), {}),
+            (taken, (f'{taken}-0',), ('0', '1'), {}),
+            (taken, (f'{taken}-0', f'{taken}-1'), ('0',), {}),
+            (name, parts, keys[:1], {}),
+            (taken, (f'{taken}-0', 'amq.test'), ('0', '1'), {}),
+            (taken, ('',), ('0',), {}),
+            ('', (f'{taken}-0',), ('0',), {}),
+            ('amq.test', (f'{taken}-0',), ('0',), {}),
+            (taken, (f'{taken}-0',), ('0',), {'initial-cluster-size': '0'}),
+        )
+    ]
+    for other in (name, taken, stream, parts[0], 'nothing'):
+        found.append(await client.ask(Partitions(other)))
+        found.append(await client.ask(Route('1', other)))
+    for other in (taken, stream, parts[0]):
+        found.append(await client.code(DeleteSuperStream(other)))
+    found.append(await client.code(Delete(name)))
+    found.append(await client.ask(Metadata((name, f'{taken}-0'))))
+    found.append(await client.ask(Route('01', name)))
+    found.append(await client.code(CreateSuperStream(name, parts, keys, {})))
+    found.append(await client.code(DeleteSuperStream(name)))
+    return [*found, await client.ask(Partitions(name)), await client.code(Delete(parts[0]))]
+
+
+async def names_of_super_streams(client: RawClient, stream: str) -> list[Any]:
+    """A stream and a super stream may have the same name; keys may repeat."""
+    found: list[Any] = []
+    for names, keys in (((stream, f'{stream}-1'), ('', '')), ((stream,), ('k' * 256,)), ((), ())):
+        name = f'{stream}-s\r\n' if names else stream
+        found.append(await client.code(Delete(stream)))
+        found.append(await client.code(CreateSuperStream(name, names, keys, {})))
+        name = name.strip()
+        found += [await client.ask(Route(key, name)) for key in {*keys, 'k'}]
+        found.append(await client.ask(Partitions(name)))
+        found.append(await client.ask(Partitions(f'{name}\n')))
+        found.append(await client.code(Create(stream, {})))
+        found.append(await client.code(DeleteSuperStream(name)))
+        found.append(await client.code(Create(stream, {})))
+    return found
+
+
+async def deleting_partitions(client: RawClient, stream: str) -> list[Any]:
+    name = f'{stream}-s'
+    parts = tuple(f'{name}-{i}' for i in range(3))
+    await client.value(CreateSuperStream(name, parts, ('0', '1', '2'), {}))
+    for number, part in enumerate((*parts, parts[0])):
+        await client.value(DeclarePublisher(number, '', part))
+        await client.value(Subscribe(number, part, Offset.FIRST, 10, {}))
+    found: list[Any] = [await client.ask(Delete(parts[1])), *await delivered(client, 1)]
+    for item in (Partitions(name), Route('1', name)):
+        found.append(await client.ask(item))
+    found.append(await client.code(CreateSuperStream(name, parts, ('0', '1', '2'), {})))
+    client.write(DeleteSuperStream(name).encode(99))
+    found += sorted(await delivered(client, 3), key=repr)
+    found += [await client.code(item) for item in (DeletePublisher(0), Unsubscribe(2))]
+    return [*found, *await aside(client, stream)]
+
+
 async def versions(client: RawClient, stream: str) -> list[Any]:
     await client.ask(commands.ExchangeCommandVersions({Key.DELIVER: (1, 2), Key.PUBLISH: (1, 2)}))
     await chunks(client, stream, None, None)
@@ -333,11 +408,19 @@ async def versions_of_a_subscription(client: RawClient, stream: str) -> list[Any
     return found
 
 
+async def commands_of_the_version(client: RawClient, stream: str) -> list[Any]:
+    found = await client.value(commands.ExchangeCommandVersions({}))
+    stats = await client.value(StreamStats(stream))
+    client.write(commands.ResolveOffsetSpec(stream, Offset.FIRST, {}).encode(1))
+    return [sorted(found.items()), stats, *await delivered(client, 1)]
+
+
 CONVERSATIONS: dict[str, Conversation] = {
     item.__name__: item
     for item in (
         creating, declaring, publishing, deduplicating, sequence, starting, crediting, filtering,
-        tracking, subscribing, deleting, versions, versions_of_a_subscription,
+        tracking, subscribing, deleting, super_streams, names_of_super_streams,
+        deleting_partitions, versions, versions_of_a_subscription, commands_of_the_version,
     )
 }  # fmt: skip
 
@@ -370,7 +453,8 @@ async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
 @pytest.mark.parametrize('name', CONVERSATIONS)
 async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
     stream, conversation = f'test-{uuid4()}', CONVERSATIONS[name]
-    async with StreamBroker() as memory:
+    version: Any = '.'.join(broker.release.split('.')[:2])
+    async with StreamBroker(version=version) as memory:
         found = await held(memory.uri, stream, conversation)
     expected = await held(broker.uri, stream, conversation)
     assert found == expected

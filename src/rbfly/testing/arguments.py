@@ -49,9 +49,10 @@ class Arguments:
     replicas: int | None  # number of nodes that have the stream; None for all
     locator: str | None  # how to choose the leader
     filter_size: int | None  # bytes of a chunk's Bloom filter
+    super_stream: str | None  # of a partition
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> 'Arguments':
+    def parse(cls, given: Mapping[str, str], super_stream: str | None) -> 'Arguments':
         """Read the arguments.
 
         :raises Refused: RabbitMQ refuses a value.
@@ -64,6 +65,7 @@ class Arguments:
             integer(given, 'initial-cluster-size'),
             given.get('queue-leader-locator'),
             integer(given, 'stream-filter-size-bytes'),
+            super_stream,
         )
         if (
             (found.segment or 0) > SEGMENT_MAX

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import ssl as tls
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from ..amqp import MessageCtx, decode_amqp, encode_amqp_bytes
-from ..checks import check_folder, check_integer, check_timeout, check_type
+from ..checks import check_binding_keys, check_folder, check_integer, check_timeout, check_type
 from ..error import ArgumentError, StreamDoesNotExist, counted, protocol_error
-from ..protocol.commands import Create
+from ..protocol.commands import Create, CreateSuperStream
 from ..protocol.const import ResponseCode
 from ..types import AMQPBody
 from .arguments import Crash, Refused
-from .cluster import Cluster
+from .cluster import Bindings, Cluster
 from .faults import Faults
-from .handlers import Connection
+from .handlers import HANDLERS, Connection
+from .injecting import FaultMethods
 from .node import Node
-from .running import Running
 from .stream import Stream
 
 
-class StreamBroker(Running):
+class StreamBroker(FaultMethods):
     """An in-memory RabbitMQ Streams broker.
 
     It runs in the event loop of the test::
@@ -50,6 +50,7 @@ class StreamBroker(Running):
         If the context requests a client certificate (`verify_mode`), the mechanism `EXTERNAL` takes
         the certificate's common name as the user. Faults begin after the TLS handshake.
     :param vhosts: names of the virtual hosts.
+    :param version: version of RabbitMQ whose commands the broker knows.
     :param frame_max: maximum size of a frame in bytes; 0 for no limit.
     :param heartbeat: interval in seconds that the broker proposes to clients; 0 for none.
     :param seed: seed of the faults' random choices.
@@ -67,6 +68,7 @@ class StreamBroker(Running):
         users: Mapping[str, str] | None = None,
         ssl: tls.SSLContext | None = None,
         vhosts: Iterable[str] = ('/',),
+        version: Literal['4.0', '4.3'] = '4.3',
         frame_max: int = 2**20,
         heartbeat: int = 60,
         seed: int = 0,
@@ -87,8 +89,18 @@ class StreamBroker(Running):
         self._vhosts = tuple(vhosts)
         if not self._vhosts:
             raise ArgumentError('vhosts must contain at least one virtual host')
-        streams: dict[str, dict[str, Stream]] = {name: {} for name in self._vhosts}
-        cluster = Cluster(dict(users), streams, frame_max, heartbeat, Faults(seed), on_event)
+        if version not in HANDLERS:
+            raise ArgumentError(f'version must be one of {[*HANDLERS]}, not {version!r}')
+        cluster = Cluster(
+            version,
+            dict(users),
+            {name: {} for name in self._vhosts},
+            {name: {} for name in self._vhosts},
+            frame_max,
+            heartbeat,
+            Faults(seed),
+            on_event,
+        )
         super().__init__(cluster)
         connect = partial(Connection, cluster)
         for number in range(nodes):
@@ -231,24 +243,101 @@ class StreamBroker(Running):
         :raises ArgumentError: an argument is not a number or an age, or the name is too long for a
             broker's file system or not valid Unicode.
         """
-        check_type('stream', stream, str)
-        for name, value in arguments.items():
-            check_type(name, value, str)
-        given = {name.replace('_', '-'): value for name, value in arguments.items()}
-        Create(stream, given).encode(0)  # as the client would
+        command = Create(stream, given(stream, arguments))
         where = self._vhost(vhost)
-        check_folder(stream, [where])
+        self._create(where, command, self._cluster.vhosts[where], [stream])
+
+    def create_super_stream(
+        self,
+        stream: str,
+        *,
+        partitions: int | None = None,
+        binding_keys: Iterable[str] | None = None,
+        vhost: str | None = None,
+        **arguments: str,
+    ) -> None:
+        """Create a super stream, unless one of that name exists; its partitions have leaders on
+        all nodes.
+
+        :param partitions: number of partitions, `orders-0`, `orders-1`, ...
+        :param binding_keys: or the key of each partition, `orders-KEY`.
+        :param arguments: arguments of the protocol for each partition, as for
+            :meth:`create_stream`.
+        :raises ProtocolError: RabbitMQ would refuse to create it, e.g. because a stream has the
+            name of a partition.
+        :raises ArgumentTypeError, ArgumentError: as for :meth:`create_stream`; or not exactly one
+            of `partitions` and `binding_keys` is given.
+        """
+        keys = check_binding_keys(partitions, binding_keys)
+        names = [f'{stream}-{key}' for key in keys]
+        settings = {'queue-leader-locator': 'balanced'} | given(stream, arguments)
+        command = CreateSuperStream(stream, tuple(names), tuple(keys), settings)
+        where = self._vhost(vhost)
+        self._create(where, command, self._cluster.super_streams[where], names)
+
+    def _create(
+        self,
+        vhost: str,
+        command: Create | CreateSuperStream,
+        existing: Container[str],
+        names: list[str],
+    ) -> None:
+        command.encode(0)  # as the client would
+        for name in names:
+            check_folder(name, [vhost])
 
         def create(cluster: Cluster) -> None:
-            if stream not in cluster.vhosts[where]:
-                cluster.create(where, stream, given, cluster.nodes[0])
+            if command.stream in existing:
+                return
+            if isinstance(command, CreateSuperStream):
+                cluster.create_super_stream(vhost, command, cluster.nodes[0])
+            else:
+                cluster.create(vhost, command.stream, command.arguments, cluster.nodes[0])
 
         try:
             self._call(create, self._cluster)
         except Refused as ex:
-            raise protocol_error(ex.code, stream=stream) from None
+            raise protocol_error(ex.code, stream=command.stream) from None
         except Crash as ex:
             raise ArgumentError(str(ex)) from None
+
+    def bind(
+        self, super_stream: str, stream: str, binding_key: str, *, vhost: str | None = None
+    ) -> None:
+        """Add a partition to a super stream, or another binding key to one of its partitions.
+
+        With RabbitMQ, a program does this with `queue_bind` of AMQP 0.9.1; clients see the
+        partition after all others. To remove a partition, delete its stream.
+
+        :param stream: the partition, an existing stream.
+        :param binding_key: key of the messages that :func:`rbfly.streams.by_key` sends there.
+        :raises StreamDoesNotExist: the super stream or the stream does not exist.
+        """
+        check_type('binding_key', binding_key, str)
+        self._call(
+            lambda: self._bindings(super_stream, vhost).append(
+                (binding_key, self._stream(stream, vhost).name)
+            )
+        )
+
+    def delete_super_stream(self, stream: str, *, vhost: str | None = None) -> None:
+        """Delete a super stream with its partitions; notify their publishers and subscriptions.
+
+        :raises StreamDoesNotExist: there is no such super stream.
+        """
+
+        def delete() -> None:
+            self._bindings(stream, vhost)
+            self._cluster.delete_super_stream(self._vhost(vhost), stream)
+
+        self._call(delete)
+
+    def _bindings(self, super_stream: str, vhost: str | None) -> Bindings:
+        check_type('super_stream', super_stream, str)
+        try:
+            return self._cluster.super_stream(self._vhost(vhost), super_stream)
+        except Refused:
+            raise StreamDoesNotExist(super_stream) from None
 
     def delete_stream(self, stream: str, *, vhost: str | None = None) -> None:
         """Delete a stream and notify its publishers and subscriptions.
@@ -314,105 +403,6 @@ class StreamBroker(Running):
 
         self._call(advance)
 
-    # -- faults
-
-    def _set(self, **faults: Any) -> None:
-        self._call(vars(self._cluster.faults).update, faults)
-
-    def cut(self, after: int | None = None) -> None:
-        """Cut all connections.
-
-        :param after: number of bytes to receive and send before the cut, which may be within a
-            frame; None to cut at once.
-        """
-        if after is not None:
-            check_integer('after', after, 1, 2**63)
-        self._call(self._cluster.cut, after)
-
-    def refuse(self) -> None:
-        """Close new connections at once, until :meth:`heal`."""
-        self._set(refusing=True)
-
-    def stall(self) -> None:
-        """Neither read nor write, heartbeats included, until :meth:`heal`."""
-        self._call(self._cluster.stall, True)
-
-    def delay(self, seconds: float) -> None:
-        """Delay everything that the broker sends, until :meth:`heal`.
-
-        Opening and closing a connection are delayed by at most 10 seconds.
-
-        :param seconds: the delay.
-        """
-        check_type('seconds', seconds, int, float)
-        check_timeout('seconds', seconds)
-        self._set(delay=seconds)
-
-    def split(self, most: int = 100) -> None:
-        """Send everything in pieces, one per turn of the event loop, until :meth:`heal`.
-
-        :param most: maximum size of a piece in bytes; the sizes are random.
-        """
-        check_integer('most', most, 1, 2**31)
-        self._set(piece_max=most)
-
-    def silence(self) -> None:
-        """Deliver nothing to subscriptions, but answer everything else, until :meth:`heal`."""
-        self._set(silent=True)
-
-    def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
-        """Refuse every user with a response code, until :meth:`heal`."""
-        check_integer('code', code, 2, 0xFFFF)
-        self._set(authentication=code)
-
-    def publish_error(self, code: int = ResponseCode.PRECONDITION_FAILED, count: int = 1) -> None:
-        """Refuse the next messages: they are not stored, and sending them raises `PublishError`.
-
-        RabbitMQ refuses messages with two codes. With `PRECONDITION_FAILED` (0x11), it refuses
-        sub-entries that it cannot read (since 4.3.5). With `PUBLISHER_DOES_NOT_EXIST` (0x12), it
-        refuses everything from a publisher until the client declares that publisher again; RbFly's
-        publishers do so by themselves, and resend the messages.
-
-        :param code: a code of the protocol, from `rbfly.testing.ResponseCode`.
-        :param count: how many messages to refuse; with `PUBLISHER_DOES_NOT_EXIST`, how many times
-            to remove the publisher that sends next.
-        """
-        check_integer('code', code, 2, 0xFFFF)
-        check_integer('count', count, 1, 2**31)
-        self._call(lambda: self._cluster.faults.errors.extend([code] * count))
-
-    def withhold_confirms(self) -> None:
-        """Store messages, but do not confirm them until :meth:`heal`."""
-        self._set(withholding=True)
-
-    def lose_confirms(self, count: int = 1) -> None:
-        """Store the next messages, but never confirm them on their connection.
-
-        :param count: number of messages.
-        """
-        check_integer('count', count, 1, 2**31)
-        self._set(lost=count)
-
-    def shuffle_confirms(self) -> None:
-        """Confirm messages that arrive together in random order, until :meth:`heal`."""
-        self._set(shuffling=True)
-
-    def damage_chunk(self, count: int = 1) -> None:
-        """Deliver the next chunks with a wrong CRC.
-
-        :param count: number of chunks, over all subscriptions.
-        """
-        check_integer('count', count, 1, 2**31)
-        self._set(damaged=count)
-
-    def corrupt_chunk(self, count: int = 1) -> None:
-        """Deliver the next chunks with a message that extends past their end, and a correct CRC.
-
-        :param count: number of chunks, over all subscriptions.
-        """
-        check_integer('count', count, 1, 2**31)
-        self._set(corrupted=count)
-
     def metadata_update(
         self,
         stream: str,
@@ -426,12 +416,9 @@ class StreamBroker(Running):
         """
         self._call(lambda: self._stream(stream, vhost).remove_clients(code=code))
 
-    def close_connections(
-        self, code: int = ResponseCode.OK, reason: str = 'closed by the broker'
-    ) -> None:
-        """Ask all clients to close their connections."""
-        self._call(self._cluster.close_sessions, code, reason)
 
-    def heal(self) -> None:
-        """End all faults, and send everything that they held back."""
-        self._call(self._cluster.heal)
+def given(stream: str, arguments: dict[str, str]) -> dict[str, str]:
+    """Check arguments of a stream, and return them with the names of the protocol."""
+    for name, value in {'stream': stream, **arguments}.items():
+        check_type(name, value, str)
+    return {name.replace('_', '-'): value for name, value in arguments.items()}

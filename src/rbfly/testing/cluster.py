@@ -5,19 +5,24 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..protocol.commands import StreamMetadata
+from ..protocol.commands import CreateSuperStream, StreamMetadata
 from ..protocol.const import ResponseCode
-from .arguments import Arguments, Crash, Refused
+from .arguments import Arguments, Crash, Refused, require
 from .faults import Faults
 from .node import Node
 from .stream import Clock, Stream
 from .wire import Wire
 
+LINE_ENDS = str.maketrans('', '', '\r\n')
+Bindings = list[tuple[str, str]]  # binding key and partition
+
 
 @dataclass(eq=False, repr=False)
 class Cluster:
+    version: str  # of RabbitMQ
     users: dict[str, str]  # passwords by user
     vhosts: dict[str, dict[str, Stream]]
+    super_streams: dict[str, dict[str, Bindings]]  # by virtual host and name
     frame_max: int
     heartbeat: int
     faults: Faults
@@ -79,19 +84,25 @@ class Cluster:
         for stream in self.streams():
             stream.flush()
 
-    def create(self, vhost: str, name: str, given: Mapping[str, str], node: Node) -> None:
-        """Create a stream.
+    def create(
+        self,
+        vhost: str,
+        name: str,
+        given: Mapping[str, str],
+        node: Node,
+        super_stream: str | None = None,
+    ) -> None:
+        """Create a stream, perhaps as a partition of a super stream.
 
         :raises Refused: the stream exists, or RabbitMQ refuses its name or arguments.
         :raises Crash: the name or the arguments crash the connection on RabbitMQ.
         """
         streams = self.vhosts[vhost]
-        name = name.replace('\r', '').replace('\n', '')
+        name = name.translate(LINE_ENDS)
         if '\ufffd' in name:
             raise Crash('the name of a stream is not UTF-8')
-        arguments = Arguments.parse(given)
-        if not name or name.startswith('amq.'):
-            raise Refused(ResponseCode.PRECONDITION_FAILED)
+        arguments = Arguments.parse(given, super_stream)
+        check_name(name)
         if name in streams:
             same = streams[name].arguments == arguments
             code = ResponseCode.STREAM_ALREADY_EXISTS
@@ -112,8 +123,47 @@ class Cluster:
 
     def delete(self, vhost: str, stream: Stream) -> None:
         del self.vhosts[vhost][stream.name]
+        for bindings in self.super_streams[vhost].values():
+            bindings[:] = [item for item in bindings if item[1] != stream.name]
         self.published += stream.published
         stream.remove_clients()
+
+    def create_super_stream(self, vhost: str, command: CreateSuperStream, node: Node) -> None:
+        """Create a super stream and its partitions.
+
+        :raises Refused: it or a partition exists, or RabbitMQ refuses a name or the arguments.
+        :raises Crash: a name or the arguments crash the connection on RabbitMQ.
+        """
+        streams, found = self.vhosts[vhost], self.super_streams[vhost]
+        name, partitions = command.stream.translate(LINE_ENDS), command.partitions
+        for item in (name, *partitions):
+            check_name(item)
+        if not len(command.binding_keys) == len(partitions) == len({*partitions}):
+            raise Refused(ResponseCode.PRECONDITION_FAILED)
+        if name in found or not streams.keys().isdisjoint(partitions):
+            raise Refused(ResponseCode.STREAM_ALREADY_EXISTS)
+        bindings = found[name] = []
+        for key, partition in zip(command.binding_keys, partitions, strict=True):
+            if partition != partition.translate(LINE_ENDS):
+                raise Crash('the name of a partition contains a line end')
+            try:
+                self.create(vhost, partition, command.arguments, node, name)
+            except Refused:  # because of the arguments, so no partition was created
+                del found[name]
+                raise Refused(ResponseCode.INTERNAL_ERROR) from None
+            bindings.append((key, partition))
+
+    def super_stream(self, vhost: str, name: str) -> Bindings:
+        """Return the bindings of a super stream.
+
+        :raises Refused: there is no such super stream.
+        """
+        return require(self.super_streams[vhost], name, ResponseCode.STREAM_DOES_NOT_EXIST)
+
+    def delete_super_stream(self, vhost: str, name: str) -> None:
+        """Delete a super stream and all streams that are bound to it."""
+        for partition in {item[1]: None for item in self.super_streams[vhost].pop(name)}:
+            self.delete(vhost, self.vhosts[vhost][partition])
 
     def metadata(self, stream: Stream | None) -> StreamMetadata:
         if stream is None:
@@ -148,3 +198,12 @@ class Cluster:
     def start_node(self, node: Node) -> None:
         if not node.running and self.loop is not None:
             node.open(self.loop)
+
+
+def check_name(name: str) -> None:
+    """Check the name of a stream or a super stream.
+
+    :raises Refused: RabbitMQ refuses the name.
+    """
+    if not name or name.startswith('amq.'):
+        raise Refused(ResponseCode.PRECONDITION_FAILED)

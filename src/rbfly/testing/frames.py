@@ -29,6 +29,7 @@ HEADS = {
     Key.PEER_PROPERTIES: 2,
     Key.SASL_AUTHENTICATE: 3,
     Key.EXCHANGE_COMMAND_VERSIONS: 2,
+    Key.CREATE_SUPER_STREAM: 4,
     Key.RESOLVE_OFFSET_SPEC: 4,
     RESPONSE | Key.CONSUMER_UPDATE: 3,
 }
@@ -38,11 +39,13 @@ class BrokerReader(Reader):
     """Reads the fields of a frame that ends with an array, or with a field of variable layout.
 
     :param head: number of reads of the first fields.
+    :param arrays: number of arrays before the last one.
     """
 
-    def __init__(self, data: bytes, head: int) -> None:
+    def __init__(self, data: bytes, head: int, arrays: int) -> None:
         super().__init__(data, strict=True)
         self._left_of_head = head
+        self._arrays = arrays
 
     @property
     def in_tail(self) -> bool:
@@ -57,7 +60,10 @@ class BrokerReader(Reader):
         return self.take(self.u16()).decode(errors='replace')  # RabbitMQ accepts any bytes
 
     def items(self, decode: Callable[[Reader], T], size: int) -> tuple[T, ...]:
-        """Read an array up to the end of the frame, as RabbitMQ does; it ignores the count."""
+        """Read an array, the last one up to the end of the frame: RabbitMQ ignores its count."""
+        if self._arrays:
+            self._arrays -= 1
+            return super().items(decode, size)
         if self.in_tail and self.left < 4:  # the array is optional
             self.take(self.left)
             return ()
@@ -74,7 +80,8 @@ def read_frame(key: int, version: int, body: bytes) -> Request | Response | OneW
     :raises FrameError: RabbitMQ does not know the frame.
     :raises Crash: RabbitMQ fails to parse the frame.
     """
-    reader = BrokerReader(body, HEADS.get(key, len(body) + 1))
+    arrays = 2 if key == Key.CREATE_SUPER_STREAM else 0
+    reader = BrokerReader(body, HEADS.get(key, len(body) + 1), arrays)
     try:
         return decode(key, version, reader)
     except FrameError as ex:

@@ -1,7 +1,7 @@
 """The broker's answer to each command of a client."""
 
+import logging
 from collections.abc import Mapping
-from typing import Any
 
 from ..protocol import commands
 from ..protocol.commands import StreamMetadata, Tune
@@ -9,18 +9,18 @@ from ..protocol.const import Key, ResponseCode
 from ..protocol.fields import NAME_MAX
 from ..protocol.offset import Offset
 from .arguments import Crash, Refused, require
-from .session import ALWAYS, HANDSHAKE, Session
+from .cluster import Cluster
+from .node import Node
+from .session import HANDSHAKE, Session
 from .stream import Entries, Publisher, Subscription
 
-VERSION = '4.3.0'  # version of RabbitMQ that the broker behaves like
+logger = logging.getLogger(__name__)
 PROPERTIES = {
     'product': 'RabbitMQ',
-    'version': VERSION,
     'platform': 'rbfly.testing',
     'cluster_name': 'rbfly',
     'information': 'an in-memory broker for tests',
 }
-KEYS = frozenset(map(int, Key))
 MECHANISMS = ('PLAIN', 'ANONYMOUS')
 EXTERNAL = 'EXTERNAL'  # with TLS only
 
@@ -28,12 +28,16 @@ EXTERNAL = 'EXTERNAL'  # with TLS only
 class Connection(Session):
     """A session that answers each command in `do_` and the name of its key."""
 
+    def __init__(self, cluster: Cluster, node: Node) -> None:
+        super().__init__(cluster, node)
+        self.handlers = HANDLERS[cluster.version]
+
     # -- connection
 
     def do_peer_properties(self, command: commands.PeerProperties) -> Mapping[str, str]:
         self.name = command.properties.get('connection_name', '')
         self.enter('properties')
-        return PROPERTIES
+        return PROPERTIES | {'version': f'{self.cluster.version}.0'}
 
     def do_sasl_handshake(self, command: commands.SaslHandshake) -> tuple[str, ...]:
         self.enter('authenticating')
@@ -103,11 +107,12 @@ class Connection(Session):
     def do_exchange_command_versions(
         self, command: commands.ExchangeCommandVersions
     ) -> Mapping[Key, tuple[int, int]]:
-        if not KEYS.issuperset(command.versions):
+        if not (set(Key) - NEW[self.cluster.version]).issuperset(command.versions):
             raise Crash('unknown key')
         if command.versions.get(Key.DELIVER, (1, 1))[1] == 2:
             self.deliver_version = 2
-        found = self.handlers.keys() - HANDSHAKE - ALWAYS - {Key.EXCHANGE_COMMAND_VERSIONS}
+        unlisted = {Key.SASL_AUTHENTICATE, Key.EXCHANGE_COMMAND_VERSIONS}
+        found = self.handlers.keys() - HANDSHAKE - unlisted
         return {Key(key): (1, 2 if key == Key.PUBLISH else 1) for key in found}
 
     def do_close(self, command: commands.Close) -> None:
@@ -129,14 +134,27 @@ class Connection(Session):
         cluster, streams = self.cluster, self.streams
         return {name: cluster.metadata(streams.get(name)) for name in command.streams}
 
-    def do_route(self, command: Any) -> None:
-        """Refuse: the broker has no super streams."""
-        raise Refused(ResponseCode.STREAM_DOES_NOT_EXIST)
+    def do_create_super_stream(self, command: commands.CreateSuperStream) -> None:
+        self.cluster.create_super_stream(self.vhost, command, self.node)
 
-    do_partitions = do_delete_super_stream = do_route
+    def do_delete_super_stream(self, command: commands.DeleteSuperStream) -> None:
+        cluster, vhost, name = self.cluster, self.vhost, command.stream
+        cluster.super_stream(vhost, name)
+        self.after_response = lambda: cluster.delete_super_stream(vhost, name)
+
+    def do_partitions(self, command: commands.Partitions) -> tuple[str, ...]:
+        bindings = self.cluster.super_stream(self.vhost, command.stream)
+        return tuple(partition for _, partition in bindings)
+
+    def do_route(self, command: commands.Route) -> tuple[str, ...]:
+        bindings = self.cluster.super_stream(self.vhost, command.stream)
+        return tuple(dict.fromkeys(name for key, name in bindings if key == command.routing_key))
 
     def do_stream_stats(self, command: commands.StreamStats) -> dict[str, int]:
-        return self.stream(command.stream).stats()
+        stats = self.stream(command.stream).stats()
+        if self.cluster.version == '4.0':
+            del stats['committed_offset']
+        return stats
 
     # -- publishing
 
@@ -173,7 +191,8 @@ class Connection(Session):
             raise Refused(ResponseCode.SUBSCRIPTION_ID_ALREADY_EXISTS)
         if self.node.number not in stream.members:
             raise Refused(ResponseCode.STREAM_NOT_AVAILABLE)
-        if command.properties.get('single-active-consumer') == 'true':  # not implemented
+        if command.properties.get('single-active-consumer') == 'true':
+            logger.warning('%s: the in-memory broker has no single active consumer', self)
             raise Refused(ResponseCode.PRECONDITION_FAILED)
         declared, node = self.subscriptions, self.node.number
         self.after_response = Subscription(self, declared, stream, command, node).resume
@@ -207,8 +226,13 @@ class Connection(Session):
         return Offset.offset(stream.end if chunk is None else chunk.offset)
 
 
-Connection.handlers = {
-    key: getattr(Connection, f'do_{key.name.lower()}')
-    for key in Key
-    if hasattr(Connection, f'do_{key.name.lower()}')
+# Commands that a version of RabbitMQ does not know yet.
+NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[Key]()}
+HANDLERS = {
+    version: {
+        key: getattr(Connection, f'do_{key.name.lower()}')
+        for key in Key
+        if key not in new and hasattr(Connection, f'do_{key.name.lower()}')
+    }
+    for version, new in NEW.items()
 }

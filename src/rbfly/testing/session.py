@@ -5,8 +5,8 @@ whose handler does not belong to the state of the session, is an unknown frame.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..error import FrameError
 from ..protocol import commands
@@ -36,7 +36,7 @@ STATES = {
 
 
 class Session(Wire):
-    handlers: ClassVar[dict[int, Callable[[Any, Any], Any]]]  # methods by key
+    handlers: Mapping[int, Callable[[Any, Any], Any]]  # methods by key
 
     def __init__(self, cluster: Cluster, node: Node) -> None:
         super().__init__(cluster.faults, cluster.cut)

@@ -1,0 +1,118 @@
+"""The methods of the broker that inject faults."""
+
+from typing import Any
+
+from ..checks import check_integer, check_timeout, check_type
+from ..protocol.const import ResponseCode
+from .running import Running
+
+
+class FaultMethods(Running):
+    """Injects faults into the connections of a broker, from any thread."""
+
+    def _set(self, **faults: Any) -> None:
+        self._call(vars(self._cluster.faults).update, faults)
+
+    def cut(self, after: int | None = None) -> None:
+        """Cut all connections.
+
+        :param after: number of bytes to receive and send before the cut, which may be within a
+            frame; None to cut at once.
+        """
+        if after is not None:
+            check_integer('after', after, 1, 2**63)
+        self._call(self._cluster.cut, after)
+
+    def refuse(self) -> None:
+        """Close new connections at once, until :meth:`heal`."""
+        self._set(refusing=True)
+
+    def stall(self) -> None:
+        """Neither read nor write, heartbeats included, until :meth:`heal`."""
+        self._call(self._cluster.stall, True)
+
+    def delay(self, seconds: float) -> None:
+        """Delay everything that the broker sends, until :meth:`heal`.
+
+        Opening and closing a connection are delayed by at most 10 seconds.
+
+        :param seconds: the delay.
+        """
+        check_type('seconds', seconds, int, float)
+        check_timeout('seconds', seconds)
+        self._set(delay=seconds)
+
+    def split(self, most: int = 100) -> None:
+        """Send everything in pieces, one per turn of the event loop, until :meth:`heal`.
+
+        :param most: maximum size of a piece in bytes; the sizes are random.
+        """
+        check_integer('most', most, 1, 2**31)
+        self._set(piece_max=most)
+
+    def silence(self) -> None:
+        """Deliver nothing to subscriptions, but answer everything else, until :meth:`heal`."""
+        self._set(silent=True)
+
+    def fail_authentication(self, code: int = ResponseCode.AUTHENTICATION_FAILURE) -> None:
+        """Refuse every user with a response code, until :meth:`heal`."""
+        check_integer('code', code, 2, 0xFFFF)
+        self._set(authentication=code)
+
+    def publish_error(self, code: int = ResponseCode.PRECONDITION_FAILED, count: int = 1) -> None:
+        """Refuse the next messages: they are not stored, and sending them raises `PublishError`.
+
+        RabbitMQ refuses messages with two codes. With `PRECONDITION_FAILED` (0x11), it refuses
+        sub-entries that it cannot read (since 4.3.5). With `PUBLISHER_DOES_NOT_EXIST` (0x12), it
+        refuses everything from a publisher until the client declares that publisher again; RbFly's
+        publishers do so by themselves, and resend the messages.
+
+        :param code: a code of the protocol, from `rbfly.testing.ResponseCode`.
+        :param count: how many messages to refuse; with `PUBLISHER_DOES_NOT_EXIST`, how many times
+            to remove the publisher that sends next.
+        """
+        check_integer('code', code, 2, 0xFFFF)
+        check_integer('count', count, 1, 2**31)
+        self._call(lambda: self._cluster.faults.errors.extend([code] * count))
+
+    def withhold_confirms(self) -> None:
+        """Store messages, but do not confirm them until :meth:`heal`."""
+        self._set(withholding=True)
+
+    def lose_confirms(self, count: int = 1) -> None:
+        """Store the next messages, but never confirm them on their connection.
+
+        :param count: number of messages.
+        """
+        check_integer('count', count, 1, 2**31)
+        self._set(lost=count)
+
+    def shuffle_confirms(self) -> None:
+        """Confirm messages that arrive together in random order, until :meth:`heal`."""
+        self._set(shuffling=True)
+
+    def damage_chunk(self, count: int = 1) -> None:
+        """Deliver the next chunks with a wrong CRC.
+
+        :param count: number of chunks, over all subscriptions.
+        """
+        check_integer('count', count, 1, 2**31)
+        self._set(damaged=count)
+
+    def corrupt_chunk(self, count: int = 1) -> None:
+        """Deliver the next chunks with a message that extends past their end, and a correct CRC.
+
+        :param count: number of chunks, over all subscriptions.
+        """
+        check_integer('count', count, 1, 2**31)
+        self._set(corrupted=count)
+
+    def close_connections(
+        self, code: int = ResponseCode.OK, reason: str = 'closed by the broker'
+    ) -> None:
+        """Ask all clients to close their connections."""
+        self._call(self._cluster.close_sessions, code, reason)
+
+    def heal(self) -> None:
+        """End all faults, and send everything that they held back."""
+        self._call(self._cluster.heal)
