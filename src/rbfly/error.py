@@ -32,6 +32,7 @@ __all__ = [
     'MessageTimeout',
     'MessageTooLarge',
     'MessageTypeError',
+    'NoRouteError',
     'OffsetGapError',
     'OffsetNotStored',
     'ProtocolError',
@@ -130,6 +131,8 @@ class RbFlyError(Exception):
         sending again cannot store a message twice.
     :ivar code: response code of the broker (int, see :class:`ResponseCode`) for a
         :class:`ProtocolError`; else None.
+    :ivar stream: name of the stream, or of the partition of a super stream, for errors of
+        publishing (str); None for errors of other calls, and if only the message is the cause.
     """
 
     index: int | None = None
@@ -137,6 +140,7 @@ class RbFlyError(Exception):
     outcome: Outcome | None = None
     retriable: bool = False
     code: int | None = None
+    stream: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         reduced: Any = super().__reduce__()
@@ -306,6 +310,11 @@ class PublisherError(RbFlyError):
     outcome: Outcome | None = 'not_sent'
 
 
+class NoRouteError(PublisherError):
+    """A message of a super stream has no partition; it was not sent.  Other messages are not
+    affected."""
+
+
 class PublisherNameInUse(PublisherError):
     """Another publisher uses the same name on the same stream.
 
@@ -346,6 +355,8 @@ class OffsetGapError(SubscriptionError):
     :ivar wanted: offset of the next message to read (int).
     :ivar first: first offset of the stream (int).
     """
+
+    stream: str
 
     def __init__(self, stream: str, wanted: int, first: int) -> None:
         gap = f'offset {wanted}' if first == wanted + 1 else f'offsets {wanted} to {first - 1}'

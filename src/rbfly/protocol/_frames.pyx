@@ -108,22 +108,19 @@ cdef class FrameBuilder:
     ):
         if max_unconfirmed < 1:
             raise ArgumentError('max_unconfirmed must be at least 1')
-        # A window of several frames: one is sent while another is being confirmed.
-        self.frame_entries = max(1, max_unconfirmed // 10)
         if sub_entry is not None:
             if filter_extract is not None:
                 raise ArgumentError('messages in sub-entries cannot have filter values')
             if sub_entry.limit > max_unconfirmed:
                 raise ArgumentError('max_unconfirmed must be at least sub_entry_size')
-            self.frame_entries = max(1, self.frame_entries // sub_entry.limit) * sub_entry.limit
         self.publisher_id = publisher_id
-        self.max_unconfirmed = max_unconfirmed
+        self.sub_entry = sub_entry
+        self.resize(max_unconfirmed)
         self._set_frame_max(frame_max)
         self.next_id = next_id
         self.filter_extract = filter_extract
         self.amqp = amqp
         self.batched = batched
-        self.sub_entry = sub_entry
         self.sub_entry_spans = []
         self.frames = []
         self.capacity_hint = SMALLEST_FRAME
@@ -135,6 +132,13 @@ cdef class FrameBuilder:
     def __dealloc__(self):
         out_discard(&self.out)
         PyMem_Free(self.ring)
+
+    def resize(self, Py_ssize_t max_unconfirmed):
+        """Set how many messages may be in flight; at least a sub-entry."""
+        cdef Py_ssize_t unit = 1 if self.sub_entry is None else self.sub_entry.limit
+        self.max_unconfirmed = max(max_unconfirmed, unit)
+        # A window of several frames: one is sent while another is being confirmed.
+        self.frame_entries = max(1, self.max_unconfirmed // 10 // unit) * unit
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1:
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
@@ -314,7 +318,11 @@ cdef class FrameBuilder:
             self._use_id(self.sub_entry_id)
         else:
             span = <SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]
-        if span is None or span.waiter is not waiter:
+        if (
+            span is None or span.waiter is not waiter
+            # its messages between went to other partitions
+            or span.order + <uint32_t> span.count != <uint32_t> waiter.count
+        ):
             span = SubEntrySpan.__new__(SubEntrySpan)
             span.waiter = waiter
             span.count = 0

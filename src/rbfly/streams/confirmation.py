@@ -170,6 +170,8 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     else:
         error = copy_error(first)
         error.add_note(f'{total} messages failed in total')
+    streams = {getattr(item, 'stream', None) for item in errors}
+    set_attribute(error, 'stream', streams.pop() if len(streams) == 1 else None)
     if any(getattr(item, 'outcome', None) == 'unknown' for item in errors):
         set_attribute(error, 'outcome', 'unknown')
         set_attribute(error, 'retriable', False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..error import PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
@@ -21,75 +21,87 @@ if TYPE_CHECKING:
 else:
     P = TypeVar('P')
 
+T = TypeVar('T', bound='Closing')
+
+
+class Closing(Protocol):
+    """What the opening of a publisher asks of it."""
+
+    async def close(self) -> None: ...
+
+    def _abort(self, error: Exception) -> None: ...
+
 
 @dataclass(eq=False, repr=False)
-class OpenPublisher(AbstractAsyncContextManager[P]):
+class Opener(AbstractAsyncContextManager[T]):
     """The result of `client.publisher(...)`: await it, or use it in `async with`.
 
     :param client: kept alive by the publisher.
     :param names: sessions of the client's publishers, by stream and name; refers to them weakly.
-    :param cls: class of the publisher.
+    :param cls: class of the publisher, or of those of the partitions.
     :param wait: wait until the publisher is declared; if false, declare it in the background.
     """
 
     client: object
     cluster: Cluster
     names: MutableMapping[tuple[str, str], PublisherSession]
-    cls: type[P]
+    cls: type[Any]
     info: PublisherInfo
     wait: bool
-    _session: PublisherSession | None = field(default=None, init=False)  # in `async with`
-    _publisher: P | None = field(default=None, init=False)
+    _sessions: list[PublisherSession] = field(default_factory=list, init=False)
+    _publisher: T | None = field(default=None, init=False)  # in `async with`
+    _held: bool = field(default=False, init=False)
 
-    def __await__(self) -> Generator[Any, None, P]:
-        return self._open(hold=False).__await__()
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._enter(hold=False).__await__()
 
-    def __aenter__(self) -> Coroutine[Any, Any, P]:
-        return self._open(hold=True)
+    def __aenter__(self) -> Coroutine[Any, Any, T]:
+        return self._enter(hold=True)
 
-    async def _open(self, *, hold: bool) -> P:
+    async def _open(self, sessions: list[PublisherSession]) -> T:
+        """Open a publisher; add its sessions to the list."""
+        raise NotImplementedError
+
+    async def _enter(self, *, hold: bool) -> T:
         """Open a publisher.
 
         :param hold: keep it for `__aexit__`.
         """
-        stream, name = key = self.info.stream, self.info.name
         self.cluster.check_loop()
-        if self._session is not None:
+        if self._held:
             raise PublisherError('this publisher is already open: call client.publisher() again')
-        other = self.names.get(key)
+        self._held = hold
+        sessions: list[PublisherSession] = []
+        try:
+            publisher = await self._open(sessions)
+        except BaseException:
+            for session in sessions:
+                session.registration.close()
+            self._held = False
+            raise
+        if hold:
+            self._publisher, self._sessions = publisher, sessions
+        return publisher
+
+    def _new_session(self, stream: str, sessions: list[PublisherSession]) -> PublisherSession:
+        """Add the session of a new publisher of a stream to the list, and return it."""
+        name = self.info.name
+        other = self.names.get((stream, name))
         if not (other is None or other.abandoned or other.registration.life is Life.CLOSED):
             raise PublisherNameInUse(
                 f'this client already has a publisher named {name!r} on stream {stream!r}:'
                 ' close it, or choose another name'
             )
         session = PublisherSession(self.cluster, stream, name)
+        sessions.append(session)
         if name:
-            self.names[key] = session
-        if hold:
-            self._session = session
-        try:
-            publisher_id = 0
-            if self.wait:
-                publisher_id = await session.registration.open()
-            else:
-                session.registration.patient = True
-                session.registration.ensure_open()
-            next_id = session.last_id + 1
-            publisher = self.cls(publisher_id, self.info, self.client, next_id)
-            publisher._attach(session)
-        except BaseException:
-            session.registration.close()
-            self._session = None
-            raise
-        if hold:
-            self._publisher = publisher
-        return publisher
+            self.names[stream, name] = session
+        return session
 
     async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        publisher, session = self._publisher, self._session
-        self._publisher = self._session = None
+        publisher, sessions = self._publisher, self._sessions
+        self._publisher, self._sessions, self._held = None, [], False
         assert publisher is not None
-        assert session is not None
         try:
             if error is None:
                 await publisher.close()
@@ -101,4 +113,21 @@ class OpenPublisher(AbstractAsyncContextManager[P]):
             else:  # a cancelled task does not wait
                 publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
         finally:
-            session.registration.close()
+            for session in sessions:
+                session.registration.close()
+
+
+class OpenPublisher(Opener[P]):
+    """Opens a publisher of one stream."""
+
+    async def _open(self, sessions: list[PublisherSession]) -> P:
+        session = self._new_session(self.info.stream, sessions)
+        publisher_id = 0
+        if self.wait:
+            publisher_id = await session.registration.open()
+        else:
+            session.registration.patient = True
+            session.registration.ensure_open()
+        publisher: P = self.cls(publisher_id, self.info, self.client, session.last_id + 1)
+        publisher._attach(session)
+        return publisher

@@ -209,7 +209,8 @@ class Publisher(BasePublisher):
         except asyncio.CancelledError:
             self._require_session().give_up(wait)
             raise
-        raise confirm_timeout(timeout, self._require_session().give_up(wait))
+        session = self._require_session()
+        raise session.name_stream(confirm_timeout(timeout, session.give_up(wait)))
 
     async def _wait_and_put(
         self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None

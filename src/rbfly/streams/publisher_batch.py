@@ -16,7 +16,7 @@ from .types import AMQPBody, MessageCtx
 from .waiting import WindowSemaphore, deadline, in_time
 
 MAX_LEN = 2**63 - 1
-USER = 4  # stack level of `client.publisher(...)` being awaited or entered, from `warn`
+USER = 5  # stack level of `client.publisher(...)` being awaited or entered, from `warn`
 
 
 class PublisherBatchFast(BatchBase, BasePublisher):
@@ -58,9 +58,11 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             elif not await in_time(batch.wait(), until):
                 for late in batches:
                     late.reported = True  # for `close`
-                raise ConfirmTimeout(
-                    f'the broker did not confirm all messages within {timeout} s;'
-                    ' the others may still be stored'
+                raise session.name_stream(
+                    ConfirmTimeout(
+                        f'the broker did not confirm all messages within {timeout} s;'
+                        ' the others may still be stored'
+                    )
                 )
         if (errors := self._batches.report(batches)) and (error := summary(errors)):
             session.on_raised(error)

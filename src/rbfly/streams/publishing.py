@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ..error import (
     ConfirmTimeout,
@@ -27,7 +27,10 @@ from .confirmation import publish_error, set_attribute, with_outcome
 from .sequence import SequenceCheck
 from .waiting import WindowSemaphore
 
+E = TypeVar('E', bound=Exception)
+
 ID_MAX = 2**64 - 1
+UNDECLARED = 2**62  # messages; more than any window, which may be resized meanwhile
 
 
 class PublisherSession(Owner):
@@ -42,6 +45,7 @@ class PublisherSession(Owner):
     :ivar closing: the client's time for closing.
     :ivar queues: semaphores that tasks wait for; failed when the publisher gives up.
     :ivar sequence: detects another publisher of the same name; None without a name.
+    :ivar limit: most messages in flight that the program allows.
     :ivar abandoned: the program has dropped its last reference to the publisher.
     """
 
@@ -66,6 +70,7 @@ class PublisherSession(Owner):
         self._batched = False  # set by `bind`
         self._opened = False
         self._generation = cluster.generation
+        self.limit = 0  # set by `bind`
         self._idle = asyncio.Event()  # while closing it: no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
@@ -88,6 +93,7 @@ class PublisherSession(Owner):
         :param release: moves batched messages into the window; called when the publisher closes.
         """
         self._core, self._label, self._release = core, label, release or core.write
+        self.limit = core.window.max_unconfirmed
         core.bind(self)
         if self._cluster.busy_poll:
             core.poll = BusyPoll(core.loop, self._cluster.busy_poll)
@@ -95,7 +101,7 @@ class PublisherSession(Owner):
         self._batched = release is not None
         if self.name and not self.registration.declared:
             self.undeclared = True
-            core.capacity.reserved += core.window.max_unconfirmed
+            core.capacity.reserved += UNDECLARED
             if self._batched:  # `batch` cannot wait
                 core.fail(PublisherError(self.not_declared))
         connection = self.registration.connection
@@ -106,7 +112,7 @@ class PublisherSession(Owner):
         """Take messages: a publisher with a name is declared, and its next id is known."""
         self.undeclared = False
         core.window.start_at(self.last_id + 1)
-        core.capacity.reserved -= core.window.max_unconfirmed
+        core.capacity.reserved -= UNDECLARED
         core.bind(self)
 
     # -- the registration
@@ -189,25 +195,43 @@ class PublisherSession(Owner):
         core = self.core
         core.check_loop()
         if core.closed:
-            raise PublisherError(f'{self!r} is closed')
+            raise self.name_stream(PublisherError(f'{self!r} is closed'))
         if core.error is None:
             return
         if self.sequence is not None and self.sequence.error is not None:
             self._reported = True
-            self.sequence.check()
+            raise self.name_stream(copy_error(self.sequence.error))
         try:
             if self._cluster.generation != self._generation:
                 raise disconnected()
             self.registration.ensure_open()
         except StreamConnectionError as ex:  # the client has been disconnected
             ex.outcome, ex.retriable = 'not_sent', False
+            self.name_stream(ex)
             raise
         if self.undeclared and self._batched:
             error = copy_error(core.error)
             core.fail(PublisherError(self.not_declared))
             set_attribute(error, 'outcome', 'not_sent')
-            raise error
+            raise self.name_stream(error)
         core.bind(self)
+
+    def name_stream(self, error: E) -> E:
+        """Name the stream in an error of publishing, and return the error."""
+        set_attribute(error, 'stream', self.stream)
+        return error
+
+    def resize(self, limit: int) -> None:
+        """Limit the messages in flight, also by the limit that the publisher was opened with."""
+        core = self._core
+        if core is None:
+            return
+        core.window.resize(min(self.limit, limit))
+        waiting = core.capacity.waiting
+        for wait, (asked, amount) in waiting.items():
+            waiting[wait] = min(asked, core.window.max_unconfirmed), amount
+        if waiting:
+            core.capacity.grant()
 
     @property
     def not_declared(self) -> str:
@@ -238,7 +262,7 @@ class PublisherSession(Owner):
             if self.undeclared
             else 'the window of unconfirmed messages was full for'
         )
-        return WindowTimeout(f'{problem} {timeout} s; the message was not sent')
+        return self.name_stream(WindowTimeout(f'{problem} {timeout} s; the message was not sent'))
 
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""
@@ -258,6 +282,7 @@ class PublisherSession(Owner):
         """Set the outcome of a waiter: confirmed, refused or given up."""
         if waiter.errors:
             error = publish_error(waiter, error is not None and not waiter.unsent)
+            self.name_stream(error)
         if type(waiter.future) is list:  # several calls of `send` wait for one message
             for wait in waiter.future:
                 self.settle(wait, error)
@@ -301,8 +326,8 @@ class PublisherSession(Owner):
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
-        unsent = with_outcome(unsent or error, 'not_sent')
-        error = with_outcome(error, 'unknown')
+        unsent = self.name_stream(with_outcome(unsent or error, 'not_sent'))
+        error = self.name_stream(with_outcome(error, 'unknown'))
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent if waiter.unsent else error)
         for queue in self.queues:
@@ -390,8 +415,8 @@ class PublisherSession(Owner):
             self._end(*errors)
         if sent or unsent:  # not in the handler: the TimeoutError refers to the task
             raise self._gave_up(sent, unsent)
-        if self.sequence is not None and not self._reported:
-            self.sequence.check()
+        if self.sequence is not None and self.sequence.error is not None and not self._reported:
+            raise self.name_stream(copy_error(self.sequence.error))
 
     def _gave_up(self, unconfirmed: int, unsent: int) -> ConfirmTimeout:
         """Return the error of a close that made no progress."""
@@ -402,7 +427,7 @@ class PublisherSession(Owner):
         )
         error.unconfirmed, error.unsent = unconfirmed, unsent
         error.outcome = 'unknown' if unconfirmed else 'not_sent'
-        return error
+        return self.name_stream(error)
 
     def abort(self, error: Exception) -> None:
         """Close without waiting: send all queued messages, and give up their confirms.
@@ -452,7 +477,7 @@ class PublisherSession(Owner):
         finally:
             if self.sequence is not None:
                 self.sequence.end(self.core)
-            self.core.end(PublisherError(f'{self!r} is closed'))
+            self.core.end(self.name_stream(PublisherError(f'{self!r} is closed')))
             for queue in self.queues:
                 queue.close()
             self.registration.close()

@@ -37,6 +37,7 @@ class ManyMessages:
 
     def __init__(self, session: PublisherSession) -> None:
         self._session = session
+        self._stream: str | None = session.stream
         self._core = session.core
         self._waiter = ConfirmGroup(session.core.loop)
         self._turn = Turn(TURN)
@@ -54,13 +55,14 @@ class ManyMessages:
             return progress.taken
         set_attribute(error, 'progress', progress)
         if isinstance(error, RbFlyError):
+            error.stream = error.stream or self._stream
             if progress.unknown:
                 error.outcome = 'unknown'
             elif not isinstance(error, PublishError):
                 error.outcome = 'not_sent'
             if progress.taken > len(progress.refused):  # a message is, or may be, stored
                 error.retriable = False
-        self._session.on_raised(error)
+        self._on_raised(error)
         try:
             raise error
         finally:
@@ -69,29 +71,74 @@ class ManyMessages:
     async def wait(self, progress: SendProgress) -> None:
         """Wait until the window holds no message of this call; see :meth:`SendProgress.wait`."""
         self._core.check_loop()
-        if not self._waiter.seal():
-            await self._waiter.wait()
+        await self._settle()
         self._report(progress)
 
     def _report(self, progress: SendProgress) -> None:
+        progress.taken, progress.refused, progress.unknown = (
+            self._taken,
+            self._refused,
+            self._unknown,
+        )
+        progress._sending = self if self._remaining else None
+        self._mark_reported()
+
+    # -- the outcome
+
+    @property
+    def _taken(self) -> int:
+        return self._waiter.count
+
+    @property
+    def _remaining(self) -> int:
+        return self._waiter.remaining
+
+    @property
+    def _refused(self) -> list[int]:
+        """Indexes of the messages that are not stored."""
+        refused, dropped, _ = self._waiter.missed or ([], [], [])
+        return sorted(refused + dropped)
+
+    @property
+    def _unknown(self) -> list[int]:
+        """Indexes of the messages that may be stored."""
         waiter = self._waiter
-        refused, dropped, unknown = waiter.missed or ([], [], [])
-        pending = self._core.window.unsettled_of(waiter) if waiter.remaining else []
-        progress.taken = waiter.count
-        progress.refused = sorted(refused + dropped)
-        progress.unknown = sorted(unknown + pending)
-        progress._sending = self if pending else None
-        waiter.reported = True  # to the caller
+        unknown = [] if waiter.missed is None else waiter.missed[2]
+        return sorted(
+            unknown + (self._core.window.unsettled_of(waiter) if waiter.remaining else [])
+        )
+
+    async def _settle(self) -> None:
+        """Wait until all messages are confirmed or refused."""
+        if not self._waiter.seal():
+            await self._waiter.wait()
+
+    def _mark_reported(self) -> None:
+        self._waiter.reported = True  # to the caller
+
+    def _failure(self) -> Exception | None:
+        """Return the error of the messages that were sent, if any."""
+        if self._waiter.errors:
+            return of_message(publish_error(self._waiter), self._waiter.first_refused)
+        return None if self._waiter.error is None else copy_error(self._waiter.error)
+
+    def _on_raised(self, error: Exception) -> None:
+        self._session.on_raised(error)
+
+    # -- sending
+
+    def _check(self) -> None:
+        """Check that the publisher takes messages."""
+        self._session.check()
 
     async def _run(self, messages: Messages, timeout: float | None) -> Exception | None:
         """Send messages and wait for their confirms; return the error to raise, if any."""
         check_timeout('timeout', timeout)
-        self._session.check()
+        self._check()
         if isinstance(messages, str | bytes | bytearray | memoryview | Mapping | MessageCtx):
             raise ArgumentTypeError(
                 f'send_many takes an iterable of messages, not a single {type(messages).__name__}'
             )
-        waiter = self._waiter
         error: Exception | None = None
         ended = False  # no message is left to take
         limit = asyncio.timeout(timeout or None)
@@ -103,30 +150,25 @@ class ManyMessages:
                     # The publisher has failed, and other calls raise the same error.
                     error = copy_error(ex)
                 ended = True
-                if not waiter.seal():
-                    await waiter.wait()
+                await self._settle()
         except TimeoutError:
             if not limit.expired():
                 raise
-            if not ended or waiter.remaining:  # else the last confirm came in the same turn
+            if not ended or self._remaining:  # else the last confirm came in the same turn
                 return self._late(timeout, error)
         finally:
             del limit  # it refers to the task
-        failure: Exception
-        if waiter.errors:
-            failure = of_message(publish_error(waiter), waiter.first_refused)
-        elif waiter.error is not None:
-            failure = copy_error(waiter.error)
-        else:
+        failure = self._failure()
+        if failure is None:
             return error
         if error is not None:
             failure.__cause__ = error
         return failure
 
     def _late(self, timeout: float | None, error: Exception | None) -> ConfirmTimeout:
-        taken, missing = self._waiter.count, self._waiter.remaining
-        refused = sum(map(len, self._waiter.missed or ()))
-        confirmed, messages = taken - missing - refused, counted(taken, 'message')
+        taken, missing = self._taken, len(self._unknown)
+        confirmed = taken - missing - len(self._refused)
+        messages = counted(taken, 'message')
         text = f'the broker confirmed {confirmed} of {messages} in {timeout} s'
         failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
         failure.__cause__ = error
@@ -137,9 +179,6 @@ class ManyMessages:
         if isinstance(messages, AsyncIterable):
             return await self._send_aiter_until(aiter(messages))
         if isinstance(messages, list | tuple):
-            if self._session.undeclared:
-                await self._session.wait_declared()
-                self._session.check()
             await self._check_ids(messages)
             return await self._send_iter(iter(messages), messages)
         return await self._send_iter(iter(messages))
@@ -249,6 +288,9 @@ class ManyMessages:
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
         """Raise ValueError unless explicit publishing ids ascend; no message is sent then."""
+        if self._session.undeclared:
+            await self._session.wait_declared()
+            self._session.check()
         last: int | None = None
         for start in range(0, len(messages), CHECK):
             if start and self._turn.is_over:
