@@ -128,8 +128,8 @@ WRONG_TYPES: list[Call] = [
     lambda client: client.write_offset('s', 'r', '1'),  # type: ignore[arg-type]
     lambda client: client.write_offset('s', 5, 1),  # type: ignore[arg-type]
     lambda client: client.read_offset('s', None),  # type: ignore[arg-type]
-    lambda client: client.publisher('s', name=5).__aenter__(),  # type: ignore[arg-type]
-    lambda client: client.publisher('s', max_unconfirmed=1.5).__aenter__(),  # type: ignore[arg-type]
+    lambda client: client.publisher('s', name=5).__aenter__(),  # type: ignore[call-overload]
+    lambda client: client.publisher('s', max_unconfirmed=1.5).__aenter__(),  # type: ignore[call-overload]
 ]
 
 

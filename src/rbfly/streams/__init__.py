@@ -19,7 +19,13 @@ from .publisher_batch import (
     PublisherBatchMem,
     PublisherBinBatch,
 )
+from .routing import by_hash, by_key
 from .subscription import Subscription
+from .super_stream import (
+    SuperStreamBatchLimitPublisher,
+    SuperStreamBatchPublisher,
+    SuperStreamPublisher,
+)
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
 
@@ -54,7 +60,12 @@ __all__ = [
     'StreamsClient',
     'Subscriber',
     'Subscription',
+    'SuperStreamBatchLimitPublisher',
+    'SuperStreamBatchPublisher',
+    'SuperStreamPublisher',
     'Symbol',
+    'by_hash',
+    'by_key',
     'connection',
     'get_message_ctx',
     'stream_message_ctx',

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal, Self, Unpack, overload
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_folder, check_integer, check_stream, check_timeout, check_type
 from ..error import (
@@ -42,10 +42,18 @@ from .arguments import (
 from .consuming import SubscriptionSession
 from .offsets import OffsetMethods
 from .opening import OpenPublisher, P
+from .opening_routed import OpenSuperStream
 from .publisher import BasePublisher, Publisher
+from .publisher_batch import PublisherBatchFast, PublisherBatchLimit
 from .publishing import PublisherSession
 from .reading import MessageWaiter
+from .routing import Route, check_route
 from .subscription import SubscribeOptions, Subscription
+from .super_stream import (
+    SuperStreamBatchLimitPublisher,
+    SuperStreamBatchPublisher,
+    SuperStreamPublisher,
+)
 from .tracking import OffsetTracking
 from .types import (
     BloomFilterExtract,
@@ -53,6 +61,7 @@ from .types import (
     OnDecodeError,
     OnGap,
     PublisherInfo,
+    PublishOptions,
     StreamStats,
 )
 
@@ -159,6 +168,7 @@ class StreamsClient(OffsetMethods):
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
         self._users = 0
+        self._windows = WeakSet[PublisherSession]()  # of the partitions of super streams
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
 
     def __repr__(self) -> str:
@@ -320,25 +330,70 @@ class StreamsClient(OffsetMethods):
 
     # -- publishing and subscribing
 
+    @overload
     def publisher(
         self,
         stream: str,
         *,
+        route: None = None,
+        cls: type[P] = ...,
+        **options: Unpack[PublishOptions],
+    ) -> OpenPublisher[P]: ...
+
+    @overload
+    def publisher(
+        self,
+        stream: str,
+        *,
+        route: Route,
+        cls: type[PublisherBatchLimit],
+        **options: Unpack[PublishOptions],
+    ) -> OpenSuperStream[SuperStreamBatchLimitPublisher]: ...
+
+    @overload
+    def publisher(
+        self,
+        stream: str,
+        *,
+        route: Route,
+        cls: type[PublisherBatchFast],
+        **options: Unpack[PublishOptions],
+    ) -> OpenSuperStream[SuperStreamBatchPublisher]: ...
+
+    @overload
+    def publisher(
+        self,
+        stream: str,
+        *,
+        route: Route,
+        cls: type[Publisher] = ...,
+        **options: Unpack[PublishOptions],
+    ) -> OpenSuperStream[SuperStreamPublisher]: ...
+
+    def publisher(
+        self,
+        stream: str,
+        *,
+        route: Route | None = None,
         name: str | None = None,
         filter_extract: BloomFilterExtract | None = None,
-        cls: type[P] = Publisher,  # type: ignore[assignment]  # the default of P
+        cls: type[Any] = Publisher,
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenPublisher[P]:
+    ) -> OpenPublisher[Any] | OpenSuperStream[Any]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
         The end of the `async with` block closes the publisher; a publisher from `await` ends with
         `await publisher.close()`.
 
-        :param stream: name of the stream.
+        :param stream: name of the stream; with `route`, of the super stream.
+        :param route: for a super stream, chooses the partitions of each message: :func:`by_hash`,
+            :func:`by_key`, or a function `route(message, partitions)` that returns the name of a
+            partition, or several names.  `cls` is then the class of the publisher of each
+            partition.  See :ref:`super-stream-publishing`.
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.  Each
             process needs its own name, e.g. `name=f'shop-{socket.gethostname()}'`: if two
             publishers use the same one, messages that the broker has confirmed may be lost, with or
@@ -346,14 +401,16 @@ class StreamsClient(OffsetMethods):
         :param filter_extract: returns the filter value of a message, or None.
         :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
-        :param max_unconfirmed: maximum number of messages in flight.
+        :param max_unconfirmed: maximum number of messages in flight; with `route`, for each
+            partition, and fewer if there are many partitions.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
             sub-entries.  Messages sent in one turn of the event loop share sub-entries.  The broker
             has much less work with them: a sub-entry has one publishing id and one confirm.
         :param compression: compression of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`;
             the last three need the extra `compression`.
         :param wait: wait until the broker has declared the publisher.  If false, return at once and
-            connect in the background, without a time limit; see :ref:`connect-later`.
+            connect in the background, without a time limit; see :ref:`connect-later`.  With
+            `route`, wait until the broker has reported the partitions in any case.
         :raises TypeError: an argument has the wrong type; `cls` is not derived from a publisher
             class of RbFly.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
@@ -380,7 +437,13 @@ class StreamsClient(OffsetMethods):
             sub_entry_size,
             Compression.NONE if compression is None else Compression(compression),
         )
-        return OpenPublisher(self, self._cluster, self._names, cls, check_publisher(info), wait)
+        check_publisher(info)
+        if route is None:
+            return OpenPublisher(self, self._cluster, self._names, cls, info, wait)
+        check_route(route)
+        return OpenSuperStream(
+            self, self._cluster, self._names, cls, info, wait, route, self._windows
+        )
 
     @overload
     def subscribe(

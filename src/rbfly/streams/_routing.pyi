@@ -1,0 +1,77 @@
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, final
+
+from .._turn import Turn
+from ..amqp import MessageCtx
+from ..types import AMQPBody
+from ._confirm import ConfirmGroup
+from ._sending import PublisherCore
+
+_Message = AMQPBody | MessageCtx
+
+def hash32(key: str) -> int: ...
+
+@final
+class HashRoute:
+    key: Final[Callable[[Any], str]]
+    def __init__(self, key: Callable[[Any], str]) -> None: ...
+    def __call__(self, message: Any, partitions: Sequence[str]) -> str: ...
+
+@final
+class KeyRoute:
+    key: Final[Callable[[Any], str]]
+    def __init__(self, key: Callable[[Any], str]) -> None: ...
+
+@final
+class Partition:
+    index: Final[int]
+    publisher: Final[Any]
+    core: Final[PublisherCore]
+    def __init__(self, index: int, publisher: object, core: PublisherCore) -> None: ...
+
+_Found = Partition | tuple[Partition, ...]
+
+@final
+class Router:
+    route: Final[Any]
+    key: Final[Callable[[Any], str] | None]
+    names: Final[tuple[str, ...]]
+    partitions: Final[dict[str, Partition]]
+    cache: Final[dict[str, _Found]]
+    def __init__(
+        self,
+        route: object,
+        names: tuple[str, ...],
+        partitions: dict[str, Partition],
+        batched: bool,
+    ) -> None: ...
+    def find(self, message: _Message) -> _Found | str: ...
+    def targets(self, found: object, key: str | None = None) -> _Found: ...
+    def claim(self, message: _Message) -> None: ...
+    def unclaim(self, message: _Message) -> None: ...
+    def is_used(self, message: _Message) -> bool: ...
+    def check_ids(
+        self, messages: Sequence[_Message], start: int, stop: int, last: int | None = None
+    ) -> int | None: ...
+
+class RoutedBase:
+    _router: Router
+    def send(
+        self, message: _Message, timeout: float | None = None
+    ) -> Coroutine[Any, Any, None]: ...
+
+@final
+class RoutedMessages:
+    taken: Final[int]
+    message: Final[Any]
+    target: Final[_Found | str]
+    in_hand: Final[bool]
+    used: Final[dict[Partition, ConfirmGroup]]
+    has_failed: Final[bool]
+    def __init__(self, router: Router, loop: asyncio.AbstractEventLoop) -> None: ...
+    def fill(self, iterator: Iterator[_Message], turn: Turn) -> bool: ...
+    def put(self, targets: Sequence[Partition]) -> None: ...
+    def take(self, message: _Message) -> None: ...
+    def skip(self) -> bool: ...
+    def write(self) -> None: ...

@@ -1,0 +1,465 @@
+"""Chooses the partitions of each message, and fills the windows of partitions for `send_many`.
+
+The hash is the 32-bit MurmurHash3 for x86, as in the other clients of RabbitMQ Streams.
+"""
+
+cimport cython
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from rbfly._turn cimport Turn
+from rbfly.amqp._message cimport MessageCtx
+from rbfly.protocol._publish cimport PublishWindow
+from rbfly.streams._confirm cimport ConfirmGroup
+
+from rbfly.error import ArgumentError, ArgumentTypeError, NoRouteError
+
+cdef enum:
+    SEED = 104729
+    C1 = 0xCC9E2D51
+    C2 = 0x1B873593
+    TURN_BYTES = 1 << 18    # `fill` returns to write what it has encoded
+
+
+cdef inline uint32_t load_little(const uint8_t *p) noexcept nogil:
+    return p[0] | <uint32_t> p[1] << 8 | <uint32_t> p[2] << 16 | <uint32_t> p[3] << 24
+
+
+cdef inline uint32_t rotate(uint32_t value, int bits) noexcept nogil:
+    return value << bits | value >> (32 - bits)
+
+
+cdef uint32_t murmur3(const uint8_t *p, Py_ssize_t size) noexcept nogil:
+    cdef const uint8_t *end = p + (size & ~<Py_ssize_t> 3)
+    cdef uint32_t found = SEED, rest = 0
+    cdef Py_ssize_t left = size & 3
+    while p < end:
+        found ^= rotate(load_little(p) * <uint32_t> C1, 15) * <uint32_t> C2
+        found = rotate(found, 13) * 5 + <uint32_t> 0xE6546B64
+        p += 4
+    while left:
+        left -= 1
+        rest = rest << 8 | p[left]
+    found ^= rotate(rest * <uint32_t> C1, 15) * <uint32_t> C2
+    found ^= <uint32_t> size
+    found = (found ^ found >> 16) * <uint32_t> 0x85EBCA6B
+    found = (found ^ found >> 13) * <uint32_t> 0xC2B2AE35
+    return found ^ found >> 16
+
+
+cdef uint32_t hash_of(object key) except? 0xdead:
+    cdef Py_ssize_t size = 0
+    cdef const char *text
+    if type(key) is not str and not isinstance(key, str):
+        raise ArgumentTypeError(f'the key of a message must be str, not {type(key).__name__}')
+    try:
+        text = PyUnicode_AsUTF8AndSize(key, &size)
+    except UnicodeEncodeError as ex:
+        raise ArgumentError(f'the key of a message is not valid Unicode: {ex}') from None
+    return murmur3(<const uint8_t *> text, size)
+
+
+@cython.final
+cdef class HashRoute:
+    """Routes a message by the hash of its key.
+
+    :param key: returns the key of a message (str).
+    """
+
+    cdef readonly object key
+
+    def __init__(self, key):
+        self.key = key
+
+    def __call__(self, message, partitions):
+        return partitions[hash_of(self.key(message)) % <uint32_t> len(partitions)]
+
+
+@cython.final
+cdef class KeyRoute:
+    """Routes a message to the partitions that the broker has bound to its key.
+
+    :param key: returns the key of a message (str).
+    """
+
+    cdef readonly object key
+
+    def __init__(self, key):
+        self.key = key
+
+
+@cython.final
+cdef class Partition:
+    """One partition of a publisher: its own publisher.
+
+    :param index: number of the partition.
+    :param publisher: publishes to the partition.
+    :param core: core of that publisher.
+    """
+
+    cdef readonly Py_ssize_t index
+    cdef readonly object publisher, core
+    cdef PublishWindow window
+
+    def __init__(self, index, publisher, core):
+        self.index = index
+        self.publisher = publisher
+        self.core = core
+        self.window = core.window
+
+
+cdef enum Ids:
+    ANY                     # no message so far
+    AUTOMATIC
+    EXPLICIT
+
+
+@cython.final
+cdef class Router:
+    """Finds the partitions of each message, and checks the publishing ids of all partitions.
+
+    :param route: HashRoute, KeyRoute, or a function of a message and the names of the partitions.
+    :param names: names of the partitions in order; a partition may occur several times.
+    :param partitions: Partition by name.
+    :param batched: explicit publishing ids may come in any order.
+    :ivar cache: targets by key, for a KeyRoute.
+    """
+
+    cdef readonly object route, key
+    cdef readonly tuple names
+    cdef readonly dict partitions, cache
+    cdef list slots         # Partition of each name
+    cdef uint32_t count     # of slots
+    cdef bint hashed, asked, batched
+    cdef Ids ids
+    cdef bint has_last
+    cdef uint64_t last      # highest explicit publishing id, if has_last
+
+    def __init__(self, route, tuple names, dict partitions, bint batched):
+        self.route = route
+        self.names = names
+        self.partitions = partitions
+        self.slots = [partitions[name] for name in names]
+        self.count = <uint32_t> len(names)
+        self.hashed = type(route) is HashRoute
+        self.asked = type(route) is KeyRoute
+        self.key = route.key if self.hashed or self.asked else None
+        self.batched = batched
+        self.cache = {}
+
+    cdef object _find(self, object message):
+        # A Partition, or a tuple of them; the key (str) if the broker must be asked.
+        if self.hashed:
+            return <Partition> self.slots[hash_of(self.key(message)) % self.count]
+        if self.asked:
+            key = self.key(message)
+            hash_of(key)            # check it
+            found = self.cache.get(key)
+            if type(found) is Partition and (<Partition> found).core.error is None:
+                return found
+            if type(found) is tuple and not any([item.core.error for item in found]):
+                return found
+            self.cache.pop(key, None)   # a partition may be gone
+            return key
+        return self.targets(self.route(message, self.names))
+
+    def find(self, message):
+        """Return the Partition of a message, or a tuple of several; a key to ask the broker for."""
+        return self._find(message)
+
+    def targets(self, found, key=None):
+        """Return the Partition with a name, or a tuple for a sequence of names.
+
+        :raises NoRouteError: the sequence is empty.
+        :raises ArgumentError: there is no such partition.
+        """
+        cdef dict partitions = self.partitions
+        if isinstance(found, str):
+            if found in partitions:
+                return partitions[found]
+            found = (found,)
+        try:
+            names = dict.fromkeys(found)
+        except TypeError:
+            raise ArgumentTypeError(
+                f'route must return the names of partitions, not {found!r}'
+            ) from None
+        for name in names:
+            if name not in partitions:
+                if key is not None:
+                    raise NoRouteError(
+                        f'key {key!r} is bound to {name!r}, which was no partition when the'
+                        ' publisher was opened: open it again'
+                    )
+                raise ArgumentError(f'route returned {name!r}, which is not a partition')
+        if not names:
+            text = 'route chose no partition for the message' if key is None else (
+                f'no partition is bound to key {key!r}')
+            raise NoRouteError(f'{text}; the message was not sent')
+        if len(names) == 1:
+            return partitions[next(iter(names))]
+        return tuple([partitions[name] for name in names])
+
+    # -- publishing ids
+
+    cdef int _check_id(self, object message) except -1:
+        # One publisher uses automatic or explicit ids, and explicit ids ascend over all partitions.
+        cdef uint64_t id
+        if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+            if self.ids == AUTOMATIC:
+                fail_mixed('an explicit', 'automatic')
+            id = (<MessageCtx> message)._publish_id
+            if not self.batched and self.has_last and id <= self.last:
+                raise ArgumentError(
+                    f'publishing id {id} is not above {self.last}, the last one of the partitions'
+                )
+            self.ids = EXPLICIT
+            self.has_last = True
+            self.last = id
+        elif self.ids != AUTOMATIC:
+            if self.ids == EXPLICIT:
+                fail_mixed('an automatic', 'explicit')
+            self.ids = AUTOMATIC
+        return 0
+
+    def claim(self, message):
+        """Check the publishing id of a message, and note it as used."""
+        self._check_id(message)
+
+    def unclaim(self, message):
+        """Note that a message was not sent: its explicit publishing id may be used again."""
+        if has_id(message) and self.has_last and self.last == (<MessageCtx> message)._publish_id:
+            self.has_last = self.last > 0
+            self.last -= self.has_last
+
+    def is_used(self, message):
+        """True if the explicit publishing id of a message is not above the last one (bool)."""
+        return has_id(message) and self.has_last and (
+            (<MessageCtx> message)._publish_id <= self.last
+        )
+
+    def check_ids(self, messages, Py_ssize_t start, Py_ssize_t stop, last=None):
+        """Check that the explicit publishing ids in messages[start:stop] ascend.
+
+        Returns the highest id so far, which is `last` of the next call.
+
+        :raises ArgumentError: an id is not above the one before it, or ids are mixed; `index` says
+            of which message.
+        """
+        cdef Router checked = Router.__new__(Router)
+        cdef Py_ssize_t i = start
+        checked.ids, checked.has_last, checked.last = self.ids, self.has_last, self.last
+        if start:
+            checked.ids = EXPLICIT if last is not None else AUTOMATIC
+            if last is not None:
+                checked.has_last, checked.last = True, last
+        try:
+            for i in range(start, min(stop, <Py_ssize_t> len(messages))):
+                checked._check_id(messages[i])
+        except ArgumentError as ex:
+            ex.args = (f'message {i} of send_many: {ex}',)
+            ex.index = i
+            raise
+        return checked.last if checked.ids == EXPLICIT else None
+
+
+cdef inline bint has_id(object message):
+    return type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id
+
+
+cdef int fail_mixed(str this, str others) except -1:
+    raise ArgumentError(
+        f'{this} publishing id in a publisher of {others} ones: a publisher of a super stream uses'
+        ' one kind only'
+    )
+
+
+cdef class RoutedBase:
+    """Methods of publishers over partitions that run for each message."""
+
+    cdef public Router _router
+
+    @cython.binding(False)
+    def send(self, message, timeout=None):
+        """send($self, message, timeout=None)\n--\n
+        Send a message to its partition and wait until the broker has confirmed it.
+
+        A message to several partitions is confirmed when all of them have confirmed it.  Waits only
+        while the window of its own partition is full, or while the broker is asked for the route
+        of a new key.  If the call is cancelled or times out, see :meth:`Publisher.send`.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
+        :raises NoRouteError: the message has no partition.
+        :raises ValueError: the explicit publishing id is not above the last one of all partitions;
+            or the publisher has used automatic ids.
+
+        And the errors of :meth:`Publisher.send`; their attribute `stream` is the partition.
+        """
+        # Raises its errors when it is awaited.
+        cdef Router router = self._router
+        cdef object found
+        try:
+            found = router._find(message)
+            if type(found) is not Partition or has_id(message):
+                return self._send(found, message, timeout)
+            router._check_id(message)
+        except Exception as ex:
+            return self._fail(ex)
+        return (<Partition> found).publisher.send(message, timeout)
+
+
+@cython.final
+cdef class Share:
+    # The part of one call of `send_many` that goes to one partition.
+    cdef Partition partition
+    cdef ConfirmGroup group
+    cdef Py_ssize_t left    # free places of the window; 0 before the partition is asked
+
+
+@cython.final
+cdef class RoutedMessages:
+    """The messages of one call of `send_many`, with a ConfirmGroup for each partition.
+
+    :param router: of the publisher.
+    :param loop: event loop of the publisher.
+    :ivar taken: number of messages taken.
+    :ivar message: a message that was taken but not sent, if `in_hand`.
+    :ivar used: the partitions that messages were sent to, with their groups, by index.
+    """
+
+    cdef Router router
+    cdef object loop
+    cdef list shares        # by index of the partition
+    cdef readonly uint64_t taken
+    cdef readonly object message, target
+    cdef readonly bint in_hand
+    cdef bint claimed       # the publishing id of the message in hand is noted as used
+    cdef readonly dict used
+    cdef uint64_t encoded
+
+    def __init__(self, Router router not None, loop):
+        self.router = router
+        self.loop = loop
+        self.shares = [None] * len(router.partitions)
+        self.used = {}
+
+    def fill(self, iterator, Turn turn not None):
+        """Take messages and put them into their windows until the end of the turn.
+
+        Returns False when the iterator is exhausted.  Stops with a message in hand if a window is
+        full, or if the message has no single known partition.
+
+        :raises Exception: an error of the iterator, of routing or of encoding.
+        """
+        cdef Router router = self.router
+        cdef Share share
+        cdef uint64_t bytes_before
+        self.encoded = 0
+        for message in iterator:
+            self.message = message
+            self.in_hand = True
+            self.target = target = router._find(message)
+            if type(target) is not Partition:
+                return True
+            share = <Share> self.shares[(<Partition> target).index]
+            if share is None:
+                share = self._share(<Partition> target)
+            if share.left <= 0 and not self._refresh(share):
+                return True
+            router._check_id(message)
+            bytes_before = share.partition.window.bytes_encoded
+            self._append(share)
+            self.in_hand = False
+            self.taken += 1
+            share.left -= 1
+            self.encoded += share.partition.window.bytes_encoded - bytes_before
+            if self.encoded >= TURN_BYTES or turn._is_over():
+                return True
+        return False
+
+    cdef int _append(self, Share share) except -1:
+        # Indexes of the group's messages are those of the whole call.
+        cdef PublishWindow window = share.partition.window
+        self.claimed = True
+        share.group.count = self.taken
+        window._append(self.message, share.group)
+        self.claimed = False
+        if window.queued >= window.frame_entries:
+            share.left = 0          # write whole frames before the window is filled further
+        return 0
+
+    cdef Share _share(self, Partition partition):
+        cdef Share share = Share.__new__(Share)
+        share.partition = partition
+        share.group = ConfirmGroup(self.loop)
+        self.shares[partition.index] = share
+        self.used[partition] = share.group
+        return share
+
+    cdef bint _refresh(self, Share share) except -1:
+        # True if the window has capacity now, and no error has ended the call.
+        cdef object core = share.partition.core
+        cdef Py_ssize_t free
+        if share.group.errors is not None or share.group.settled:
+            return False
+        if core.closed or core.error is not None or core.capacity.waiting:
+            return False
+        if share.partition.window.queued >= share.partition.window.frame_entries:
+            core.write()
+        free = core.free()
+        share.left = free
+        return free > 0
+
+    def put(self, targets):
+        """Put the message in hand into the windows of its partitions, all of which have capacity.
+        """
+        cdef Share share
+        self.router._check_id(self.message)
+        for partition in targets:
+            share = <Share> self.shares[(<Partition> partition).index]
+            if share is None:
+                share = self._share(<Partition> partition)
+            self._append(share)
+            share.left = 0
+        self.in_hand = False
+        self.taken += 1
+
+    def take(self, message):
+        """Take a message in hand."""
+        self.message = message
+        self.in_hand = True
+
+    def skip(self):
+        """Count the message in hand, which cannot be sent; return whether there was one."""
+        if not self.in_hand:
+            return False
+        if self.claimed:
+            self.router.unclaim(self.message)
+        self.in_hand = self.claimed = False
+        self.message = None
+        self.taken += 1
+        return True
+
+    def write(self):
+        """Write what was put into the windows."""
+        cdef Share share
+        for share in self.shares:
+            if share is not None:
+                share.left = 0
+                if share.partition.window.queued:
+                    share.partition.core.write()
+
+    @property
+    def has_failed(self):
+        """True if a message was refused, or the publisher of a partition gave up (bool)."""
+        cdef ConfirmGroup group
+        for group in self.used.values():
+            if group.errors is not None or group.settled:
+                return True
+        return False
+
+
+def hash32(str key not None):
+    """Return the hash of a key: MurmurHash3 for x86, 32 bits, of its UTF-8 (int)."""
+    return hash_of(key)

@@ -1,0 +1,96 @@
+"""Opens publishers of super streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableSet
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ..net.connection import disconnected
+from ..net.observer import Life, Observer, State
+from .confirmation import set_attribute
+from .opening import Opener
+from .partitions import query_partitions
+from .publishing import PublisherSession
+from .routing import Route
+from .super_stream import PUBLISHERS, RoutedPublisher, share_windows
+
+R = TypeVar('R', bound=RoutedPublisher[Any])
+
+
+@dataclass(eq=False, repr=False)
+class OpenSuperStream(Opener[R]):
+    """Opens a publisher of a super stream.
+
+    :param route: chooses the partitions of a message.
+    :param windows: sessions of the partitions of all publishers of the client.
+    """
+
+    route: Route
+    windows: MutableSet[PublisherSession]
+
+    async def _open(self, sessions: list[PublisherSession]) -> R:
+        info = self.info
+        names = await query_partitions(self.cluster, info.stream)
+        for name in dict.fromkeys(names):
+            self._new_session(name, sessions)
+        declared = Declared(sessions)
+        self.cluster.observers.add(declared)
+        try:
+            for session in sessions:
+                session.registration.patient = not self.wait
+                session.registration.ensure_open()
+            if self.wait:
+                await declared.first
+        finally:
+            self.cluster.observers.remove(declared)
+        self.windows |= set(sessions)
+        limit = max(1, info.sub_entry_size, min(share_windows(self.windows), info.max_unconfirmed))
+        publishers = []
+        for session in sessions:
+            part = replace(info, stream=session.stream, max_unconfirmed=limit)
+            publisher_id = max(session.registration.id, 0)
+            publisher = self.cls(publisher_id, part, self.client, session.last_id + 1)
+            publisher._attach(session)
+            session.limit = info.max_unconfirmed
+            publishers.append(publisher)
+        kind: Any = next(kind for base, kind in PUBLISHERS if issubclass(self.cls, base))
+        found: R = kind(self.cluster, info, self.route, names, publishers, self.windows)
+        return found
+
+
+class Declared(Observer):
+    """Waits until partitions are declared.
+
+    A partition that is not available does not delay the others: when its first try has failed, one
+    partition that is declared is enough.
+
+    :ivar first: a future of that; it fails with the error of a partition that gives up.
+    """
+
+    def __init__(self, sessions: list[PublisherSession]) -> None:
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._streams = {session.registration: session.stream for session in sessions}
+        self._untried: set[object] = set(self._streams)
+        self._any = False
+
+    def on_transition(
+        self,
+        registration: object,
+        before: State | Life,
+        after: State | Life,
+        error: Exception | None,
+    ) -> None:
+        if registration not in self._streams or self.first.done():
+            return
+        if after is State.IDLE:
+            failure = error or disconnected()
+            set_attribute(failure, 'stream', self._streams[registration])
+            self.first.set_exception(failure)
+            return
+        self._any |= after is State.OPEN
+        if after in (State.OPEN, State.BACKING_OFF):
+            self._untried.discard(registration)
+        if self._any and not self._untried:
+            self.first.set_result(None)

@@ -1,0 +1,473 @@
+"""Publishers of super streams: one ordinary publisher for each partition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, MutableSet, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+from ..checks import check_integer, check_type
+from ..error import ConfirmTimeout, RbFlyError, SendProgress, WindowTimeout, copy_error
+from ..net.cluster import Cluster
+from ..protocol._publish import PublishWindow
+from ._routing import Partition, RoutedBase, Router
+from .confirmation import Confirmation, Failures, set_attribute, summary
+from .partitions import query_route
+from .publisher import BasePublisher, Publisher
+from .publisher_batch import MAX_LEN, PublisherBatchFast, PublisherBatchLimit
+from .publishing import PublisherSession
+from .routing import Route
+from .send_routed import RoutedMany
+from .types import AMQPBody, MessageCtx, PublisherInfo
+from .waiting import deadline, in_time
+
+# Messages in flight of all partitions together.  The broker stops reading from a connection that
+# has 50,000 unconfirmed messages; windows that shrink may still be full.
+IN_FLIGHT = 30_000
+ON_CONNECTION = 256  # publishers
+
+B = TypeVar('B', bound=BasePublisher)
+Message = AMQPBody | MessageCtx
+Targets = Sequence[Partition]
+
+
+def share_windows(sessions: MutableSet[PublisherSession]) -> int:
+    """Divide the messages in flight among the partitions of all publishers of a client.
+
+    Returns the limit of each partition.
+    """
+    limit = IN_FLIGHT // max(1, min(ON_CONNECTION, len(sessions)))
+    for session in sessions:
+        session.resize(limit)
+    return limit
+
+
+class RoutedPublisher(Generic[B]):
+    """Base of the publishers of super streams; created by :meth:`StreamsClient.publisher`.
+
+    :ivar name: name for deduplication, empty for none; each partition has its own sequence of
+        publishing ids for it.
+    :ivar stream: name of the super stream.
+    :ivar partitions: names of the partitions, in the order that `by_hash` uses; they are fixed
+        while the publisher is open.
+    """
+
+    _router: Router
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        info: PublisherInfo,
+        route: Route,
+        names: tuple[str, ...],
+        publishers: Sequence[B],
+        windows: MutableSet[PublisherSession],
+    ) -> None:
+        self.name = info.name
+        self.stream = info.stream
+        self.partitions = names
+        parts = [Partition(i, item, item._core) for i, item in enumerate(publishers)]
+        by_name = {item.publisher.stream: item for item in parts}
+        self._router = Router(route, names, by_name, publishers[0]._batched)
+        self._publishers = publishers
+        self._cluster = cluster
+        self._info = info
+        self._windows = windows
+        self._failures = Failures()
+        self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+
+    def __repr__(self) -> str:
+        return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
+
+    @property
+    def message_id(self) -> int:
+        """The lowest next publishing id of a partition.
+
+        A program that uses explicit publishing ids resumes here: partitions that have stored later
+        messages discard them.
+
+        :raises PublisherError: the publisher has a name, and the broker has not declared it for all
+            partitions.
+        """
+        return min(item.message_id for item in self._publishers)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Number of messages of all partitions that the broker has neither confirmed nor refused,
+        including messages of a batch that were not flushed."""
+        return sum(item.unconfirmed for item in self._publishers)
+
+    @property
+    def capacity(self) -> int:
+        """Number of messages that can be sent now without waiting, whatever their partitions."""
+        return min(item.capacity for item in self._publishers)
+
+    async def close(self) -> None:
+        """Send all queued messages, and wait until all messages are confirmed.
+
+        Closes all partitions concurrently.  For the errors see :meth:`Publisher.close`; if several
+        partitions fail, one error stands for all of them.
+        """
+        try:
+            errors = await self._each([item.close for item in self._publishers])
+        finally:
+            self._end()
+        if self._failures.count:
+            errors += self._failures.errors()
+            self._failures = Failures()
+        raise_summary(errors)
+
+    def _abort(self, error: Exception) -> None:
+        """Send all queued messages, and close without waiting for confirms."""
+        try:
+            for item in self._publishers:
+                item._abort(error)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        for item in self._publishers:
+            self._windows.discard(item._require_session())
+        share_windows(self._windows)
+
+    async def _each(
+        self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
+    ) -> list[Exception]:
+        """Make calls concurrently; return their errors."""
+        found = await asyncio.gather(*[call() for call in calls], return_exceptions=True)
+        for error in found:
+            if error is not None and not isinstance(error, Exception):
+                raise error
+        return [error for error in found if isinstance(error, Exception)]
+
+    async def _targets(
+        self,
+        found: Partition | tuple[Partition, ...] | str,
+        until: float | None = None,
+        timeout: float | None = None,
+    ) -> Targets:
+        """Return the partitions of a message from what the router has found."""
+        if isinstance(found, str):
+            limit = asyncio.timeout_at(until)
+            try:
+                async with limit:
+                    found = await self._ask(found)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise WindowTimeout(
+                    f'the broker did not report the partitions of key {found!r} within'
+                    f' {timeout} s; the message was not sent'
+                ) from None
+        return found if isinstance(found, tuple) else (found,)
+
+    async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
+        """Ask the broker for the partitions of a key, and cache the answer.
+
+        Calls that overlap share one request.
+        """
+        task, asking = self._asking.get(key), self._asking
+        if task is None:
+            task = asking[key] = asyncio.ensure_future(query_route(self._cluster, self.stream, key))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.add_done_callback(lambda _: asking.pop(key))
+        found = self._router.targets(await asyncio.shield(task), key)
+        self._router.cache[key] = found
+        return found
+
+
+class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
+    """Sends messages to the partitions of a super stream, and waits for their confirms.
+
+    Safe to use from many tasks at once.  A partition that is not available delays only its own
+    messages.
+    """
+
+    async def _send(
+        self,
+        found: Partition | tuple[Partition, ...] | str,
+        message: Message,
+        timeout: float | None,
+    ) -> None:
+        """Send a message that has an explicit id, or not just one partition that is known."""
+        until = None if timeout is None else deadline(timeout)
+        targets = await self._targets(found, until, timeout)
+        router, [first, *others] = self._router, targets
+        if router.is_used(message) and is_used(first.core.window, message):
+            # Still in flight, or an error that the window knows more about.
+            await first.publisher.send(message, left(until))
+            return
+        router.claim(message)
+        try:
+            if others:
+                joined = JoinedConfirmation(await self._submit(targets, message, until), self)
+                if not await in_time(joined, until):
+                    raise ConfirmTimeout(
+                        f'the broker did not confirm the message on all partitions within {timeout}'
+                        ' s; it may still be stored'
+                    )
+            else:
+                await first.publisher.send(message, left(until))
+        finally:
+            if not any(is_used(item.core.window, message) for item in targets):
+                router.unclaim(message)
+
+    async def _fail(self, error: Exception) -> NoReturn:
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    async def _submit(
+        self, targets: Targets, message: Message, until: float | None
+    ) -> list[Confirmation]:
+        found: list[Confirmation] = []
+        try:
+            for item in targets:
+                found.append(await item.publisher.submit(message, left(until)))
+        except BaseException as ex:
+            for confirmation in found:  # this call reports the failure
+                confirmation._see()
+            if found and isinstance(ex, RbFlyError):
+                ex.outcome, ex.retriable = 'unknown', False
+            raise
+        return found
+
+    async def submit(self, message: Message, timeout: float | None = None) -> Confirmation:
+        """Send a message without waiting for its confirm.
+
+        Waits only until the window of its partition has capacity, or while the broker is asked for
+        the route of a new key.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for capacity; None or 0 for no limit.
+        :returns: a future of the confirm, for several partitions of all their confirms, which
+            raises the errors of `send`.
+        :raises NoRouteError: the message has no partition.
+
+        And the errors of :meth:`Publisher.submit`; their attribute `stream` is the partition.
+        """
+        until = None if timeout is None else deadline(timeout)
+        router = self._router
+        targets = await self._targets(router.find(message), until, timeout)
+        router.claim(message)
+        try:
+            found = await self._submit(targets, message, until)
+        except BaseException:
+            if not any(is_used(item.core.window, message) for item in targets):
+                router.unclaim(message)
+            raise
+        return found[0] if len(found) == 1 else JoinedConfirmation(found, self)
+
+    async def send_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        timeout: float | None = None,
+        *,
+        progress: SendProgress | None = None,
+    ) -> int:
+        """Send messages as fast as the windows permit, and wait until all are confirmed.
+
+        Like :meth:`Publisher.send_many`, but takes each message before it knows whether the window
+        of its partition has capacity, and waits for that.  If the call ends while it waits, this
+        message is not sent, and `progress` counts it as refused.  A message to several partitions
+        is confirmed when all of them have confirmed it, and refused if any of them refused it.
+
+        :param messages: list, iterator or asynchronous iterator of bodies or contexts.
+        :param timeout: seconds until the last confirm; None or 0 for no limit.
+        :param progress: filled in when the call ends, even if it is cancelled.
+        :returns: number of messages sent.
+        :raises NoRouteError: a message has no partition; the messages before it are sent.
+
+        And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
+        """
+        if progress is None:
+            progress = SendProgress()
+        else:
+            check_type('progress', progress, SendProgress)
+        many = RoutedMany(self._publishers[0]._require_session(), self._router, self._targets)
+        return await many.send(messages, timeout, progress)
+
+
+class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
+    """Queues messages for the partitions of a super stream, and sends them with `flush`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._held: dict[str, list[Message]] = {}  # messages of keys without a known route
+
+    def batch(self, message: Message) -> None:
+        """Queue a message for its partition until `flush` or `close`.
+
+        Never blocks.  With :func:`by_key`, a message whose route is unknown is encoded only when
+        `flush` has asked for the route: do not change it before.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :raises NoRouteError: the message has no partition; for `by_key`, `flush` raises this.
+
+        And the errors of :meth:`PublisherBatchFast.batch`.
+        """
+        found = self._router.find(message)
+        if isinstance(found, str):
+            for item in self._publishers:
+                item._require_session().check()
+                break
+            self._check(message)
+            self._router.claim(message)
+            self._held.setdefault(found, []).append(message)
+        else:
+            self._router.claim(message)
+            self._put(found, message)
+
+    def _check(self, message: Message) -> None:
+        """Raise the error of a message that cannot be encoded."""
+        info, batched = self._info, self._publishers[0]
+        amqp = info.amqp and batched._amqp
+        PublishWindow(0, 0, 1, 1, None, amqp).put(message, None)
+
+    def _put(self, found: Partition | tuple[Partition, ...], message: Message) -> None:
+        targets = found if isinstance(found, tuple) else (found,)
+        for item in targets:  # all or none
+            item.publisher._require_session().check()
+        for item in targets:
+            item.publisher.batch(message)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send all queued messages, and wait until the broker has confirmed them.
+
+        Flushes all partitions concurrently.
+
+        :param timeout: seconds to wait for the confirms; None or 0 for no limit.
+        :raises NoRouteError: no partition is bound to the key of a message; all other messages are
+            sent.
+
+        And the errors of :meth:`PublisherBatchFast.flush`; their attribute `stream` is the
+        partition, or None if several partitions failed.
+        """
+        until = None if timeout is None else deadline(timeout)
+        errors = await self._route_held(until, timeout) if self._held else []
+        busy = [item for item in self._publishers if item._batches.filling.count]
+        busy += [item for item in self._publishers if item._batches.sent and item not in busy]
+        busy = busy or [*self._publishers[:1]]  # checks that the publisher is open
+        errors += await self._each([lambda item=item: item.flush(left(until)) for item in busy])  # type: ignore[misc]
+        raise_summary(errors)
+
+    async def _route_held(self, until: float | None, timeout: float | None) -> list[Exception]:
+        """Queue the messages whose route was unknown; return the errors of the others."""
+
+        async def queue(key: str) -> None:
+            try:
+                [*targets] = await self._targets(key, until, timeout)
+            except RbFlyError as ex:
+                if not ex.retriable:
+                    self._held.pop(key, None)
+                raise
+            for message in self._held.pop(key, ()):
+                self._put(tuple(targets), message)
+
+        return await self._each([lambda key=key: queue(key) for key in self._held])  # type: ignore[misc]
+
+    async def close(self) -> None:
+        errors: list[Exception] = []
+        if self._held:
+            limit = self._cluster.settings.close_timeout
+            until = None if not limit else deadline(limit)
+            errors = await self._route_held(until, limit)
+        try:
+            await super().close()
+        except RbFlyError as ex:
+            errors.insert(0, ex)
+        raise_summary(errors)
+
+    close.__doc__ = RoutedPublisher.close.__doc__
+
+
+class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
+    """A batch publisher of a super stream for concurrent tasks: `batch` waits while too many
+    messages are queued for the partition."""
+
+    async def batch(  # type: ignore[override]
+        self, message: Message, *, max_len: int, timeout: float | None = None
+    ) -> None:
+        """Queue a message for its partition until `flush` or `close`.
+
+        Waits while `max_len` messages are queued for the partition, until another task calls
+        `flush`, or while the broker is asked for the route of a new key.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param max_len: maximum number of queued messages of a partition, at least 1.
+        :param timeout: seconds to wait for capacity; None or 0 for no limit.
+        :raises NoRouteError: the message has no partition.
+
+        And the errors of :meth:`PublisherBatchLimit.batch`.
+        """
+        until = None if timeout is None else deadline(timeout)
+        check_integer('max_len', max_len, 1, MAX_LEN)
+        targets = await self._targets(self._router.find(message), until, timeout)
+        self._router.claim(message)
+        for item in targets:
+            await item.publisher.batch(message, max_len=max_len, timeout=left(until))
+
+
+class JoinedConfirmation(Confirmation):
+    """A future of the confirms of a message that several partitions take."""
+
+    def __init__(self, parts: Sequence[Confirmation], publisher: RoutedPublisher[Any]) -> None:
+        asyncio.Future.__init__(self, loop=parts[0].get_loop())
+        self._failures = publisher._failures
+        self._number = 0
+        self.publish_id = parts[0].publish_id
+        self._parts = parts
+        self._left = len(parts)
+        for part in parts:
+            part.add_done_callback(self._on_done)
+
+    def _on_done(self, part: asyncio.Future[None]) -> None:
+        self._left -= 1
+        if not part.cancelled():
+            part.exception()  # this future reports it
+        if self._left or self.done():
+            return
+        errors = [item.failure for item in self._parts if item.failure is not None]
+        if error := summary(errors):
+            if len(errors) < len(self._parts):  # a partition has stored the message
+                error = copy_error(error)
+                set_attribute(error, 'outcome', 'unknown')
+                set_attribute(error, 'retriable', False)
+            self.set_exception(error)
+        else:
+            self.set_result(None)
+
+
+PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
+    (PublisherBatchLimit, SuperStreamBatchLimitPublisher),
+    (PublisherBatchFast, SuperStreamBatchPublisher),
+    (Publisher, SuperStreamPublisher),
+)
+"""The publisher of a super stream for each class of the publishers of its partitions."""
+
+
+def is_used(window: PublishWindow, message: Message) -> bool:
+    """Return whether a window has taken the publishing id of a message, or a higher one."""
+    return isinstance(message, MessageCtx) and message.stream_publish_id < window.next_id
+
+
+def left(until: float | None) -> float | None:
+    """Return the seconds left until a time of the event loop; None for no limit."""
+    return None if until is None else max(until - asyncio.get_running_loop().time(), 1e-6)
+
+
+def raise_summary(errors: list[Exception]) -> None:
+    """Raise one error that stands for all of them, if there are any."""
+    late = [error for error in errors if isinstance(error, ConfirmTimeout)]
+    if len(errors) > 1 and late:
+        found = copy_error(late[0])
+        found.unconfirmed = sum(error.unconfirmed for error in late)
+        found.unsent = sum(error.unsent for error in late)
+        found.stream = None if len(late) > 1 else found.stream
+        found.add_note(f'{len(errors)} partitions failed in total')
+        raise found from summary([error for error in errors if error not in late])
+    if error := summary(errors):
+        raise error
