@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import MutableSet
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from .opening import Opener
 from .partitions import query_partitions
 from .publishing import PublisherSession
 from .routing import Route
-from .super_stream import PUBLISHERS, RoutedPublisher, share_windows
+from .super_stream import PUBLISHERS, RoutedPublisher, retried, share_windows
 
 R = TypeVar('R', bound=RoutedPublisher[Any])
 
@@ -32,7 +33,8 @@ class OpenSuperStream(Opener[R]):
 
     async def _open(self, sessions: list[PublisherSession]) -> R:
         info = self.info
-        names = await query_partitions(self.cluster, info.stream)
+        query = functools.partial(query_partitions, self.cluster, info.stream)
+        names = await retried(self.cluster, query, None if self.wait else 0)
         for name in dict.fromkeys(names):
             self._new_session(name, sessions)
         declared = Declared(sessions)

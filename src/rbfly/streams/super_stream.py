@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, MutableSet, Sequence
+from collections.abc import (
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    MutableSet,
+    Sequence,
+)
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ..checks import check_integer, check_type
@@ -27,8 +35,20 @@ IN_FLIGHT = 30_000
 ON_CONNECTION = 256  # publishers
 
 B = TypeVar('B', bound=BasePublisher)
+T = TypeVar('T')
 Message = AMQPBody | MessageCtx
 Targets = Sequence[Partition]
+
+
+async def retried(
+    cluster: Cluster, query: Callable[[], Awaitable[T]], limit: float | None = None
+) -> T:
+    """Return the result of a query about a super stream; repeat it if the connection is lost.
+
+    :param limit: seconds, 0 for no limit; None for the client's own.
+    """
+    async with cluster.deadline(limit) as deadline:
+        return await cluster.retry(deadline, query)
 
 
 def share_windows(sessions: MutableSet[PublisherSession]) -> int:
@@ -170,7 +190,9 @@ class RoutedPublisher(Generic[B]):
         """
         task, asking = self._asking.get(key), self._asking
         if task is None:
-            task = asking[key] = asyncio.ensure_future(query_route(self._cluster, self.stream, key))
+            cluster, stream = self._cluster, self.stream  # the task must not keep the publisher
+            query = retried(cluster, lambda: query_route(cluster, stream, key))
+            task = asking[key] = asyncio.ensure_future(query)
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             task.add_done_callback(lambda _: asking.pop(key))
         found = self._router.targets(await asyncio.shield(task), key)

@@ -1,0 +1,327 @@
+"""Publishing to super streams through cuts and without leaders, on the in-memory broker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.streams.partitions import query_route
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+
+NAMES = [f'orders-{i}' for i in range(3)]
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[StreamBroker]:
+    """Three nodes, each with the only replica of one partition of `orders`."""
+    async with StreamBroker(nodes=3) as broker:
+        broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
+        yield broker
+
+
+@pytest_asyncio.fixture
+async def client(broker: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
+    async with rbs.streams_client(broker.uris, close_timeout=1) as client:
+        yield client
+
+
+def route(message: Any, partitions: Any) -> str:
+    """Route by the first character of a body."""
+    body = message.body if isinstance(message, rbs.MessageCtx) else message
+    return str(partitions[int(body[0])])
+
+
+def first_key(message: Any) -> str:
+    return str(message[0])
+
+
+def node_of(broker: StreamBroker, partition: int) -> int:
+    return broker.leader(NAMES[partition])
+
+
+def stored(broker: StreamBroker) -> list[list[Any]]:
+    return [broker.messages(name) for name in NAMES]
+
+
+@pytest.mark.parametrize('explicit', [False, True])
+async def test_named_publisher_stores_each_message_once_through_cuts(
+    broker: StreamBroker, client: rbs.StreamsClient, explicit: bool
+) -> None:
+    sent = [f'{i * 7 % 3} {i}' for i in range(6000)]
+    messages: list[Any] = [
+        rbs.stream_message_ctx(body, publish_id=i) if explicit else body
+        for i, body in enumerate(sent, 1)
+    ]
+    by = rbs.by_hash(lambda message: first_key(getattr(message, 'body', message)))
+    async with client.publisher('orders', route=by, name='shop') as publisher:
+        for start in range(0, 6000, 1000):
+            broker.cut(after=8000)
+            await publisher.send_many(messages[start : start + 500])
+            await asyncio.gather(*map(publisher.send, messages[start + 500 : start + 1000]))
+        partition = {key: by(key, publisher.partitions) for key in '012'}
+    found = dict(zip(NAMES, stored(broker), strict=True))
+    for name in NAMES:
+        assert found[name] == [body for body in sent if partition[body[0]] == name]
+
+
+async def test_restarted_service_goes_on_with_automatic_ids(
+    broker: StreamBroker,
+) -> None:
+    sent = [f'{i % 3} {i}' for i in range(900)]
+    for start in (0, 300, 600):
+        async with (
+            rbs.streams_client(broker.uris) as client,
+            client.publisher('orders', route=route, name='shop') as publisher,
+        ):
+            await publisher.send_many(sent[start : start + 100])
+            broker.cut()
+            await publisher.send_many(sent[start + 100 : start + 300])
+    assert stored(broker) == [[body for body in sent if body[0] == key] for key in '012']
+
+
+async def test_partition_without_leader_delays_only_its_own_keys(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=route) as publisher:
+        await publisher.send_many(['0', '1', '2'])
+        node = node_of(broker, 0)
+        broker.stop_node(node)
+        delayed = asyncio.ensure_future(publisher.send('0 late'))
+        for i in range(100):
+            await publisher.send(f'1 {i}')
+            await publisher.send(f'2 {i}')
+        assert await publisher.send_many(['1', '2'] * 1000) == 2000
+        assert not delayed.done()
+        broker.start_node(node)
+        await delayed
+    assert stored(broker)[0] == ['0', '0 late']
+    assert [len(items) for items in stored(broker)[1:]] == [1101, 1101]
+
+
+@pytest.mark.parametrize('name', [None, 'shop'])
+async def test_publisher_opens_while_a_partition_has_no_leader(
+    broker: StreamBroker, client: rbs.StreamsClient, name: str | None
+) -> None:
+    await client.stream_exists('orders-1')
+    node = node_of(broker, 0)
+    broker.stop_node(node)
+    async with client.publisher('orders', route=route, name=name) as publisher:
+        delayed = asyncio.ensure_future(publisher.send('0'))
+        await publisher.send('1')
+        assert await publisher.send_many(['1', '2']) == 2
+        if name:
+            with pytest.raises(rbs.PublisherError, match='still connecting'):
+                _ = publisher.message_id
+        assert not delayed.done()
+        broker.start_node(node)
+        await delayed
+        assert publisher.message_id == 2
+    assert stored(broker) == [['0'], ['1', '1'], ['2']]
+
+
+async def test_publisher_does_not_open_without_any_leader(broker: StreamBroker) -> None:
+    for partition in range(2):
+        broker.stop_node(node_of(broker, partition))
+    broker.delete_stream('orders-2')
+    async with rbs.streams_client(broker.uris, reconnect_timeout=0.2) as client:
+        opening = client.publisher('orders', route=route)
+        with pytest.raises(rbs.StreamConnectionError) as caught:
+            await opening
+        assert caught.value.stream in NAMES
+
+
+async def test_errors_name_the_partition(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    async with client.publisher('orders', route=route) as publisher:
+        await publisher.send_many(['0', '1', '2'])
+        broker.publish_error()
+        with pytest.raises(rbs.PublishError) as refused:
+            await publisher.send('1')
+        assert refused.value.stream == 'orders-1'
+        broker.publish_error()
+        with pytest.raises(rbs.PublishError) as refused:
+            await publisher.send_many(['2', '2', '2'])
+        assert refused.value.stream == 'orders-2'
+        assert refused.value.progress.refused == [0]  # type: ignore[union-attr]
+        broker.publish_error()
+        confirmation = await publisher.submit('0')
+        with pytest.raises(rbs.PublishError) as refused:
+            await confirmation
+        assert refused.value.stream == 'orders-0'
+        broker.withhold_confirms()
+        with pytest.raises(rbs.ConfirmTimeout) as late:
+            await publisher.send('2', timeout=0.01)
+        assert (late.value.stream, late.value.outcome) == ('orders-2', 'unknown')
+        broker.heal()
+    with pytest.raises(rbs.PublisherError) as closed:
+        await publisher.send('1')
+    assert closed.value.stream == 'orders-1'
+
+
+async def test_close_raises_one_error_of_all_partitions(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    publisher = await client.publisher('orders', route=route)
+    broker.publish_error(count=2)
+    for body in ('0', '1', '2'):
+        await publisher.submit(body)
+    with pytest.raises(rbs.PublishError) as caught:
+        await publisher.close()
+    assert caught.value.total == 2
+    assert caught.value.stream is None
+    await publisher.close()
+
+
+async def test_timeout_and_cancellation_of_send_many(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=route, max_unconfirmed=10) as publisher:
+        broker.withhold_confirms()
+        progress = rbs.SendProgress()
+        with pytest.raises(rbs.ConfirmTimeout):
+            await publisher.send_many(['0'] * 5 + ['1'] * 100, timeout=0.05, progress=progress)
+        assert progress.taken == 16  # one waits for the window of its partition
+        assert progress.unknown == [*range(15)]
+        assert progress.refused == [15]
+        await publisher.send_many([])
+        broker.heal()
+        await progress.wait()
+        assert progress.confirmed == 15
+        broker.withhold_confirms()
+        sending = asyncio.ensure_future(publisher.send_many(['2'] * 100, progress=progress))
+        await until(lambda: publisher.unconfirmed == 10, 'the window is full')
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert (progress.taken, progress.refused) == (11, [10])
+        broker.heal()
+    assert [len(items) for items in stored(broker)] == [5, 10, 10]
+
+
+async def test_asynchronous_iterator_ends_when_a_message_is_refused(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async def messages() -> AsyncIterator[str]:
+        yield '0'
+        yield '1'
+        await asyncio.Event().wait()
+
+    async with client.publisher('orders', route=route) as publisher:
+        broker.publish_error()
+        with pytest.raises(rbs.PublishError) as caught:
+            await publisher.send_many(messages())
+        assert caught.value.stream in NAMES
+        assert not any(item._require_session().receiving for item in publisher._publishers)
+
+
+async def test_message_to_several_partitions_names_the_one_that_refuses(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=lambda _, names: names[:2]) as publisher:
+        broker.publish_error()
+        with pytest.raises(rbs.PublishError) as caught:
+            await publisher.send('x')
+        assert caught.value.stream in NAMES[:2]
+        assert (caught.value.outcome, caught.value.retriable) == ('unknown', False)
+    assert sorted(map(len, stored(broker))) == [0, 0, 1]
+
+
+async def test_flush_names_the_partition(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    opener = client.publisher('orders', route=route, cls=rbs.PublisherBatchFast)
+    async with opener as publisher:
+        broker.publish_error()
+        publisher.batch('2')
+        with pytest.raises(rbs.PublishError) as refused:
+            await publisher.flush()
+        assert refused.value.stream == 'orders-2'
+        broker.withhold_confirms()
+        publisher.batch('0')
+        publisher.batch('1')
+        with pytest.raises(rbs.ConfirmTimeout):
+            await publisher.flush(timeout=0.01)
+        broker.heal()
+        await publisher.flush()
+
+
+async def test_keys_that_are_asked_for_at_the_same_time_share_a_request(
+    broker: StreamBroker, client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def query(cluster: Any, stream: str, key: str) -> tuple[str, ...]:
+        asked.append(key)
+        return await query_route(cluster, stream, key)
+
+    monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
+    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+        await asyncio.gather(*[publisher.send(f'{i % 2} {i}') for i in range(100)])
+        await publisher.send_many([f'1 {i}' for i in range(100, 200)])
+    assert sorted(asked) == ['0', '1']
+    assert stored(broker)[0] == [f'0 {i}' for i in range(0, 100, 2)]
+    assert stored(broker)[1] == [
+        *(f'1 {i}' for i in range(1, 100, 2)), *(f'1 {i}' for i in range(100, 200)),
+    ]  # fmt: skip
+
+
+async def test_key_is_asked_for_again_when_its_partition_is_gone(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+        await publisher.send('0')
+        broker.delete_stream('orders-0')
+        with pytest.raises(rbs.StreamDoesNotExist):
+            await publisher.send('0')
+        with pytest.raises(rbs.NoRouteError):
+            await publisher.send('0')
+
+
+async def test_route_that_does_not_arrive_in_time(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+        broker.stall()
+        with pytest.raises(rbs.WindowTimeout, match='partitions of key'):
+            await publisher.send('0', timeout=0.01)
+        broker.heal()
+        await publisher.send('0')
+    assert stored(broker)[0] == ['0']
+
+
+async def test_cancelled_program_closes_without_waiting(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async def program() -> None:
+        async with client.publisher('orders', route=route) as publisher:
+            broker.withhold_confirms()
+            await publisher.send('0')
+
+    running = asyncio.ensure_future(program())
+    await until(lambda: bool(stored(broker)[0]), 'the message is stored')
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    broker.heal()
+
+
+async def test_disconnected_client(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    publisher = await client.publisher('orders', route=route)
+    await client.disconnect()
+    with pytest.raises(rbs.StreamConnectionError):
+        await publisher.send('0')
+    await publisher.close()
+
+
+async def test_publisher_of_another_event_loop(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async def use() -> None:
+        with pytest.raises(rbs.EventLoopError):
+            await publisher.send('0')
+        with pytest.raises(rbs.EventLoopError):
+            await publisher.send_many(['0'])
+
+    async with client.publisher('orders', route=route) as publisher:
+        await asyncio.to_thread(asyncio.run, use())
