@@ -17,8 +17,9 @@ cdef class PublishWindow(FrameQueue):
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept
-    cdef Py_ssize_t _settle_entry(
-        self, Frame frame, Entry *entry, int code, list done
+    cdef Py_ssize_t _follow(self, Entry *entry, const uint8_t *p, Py_ssize_t count) noexcept
+    cdef Py_ssize_t _settle_entries(
+        self, Frame frame, Entry *entry, Py_ssize_t run, int code, list done
     ) except -1
     cdef int _release(self) except -1
     cdef list confirm(self, const uint8_t *p, Py_ssize_t count)

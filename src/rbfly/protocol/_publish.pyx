@@ -12,7 +12,7 @@ from rbfly.protocol._frames cimport PREFIX, Entry, Frame, offset
 from rbfly.protocol._pending cimport (
     PendingConfirms, SubEntrySpan, count_of, first_of, give_up, waiter_of,
 )
-from rbfly.protocol._queue cimport SETTLED, FrameQueue, messages_of
+from rbfly.protocol._queue cimport GIVEN_UP, SETTLED, FrameQueue, messages_of
 
 cdef enum:
     CONFIRMED = -1          # every code in a PublishError is a refusal, even 0 and OK
@@ -219,7 +219,7 @@ cdef class PublishWindow(FrameQueue):
                     limit = max(self.frame_max - (PREFIX - 4), 0)
                     count = messages_of(frame, entry)
                     waiter.too_large = (entry.id, entry.size, limit, count)
-            count = self._settle_entry(frame, entry, FRAME_TOO_LARGE, self.too_large)
+            count = self._settle_entries(frame, entry, 1, FRAME_TOO_LARGE, self.too_large)
             self._retire(entry, i, count)
         return 0
 
@@ -240,18 +240,41 @@ cdef class PublishWindow(FrameQueue):
         self.cursor = position + 1
         return &self.ring[position & self.mask]
 
-    cdef Py_ssize_t _settle_entry(
-        self, Frame frame, Entry *entry, int code, list done
+    cdef Py_ssize_t _follow(self, Entry *entry, const uint8_t *p, Py_ssize_t count) noexcept:
+        # Count the entries from `entry` on, which `_find` has just found, that have the ids at `p`
+        # and belong to the same waiter and frame.
+        cdef uint64_t position = self.cursor
+        cdef Py_ssize_t run = 1
+        cdef Entry *next
+        if entry.spans:
+            return 1
+        while run < count and position < self.sent:
+            next = &self.ring[position & self.mask]
+            if (
+                next.id != load_u64(p + 8 * run)
+                or next.waiter != entry.waiter
+                or next.frame != entry.frame
+                or next.spans
+                or next.settled
+            ):
+                break
+            position += 1
+            run += 1
+        self.cursor = position
+        return run
+
+    cdef Py_ssize_t _settle_entries(
+        self, Frame frame, Entry *entry, Py_ssize_t run, int code, list done
     ) except -1:
-        # Returns the number of its messages.
+        # Returns the number of their messages.
         cdef SubEntrySpan span
         cdef Py_ssize_t i, count = 0
         if entry.spans == 0:
             settle_messages(
-                self, <PendingConfirms> frame.waiters[entry.waiter], entry.id, code, entry.order, 1,
-                done,
+                self, <PendingConfirms> frame.waiters[entry.waiter], entry.id, code, entry.order,
+                run, done,
             )
-            return 1
+            return run
         for i in range(entry.waiter, entry.waiter + entry.spans):
             span = <SubEntrySpan> frame.waiters[i]
             count += span.count
@@ -275,9 +298,9 @@ cdef class PublishWindow(FrameQueue):
 
     cdef list confirm(self, const uint8_t *p, Py_ssize_t count):
         cdef list done = []
-        cdef Py_ssize_t i
-        for i in range(count):
-            settle(self, load_u64(p + 8 * i), CONFIRMED, done)
+        cdef Py_ssize_t i = 0
+        while i < count:
+            i += settle(self, p + 8 * i, count - i, CONFIRMED, done)
         self._release()
         return done
 
@@ -290,7 +313,7 @@ cdef class PublishWindow(FrameQueue):
             if code == PUBLISHER_DOES_NOT_EXIST:
                 self.needs_redeclare = True     # the redeclared publisher resends the message
             else:
-                settle(self, load_u64(p + 10 * i), code, done)
+                settle(self, p + 10 * i, 1, code, done)
         self._release()
         return done
 
@@ -307,21 +330,31 @@ cdef inline int settle_messages(
     return 0
 
 
-cdef inline int settle(PublishWindow window, uint64_t id, int code, list done) except -1:
-    cdef Entry *entry = window._find(id)
+cdef inline Py_ssize_t settle(
+    PublishWindow window, const uint8_t *p, Py_ssize_t count, int code, list done
+) except -1:
+    # Settle the message with the id at `p`, and those of up to `count` ids that directly follow it
+    # in the window.  Returns the number of ids.
+    cdef Entry *entry = window._find(load_u64(p))
+    cdef uint64_t first, position
+    cdef Py_ssize_t run
     cdef Frame frame
     # Ignore a late or repeated confirm, e.g. of a deduplicated message.
-    if entry is NULL:
-        return 0
-    if entry.settled:
-        if entry.settled == SETTLED:
-            return 0
-        window.given_up -= 1
+    if entry is NULL or entry.settled == SETTLED:
+        return 1
+    first = window.cursor - 1
+    run = window._follow(entry, p, count)
     frame = <Frame> window.frames[offset(entry.frame, window.frames_base)]
-    window.in_flight -= window._settle_entry(frame, entry, code, done)
-    entry.settled = SETTLED
-    frame.unsettled -= 1
+    if entry.settled == GIVEN_UP:
+        window.given_up -= 1
+    window.in_flight -= window._settle_entries(frame, entry, run, code, done)
+    if first == window.head:
+        window.head += <uint64_t> run
+    else:
+        for position in range(first, first + <uint64_t> run):
+            window.ring[position & window.mask].settled = SETTLED
+    frame.unsettled -= run
     if frame.unsettled == 0:
         frame.data = None
         frame.waiters = None
-    return 0
+    return run
