@@ -25,6 +25,12 @@ cdef MessageCtx decode_context(
 cdef int put_long_data(OutBuffer *out, object body) except -1
 
 
+# Size of exact bytes as a message with one data section.
+cdef inline Py_ssize_t data_size(object body) noexcept:
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
+    return n + 5 if n <= 255 else n + 8
+
+
 # Append exact bytes as a message with one data section.
 cdef inline int put_data(OutBuffer *out, object body) except -1:
     cdef Py_ssize_t n = PyBytes_GET_SIZE(body)

@@ -238,9 +238,7 @@ def encode_amqp_bytes(message):
     if type(message) is MessageCtx and (<MessageCtx> message)._body_ready:
         body = (<MessageCtx> message)._body
     if type(body) is bytes:
-        # the exact size of a message with only a bytes body
-        size = PyBytes_GET_SIZE(body)
-        size += 5 if size <= 255 else 8
+        size = data_size(body)
     out_open(&out, size)
     if (<raw_encode_message> encode_message)(&out, message) < 0:
         out_discard(&out)

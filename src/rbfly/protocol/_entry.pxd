@@ -1,8 +1,8 @@
 from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t
 
-from rbfly._wire cimport OutBuffer, out_reserve, out_size, store_u32
-from rbfly.amqp._codec cimport put_data
+from rbfly._wire cimport OutBuffer, out_reserve, put_u32
+from rbfly.amqp._codec cimport data_size, put_data
 
 cdef int put_any_message(OutBuffer *out, object message, bint amqp, Py_ssize_t limit) except -1
 
@@ -17,16 +17,12 @@ cdef int trim(OutBuffer *out) except -1
 cdef inline int put_message(
     OutBuffer *out, object message, bint amqp, Py_ssize_t limit
 ) except -1:
-    cdef Py_ssize_t at
     if type(message) is not bytes or not amqp or PyBytes_GET_SIZE(message) > limit - 8:
         return put_any_message(out, message, amqp, limit)
     # the most common kind, without further calls
-    at = out_size(out)
     out_reserve(out, 4)
-    out.p += 4
-    put_data(out, message)
-    store_u32(out.start + at, <uint32_t> (out_size(out) - at - 4))
-    return 0
+    put_u32(out, <uint32_t> data_size(message))
+    return put_data(out, message)
 
 
 cdef class SubEntry:

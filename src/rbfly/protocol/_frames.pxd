@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from rbfly._wire cimport OutBuffer
-from rbfly.protocol._entry cimport SubEntry
+from rbfly._wire cimport OutBuffer, out_reserve, out_size, put_u64
+from rbfly.protocol._entry cimport SubEntry, put_filter, put_message
 from rbfly.protocol._pending cimport PendingConfirms
 
 
@@ -17,6 +17,8 @@ cdef class Frame:
     cdef bytes data
     cdef list waiters               # of simple entries; SubEntrySpan of sub-entries
     cdef PendingConfirms last       # last item of `waiters`; None behind a span
+    cdef uint32_t number            # modulo 2**32
+    cdef uint32_t last_index        # of `last` in `waiters`
     cdef Py_ssize_t count           # messages
     cdef Py_ssize_t entries
     cdef Py_ssize_t unsettled       # entries
@@ -72,7 +74,7 @@ cdef class FrameBuilder:
     cdef uint64_t _append(self, object message, PendingConfirms waiter) except? 0xdead
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead
     cdef int _close_sub_entry(self, Py_ssize_t used) except -1
-    cdef int _use_id(self, uint64_t id) except -1
+    cdef Frame _new_frame(self)
     cdef int _check_explicit(self, uint64_t id) except -1
     cdef object _filter_value(self, object message)
     cdef int _open_frame(self) except -1
@@ -81,15 +83,52 @@ cdef class FrameBuilder:
     cdef int _close_open(self) except -1
     cdef int _finish_frame(self) except -1
     cdef int _grow_ring(self) except -1
-    cdef Entry *_add_entry(
-        self, Frame frame, uint64_t id, Py_ssize_t start, Py_ssize_t count
-    ) noexcept
-    cdef int _add_simple(
-        self, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
-    ) except -1
+    cdef int _add_waiter(self, PendingConfirms waiter) except -1
     cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1
 
 
 # Append publishing id, filter value and message to the open frame.  On an error, the caller rolls
 # back.
-cdef int put_entry(FrameBuilder builder, uint64_t id, object message, object value) except -1
+cdef inline int put_entry(
+    FrameBuilder builder, uint64_t id, object message, object value
+) except -1:
+    cdef OutBuffer *out = &builder.out
+    cdef Py_ssize_t limit = builder.frame_max - (PREFIX - 4) - 12
+    cdef Py_ssize_t at
+    out_reserve(out, 8)
+    put_u64(out, id)
+    if builder.filter_extract is not None:
+        at = out_size(out)
+        put_filter(out, value)
+        limit -= out_size(out) - at
+    return put_message(out, message, builder.amqp, limit)
+
+
+# Add the entry from `start` to the end of the open frame; the ring has space.
+cdef inline Entry *add_entry(
+    FrameBuilder builder, uint64_t id, Py_ssize_t start, Py_ssize_t count
+) noexcept:
+    cdef Entry *entry = &builder.ring[builder.tail & builder.mask]
+    entry.id = id
+    entry.frame = builder.open.number
+    entry.start = <uint32_t> start
+    entry.size = <uint32_t> (out_size(&builder.out) - start)
+    entry.settled = False
+    builder.tail += 1
+    builder.open.entries += 1
+    builder.open.unsettled += 1
+    builder.open.count += count
+    return entry
+
+
+cdef inline int add_simple(
+    FrameBuilder builder, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
+) except -1:
+    cdef Entry *entry
+    if builder.open.last is not waiter:
+        builder._add_waiter(waiter)
+    entry = add_entry(builder, id, start, 1)
+    entry.waiter = builder.open.last_index
+    entry.order = order
+    entry.spans = 0
+    return 0

@@ -21,7 +21,7 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport MessageCtx
-from rbfly.protocol._entry cimport SubEntry, put_filter, put_message, trim
+from rbfly.protocol._entry cimport SubEntry, trim
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
 from rbfly.amqp._message import MessageCtx as _MessageCtx
@@ -53,18 +53,6 @@ cdef class Frame:
         self.waiters = []
 
 
-cdef int put_entry(FrameBuilder builder, uint64_t id, object message, object value) except -1:
-    cdef OutBuffer *out = &builder.out
-    cdef Py_ssize_t start = out_size(out)
-    out_reserve(out, 8)
-    put_u64(out, id)
-    if builder.filter_extract is not None:
-        put_filter(out, value)
-    return put_message(
-        out, message, builder.amqp, builder.frame_max - (PREFIX - 4) - (out_size(out) - start) - 4
-    )
-
-
 # Called without exception propagation: cheaper than try and except.
 ctypedef int (*raw_put_entry)(
     FrameBuilder builder, uint64_t id, object message, object value
@@ -79,6 +67,17 @@ cdef int fail_entry(FrameBuilder builder, Py_ssize_t start) except -1:
         builder.out.p = builder.out.start + start
         trim(&builder.out)
         raise
+
+
+cdef inline int use_id(FrameBuilder builder, uint64_t id) except -1:
+    if builder.batch_ids is not None:
+        builder.batch_ids.add(id)
+    if not builder.has_last or id > builder.last_id:
+        builder.last_id = id
+        builder.has_last = True
+    if id >= builder.next_id:
+        builder.next_id = id + 1 if id < LAST_ID else id
+    return 0
 
 
 cdef class FrameBuilder:
@@ -270,27 +269,16 @@ cdef class FrameBuilder:
                 self._move_entry(start)
                 start = PREFIX
             self.bytes_encoded += <uint64_t> (out_size(&self.out) - start)
-            self._add_simple(id, start, waiter, <uint32_t> waiter.count)
+            add_simple(self, id, start, waiter, <uint32_t> waiter.count)
             self.queued += 1
             waiter.count += 1
             waiter.remaining += 1
-            self._use_id(id)
+            use_id(self, id)
             if self.open.count >= self.frame_entries:
                 self._finish_frame()
             return id
         finally:
             self.busy = False
-
-    @cython.final
-    cdef inline int _use_id(self, uint64_t id) except -1:
-        if self.batch_ids is not None:
-            self.batch_ids.add(id)
-        if not self.has_last or id > self.last_id:
-            self.last_id = id
-            self.has_last = True
-        if id >= self.next_id:
-            self.next_id = id + 1 if id < LAST_ID else id
-        return 0
 
     @cython.final
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead:
@@ -315,7 +303,7 @@ cdef class FrameBuilder:
                 sub_entry._drop(end)
                 raise PublisherError(f'publishing id {self.last_id}, the highest, is used up')
             self.sub_entry_id = self.next_id
-            self._use_id(self.sub_entry_id)
+            use_id(self, self.sub_entry_id)
         else:
             span = <SubEntrySpan> self.sub_entry_spans[len(self.sub_entry_spans) - 1]
         if (
@@ -396,8 +384,14 @@ cdef class FrameBuilder:
     cdef int _open_frame(self) except -1:
         out_open(&self.out, self.capacity_hint)
         self.out.p += PREFIX
-        self.open = Frame.__new__(Frame)
+        self.open = self._new_frame()
         return 0
+
+    cdef Frame _new_frame(self):
+        # Its number stays the same while frames before it are released.
+        cdef Frame frame = Frame.__new__(Frame)
+        frame.number = <uint32_t> (self.frames_base + <uint64_t> len(self.frames))
+        return frame
 
     cdef int _move_entry(self, Py_ssize_t start) except -1:
         # The entry at `start` does not fit into the open frame: move it into a new one.
@@ -414,7 +408,7 @@ cdef class FrameBuilder:
         put_bytes(&self.out, full.start + start, size)
         full, self.out = self.out, full
         self._finish_frame()
-        self.open = Frame.__new__(Frame)
+        self.open = self._new_frame()
         self.out = full
         return 0
 
@@ -479,35 +473,11 @@ cdef class FrameBuilder:
         self.mask = 2 * size - 1
         return 0
 
-    @cython.final
-    cdef inline Entry *_add_entry(
-        self, Frame frame, uint64_t id, Py_ssize_t start, Py_ssize_t count
-    ) noexcept:
-        # The entry extends from `start` to the end of the open frame; the ring has space.
-        cdef Entry *entry = &self.ring[self.tail & self.mask]
-        entry.id = id
-        entry.frame = <uint32_t> (self.frames_base + <uint64_t> len(self.frames))
-        entry.start = <uint32_t> start
-        entry.size = <uint32_t> (out_size(&self.out) - start)
-        entry.settled = False
-        self.tail += 1
-        frame.entries += 1
-        frame.unsettled += 1
-        frame.count += count
-        return entry
-
-    cdef int _add_simple(
-        self, uint64_t id, Py_ssize_t start, PendingConfirms waiter, uint32_t order
-    ) except -1:
+    cdef int _add_waiter(self, PendingConfirms waiter) except -1:
         cdef Frame frame = self.open
-        cdef Entry *entry
-        if frame.last is not waiter:
-            frame.waiters.append(waiter)
-            frame.last = waiter
-        entry = self._add_entry(frame, id, start, 1)
-        entry.waiter = <uint32_t> (len(frame.waiters) - 1)
-        entry.order = order
-        entry.spans = 0
+        frame.waiters.append(waiter)
+        frame.last = waiter
+        frame.last_index = <uint32_t> (len(frame.waiters) - 1)
         return 0
 
     cdef int _add_sub_entry(self, uint64_t id, Py_ssize_t start, list spans) except -1:
@@ -516,7 +486,7 @@ cdef class FrameBuilder:
         cdef Entry *entry
         for span in spans:
             count += (<SubEntrySpan> span).count
-        entry = self._add_entry(frame, id, start, count)
+        entry = add_entry(self, id, start, count)
         entry.waiter = <uint32_t> len(frame.waiters)
         entry.order = 0
         entry.spans = <uint16_t> len(spans)

@@ -14,7 +14,7 @@ from libc.string cimport memcmp
 from rbfly._wire cimport out_discard, out_size, put_bytes
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._entry cimport trim
-from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, offset, put_entry
+from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, add_simple, offset, put_entry
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
 from rbfly.error import ArgumentError
@@ -304,7 +304,8 @@ cdef class FrameQueue(FrameBuilder):
                         source.waiters[entry.waiter:entry.waiter + entry.spans],
                     )
                 else:
-                    self._add_simple(
+                    add_simple(
+                        self,
                         entry.id,
                         out_size(&self.out) - entry.size,
                         <PendingConfirms> source.waiters[entry.waiter],
