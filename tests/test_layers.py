@@ -65,7 +65,7 @@ LAYERS = {
         ['reading', 'sequence', 'gaps', 'offsets', 'partitions'],
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'until'],
-        ['consuming'],
+        ['consuming', 'management'],
         ['publisher', 'subscription', 'send_routed'],
         ['publisher_batch', 'opening'],
         ['super_stream'],

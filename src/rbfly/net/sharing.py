@@ -136,16 +136,32 @@ async def missing(connection: Connection, stream: str) -> StreamDoesNotExist:
 
     :raises StreamConnectionError: the connection was lost.
     """
-    try:
-        partitions = await connection.request(Partitions(stream))
-    except ProtocolError:
-        partitions = ()
-    if not partitions:
-        return StreamDoesNotExist(stream)
-    names = ', '.join(map(repr, partitions[:NAMED])) + ', ...' * (len(partitions) > NAMED)
+    partitions = await partitions_of(connection, stream)
     error = StreamDoesNotExist(stream)
-    error.args = (
-        f'{stream!r} is a super stream, not a stream: use its partitions, which are streams'
-        f' ({names})',
-    )
+    if partitions:
+        error.args = (is_super_stream(stream, partitions),)
     return error
+
+
+async def partitions_of(connection: Connection, stream: str) -> tuple[str, ...]:
+    """Return the partitions of a super stream; none if there is no such super stream.
+
+    :raises StreamConnectionError: the connection was lost.
+    """
+    try:
+        return await connection.request(Partitions(stream))
+    except ProtocolError:
+        return ()
+
+
+def is_super_stream(stream: str, partitions: Sequence[str]) -> str:
+    """Return the text of the error for a super stream that is used as a stream."""
+    return (
+        f'{stream!r} is a super stream, not a stream: use its partitions, which are streams'
+        f' ({named(partitions)})'
+    )
+
+
+def named(partitions: Sequence[str]) -> str:
+    """Return the names of the first partitions, for an error."""
+    return ', '.join(map(repr, partitions[:NAMED])) + ', ...' * (len(partitions) > NAMED)

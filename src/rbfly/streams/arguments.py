@@ -54,8 +54,12 @@ def stream_arguments(
     initial_cluster_size: int | None,
     leader_locator: str | None,
     filter_size: int | None,
+    raw: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """Check the arguments of a stream, and convert them for the broker."""
+    """Check the arguments of a stream, and convert them for the broker.
+
+    :param raw: further arguments in the broker's form.
+    """
     limits = [
         ('max_length_bytes', max_length_bytes, 'max-length-bytes', 1, 2**63 - 1),
         ('segment_size', segment_size, 'stream-max-segment-size-bytes', 1, SEGMENT_SIZE_MAX),
@@ -77,7 +81,15 @@ def stream_arguments(
     if leader_locator is not None:
         check_choice('leader_locator', leader_locator, 'client-local', 'balanced')
         arguments['queue-leader-locator'] = leader_locator
-    return arguments
+    check_type('arguments', raw, Mapping, None)
+    for key, text in (raw or {}).items():
+        check_type('an argument', key, str)
+        check_type(f'argument {key!r}', text, str)
+        if key in arguments:
+            raise ArgumentError(
+                f'argument {key!r} is passed twice: as {arguments[key]!r} and {text!r}'
+            )
+    return {**arguments, **(raw or {})}
 
 
 def exists_differently(stream: str, arguments: Mapping[str, str]) -> str:

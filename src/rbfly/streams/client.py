@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
-from ..checks import check_folder, check_integer, check_stream, check_timeout, check_type
+from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import (
     ArgumentError,
     ArgumentTypeError,
-    ProtocolError,
-    RbFlyError,
     StreamConnectionError,
-    StreamDoesNotExist,
 )
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.outages import OutageLog
-from ..net.sharing import existing
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
 from ..protocol import commands
 from ..protocol._decoder import Decoder
-from ..protocol.commands import Command, Tune
+from ..protocol.commands import Tune
 from ..protocol.compression import Compression
-from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from .arguments import (
     check_choice,
@@ -36,10 +29,9 @@ from .arguments import (
     check_publisher,
     check_settings,
     check_until,
-    exists_differently,
-    stream_arguments,
 )
 from .consuming import SubscriptionSession
+from .management import ManagementMethods
 from .offsets import OffsetMethods
 from .opening import OpenPublisher, P
 from .opening_routed import OpenSuperStream
@@ -62,12 +54,9 @@ from .types import (
     OnGap,
     PublisherInfo,
     PublishOptions,
-    StreamStats,
 )
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
-
-MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
 
 
 def streams_client(
@@ -144,7 +133,7 @@ def streams_client(
     )
 
 
-class StreamsClient(OffsetMethods):
+class StreamsClient(ManagementMethods, OffsetMethods):
     """Creates and deletes streams, publishes to them and subscribes to them.
 
     :func:`streams_client` creates one.  `async with client` closes its connections at the end; the
@@ -234,99 +223,6 @@ class StreamsClient(OffsetMethods):
                 await self.disconnect()
             else:
                 await self._cluster.close(wait=False)
-
-    # -- streams
-
-    async def create_stream(
-        self,
-        stream: str,
-        *,
-        max_length_bytes: int | None = None,
-        max_age: timedelta | None = None,
-        segment_size: int | None = None,
-        initial_cluster_size: int | None = None,
-        leader_locator: Literal['client-local', 'balanced'] | None = None,
-        filter_size: int | None = None,
-    ) -> None:
-        """Create a stream; do nothing if it exists with the same arguments.
-
-        :param stream: name of the stream, at most 234 characters together with that of the virtual
-            host.
-        :param max_length_bytes: size in bytes above which the broker removes the oldest segments.
-        :param max_age: age at which the broker removes segments; whole seconds.
-        :param segment_size: size of a segment in bytes, at most 3,000,000,000.
-        :param initial_cluster_size: number of replicas, at least 1.
-        :param leader_locator: how the broker chooses the node of the leader.
-        :param filter_size: size of a chunk's Bloom filter in bytes, 16 to 255.
-        :raises ProtocolError: the broker refused, e.g. because the stream exists with other
-            arguments (code 0x11).
-        :raises TypeError: an argument has the wrong type.
-        :raises ValueError: an argument is out of range.
-        """
-        check_stream(stream)
-        check_folder(stream, [info.virtual_host for info in self._cluster.settings.infos])
-        arguments = stream_arguments(
-            max_length_bytes,
-            max_age,
-            segment_size,
-            initial_cluster_size,
-            leader_locator,
-            filter_size,
-        )
-        try:
-            await self._manage(commands.Create(stream, arguments))
-        except ProtocolError as ex:
-            if ex.code == ResponseCode.STREAM_ALREADY_EXISTS:
-                return
-            if ex.code == ResponseCode.PRECONDITION_FAILED:
-                with suppress(RbFlyError):  # only the text depends on it
-                    if await self.stream_exists(stream):
-                        ex.args = (exists_differently(stream, arguments),)
-            raise
-
-    async def delete_stream(self, stream: str) -> None:
-        """Delete a stream; do nothing if it does not exist.
-
-        :raises ProtocolError: the broker refused.
-        """
-        check_stream(stream)
-        try:
-            await self._manage(commands.Delete(stream))
-        except StreamDoesNotExist:
-            pass
-
-    async def _manage(self, command: Command[None]) -> None:
-        """Send a request that the broker may take long to answer."""
-        limit = self._cluster.settings.request_timeout
-        connection = await self._cluster.manager()
-        await connection.request(command, max(limit, MANAGE_TIMEOUT) if limit else 0)
-
-    async def stream_exists(self, stream: str) -> bool:
-        """Return whether a stream exists.
-
-        :raises ProtocolError: the broker refused the request.
-        """
-        check_stream(stream)
-        locator = await self._cluster.locator()
-        found = await locator.request(commands.Metadata((stream,)))
-        try:
-            existing(found.get(stream), stream)
-        except StreamDoesNotExist:
-            return False
-        return True
-
-    async def stream_stats(self, stream: str) -> StreamStats:
-        """Return the first and last positions of a stream.
-
-        :raises StreamDoesNotExist: there is no such stream.
-        :raises ProtocolError: the broker refused the request.
-        """
-        check_stream(stream)
-        locator = await self._cluster.locator()
-        found = await locator.request(commands.StreamStats(stream))
-        keys = 'first_chunk_id', 'last_chunk_id', 'committed_chunk_id', 'committed_offset'
-        positions = [found.get(key, -1) for key in keys]
-        return StreamStats(*[None if value < 0 else value for value in positions])
 
     # -- publishing and subscribing
 

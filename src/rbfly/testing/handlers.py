@@ -1,7 +1,8 @@
 """The broker's answer to each command of a client."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..protocol import commands
 from ..protocol.commands import StreamMetadata, Tune
@@ -228,7 +229,7 @@ class Connection(Session):
 
 # Commands that a version of RabbitMQ does not know yet.
 NEW = {'4.0': {Key.RESOLVE_OFFSET_SPEC}, '4.3': set[Key]()}
-HANDLERS = {
+HANDLERS: dict[str, dict[int, Callable[[Any, Any], Any]]] = {
     version: {
         key: getattr(Connection, f'do_{key.name.lower()}')
         for key in Key

@@ -1,0 +1,285 @@
+"""Super streams are created, listed and deleted."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import rbfly.streams as rbs
+from brokers import RabbitMQ
+from rbfly.net.connection import Connection
+from rbfly.protocol import commands
+from rbfly.streams.management import POLLS
+from rbfly.streams.partitions import query_partitions, query_route
+from rbfly.testing import StreamBroker
+from tests import fake as wire
+from tests.fake import FakeBroker, Frame, refuse
+from tests.fake import FakeConnection as Peer
+
+
+@pytest.fixture
+def name(broker: RabbitMQ) -> Iterator[str]:
+    """A name for a super stream that the test creates; the fixture deletes it."""
+    found = f'test-{uuid4()}'
+    yield found
+    asyncio.run(delete(broker.uri, found))
+
+
+async def delete(uri: str, name: str) -> None:
+    async with rbs.streams_client(uri) as client:
+        await client.delete_super_stream(name)
+
+
+async def test_create_by_number_of_partitions(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, partitions=12)
+    partitions = await client.partitions(name)
+    assert partitions == tuple(f'{name}-{i}' for i in range(12))
+    for partition in partitions:
+        assert (await client.stream_stats(partition)).committed_chunk_id is None
+    assert await query_route(client._cluster, name, '3') == (f'{name}-3',)
+    assert await query_route(client._cluster, name, '12') == ()
+
+
+async def test_create_by_binding_keys(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, binding_keys=iter(['emea', 'apac']))
+    assert await client.partitions(name) == (f'{name}-emea', f'{name}-apac')
+    assert await query_route(client._cluster, name, 'apac') == (f'{name}-apac',)
+
+
+async def test_partition_is_an_ordinary_stream(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, partitions=2)
+    async with client.publisher(f'{name}-1') as publisher:
+        await publisher.send('x')
+    async with client.subscribe(f'{name}-1', offset=rbs.Offset.FIRST) as messages:
+        assert await anext(messages) == 'x'
+    assert (await client.stream_stats(f'{name}-0')).committed_chunk_id is None
+
+
+async def test_creating_twice_does_nothing(client: rbs.StreamsClient, name: str) -> None:
+    for age in (1, 1, 2):
+        await client.create_super_stream(name, partitions=3, max_age=timedelta(days=age))
+    assert len(await client.partitions(name)) == 3
+
+
+async def test_clients_create_a_super_stream_that_another_client_is_creating(
+    client: rbs.StreamsClient, broker: RabbitMQ, name: str
+) -> None:
+    """RabbitMQ refuses them before the super stream has its partitions."""
+    locator = await client.get_protocol()
+
+    async def create() -> int:
+        await created(locator, name)
+        async with rbs.streams_client(broker.uri) as other:
+            await other.create_super_stream(name, partitions=20)
+            return len(await other.partitions(name))
+
+    first = asyncio.create_task(client.create_super_stream(name, partitions=20))
+    assert await asyncio.gather(*(create() for _ in range(3))) == [20] * 3
+    await first
+
+
+async def created(locator: Connection, name: str) -> None:
+    """Wait until a super stream exists, with or without partitions."""
+    while True:
+        with contextlib.suppress(rbs.StreamDoesNotExist):
+            await locator.request(commands.Partitions(name))
+            return
+
+
+@pytest.mark.parametrize(
+    'other', [{'partitions': 2}, {'partitions': 4}, {'binding_keys': ['0', '2', '1']}], ids=str
+)
+async def test_super_stream_exists_with_other_partitions(
+    client: rbs.StreamsClient,
+    name: str,
+    other: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr('rbfly.streams.management.POLLS', 2)
+    await client.create_super_stream(name, partitions=3)
+    with pytest.raises(rbs.ProtocolError, match='exists with other partitions') as caught:
+        await client.create_super_stream(name, **other)
+    assert caught.value.code == rbs.ResponseCode.STREAM_ALREADY_EXISTS
+    assert f"('{name}-0', '{name}-1', '{name}-2') than requested" in str(caught.value)
+
+
+async def test_partition_was_deleted(
+    client: rbs.StreamsClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('rbfly.streams.management.POLLS', 2)
+    await client.create_super_stream(name, partitions=3)
+    await client.delete_stream(f'{name}-1')
+    assert await client.partitions(name) == (f'{name}-0', f'{name}-2')
+    with pytest.raises(rbs.ProtocolError, match='exists with other partitions'):
+        await client.create_super_stream(name, partitions=3)
+
+
+async def test_stream_has_the_name_of_a_partition(
+    client: rbs.StreamsClient, stream_name: str
+) -> None:
+    name, _, key = stream_name.rpartition('-')
+    await client.create_stream(stream_name)
+    with pytest.raises(
+        rbs.ProtocolError, match=f"with the names of its .*'{stream_name}'"
+    ) as caught:
+        await client.create_super_stream(name, binding_keys=['x', key])
+    assert caught.value.code == rbs.ResponseCode.STREAM_ALREADY_EXISTS
+    assert not await client.stream_exists(f'{name}-x')
+
+
+async def test_super_stream_that_another_client_creates_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may take any time, as long as RabbitMQ adds partitions."""
+    monkeypatch.setattr('rbfly.streams.management.POLL', 0)
+    count = 0
+
+    def partitions(connection: Peer, request: Frame) -> None:
+        nonlocal count
+        count += 1
+        names = [f'orders-{i}' for i in range(min(3, count // (POLLS - 1)))]
+        connection.respond(request, names)
+
+    on = {wire.CREATE_SUPER_STREAM: refuse(0x05), wire.PARTITIONS: partitions}
+    async with FakeBroker(on=on) as fake, rbs.streams_client(fake.uri) as client:
+        await client.create_super_stream('orders', partitions=3)
+    assert count == 3 * (POLLS - 1)
+
+
+async def test_delete(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, partitions=3)
+    publisher = await client.publisher(f'{name}-2')
+    await client.delete_super_stream(name)
+    with pytest.raises(rbs.StreamDoesNotExist):
+        await publisher.send('x')
+    assert not await client.stream_exists(f'{name}-0')
+    await client.delete_super_stream(name)
+    with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):
+        await client.partitions(name)
+    with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):
+        await query_route(client._cluster, name, '0')
+
+
+async def test_create_again_with_other_partitions(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, partitions=3)
+    await client.delete_super_stream(name)
+    await client.create_super_stream(name, binding_keys=['ab'])
+    assert await client.partitions(name) == (f'{name}-ab',)
+
+
+async def test_stream_is_no_super_stream(client: rbs.StreamsClient, stream: str) -> None:
+    calls = (
+        client.partitions(stream),
+        client.delete_super_stream(stream),
+        query_route(client._cluster, stream, 'key'),
+    )
+    for call in calls:
+        with pytest.raises(rbs.StreamDoesNotExist, match=f"^'{stream}' is a stream, not a super"):
+            await call
+    assert await client.stream_exists(stream)
+
+
+async def test_super_stream_is_no_stream(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, partitions=1)
+    for call in (client.delete_stream(name), client.stream_stats(name), client.publisher(name)):
+        with pytest.raises(rbs.StreamDoesNotExist, match=f"^'{name}' is a super stream.*'{name}-0"):
+            await call
+    assert not await client.stream_exists(name)
+    assert await client.partitions(name) == (f'{name}-0',)
+
+
+async def test_super_stream_without_partitions(client: rbs.StreamsClient, name: str) -> None:
+    await client.create_super_stream(name, partitions=1)
+    await client.delete_stream(f'{name}-0')
+    with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' has no partitions"):
+        await client.partitions(name)
+
+
+async def test_raw_arguments(client: rbs.StreamsClient, name: str, stream_name: str) -> None:
+    await client.create_super_stream(name, partitions=1, arguments={'max-age': '1h'})
+    await client.create_stream(stream_name, arguments={'max-age': '3600s', 'unknown': 'x'})
+    await client.create_stream(stream_name, max_age=timedelta(hours=1))
+    with pytest.raises(rbs.ProtocolError, match='max-age=2h'):
+        await client.create_stream(stream_name, arguments={'max-age': '2h'})
+
+
+@pytest.mark.parametrize(
+    ('given', 'error', 'text'),
+    [
+        ({}, ValueError, 'pass either partitions or binding_keys'),
+        ({'partitions': 1, 'binding_keys': ['a']}, ValueError, 'pass either'),
+        ({'partitions': 0}, ValueError, 'partitions must be from 1 to 10000, not 0'),
+        ({'partitions': 10_001}, ValueError, 'partitions must be from 1 to 10000'),
+        ({'partitions': '3'}, TypeError, 'partitions must be int, not str'),
+        ({'binding_keys': 'emea'}, TypeError, "binding_keys must be a sequence of str, not 'emea'"),
+        ({'binding_keys': 3}, TypeError, 'binding_keys must be Iterable, not int'),
+        ({'binding_keys': [1]}, TypeError, 'binding_keys must be str, not int'),
+        ({'binding_keys': []}, ValueError, 'number of binding_keys must be from 1 to 10000'),
+        ({'binding_keys': ['a', 'b', 'a']}, ValueError, 'binding_keys must be different'),
+        ({'binding_keys': ['a\n']}, ValueError, 'line breaks'),
+        ({'partitions': 1, 'max_length_bytes': 0}, ValueError, 'max_length_bytes'),
+        ({'partitions': 1, 'arguments': {'max-age': 1}}, TypeError, "'max-age' must be str"),
+        (
+            {'partitions': 1, 'max_length_bytes': 9, 'arguments': {'max-length-bytes': '8'}},
+            ValueError,
+            "'max-length-bytes' is passed twice",
+        ),
+    ],
+    ids=str,
+)
+async def test_wrong_arguments(given: dict[str, Any], error: type[Exception], text: str) -> None:
+    client = rbs.streams_client('rabbitmq-stream://localhost:1/')
+    with pytest.raises(error, match=text):
+        await client.create_super_stream('orders', **given)
+
+
+async def test_long_name_of_a_partition() -> None:
+    client = rbs.streams_client('rabbitmq-stream://localhost:1/')
+    await_text = 'the file system of a broker allows only'
+    with pytest.raises(rbs.RbFlyError, match=await_text):
+        await client.create_super_stream('x' * 231, partitions=101)
+
+
+async def test_leaders_are_on_all_nodes() -> None:
+    async with (
+        StreamBroker(nodes=3) as broker,
+        rbs.streams_client(broker.uri) as client,
+    ):
+        await client.create_super_stream('orders', partitions=6)
+        leaders = [broker.leader(item) for item in await client.partitions('orders')]
+        await client.create_super_stream('here', partitions=3, leader_locator='client-local')
+        local = {broker.leader(item) for item in await client.partitions('here')}
+    assert sorted(leaders) == [0, 0, 1, 1, 2, 2]
+    assert len(local) == 1
+
+
+async def test_partition_that_is_bound_twice() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', binding_keys=['a', 'b'])
+        broker.create_stream('more')
+        broker.bind('orders', 'orders-a', 'c')
+        broker.bind('orders', 'more', 'c')
+        assert await client.partitions('orders') == ('orders-a', 'orders-b', 'more')
+        found = await query_partitions(client._cluster, 'orders')
+        assert found == ('orders-a', 'orders-b', 'orders-a', 'more')
+        assert await query_route(client._cluster, 'orders', 'c') == ('orders-a', 'more')
+
+
+async def test_user_without_permission(own_broker: RabbitMQ) -> None:
+    user, name = f'user-{uuid4()}', f'test-{uuid4()}'
+    own_broker.ctl('add_user', user, 'secret')
+    try:
+        own_broker.ctl('set_permissions', user, '', '', '')
+        uri = own_broker.uri.replace('guest:guest@', f'{user}:secret@')
+        async with rbs.streams_client(uri) as client:
+            calls = client.create_super_stream(name, partitions=2), client.delete_super_stream(name)
+            for call in calls:
+                with pytest.raises(rbs.ProtocolError, match='permission') as caught:
+                    await call
+                assert caught.value.code == rbs.ResponseCode.ACCESS_REFUSED
+    finally:
+        own_broker.ctl('delete_user', user)
