@@ -239,8 +239,7 @@ async def test_wrong_arguments(given: dict[str, Any], error: type[Exception], te
 
 async def test_long_name_of_a_partition() -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost:1/')
-    await_text = 'the file system of a broker allows only'
-    with pytest.raises(rbs.RbFlyError, match=await_text):
+    with pytest.raises(ValueError, match='the file system of a broker allows only'):
         await client.create_super_stream('x' * 231, partitions=101)
 
 
@@ -266,7 +265,7 @@ async def test_partition_that_is_bound_twice() -> None:
         assert await client.partitions('orders') == ('orders-a', 'orders-b', 'more')
         found = await query_partitions(client._cluster, 'orders')
         assert found == ('orders-a', 'orders-b', 'orders-a', 'more')
-        assert await query_route(client._cluster, 'orders', 'c') == ('orders-a', 'more')
+        assert await query_route(client._cluster, 'orders', 'c') == ('more', 'orders-a')
 
 
 async def test_user_without_permission(own_broker: RabbitMQ) -> None:

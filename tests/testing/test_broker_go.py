@@ -68,3 +68,37 @@ async def test_go_with_rabbitmq(program: str, broker: RabbitMQ) -> None:
     with StreamBroker() as memory:
         there = await round_trip(program, memory.uri, 'orders')
     assert await round_trip(program, broker.uri, f'test-{uuid4()}') == there
+
+
+async def super_streams(program: str, uri: str, name: str) -> Any:
+    """Create and use super streams with the Go client, and one of them with RbFly."""
+    port = str(urlsplit(uri).port)
+    found = json.loads(await run(program, port, name, '100', 'super'))
+    async with rbs.streams_client(uri) as client:
+        await client.create_super_stream(name, partitions=3)  # the same as that of Go
+        for partition in await client.partitions(name):
+            bodies = {body for body, item in found['hashed'].items() if item == partition}
+            stored = client.subscribe(partition, offset=rbs.Offset.FIRST, until='now')
+            assert {body.decode() async for body in stored} == bodies
+        await client.delete_super_stream(name)
+    return json.loads(json.dumps(found).replace(name, 'orders'))
+
+
+@pytest.mark.go
+async def test_super_streams_of_go(program: str) -> None:
+    with StreamBroker(nodes=3) as memory:
+        found = await super_streams(program, memory.uri, 'orders')
+    numbers = {'0': (2, 5, 7, 9), '1': (1, 3, 8, 88), '2': (4, 6, 10)}  # from the Go client's tests
+    for partition, members in numbers.items():
+        for number in members:
+            assert found['hashed'][f'hello{number}'] == f'orders-{partition}'
+    assert found['keyed'] == {'emea': 'orders-keys-emea', 'apac': 'orders-keys-apac'}
+    assert found['partitions'] == ['orders-keys-emea', 'orders-keys-apac']
+    assert found['unbound'] == 0
+
+
+@pytest.mark.go
+async def test_super_streams_of_go_with_rabbitmq(program: str, broker: RabbitMQ) -> None:
+    with StreamBroker() as memory:
+        there = await super_streams(program, memory.uri, 'orders')
+    assert await super_streams(program, broker.uri, f'test-{uuid4()}') == there

@@ -40,7 +40,7 @@ async def test_bound_and_deleted_partitions() -> None:
         broker.create_super_stream('orders', partitions=2)
         broker.create_stream('more')
         broker.bind('orders', 'more', '1')
-        assert await client.value(commands.Route('1', 'orders')) == ('orders-1', 'more')
+        assert await client.value(commands.Route('1', 'orders')) == ('more', 'orders-1')
         broker.delete_stream('orders-1')
         assert await client.value(commands.Route('1', 'orders')) == ('more',)
         assert await client.value(commands.Partitions('orders')) == ('orders-0', 'more')

@@ -183,7 +183,7 @@ class ManagementMethods:
             polls = polls + 1 if found == before else 0
             await asyncio.sleep(POLL)
         return (
-            f'super stream {stream!r} exists with other partitions ({named(found)}) than requested'
+            f'super stream {stream!r} exists with other partitions ({named(found) or "none"}) than requested'
             f' ({named(wanted)}): pass the partitions or binding keys that it was created with, or'
             ' delete it first'
         )

@@ -149,7 +149,7 @@ class Connection(Session):
 
     def do_route(self, command: commands.Route) -> tuple[str, ...]:
         bindings = self.cluster.super_stream(self.vhost, command.stream)
-        return tuple(dict.fromkeys(name for key, name in bindings if key == command.routing_key))
+        return tuple(sorted({name for key, name in bindings if key == command.routing_key}))
 
     def do_stream_stats(self, command: commands.StreamStats) -> dict[str, int]:
         stats = self.stream(command.stream).stats()

@@ -88,6 +88,10 @@ func main() {
 	check(err)
 	count, err := strconv.Atoi(os.Args[3])
 	check(err)
+	if len(os.Args) > 4 && os.Args[4] == "super" {
+		superStreams(port, name, count)
+		return
+	}
 	env, err := stream.NewEnvironment(stream.NewEnvironmentOptions().
 		SetHost("127.0.0.1").SetPort(port).SetUser("guest").SetPassword("guest"))
 	check(err)
