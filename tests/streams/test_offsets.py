@@ -14,7 +14,7 @@ from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.const import Key
 from rbfly.streams import offsets
 from rbfly.testing import StreamBroker
-from rbfly.testing.handlers import Connection
+from rbfly.testing.handlers import HANDLERS
 from rbfly.testing.stream import Stream
 from tests.brokers import until
 
@@ -449,8 +449,7 @@ async def test_position_stays_during_an_outage() -> None:
 def has_request(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the in-memory broker has ResolveOffsetSpec."""
     if request.param == 'without it':
-        handlers = {k: v for k, v in Connection.handlers.items() if k != Key.RESOLVE_OFFSET_SPEC}
-        monkeypatch.setattr(Connection, 'handlers', handlers)
+        monkeypatch.setitem(HANDLERS, '4.3', HANDLERS['4.0'])
     return bool(request.param == 'with the request')
 
 

@@ -25,7 +25,7 @@ from rbfly.streams.error import (
     SubscriptionError,
 )
 from rbfly.testing import StreamBroker
-from rbfly.testing.handlers import Connection
+from rbfly.testing.handlers import HANDLERS, Connection
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake_stream import FakeStream
@@ -489,7 +489,7 @@ async def test_lagging_replica(nodes: StreamBroker, monkeypatch: pytest.MonkeyPa
             found |= dict.fromkeys(('last_chunk_id', 'committed_chunk_id', 'committed_offset'), 0)
         return found
 
-    monkeypatch.setitem(Connection.handlers, Key.STREAM_STATS, stats)
+    monkeypatch.setitem(HANDLERS['4.3'], Key.STREAM_STATS, stats)
     nodes.publish('orders', 0)
     nodes.publish('orders', 1)
     async with rbs.streams_client(nodes.uris) as client:
