@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, assert_type
 from uuid import uuid4
 
 import pytest
@@ -60,6 +61,7 @@ async def test_all_messages_of_one_key_stay_ordered_in_one_partition(
 ) -> None:
     sent = orders(3000)
     async with client.publisher(super_stream, route=by_hash) as publisher:
+        assert_type(publisher, rbs.SuperStreamPublisher)
         assert publisher.partitions == tuple(f'{super_stream}-{item}' for item in KEYS)
         await publisher.send_many(sent[:1000])
         await publisher.send_many(iter(sent[1000:1500]))
@@ -249,6 +251,8 @@ async def test_batches(client: rbs.StreamsClient, super_stream: str) -> None:
     sent = orders(600)
     opener = client.publisher(super_stream, route=by_hash, cls=rbs.PublisherBatchFast)
     async with opener as publisher:
+        assert_type(publisher, rbs.SuperStreamBatchPublisher)
+        await publisher.flush()
         for item in sent[:300]:
             publisher.batch(item)
         assert publisher.unconfirmed == 300
@@ -292,6 +296,7 @@ async def test_batches_with_a_limit(client: rbs.StreamsClient, super_stream: str
     sent = orders(300)
     opener = client.publisher(super_stream, route=by_hash, cls=rbs.PublisherBatchLimit)
     async with opener as publisher:
+        assert_type(publisher, rbs.SuperStreamBatchLimitPublisher)
 
         async def fill() -> None:
             for item in sent:
@@ -407,6 +412,24 @@ async def test_send_times_out(client: rbs.StreamsClient, super_stream: str) -> N
             await publisher.send({'key': 'x'}, -1)
         with pytest.raises(ValueError, match='timeout'):
             await publisher.send_many([], -1)
+
+
+async def test_an_idle_partition_needs_less_than_8_kilobytes(memory_uri: str) -> None:
+    count, name = 200, f'test-{uuid4()}'
+    async with rbs.streams_client(memory_uri) as client:
+        await create_super(client, name, [str(i) for i in range(count)])
+        async with client.publisher(name, route=by_hash):
+            pass
+        gc.collect()
+        tracemalloc.start()
+        try:
+            async with client.publisher(name, route=by_hash) as publisher:
+                gc.collect()
+                assert tracemalloc.get_traced_memory()[0] < 8192 * count
+                assert len(publisher.partitions) == count
+        finally:
+            tracemalloc.stop()
+        await delete_super(client, name)
 
 
 async def test_windows_of_all_partitions_stay_below_the_limit_of_a_connection(

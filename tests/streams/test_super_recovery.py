@@ -201,6 +201,21 @@ async def test_timeout_and_cancellation_of_send_many(
     assert [len(items) for items in stored(broker)] == [5, 10, 10]
 
 
+async def test_calls_of_send_many_take_turns(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    calls = [[f'{i % 3} {call} {i}' for i in range(300)] for call in range(4)]
+    async with client.publisher('orders', route=route, max_unconfirmed=10) as publisher:
+        await asyncio.gather(
+            *map(publisher.send_many, calls), *map(publisher.send, ['0', '1', '2'] * 30)
+        )
+    for partition, bodies in enumerate(stored(broker)):
+        assert len(bodies) == 430
+        for call, messages in enumerate(calls):
+            expected = [body for body in messages if int(body[0]) == partition]
+            assert [body for body in bodies if body[2:3] == str(call)] == expected
+
+
 async def test_asynchronous_iterator_ends_when_a_message_is_refused(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:

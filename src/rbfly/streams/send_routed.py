@@ -17,6 +17,7 @@ class RoutedMany(ManyMessages):
 
     :param session: of the first partition.
     :param route: returns the partitions of a message from what the router has found.
+    :param check: checks that the publisher takes messages.
     """
 
     def __init__(
@@ -24,11 +25,14 @@ class RoutedMany(ManyMessages):
         session: PublisherSession,
         router: Router,
         route: Callable[..., Awaitable[Sequence[Partition]]],
+        check: Callable[[], None],
     ) -> None:
         super().__init__(session)
         self._stream = None  # each partition's errors name it
         self._router = router
         self._route = route
+        self._check_open = check
+        self._targets: Sequence[Partition] = ()  # of the last message in hand
         self._routed = RoutedMessages(router, session.core.loop)
         self._skipped: list[int] = []  # indexes of messages that were taken but not sent
 
@@ -90,9 +94,7 @@ class RoutedMany(ManyMessages):
     # -- sending
 
     def _check(self) -> None:
-        self._core.check_loop()
-        if self._core.closed:  # else another partition may take messages
-            self._session.check()
+        self._check_open()
 
     async def _send_iter(
         self, messages: Iterator[Message], source: Sequence[Message] = ()
@@ -117,19 +119,20 @@ class RoutedMany(ManyMessages):
 
     async def _place(self, found: Partition | tuple[Partition, ...] | str) -> Exception | None:
         """Send the message in hand to its partitions; return the error that ends the call."""
-        routed = self._routed
+        routed, self._targets = self._routed, ()
         try:
-            targets = await self._route(found)
-            full: Partition | None = targets[0]
-            while full is not None:
-                full = None
+            self._targets = targets = await self._route(found)
+            waited = set[Partition]()  # it is this call's turn to use their capacity
+            full = True
+            while full:
+                full = False
                 for item in targets:
-                    session = item.publisher._require_session()
+                    session, core = item.publisher._require_session(), item.core
                     session.check()
-                    if item.core.capacity.waiting or not item.core.has_capacity(1):
-                        full = item
-                        await session.wait_capacity(item.core.window.frame_entries)
-                        session.check()
+                    if not core.has_capacity(1) or (core.capacity.waiting and item not in waited):
+                        full = True
+                        await session.wait_capacity(core.window.frame_entries)
+                        waited.add(item)
             if routed.has_failed:
                 self._skip()
                 return None
@@ -137,10 +140,9 @@ class RoutedMany(ManyMessages):
         except Exception as ex:
             return self._of_last(ex)
         finally:
-            self._skip()  # if it was cancelled
-            for item in self._routed.used:
-                if item.core.capacity.waiting:  # capacity that this call does not need
-                    item.core.loop.call_soon(item.core.capacity.grant)
+            if self._skip():  # else writing the message wakes the tasks that wait
+                for item in self._targets:
+                    item.core.capacity.grant()
         return None
 
     def _skip(self) -> bool:
@@ -157,7 +159,7 @@ class RoutedMany(ManyMessages):
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
         routed = self._routed
         stop = self._session.receiving[self._waiter]
-        watched: list[PublisherSession] = []
+        watched: list[Partition] = []
         try:
             while not routed.has_failed:
                 try:
@@ -173,23 +175,21 @@ class RoutedMany(ManyMessages):
                     return self._of_last(ex)
                 if error := await self._place(found):
                     return error
-                for item, group in routed.used.items():
-                    session = item.publisher._require_session()
-                    if group not in session.receiving:
-                        session.receiving[group] = stop
-                        watched.append(session)
+                for item in self._targets:
+                    receiving = item.publisher._require_session().receiving
+                    if item in routed.used and routed.used[item] not in receiving:
+                        receiving[routed.used[item]] = stop
+                        watched.append(item)
                     item.core.watched = True
-                    if item.core.window.queued and not item.core.scheduled:
+                    if not item.core.scheduled:
                         item.core.schedule()
                 if self._turn.is_over:  # the iterator may never have suspended
                     await let_others_run()
                     self._turn.begin()
             return None
         finally:
-            groups = set(routed.used.values())
-            for session in watched:
-                for group in groups & session.receiving.keys():
-                    del session.receiving[group]
+            for item in watched:
+                del item.publisher._require_session().receiving[routed.used[item]]
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
         last: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import (
     AsyncIterable,
     Awaitable,
@@ -151,6 +152,13 @@ class RoutedPublisher(Generic[B]):
         for item in self._publishers:
             self._windows.discard(item._require_session())
         share_windows(self._windows)
+
+    def _check_open(self) -> None:
+        """Check that the publisher takes messages; a partition may have failed."""
+        first = self._publishers[0]
+        first._core.check_loop()
+        if first._core.closed:
+            first._require_session().check()
 
     async def _each(
         self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
@@ -309,7 +317,8 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
             progress = SendProgress()
         else:
             check_type('progress', progress, SendProgress)
-        many = RoutedMany(self._publishers[0]._require_session(), self._router, self._targets)
+        session = self._publishers[0]._require_session()
+        many = RoutedMany(session, self._router, self._targets, self._check_open)
         return await many.send(messages, timeout, progress)
 
 
@@ -333,9 +342,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
         """
         found = self._router.find(message)
         if isinstance(found, str):
-            for item in self._publishers:
-                item._require_session().check()
-                break
+            self._check_open()
             self._check(message)
             self._router.claim(message)
             self._held.setdefault(found, []).append(message)
@@ -345,15 +352,16 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
 
     def _check(self, message: Message) -> None:
         """Raise the error of a message that cannot be encoded."""
-        info, batched = self._info, self._publishers[0]
-        amqp = info.amqp and batched._amqp
+        amqp = self._info.amqp and self._publishers[0]._amqp
         PublishWindow(0, 0, 1, 1, None, amqp).put(message, None)
 
     def _put(self, found: Partition | tuple[Partition, ...], message: Message) -> None:
-        targets = found if isinstance(found, tuple) else (found,)
-        for item in targets:  # all or none
+        if isinstance(found, Partition):
+            found.publisher.batch(message)
+            return
+        for item in found:  # all or none
             item.publisher._require_session().check()
-        for item in targets:
+        for item in found:
             item.publisher.batch(message)
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -370,10 +378,10 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
         """
         until = None if timeout is None else deadline(timeout)
         errors = await self._route_held(until, timeout) if self._held else []
-        busy = [item for item in self._publishers if item._batches.filling.count]
-        busy += [item for item in self._publishers if item._batches.sent and item not in busy]
-        busy = busy or [*self._publishers[:1]]  # checks that the publisher is open
-        errors += await self._each([lambda item=item: item.flush(left(until)) for item in busy])  # type: ignore[misc]
+        self._check_open()
+        busy = [i for i in self._publishers if i._batches.filling.count or i._batches.sent]
+        calls = [functools.partial(item.flush, left(until)) for item in busy]
+        errors += await self._each(calls)
         raise_summary(errors)
 
     async def _route_held(self, until: float | None, timeout: float | None) -> list[Exception]:
@@ -381,7 +389,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
 
         async def queue(key: str) -> None:
             try:
-                [*targets] = await self._targets(key, until, timeout)
+                targets = await self._targets(key, until, timeout)
             except RbFlyError as ex:
                 if not ex.retriable:
                     self._held.pop(key, None)
@@ -389,7 +397,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
             for message in self._held.pop(key, ()):
                 self._put(tuple(targets), message)
 
-        return await self._each([lambda key=key: queue(key) for key in self._held])  # type: ignore[misc]
+        return await self._each([functools.partial(queue, key) for key in self._held])
 
     async def close(self) -> None:
         errors: list[Exception] = []
