@@ -31,6 +31,13 @@ PUBLISHERS: list[Any] = [
     rbs.PublisherBinBatch,
 ]
 
+# With the class of the partitions' publishers.
+SUPER: dict[type[Any], Any] = {
+    rbs.SuperStreamPublisher: rbs.Publisher,
+    rbs.SuperStreamBatchPublisher: rbs.PublisherBatchFast,
+    rbs.SuperStreamBatchLimitPublisher: rbs.PublisherBatchLimit,
+}
+
 Call = Callable[[Any], Any]
 
 CLOSE: dict[str, Call] = {'close': lambda p: p.close()}
@@ -74,6 +81,9 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.PublisherBatchLimit: CLOSE | SEND_LATER | LIMITED,
     rbs.PublisherBatchMem: CLOSE | SEND_LATER | LIMITED,
     rbs.PublisherBinBatch: CLOSE | SEND_LATER,
+    rbs.SuperStreamPublisher: CLOSE | SEND,
+    rbs.SuperStreamBatchPublisher: CLOSE | SEND_LATER,
+    rbs.SuperStreamBatchLimitPublisher: CLOSE | SEND_LATER | LIMITED,
     rbs.Subscription: {
         '__anext__': lambda s: s.__anext__(),
         '__aexit__': lambda s: s.__aexit__(None, None, None),
@@ -106,7 +116,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.StreamsClient: {'connected': READ_ONLY},
     **{
         cls: dict.fromkeys(('message_id', 'unconfirmed', 'capacity'), READ_ONLY)
-        for cls in PUBLISHERS
+        for cls in [*PUBLISHERS, *SUPER]
     },
     rbs.Subscription: {
         '__aiter__': RETURNS_SELF,
@@ -120,6 +130,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
 
 PROTOCOL = ('__aenter__', '__aexit__', '__aiter__', '__anext__', '__await__', '__iter__')
 STREAM = 'owned'
+SUPER_STREAM = 'owned-super'
 
 
 @pytest.mark.parametrize('cls', CALLS, ids=lambda cls: cls.__name__)
@@ -226,6 +237,12 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
             if hasattr(publisher, 'send'):
                 await publisher.send(b'x')
             yield publisher
+    elif cls in SUPER:
+        route = rbs.by_hash(repr)
+        async with client.publisher(SUPER_STREAM, route=route, cls=SUPER[cls]) as publisher:
+            if hasattr(publisher, 'send'):
+                await publisher.send(b'x')
+            yield publisher
     else:
         async with client.subscribe(STREAM, offset=rbs.Offset.FIRST, amqp=False) as messages:
             assert await anext(messages)
@@ -234,11 +251,11 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
 
 async def touch(owned: Any) -> None:
     """Use the object, so that it knows the current task step to be in its event loop."""
-    if isinstance(owned, rbs.PublisherBatchLimit):
+    if isinstance(owned, rbs.PublisherBatchLimit | rbs.SuperStreamBatchLimitPublisher):
         await owned.batch(b'y', max_len=10)
-    elif isinstance(owned, rbs.PublisherBatchFast):
+    elif isinstance(owned, rbs.PublisherBatchFast | rbs.SuperStreamBatchPublisher):
         owned.batch(b'y')
-    elif isinstance(owned, rbs.Publisher):
+    elif isinstance(owned, rbs.Publisher | rbs.SuperStreamPublisher):
         await owned.send(b'y')
     elif isinstance(owned, rbs.Subscription | MessageIterator):
         await anext(owned)
@@ -249,6 +266,8 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
     found: list[object] = [client._users, {*client._names}, client._cluster.generation]
     if isinstance(owned, BasePublisher):
         found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
+    if isinstance(owned, tuple(SUPER)):
+        found += [owned.message_id, owned.unconfirmed, owned.capacity]
     if isinstance(owned, rbs.Subscription):
         cursor = owned._session.cursor
         found += [cursor.position, cursor.unfinished, owned._session.closed]
@@ -275,6 +294,7 @@ def test_method_refuses_other_loops_threads_and_processes(
     if STREAM not in memory_broker.streams:
         memory_broker.create_stream(STREAM)
         memory_broker.publish(STREAM, 1, 2, 3)
+        memory_broker.create_super_stream(SUPER_STREAM, partitions=2)
     client = rbs.streams_client(memory_broker.uri)
     call = (CALLS[cls] | VARIANTS.get(cls, {}))[name]
     loop = new_loop()

@@ -129,6 +129,7 @@ class RoutedPublisher(Generic[B]):
         Closes all partitions concurrently.  For the errors see :meth:`Publisher.close`; if several
         partitions fail, one error stands for all of them.
         """
+        self._publishers[0]._core.check_loop()
         try:
             errors = await self._each([item.close for item in self._publishers])
         finally:
@@ -376,6 +377,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
         And the errors of :meth:`PublisherBatchFast.flush`; their attribute `stream` is the
         partition, or None if several partitions failed.
         """
+        self._publishers[0]._core.check_loop()
         until = None if timeout is None else deadline(timeout)
         errors = await self._route_held(until, timeout) if self._held else []
         self._check_open()
@@ -400,6 +402,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
         return await self._each([functools.partial(queue, key) for key in self._held])
 
     async def close(self) -> None:
+        self._publishers[0]._core.check_loop()
         errors: list[Exception] = []
         if self._held:
             limit = self._cluster.settings.close_timeout
