@@ -38,9 +38,12 @@ nitpick_ignore_regex = [
     # the result of `get_protocol`, which is for tests and diagnosis and is not documented
     ('py:class', r'rbfly\.net\.connection\.Connection'),
     # the result of `publisher`, which programs await or enter at once
-    ('py:class', r'rbfly\.streams\.opening\.OpenPublisher'),
+    ('py:class', r'rbfly\.streams\.(opening\.OpenPublisher|opening_routed\.OpenSuperStream)'),
+    # the results of `by_hash` and `by_key`, which programs pass to `publisher`
+    ('py:class', r'rbfly\.streams\._routing\.(HashRoute|KeyRoute)'),
     # the options that overloads share; the docstring of `subscribe` lists them
     ('py:class', r'rbfly\.streams\.subscription\.SubscribeOptions'),
+    ('py:class', r'rbfly\.streams\.types\.PublishOptions'),
 ]
 
 # Programs get these objects from a client or a class method; their constructors are internal.

@@ -266,7 +266,7 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
     found: list[object] = [client._users, {*client._names}, client._cluster.generation]
     if isinstance(owned, BasePublisher):
         found += [owned.message_id, owned._core.window.unsettled, owned._core.closed]
-    if isinstance(owned, tuple(SUPER)):
+    if isinstance(owned, rbs.SuperStreamPublisher | rbs.SuperStreamBatchPublisher):
         found += [owned.message_id, owned.unconfirmed, owned.capacity]
     if isinstance(owned, rbs.Subscription):
         cursor = owned._session.cursor
