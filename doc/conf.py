@@ -52,7 +52,8 @@ INTERNAL_CONSTRUCTORS = {
     for name in (
         'Confirmation', 'Offset', 'Publisher', 'PublisherBatch',
         'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
-        'PublisherBinBatch', 'StreamsClient', 'Subscription',
+        'PublisherBinBatch', 'StreamsClient', 'Subscription', 'SuperStreamBatchLimitPublisher',
+        'SuperStreamBatchPublisher', 'SuperStreamPublisher',
     )
 }  # fmt: skip
 
