@@ -168,7 +168,7 @@ cdef extern from *:
        whose startup takes as long as encoding a message.
        Gain: 97 of 1,556 for the context of a message of ten bytes, encoded. */
     #define RBFLY_CONTEXTS 64
-    #define RBFLY_CONTEXT_HEAD (sizeof(PyObject) + 4 * sizeof(PyObject *))
+    #define RBFLY_CONTEXT_HEAD (sizeof(PyObject) + 5 * sizeof(PyObject *))
     #define RBFLY_CONTEXT_TAIL 56
 
     #if RBFLY_INTERNALS

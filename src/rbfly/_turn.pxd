@@ -46,6 +46,7 @@ cdef extern from *:
 
 cdef class Turn:
     cdef readonly double seconds
+    cdef readonly unsigned int number   # turns begun before this one
     cdef uint64_t since             # ticks
     cdef uint64_t limit             # ticks
     cdef uint64_t checked           # ticks

@@ -48,6 +48,7 @@ cdef class Turn:
         """Begin a new turn, after other tasks have run."""
         cdef double limit
         measure()
+        self.number += 1
         limit = self.seconds * 1e9 * RATE
         self.limit = <uint64_t> limit if limit < 1e18 else 0xffffffffffffffff
         self.cheap = <uint64_t> (CHEAP * RATE)

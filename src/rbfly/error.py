@@ -160,7 +160,7 @@ class RbFlyBufferError(RbFlyError):
     """The buffer passed to :func:`rbfly.amqp.encode_amqp` is too small for the message."""
 
 
-class MessageContextError(RbFlyError, LookupError):
+class MessageContextError(RbFlyError, LookupError, ValueError):
     """The task or subscription has not received a message, or the task received its last message
     from another stream."""
 

@@ -260,10 +260,11 @@ async def test_super_stream_is_named_as_such(count: int, wait: bool) -> None:
         assert 'does not exist' not in str(caught.value)
 
 
-async def test_only_a_new_publisher_asks_for_partitions() -> None:
+async def test_only_the_first_declaration_asks_for_partitions() -> None:
     async with FakeBroker() as fake, rbs.streams_client(fake.uri) as client:
         publisher = await client.publisher('test')
         subscription = client.subscribe('test')
+        await subscription.open()
         fake.handlers[wire.METADATA] = missing
         for peer in fake.connections:
             peer.transport.abort()
@@ -273,7 +274,9 @@ async def test_only_a_new_publisher_asks_for_partitions() -> None:
         assert tries(fake, wire.PARTITIONS) == 0
         with pytest.raises(StreamDoesNotExist):
             await client.publisher('test')
-        assert tries(fake, wire.PARTITIONS) == 1
+        with pytest.raises(StreamDoesNotExist):
+            await anext(client.subscribe('test'))
+        assert tries(fake, wire.PARTITIONS) == 2
         await publisher.close()
 
 

@@ -51,7 +51,10 @@ class Source:
     def on_chunk_consumed(self, chunk: Chunk) -> None:
         """A source has no credit."""
 
-    on_progress = on_replaced = on_probed = on_end = lambda self: None
+    def parts(self) -> list[Any]:
+        return [self]
+
+    on_yield = on_progress = on_replaced = on_probed = on_end = lambda self: None
 
 
 class Reader(SubscriptionBase):

@@ -10,6 +10,7 @@ cdef class MessageCtx:
     # is decoded from the bytes at `_p`, which `_owner` keeps alive.
     cdef object _body
     cdef object _owner
+    cdef str _stream
     cdef Sections _sections
     cdef const uint8_t *_p
     cdef Py_ssize_t _n

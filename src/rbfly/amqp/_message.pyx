@@ -172,6 +172,11 @@ is_set_stream_publish_id=None)\n--\n
         self._body_ready = True
 
     @property
+    def stream(self):
+        """Name of the stream, or of the partition (str); None for a message not received."""
+        return self._stream
+
+    @property
     def stream_offset(self):
         """Offset in the stream (int)."""
         return self._offset
@@ -469,6 +474,19 @@ def last_offset(stream):
             ' pass the offset to store'
         )
     return context.stream_offset
+
+
+def last_partition(super_stream):
+    """Partition of the message that the current task received last; None if it has none of it.
+
+    :param super_stream: name of the super stream.
+    """
+    try:
+        get_message_ctx()
+    except MessageContextError:
+        return None
+    found = CONTEXT.get(None)
+    return found.stream if getattr(found, 'super_stream', None) == super_stream else None
 
 
 def set_message_ctx(context):

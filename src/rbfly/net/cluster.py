@@ -185,13 +185,13 @@ class Cluster:
         Retries to connect, but does not wait until the stream is available.
 
         :param declared: the publisher or subscription was declared before.
-        :raises StreamDoesNotExist: there is no such stream; the error for a new publisher says if
-            it is a super stream.
+        :raises StreamDoesNotExist: there is no such stream; the error says if it is a super
+            stream, unless it was declared before.
         """
         try:
             found = await self._locate(stream, deadline)
         except StreamDoesNotExist:
-            if declared or role is not Role.PUBLISH:
+            if declared:
                 raise
             raise await missing(await self._locator(deadline), stream) from None
         assert found.leader is not None

@@ -76,6 +76,12 @@ class Observer:
         :param first: first offset of the stream; the one before it is the last missing offset.
         """
 
+    def on_partition_added(self, super_stream: str, partition: str) -> None:
+        """A subscription of a super stream has found a partition that it now reads, too."""
+
+    def on_partition_gone(self, super_stream: str, partition: str) -> None:
+        """A partition was deleted; the subscription reads the others."""
+
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""
 

@@ -22,6 +22,7 @@ ctypedef struct Run:
 cdef class MessageBatch:
     cdef Decoder decoder
     cdef list bodies
+    cdef readonly str stream
     cdef list filtered              # contexts that the filter has seen; None without a filter
     cdef bint joined                # from several batches, which `filtered` contains
     cdef Py_ssize_t first           # index of the first message in the batch that it has joined
@@ -62,4 +63,6 @@ cdef class MessageBatch:
 
 cpdef MessageBatch empty_batch()
 
-cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit)
+cdef MessageBatch new_batch(
+    Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit, str stream
+)

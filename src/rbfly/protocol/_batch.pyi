@@ -11,6 +11,7 @@ def empty_batch() -> MessageBatch: ...
 
 @final
 class MessageBatch(Sequence[_T_co]):
+    stream: Final[str | None]
     timestamp: Final[float]
     offsets: Final[Sequence[int]]
     committed_chunk_id: Final[int | None]

@@ -28,7 +28,9 @@ cdef enum:
     BATCH_JOINED = 1 << 24          # bytes of a batch that no further chunk joins
 
 
-cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit):
+cdef MessageBatch new_batch(
+    Decoder decoder, bint filtered, Chunk chunk, Py_ssize_t limit, str stream
+):
     cdef MessageBatch batch = MessageBatch.__new__(MessageBatch)
     batch.decoder = decoder
     batch.bodies = rbfly_list(min(min(<Py_ssize_t> chunk.left, limit), CAPACITY_MAX))
@@ -38,6 +40,7 @@ cdef MessageBatch new_batch(Decoder decoder, bint filtered, Chunk chunk, Py_ssiz
     batch.chunk_timestamp = chunk.timestamp
     batch.committed_chunk_id = chunk.committed_chunk_id
     batch.unpacked_max = chunk.unpacked + BATCH_UNPACKED
+    batch.stream = stream
     return batch
 
 
@@ -54,6 +57,7 @@ cdef class MessageBatch:
 
     A batch can be kept: its messages never change.
 
+    :ivar stream: name of the stream, or of the partition; None if the batch is empty.
     :ivar timestamp: time when the broker stored the first message, and all others of its chunk,
         seconds since the epoch (float); 0.0 if the batch is empty.
     :ivar offsets: offset of each message (sequence of int).
@@ -181,6 +185,7 @@ cdef class MessageBatch:
         if not self.joined:
             whole = empty_batch()
             whole.joined = True
+            whole.stream = self.stream
             whole.bodies += self.bodies
             whole.filtered = [self]
             whole.chunk_timestamp = self.chunk_timestamp
@@ -236,10 +241,12 @@ cdef class MessageBatch:
             ctx = self.decoder._context(owner, at.p, at.n, offset, self.chunk_timestamp)
             ctx._body = body
             ctx._body_ready = True
-            return ctx
-        return MessageCtx(
-            body, stream_offset=offset, stream_timestamp=self.chunk_timestamp / 1000.0
-        )
+        else:
+            ctx = MessageCtx(
+                body, stream_offset=offset, stream_timestamp=self.chunk_timestamp / 1000.0
+            )
+        ctx._stream = self.stream
+        return ctx
 
     @property
     def timestamp(self):

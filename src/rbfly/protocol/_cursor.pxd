@@ -18,7 +18,7 @@ cdef enum:
 
 
 cdef class LastMessage:
-    cdef readonly str stream
+    cdef readonly str stream, super_stream
     cdef Decoder decoder
     cdef object owner               # keeps the bytes alive
     cdef const uint8_t *message
@@ -32,6 +32,7 @@ cdef class MessageCursor:
     cdef readonly ChunkQueue queue
     cdef readonly Decoder decoder
     cdef readonly str stream
+    cdef public str super_stream
     cdef readonly LastMessage last
     cdef readonly LastChunk last_chunk
     cdef readonly uint64_t skip_before
@@ -54,6 +55,8 @@ cdef class MessageCursor:
     cdef uint64_t current_offset    # of the first message that is not finished
     cdef uint64_t notify_offset
     cdef int chunks_since_yield
+    cdef unsigned int counted_in    # the turn in which they were counted
+    cdef bint is_ready              # waits for its turn, see Turns
     cdef int yield_after
 
     cdef int _notify(self) except -1
@@ -61,6 +64,8 @@ cdef class MessageCursor:
     cdef bint _shorten(self, Chunk chunk) except -1
     cdef int _skip(self, Chunk chunk) except -1
     cdef int _leave(self, Chunk chunk, bint sound) except -1
+    cdef int _end_chunk(self) except -1
+    cdef int _finish_all(self) except -1
     cdef Py_ssize_t _drop_chunks(self, object position) except -1
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1
     cdef int _fail_with(self, object error) except -1
@@ -109,4 +114,12 @@ cdef class MessageCursor:
 
     # True if `_advance` may be called: other tasks need not run before.
     cdef inline bint _may_advance(self) noexcept:
-        return self.chunks_since_yield < self.yield_after
+        return self.chunks_since_yield < self.yield_after or self.counted_in != self.turn.number
+
+    # True if the chunk that is being read, or what was read of it, has something left to return.
+    cdef inline bint _is_within(self) noexcept:
+        return (
+            (self.chunk is not None and self.chunk.left != 0)
+            or self.held is not None
+            or self.failure is not None
+        )

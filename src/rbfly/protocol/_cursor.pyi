@@ -24,12 +24,14 @@ KINDS: dict[str, int]
 
 class LastMessage:
     stream: Final[str | None]
+    super_stream: Final[str | None]
     def __init__(self, cursor: MessageCursor) -> None: ...
     def context(self) -> MessageCtx: ...
 
 class MessageCursor:
     queue: Final[ChunkQueue]
     stream: Final[str | None]
+    super_stream: str | None
     last: Final[LastMessage]
     last_chunk: Final[LastChunk]
     skip_before: Final[int]
@@ -44,7 +46,7 @@ class MessageCursor:
     finished: Final[int | None]
     def __init__(
         self,
-        session: _Session,
+        session: _Session | None,
         decoder: Decoder,
         filter: _Filter | None = None,
         wake: Callable[[], object] | None = None,

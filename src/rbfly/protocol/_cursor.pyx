@@ -26,23 +26,28 @@ cdef class LastMessage:
     """The message that a cursor returned last; its context is built on demand.
 
     :ivar stream: name of the stream; None if the cursor has none.
+    :ivar super_stream: name of the super stream that it is a partition of; None for none.
     """
 
     def __init__(self, MessageCursor cursor not None):
         self.decoder = cursor.decoder
         self.stream = cursor.stream
+        self.super_stream = cursor.super_stream
 
     def context(self):
         """Return its context.  The body of a message that is not AMQP 1.0 is its bytes.
 
         :raises MessageContextError: no message was returned yet.
         """
+        cdef MessageCtx ctx
         if self.built is None:
             if self.message is NULL:
                 raise MessageContextError('no message was received yet')
-            self.built = self.decoder._context(
+            ctx = self.decoder._context(
                 self.owner, self.message, self.size, self.offset, self.timestamp
             )
+            ctx._stream = self.stream
+            self.built = ctx
         elif type(self.built) is MessageBatch:
             self.built = (<MessageBatch> self.built).build(len(self.built) - 1)
         return self.built
@@ -62,6 +67,7 @@ cdef class MessageCursor:
     :param turn: limits how long other tasks wait; None for no limit.
     :param yield_after: number of chunks to finish in one turn; their credit is returned after it.
     :param stream: name of the stream; None if it is of no interest.
+    :ivar super_stream: name of the super stream that the stream is a partition of; None for none.
     :ivar last: the message that was returned last (LastMessage).
     :ivar last_chunk: the chunk that was read last (LastChunk).
     :ivar skip_before: offset below which messages are dropped (int).
@@ -147,11 +153,10 @@ cdef class MessageCursor:
     @property
     def must_yield(self):
         """True if other tasks should run before the next message."""
-        return self.chunks_since_yield >= self.yield_after or self.turn._is_over()
+        return not self._may_advance() or self.turn._is_over()
 
     def on_yield(self):
         """Called after other tasks have run."""
-        self.chunks_since_yield = 0
         self.turn.begin()
 
     @property
@@ -205,8 +210,12 @@ cdef class MessageCursor:
 
     def mark_consumed(self):
         """Mark all returned messages as finished, because the program asks for more."""
+        self._finish_all()
+
+    cdef int _finish_all(self) except -1:
         if self.has_delivered:
             self._finish_below(self.position)
+        return 0
 
     cdef int _notify(self) except -1:
         self.notify_offset = NEVER
@@ -221,16 +230,12 @@ cdef class MessageCursor:
         :raises ChunkError: a chunk is damaged; the next call continues after it.
         """
         cdef Chunk chunk
-        cdef const uint8_t *p = NULL
-        cdef Py_ssize_t n = 0
         while True:
             chunk = self.chunk
             if chunk is not None:
                 if chunk.left:
                     return True
-                self._leave(chunk, True)
-                if not chunk.shortened:
-                    chunk._next(&p, &n)     # raises if bytes follow the last message
+                self._end_chunk()
             if not self.queue.chunks or self.turn._is_over():
                 return False
             if self.suspended:
@@ -291,8 +296,21 @@ cdef class MessageCursor:
         if self.last_chunk._move(chunk, sound):
             self.chunk_done = True
             self.next_offset = chunk.next_offset
+        if self.counted_in != self.turn.number:
+            self.counted_in = self.turn.number
+            self.chunks_since_yield = 0
         self.chunks_since_yield += 1
         self.session.on_chunk_consumed(chunk)
+        return 0
+
+    cdef int _end_chunk(self) except -1:
+        """Leave the current chunk, whose messages were returned."""
+        cdef Chunk chunk = self.chunk
+        cdef const uint8_t *p = NULL
+        cdef Py_ssize_t n = 0
+        self._leave(chunk, True)
+        if not chunk.shortened:
+            chunk._next(&p, &n)             # raises if bytes follow the last message
         return 0
 
     # -- messages
@@ -358,10 +376,13 @@ cdef class MessageCursor:
 
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n):
         cdef uint64_t offset = chunk.next_offset - 1
+        cdef MessageCtx ctx
         try:
             return self.decoder._undecodable(p, n, offset)
         finally:
-            self.last.built = raw_context(p, n, offset, chunk.timestamp)
+            ctx = raw_context(p, n, offset, chunk.timestamp)
+            ctx._stream = self.stream
+            self.last.built = ctx
 
     cdef object _next(self, int kind, Py_ssize_t limit):
         """The next context or batch; None if none has arrived or the turn is over."""
@@ -386,11 +407,14 @@ cdef class MessageCursor:
             offset = chunk.next_offset - 1
             try:
                 ctx = decoder._full_context(owner, p, n, offset, chunk.timestamp)
+                ctx._stream = self.stream
                 if self.filter is None or self.filter.matches(ctx):
                     return ctx
             except AMQPDecoderError as ex:
                 if decoder._handle(ex, p, n, offset) is not None:
-                    return raw_context(p, n, offset, chunk.timestamp)
+                    ctx = raw_context(p, n, offset, chunk.timestamp)
+                    ctx._stream = self.stream
+                    return ctx
             if self.turn._is_over():
                 break
         return None
@@ -398,7 +422,7 @@ cdef class MessageCursor:
     cdef MessageBatch _batch(self, Py_ssize_t limit):
         """A batch of the current chunk; None if it has no message to return."""
         cdef MessageBatch batch = new_batch(
-            self.decoder, self.filter is not None, self.chunk, limit
+            self.decoder, self.filter is not None, self.chunk, limit, self.stream
         )
         try:
             if self.filter is not None:

@@ -20,7 +20,7 @@ from .publisher_batch import (
     PublisherBinBatch,
 )
 from .routing import by_hash, by_key
-from .subscription import Subscription
+from .subscription import Subscription, SuperStreamSubscription
 from .super_stream import (
     SuperStreamBatchLimitPublisher,
     SuperStreamBatchPublisher,
@@ -63,6 +63,7 @@ __all__ = [
     'SuperStreamBatchLimitPublisher',
     'SuperStreamBatchPublisher',
     'SuperStreamPublisher',
+    'SuperStreamSubscription',
     'Symbol',
     'by_hash',
     'by_key',

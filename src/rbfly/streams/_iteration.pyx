@@ -16,6 +16,7 @@ from rbfly.amqp._message cimport LAST_SET
 from rbfly.protocol._cursor cimport BODY, LastMessage, MessageCursor
 
 from asyncio import current_task
+from collections import deque
 from types import GenericAlias
 from weakref import ref
 
@@ -101,24 +102,112 @@ cdef class TaskMessage(LastMessage):
         return self.context()
 
 
+@cython.final
+cdef class Turns:
+    """Cursors that are read in turn: each of them for one chunk, or for one batch of several.
+
+    :param current: a cursor that never has messages.
+    :ivar current: the cursor whose turn it is.
+    :ivar ready: the cursors to look at, in order (deque).
+    :ivar dry: cursors without messages, which were looked at (set).
+    """
+
+    cdef readonly MessageCursor current
+    cdef readonly object ready
+    cdef readonly set dry
+    cdef bint begun                 # the current cursor has returned something in its turn
+
+    def __init__(self, MessageCursor current not None):
+        self.current = current
+        self.ready = deque()
+        self.dry = set()
+
+    def add(self, MessageCursor cursor not None):
+        """Look at a cursor: a message or an error has arrived."""
+        if not cursor.is_ready:
+            cursor.is_ready = True
+            self.ready.append(cursor)
+
+    def remove(self, MessageCursor cursor not None):
+        """Forget a cursor that is closed."""
+        self.dry.discard(cursor)
+        if cursor.is_ready:
+            cursor.is_ready = False
+            self.ready.remove(cursor)
+
+    def sort(self):
+        """End the turn, and take cursors without messages out of `ready`."""
+        self.leave(self.current)
+        for cursor in list(self.ready):
+            self.remove(cursor)
+            self.leave(cursor)
+
+    # The program has finished all messages that this cursor has returned.
+    cdef int leave(self, MessageCursor cursor) except -1:
+        try:
+            if cursor.chunk is not None and cursor.chunk.left == 0:
+                cursor._end_chunk()
+            if cursor.held is None:
+                cursor._finish_all()
+        finally:
+            if cursor.queue.chunks or cursor._is_within():
+                self.add(cursor)
+            else:
+                self.dry.add(cursor)
+        return 0
+
+    cdef bint next(self) except -1:
+        self.leave(self.current)
+        if not self.ready:
+            return False
+        self.choose(self.ready[0])
+        self.begun = False
+        return True
+
+    cdef int choose(self, MessageCursor cursor) except -1:
+        if cursor is not self.current:
+            self.leave(self.current)
+        self.remove(cursor)
+        self.current = cursor
+        self.begun = True
+        return 0
+
+    cdef bint advance(self, int kind, Py_ssize_t limit) except -1:
+        """Make a body, context or batch of the next cursor ready; false if there is none."""
+        if self.begun and not self.current._is_within() and not self.next():
+            return False
+        while self.current._may_advance():
+            if self.current._advance(kind, limit):
+                self.begun = True
+                return True
+            if self.current.queue.chunks or self.current._is_within():
+                return False            # the turn of the event loop is over
+            if not self.next():
+                return False
+        return False
+
+
 cdef class SubscriptionBase:
     """Base of a subscription; iterates over the bodies of its messages.
 
     :param cursor: returns the messages that have arrived.
+    :param turns: if there are several cursors.
     :param waiter: has `check_loop`, called in each step of a task before a message is taken, which
         raises in another event loop; and the coroutine `wait(kind, limit, subscription)`, which
         waits for messages and takes them.
     """
 
     cdef MessageCursor cursor
+    cdef Turns turns                # None for one stream
     cdef object waiter
     cdef rbfly_step checked         # in which the event loop was checked last
     cdef rbfly_step noted           # in which the task was noted last
 
     __class_getitem__ = classmethod(GenericAlias)
 
-    def __init__(self, MessageCursor cursor not None, waiter):
+    def __init__(self, MessageCursor cursor not None, waiter, Turns turns=None):
         self.cursor = cursor
+        self.turns = turns
         self.waiter = waiter
         if type(self).__anext__ is SubscriptionBase.__anext__:
             rbfly_inherit_anext(type(self), SubscriptionBase)
@@ -133,10 +222,14 @@ cdef class SubscriptionBase:
         """Make a body, context or batch of the cursor ready; false if there is none for now."""
         if not rbfly_same_step(&self.checked):
             self.check_loop()
+        if self.turns is not None:
+            return self.advance_turns(kind, limit)
         return cursor._advance(kind, limit)
 
     def _take(self, MessageCursor cursor not None, int kind):
         """Return what `_advance` made ready, as the running task's last message."""
+        if self.turns is not None:
+            self.turns.choose(cursor)
         self.cursor = cursor
         if not self.is_noted():
             self.note_task()
@@ -148,6 +241,11 @@ cdef class SubscriptionBase:
         if type(last) is TaskMessage and (<TaskMessage> last).task is not None:
             return (<TaskMessage> last).task()
         return None
+
+    cdef bint advance_turns(self, int kind, Py_ssize_t limit) except -1:
+        cdef bint found = self.turns.advance(kind, limit)
+        self.cursor = self.turns.current
+        return found
 
     # True if the cursor notes its messages for the running task.
     cdef inline bint is_noted(self) noexcept:
@@ -246,6 +344,10 @@ cdef NextMessage next_message(SubscriptionBase subscription, int kind, Py_ssize_
 cdef inline bint can_take(NextMessage item, int kind) except -1:
     if kind == BODY and (<SubscriptionBase> item.source).cursor._has_body():
         return True
+    if (<SubscriptionBase> item.source).turns is not None:
+        if not rbfly_same_step(&(<SubscriptionBase> item.source).checked):
+            (<SubscriptionBase> item.source).check_loop()
+        return (<SubscriptionBase> item.source).advance_turns(kind, item.limit)
     if (<SubscriptionBase> item.source).cursor.held is not None:
         return True
     if not (<SubscriptionBase> item.source).cursor._may_advance():

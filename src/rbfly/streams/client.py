@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
@@ -32,15 +32,21 @@ from .arguments import (
 )
 from .consuming import SubscriptionSession
 from .management import ManagementMethods
+from .merged import MergedSession, Offsets
 from .offsets import OffsetMethods
 from .opening import OpenPublisher, P
 from .opening_routed import OpenSuperStream
 from .publisher import BasePublisher, Publisher
 from .publisher_batch import PublisherBatchFast, PublisherBatchLimit
 from .publishing import PublisherSession
-from .reading import MessageWaiter
+from .reading import MessageWaiter, Waiter
 from .routing import Route, check_route
-from .subscription import SubscribeOptions, Subscription
+from .subscription import (
+    SubscribeOptions,
+    Subscription,
+    SuperStreamOptions,
+    SuperStreamSubscription,
+)
 from .super_stream import (
     SuperStreamBatchLimitPublisher,
     SuperStreamBatchPublisher,
@@ -156,6 +162,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
+        self._super_streams = set[str]()
         self._users = 0
         self._windows = WeakSet[PublisherSession]()  # of the partitions of super streams
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
@@ -351,11 +358,32 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         self, stream: str, *, amqp: bool = ..., **options: Unpack[SubscribeOptions]
     ) -> Subscription: ...
 
+    @overload
     def subscribe(
         self,
         stream: str,
         *,
-        offset: Offset | OffsetSource = Offset.NEXT,
+        super_stream: Literal[True],
+        amqp: Literal[False],
+        **options: Unpack[SuperStreamOptions],
+    ) -> SuperStreamSubscription[bytes]: ...
+
+    @overload
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        super_stream: Literal[True],
+        amqp: bool = ...,
+        **options: Unpack[SuperStreamOptions],
+    ) -> SuperStreamSubscription: ...
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        super_stream: bool = False,
+        offset: Offsets = Offset.NEXT,
         filter: MessageFilter | None = None,
         timeout: float | None = 0,
         amqp: bool = True,
@@ -364,14 +392,19 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         auto_offset: OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | None = None,
-    ) -> Subscription[Any]:
-        """Read the messages of a stream, with `async for`.
+        refresh_interval: float = 60.0,
+    ) -> Subscription[Any] | SuperStreamSubscription[Any]:
+        """Read the messages of a stream or of a super stream, with `async for`.
 
         :param stream: name of the stream.
+        :param super_stream: the name is that of a super stream: read all its partitions, see
+            :class:`SuperStreamSubscription`.
         :param offset: where to start; or an async function that returns it, for a program that
             keeps offsets in its own database.  RbFly calls the function with the name of the stream
             when the subscription first opens, not after a reconnect.  If it fails, waiting for a
-            message raises its error, and the next wait calls it again.
+            message raises its error, and the next wait calls it again.  For a super stream, this is
+            where each partition starts; it may also be a mapping from partitions to their offsets,
+            where partitions that are missing start at their first message.
         :param filter: selects messages; None for all.
         :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.
@@ -390,35 +423,63 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param until: where to end, see :ref:`read-until`; None to wait for more messages.
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
-            written at that time, in the past, or later, or where `'now'` ends.
+            written at that time, in the past, or later, or where `'now'` ends.  Each partition of a
+            super stream ends there, and partitions that are added later are not read.
+        :param refresh_interval: seconds after which a subscription of a super stream asks for its
+            partitions again.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         self._cluster.check_loop()
         check_stream(stream)
-        check_type('offset', offset, Offset, Callable)  # type: ignore[arg-type]
+        check_type('super_stream', super_stream, bool)
+        check_type('refresh_interval', refresh_interval, int, float)
+        check_timeout('refresh_interval', refresh_interval)
+        if not refresh_interval:
+            raise ArgumentError('refresh_interval must be above 0')
+        starts: list[Any] = [offset]
+        if super_stream and isinstance(offset, Mapping):
+            offset = dict(offset)
+            for name in offset:
+                check_stream(name)
+            starts = [*offset.values()]
         check_type('filter', filter, MessageFilter, None)
         check_timeout('timeout', timeout)
         check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
         check_type('auto_offset', auto_offset, OffsetTracking, None)
         check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
         check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
-        check_until(until, offset)
-        if isinstance(offset, Offset) and offset.type == OffsetType.REFERENCE:
-            commands.reference(str(offset.value), 'offset reference')
+        for start in starts:
+            check_type('offset', start, Offset, Callable)  # type: ignore[arg-type]
+            check_until(until, start)
+            if isinstance(start, Offset) and start.type == OffsetType.REFERENCE:
+                commands.reference(str(start.value), 'offset reference')
         if filter is not None:
             check_filter(filter)
         waiter = MessageWaiter(self._cluster.check_loop, timeout or None)
-        session = SubscriptionSession(
-            self._cluster,
-            waiter,
-            stream,
-            offset,
-            filter,
-            Decoder(amqp, on_decode_error),
-            initial_credit,
-            auto_offset,
-            on_gap,
-            until,
+        cluster = self._cluster
+
+        def new_session(
+            stream: str, offset: Offset | OffsetSource, waiter: Waiter
+        ) -> SubscriptionSession:
+            return SubscriptionSession(
+                cluster,
+                waiter,
+                stream,
+                offset,
+                filter,
+                Decoder(amqp, on_decode_error),
+                initial_credit,
+                auto_offset,
+                on_gap,
+                until,
+            )
+
+        if not super_stream:
+            assert not isinstance(offset, Mapping)
+            return Subscription(new_session(stream, offset, waiter), waiter, offset)
+        self._super_streams.add(stream)
+        merged = MergedSession(
+            cluster, waiter, stream, offset, refresh_interval, until is not None, new_session
         )
-        return Subscription(session, waiter, offset)
+        return SuperStreamSubscription(merged, waiter, offset)

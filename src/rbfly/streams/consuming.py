@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from inspect import isawaitable
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from ..protocol.start import Start
 from .arguments import check_until
 from .gaps import GapCheck
 from .offsets import check_chunk, chunk_ids, leader_ends_before, store_offset, stored_offset
-from .reading import MessageWaiter
+from .reading import Source, Waiter
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnGap
 from .until import Until
@@ -51,12 +52,13 @@ class SubscriptionSession(Owner):
     """
 
     role = Role.CONSUME
+    turns = None
     open_until_closed = False
 
     def __init__(
         self,
         cluster: Cluster,
-        waiter: MessageWaiter,
+        waiter: Waiter,
         stream: str,
         offset: Offset | OffsetSource,
         filter: MessageFilter | None,
@@ -269,6 +271,17 @@ class SubscriptionSession(Owner):
     async def commit(self, offset: int | None) -> None:
         """Store an offset; None for that of the last message delivered."""
         self._cluster.check_loop()
+        manual, offset = self.check_commit(offset)
+        if offset is None:
+            return  # no message was delivered
+        async with self._committing:
+            await store_offset(self._cluster, self._connect, self.stream, manual.reference, offset)
+
+    def check_commit(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
+        """Check the offset to store; None for that of the last message delivered.
+
+        :returns: how to store it, and the offset; None if no message was delivered.
+        """
         if self._manual is None:
             raise SubscriptionError(
                 f'{self!r} does not allow commit: pass'
@@ -280,13 +293,11 @@ class SubscriptionSession(Owner):
         if offset is None and delivered is not None:
             offset = delivered - 1
         if offset is None:
-            return  # no message was delivered
+            return self._manual, None
         if delivered is None or offset >= delivered:
             last = 'no message was' if delivered is None else f'the last one is {delivered - 1}'
             raise ArgumentError(f'offset {offset} of {self!r} was not delivered; {last}')
-        async with self._committing:
-            reference = self._manual.reference
-            await store_offset(self._cluster, self._connect, self.stream, reference, offset)
+        return self._manual, offset
 
     async def _connect(self) -> Connection:
         """Return a connection to store an offset of the stream that was read."""
@@ -349,6 +360,13 @@ class SubscriptionSession(Owner):
         if self.cursor.position != self._position:
             self.registration.end_outage()
         self.registration.ensure_open()
+
+    def on_yield(self) -> None:
+        """Do nothing: the subscription opens when a task waits."""
+
+    def parts(self) -> Sequence[Source]:
+        """Return this source alone."""
+        return (self,)
 
     # -- ending
 

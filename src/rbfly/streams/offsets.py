@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal, overload
 
-from ..amqp._message import last_offset
+from ..amqp._message import last_offset, last_partition
 from ..checks import check_stream, check_type
 from ..error import (
+    ArgumentError,
     OffsetNotStored,
     ProtocolError,
     StreamConnectionError,
@@ -19,12 +22,14 @@ from ..protocol import commands
 from ..protocol._chunk import Chunk, ChunkQueue
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
+from .partitions import query_partitions
 
 
 class OffsetMethods:
     """The methods of a client that concern offsets."""
 
     _cluster: Cluster
+    _super_streams: set[str]  # names that this client has subscribed to
 
     async def write_offset(
         self, stream: str, reference: str, value: int | None = None, *, wait: bool = False
@@ -34,7 +39,9 @@ class OffsetMethods:
         Reconnects if the connection is lost.  A stored offset replaces the one before it, even if
         that is higher.
 
-        :param stream: name of the stream.
+        :param stream: name of the stream.  With that of a super stream that this client has
+            subscribed to, the offset is stored for the partition of the message that this task
+            received last.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param value: offset of the last processed message; None for the message that this task
             received last, which must be from that stream.
@@ -42,7 +49,8 @@ class OffsetMethods:
             it.  If false, return once the request is written: the broker does not answer it, and
             ignores it if the stream does not exist, or if the user may not read it.
         :raises MessageContextError: `value` is None, and this task has not received a message, or
-            received its last one from another stream; also a LookupError.
+            received its last one from another stream; also a LookupError and a ValueError.
+        :raises ValueError: this task has not received its last message from that super stream.
         :raises StreamConnectionError: the client cannot connect, or was disconnected in the
             meantime.
         :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
@@ -54,6 +62,14 @@ class OffsetMethods:
         check_type('reference', reference, str)
         check_type('value', value, int, None)
         check_type('wait', wait, bool)
+        if stream in self._super_streams:
+            partition = last_partition(stream)
+            if partition is None:
+                raise ArgumentError(
+                    f'{stream!r} is a super stream, and this task has not received its last message'
+                    ' from it: pass the name of the partition'
+                )
+            stream = partition
         if value is None:
             value = last_offset(stream)
         locator = self._cluster.locator
@@ -115,7 +131,19 @@ class OffsetMethods:
             return max(found, offset.value)
         return found
 
-    async def lag(self, stream: str, reference: str) -> int | None:
+    @overload
+    async def lag(
+        self, stream: str, reference: str, *, super_stream: Literal[False] = False
+    ) -> int | None: ...
+
+    @overload
+    async def lag(
+        self, stream: str, reference: str, *, super_stream: Literal[True]
+    ) -> dict[str, int | None]: ...
+
+    async def lag(
+        self, stream: str, reference: str, *, super_stream: bool = False
+    ) -> int | None | dict[str, int | None]:
         """Return how far a stored offset is behind the last message; None if none is stored.
 
         0 means that every message is processed: none follows the stored offset.  Any other number
@@ -129,10 +157,15 @@ class OffsetMethods:
 
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+        :param super_stream: the name is that of a super stream: return a dict by partition.
         :raises StreamDoesNotExist: there is no such stream.
         :raises StreamConnectionError: the client cannot connect, or lost its connection.
         :raises ProtocolError: the broker refused the request.
         """
+        if super_stream:
+            names = dict.fromkeys(await query_partitions(self._cluster, stream))
+            found = await asyncio.gather(*(self.lag(name, reference) for name in names))
+            return dict(zip(names, found, strict=True))
         stored = await self.read_offset(stream, reference)
         if stored is None:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, cast
 
 from .._turn import Turn
@@ -14,8 +14,28 @@ from ._iteration import SubscriptionBase
 from .waiting import TURN, deadline, in_time, let_others_run
 
 
+class Waiter(Protocol):
+    """What a source uses of a :class:`MessageWaiter`."""
+
+    @property
+    def turn(self) -> Turn: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    def add(self, source: Source) -> None: ...
+
+    def remove(self, source: Source) -> None: ...
+
+    def end(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def is_waiting(self) -> bool: ...
+
+
 class Source(Protocol):
-    """A source of messages, e.g. a stream.
+    """A source of messages: a stream, or several that are read in turn.
 
     :ivar cursor: returns the messages that have arrived; its turn and the callback that it wakes
         are the waiter's `turn` and `wake`.
@@ -33,6 +53,12 @@ class Source(Protocol):
 
         :param finished: the program has finished all messages that the cursor has made ready.
         """
+
+    def on_yield(self) -> None:
+        """Other tasks have run; may raise the error of a stream that has no messages left."""
+
+    def parts(self) -> Sequence[Source]:
+        """Return the streams to read next, each a source."""
 
     async def finish(self) -> None:
         """Close the source: the program asks for a message after the last one."""
@@ -93,12 +119,11 @@ class MessageWaiter:
         try:
             while self._sources:
                 for source in self._sources:
-                    cursor = source.cursor
-                    if cursor.must_yield:
+                    if source.cursor.must_yield:
                         await self._yield()
-                    if subscription._advance(cursor, kind, limit):
-                        return subscription._take(cursor, kind)
-                    if cursor.must_yield:  # after it dropped many messages
+                    if subscription._advance(source.cursor, kind, limit):
+                        return subscription._take(source.cursor, kind)
+                    if source.cursor.must_yield:  # after it dropped many messages
                         break
                 else:
                     if not self._sources or self.ended:  # perhaps while other tasks ran
@@ -149,7 +174,7 @@ class MessageWaiter:
             until = None if timeout is None else deadline(timeout)
             while self._sources:
                 ages: dict[Source, float] = {}  # of batches that wait for more
-                for source in self._sources:
+                for source in [part for item in self._sources for part in item.parts()]:
                     cursor = source.cursor
                     if cursor.must_yield:
                         await self._yield()
@@ -185,15 +210,18 @@ class MessageWaiter:
             await let_others_run()
         else:
             await asyncio.sleep(0)
+        self._on_yield()
+
+    def _on_yield(self) -> None:
+        self.turn.begin()
         for source in self._sources:
-            source.cursor.on_yield()
+            source.on_yield()
 
     async def _wait_wakeup(self, until: float | None) -> bool:
         """Wait for `wake`; return false if it was not called before `until`."""
         self._future = asyncio.get_running_loop().create_future()
         woken = await in_time(self._future, until)
-        for source in self._sources:
-            source.cursor.on_yield()
+        self._on_yield()
         return woken
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
 
 from ..checks import check_integer, check_timeout
@@ -12,6 +12,7 @@ from ..protocol._cursor import KINDS
 from ..protocol.offset import Offset, OffsetSource
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
+from .merged import MergedSession, Offsets
 from .reading import JoinedBatches, MessageWaiter
 from .tracking import OffsetTracking
 from .types import MessageCtx, MessageFilter, OnDecodeError, OnGap
@@ -33,10 +34,9 @@ def check_limit(max_messages: int | None) -> int:
     return max_messages
 
 
-class SubscribeOptions(TypedDict, total=False):
-    """Arguments of :meth:`StreamsClient.subscribe` that do not change the type of bodies."""
+class CommonOptions(TypedDict, total=False):
+    """Arguments of :meth:`StreamsClient.subscribe` that do not change the type of its result."""
 
-    offset: Offset | OffsetSource
     filter: MessageFilter | None
     timeout: float | None
     on_decode_error: OnDecodeError
@@ -46,49 +46,39 @@ class SubscribeOptions(TypedDict, total=False):
     until: Literal['now'] | Offset | None
 
 
-class Subscription(SubscriptionBase[Body]):
-    """Iterates over the messages of a stream; created by :meth:`StreamsClient.subscribe`.
+class SubscribeOptions(CommonOptions, total=False):
+    """The same, with those for a stream."""
 
-    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.
-    `fetch` returns the bodies that have arrived.  The type of bodies is `Any`; with `amqp=False`,
-    it is `bytes`: `Subscription[bytes]`.
+    super_stream: Literal[False]
+    offset: Offset | OffsetSource
 
-    The subscription starts with `open`, or when the program asks for the first message.  If the
-    connection is lost, or the stream moves to another node, it reconnects and resumes after the
-    last message that it delivered.  It ends with `stop` or `aclose`, at the end of `async with`, or
-    when the program drops its last reference.
 
-    Waiting for a message raises:
+class SuperStreamOptions(CommonOptions, total=False):
+    """The same, with those for a super stream."""
 
-    * :class:`StopAsyncIteration`: the subscription is closed, was stopped, or has reached `until`;
-    * :class:`.MessageTimeout`: no message arrived within the subscription's `timeout`;
-    * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if a new stream has
-      its name, the next message is the first one of that stream.  Before its first message, the
-      subscription may not notice that the stream was replaced, see :meth:`Offset.offset`;
-    * :class:`.StreamConnectionError`: the client could not connect within its `connect_timeout` or
-      `reconnect_timeout`, or was disconnected;
-    * :class:`.ProtocolError`: the broker refused the request, e.g. for lack of permission;
-    * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1, or the broker is
-      too old for `until`;
-    * :class:`.OffsetGapError`: retention has removed the next message, and `on_gap` is `'raise'`;
-    * :class:`.ChunkError`: a chunk is damaged;
-    * :class:`.AMQPDecoderError`: a message is not AMQP 1.0;
-    * any error of the async function that was passed as `offset`.
+    offset: Offsets
+    refresh_interval: float
 
-    The iteration can continue after all of these except the first.
-    """
+
+class BaseSubscription(SubscriptionBase[Body]):
+    """What subscriptions of a stream and of a super stream have in common."""
+
+    _session: SubscriptionSession | MergedSession
 
     def __init__(
-        self, session: SubscriptionSession, waiter: MessageWaiter, offset: Offset | OffsetSource
+        self,
+        session: SubscriptionSession | MergedSession,
+        waiter: MessageWaiter,
+        offset: object,
     ) -> None:
-        super().__init__(session.cursor, waiter)
+        super().__init__(session.cursor, waiter, session.turns)
         self.stream = session.stream
         self._offset = offset
         self._session = session
         self._waiter = waiter
 
     def __repr__(self) -> str:
-        return f'<Subscription stream={self.stream!r} offset={self._offset!r}>'
+        return f'<{type(self).__name__} stream={self.stream!r} offset={self._offset!r}>'
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,35 +129,6 @@ class Subscription(SubscriptionBase[Body]):
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         await self._session.open()
-
-    @property
-    def position(self) -> int | None:
-        """Offset of the next message, or a lower one: that after the last message received.
-
-        None before the first message.  Stored offsets take up offsets, so the next message may have
-        a higher one.  With a filter, messages that it dropped count as received.
-        """
-        return self._session.cursor.delivered
-
-    async def commit(self, offset: int | None = None) -> None:
-        """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
-
-        Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
-        then sends the offset again.  A program may also call it after the subscription has ended.
-
-        :param offset: offset of the last processed message, not after that of the last message
-            received; it may be lower than a stored one.  None for everything received so far, with
-            the current message or batch; before the first message, this does nothing.
-        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`.
-        :raises ValueError: the message with this offset was not received.
-        :raises OffsetNotStored: the broker has another offset, or none.
-        :raises StreamDoesNotExist: the stream was deleted.
-        :raises StreamConnectionError: the client could not connect within `reconnect_timeout`, or
-            was disconnected.
-        :raises ProtocolError: the broker refused the request.
-        :raises EventLoopError: the client belongs to another event loop, thread or process.
-        """
-        await self._session.commit(offset)
 
     def __del__(self) -> None:
         session = getattr(self, '_session', None)
@@ -229,3 +190,104 @@ class Subscription(SubscriptionBase[Body]):
         check_timeout('timeout', timeout)
         found = await self._waiter.wait_joined(limit, 0, timeout, self)
         return empty_batch() if found is None else found
+
+
+class Subscription(BaseSubscription[Body]):
+    """Iterates over the messages of a stream; created by :meth:`StreamsClient.subscribe`.
+
+    `async for` yields bodies; `messages` yields contexts, and `batches` many bodies at once.
+    `fetch` returns the bodies that have arrived.  The type of bodies is `Any`; with `amqp=False`,
+    it is `bytes`: `Subscription[bytes]`.
+
+    The subscription starts with `open`, or when the program asks for the first message.  If the
+    connection is lost, or the stream moves to another node, it reconnects and resumes after the
+    last message that it delivered.  It ends with `stop` or `aclose`, at the end of `async with`, or
+    when the program drops its last reference.
+
+    Waiting for a message raises:
+
+    * :class:`StopAsyncIteration`: the subscription is closed, was stopped, or has reached `until`;
+    * :class:`.MessageTimeout`: no message arrived within the subscription's `timeout`;
+    * :class:`.StreamDoesNotExist`: the stream does not exist, or was deleted; if a new stream has
+      its name, the next message is the first one of that stream.  Before its first message, the
+      subscription may not notice that the stream was replaced, see :meth:`Offset.offset`;
+    * :class:`.StreamConnectionError`: the client could not connect within its `connect_timeout` or
+      `reconnect_timeout`, or was disconnected;
+    * :class:`.ProtocolError`: the broker refused the request, e.g. for lack of permission;
+    * :class:`.SubscriptionError`: the stored offset to start from is 2**64 - 1, or the broker is
+      too old for `until`;
+    * :class:`.OffsetGapError`: retention has removed the next message, and `on_gap` is `'raise'`;
+    * :class:`.ChunkError`: a chunk is damaged;
+    * :class:`.AMQPDecoderError`: a message is not AMQP 1.0;
+    * any error of the async function that was passed as `offset`.
+
+    The iteration can continue after all of these except the first.
+    """
+
+    _session: SubscriptionSession
+
+    @property
+    def position(self) -> int | None:
+        """Offset of the next message, or a lower one: that after the last message received.
+
+        None before the first message.  Stored offsets take up offsets, so the next message may have
+        a higher one.  With a filter, messages that it dropped count as received.
+        """
+        return self._session.cursor.delivered
+
+    async def commit(self, offset: int | None = None) -> None:
+        """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
+
+        Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
+        then sends the offset again.  A program may also call it after the subscription has ended.
+
+        :param offset: offset of the last processed message, not after that of the last message
+            received; it may be lower than a stored one.  None for everything received so far, with
+            the current message or batch; before the first message, this does nothing.
+        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`.
+        :raises ValueError: the message with this offset was not received.
+        :raises OffsetNotStored: the broker has another offset, or none.
+        :raises StreamDoesNotExist: the stream was deleted.
+        :raises StreamConnectionError: the client could not connect within `reconnect_timeout`, or
+            was disconnected.
+        :raises ProtocolError: the broker refused the request.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        await self._session.commit(offset)
+
+
+class SuperStreamSubscription(BaseSubscription[Body]):
+    """Iterates over the messages of all partitions of a super stream.
+
+    `client.subscribe(stream, super_stream=True)` creates one.  Everything is as in
+    :class:`Subscription`, in each partition, with the following differences.
+
+    The partitions take turns, chunk by chunk: none waits until another one has no messages left.
+    `stream` of a message context or of a batch names its partition; the messages of a batch are of
+    one partition.  Messages arrive in order within their partition.  Each partition reconnects and
+    resumes on its own.
+
+    Every `refresh_interval`, the subscription asks for the partitions.  It reads a new one from its
+    first message.  When a partition is deleted, it logs that and reads the others.  Errors of a
+    partition name it, and the iteration can continue.  If the super stream is deleted, waiting for
+    a message raises :class:`.StreamDoesNotExist`; if a new one has its name, the next message is
+    one of that.
+    """
+
+    _session: MergedSession
+
+    @property
+    def position(self) -> dict[str, int | None]:
+        """Offset of the next message of each partition, as `Subscription.position`."""
+        return self._session.position
+
+    async def commit(self, offsets: Mapping[str, int] | None = None) -> None:
+        """Store how far the program has processed the partitions, see `Subscription.commit`.
+
+        :param offsets: offset of the last processed message, by partition; None for everything
+            received so far, with the current message or batch.
+        :raises ValueError: the subscription does not read this partition, or has not received the
+            message with this offset; nothing was stored.
+        :raises RbFlyError: as `Subscription.commit`; the offsets of other partitions may be stored.
+        """
+        await self._session.commit(offsets)

@@ -11,7 +11,7 @@ from ..net.connection import Connection
 from ..net.registration import Registration
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
-from .reading import MessageWaiter
+from .reading import Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class DeliveryWatchdog:
     """
 
     def __init__(
-        self, stream: str, cursor: MessageCursor, registration: Registration, waiter: MessageWaiter
+        self, stream: str, cursor: MessageCursor, registration: Registration, waiter: Waiter
     ) -> None:
         self.timer: asyncio.TimerHandle | None = None
         self._stream = stream

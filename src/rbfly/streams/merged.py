@@ -1,0 +1,432 @@
+"""Reads the partitions of a super stream as one subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..error import (
+    ArgumentError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    SubscriptionClosed,
+    copy_error,
+)
+from ..net.cluster import Cluster
+from ..net.observer import Observer
+from ..protocol._cursor import MessageCursor
+from ..protocol._decoder import Decoder
+from ..protocol.offset import Offset, OffsetSource, OffsetType
+from ._iteration import Turns
+from .consuming import SubscriptionSession
+from .partitions import query_partitions
+from .reading import MessageWaiter, Source
+
+logger = logging.getLogger(__name__)
+
+Offsets = Offset | OffsetSource | Mapping[str, Offset]
+"""Where a subscription of a super stream starts: in each partition, or by partition."""
+
+
+class Partition:
+    """A partition that is read; in place of a :class:`MessageWaiter` for its session.
+
+    :param merged: the session of the super stream; None once this is closed.
+    :ivar cursor: that of the partition's session.
+    :ivar ended: no more messages of the partition arrive.
+    :ivar missing: the error that the partition does not exist, until the cause is known.
+    """
+
+    cursor: MessageCursor
+
+    def __init__(self, merged: MergedSession, name: str) -> None:
+        self.merged: MergedSession | None = merged
+        self.name = name
+        self.turn = merged.waiter.turn
+        self.ended = False
+        self.missing: StreamDoesNotExist | None = None
+
+    def add(self, source: Source) -> None:
+        """Ignore the call: the session of the super stream is the source of the waiter."""
+
+    def remove(self, source: Source) -> None:
+        """Ignore the call, see `add`."""
+
+    def end(self) -> None:
+        """End the partition; the last one ends the subscription."""
+        self.ended = True
+        if self.merged is not None:
+            self.merged.on_partition_end()
+
+    def wake(self) -> None:
+        """Look at the partition in its turn: a message or an error has arrived."""
+        if self.merged is not None:
+            self.merged.turns.add(self.cursor)
+            self.merged.waiter.wake()
+
+    def is_waiting(self) -> bool:
+        """True if a task waits for a message."""
+        return self.merged is not None and self.merged.waiter.is_waiting()
+
+
+class MergedSession:
+    """Owns the sessions of all partitions, one :class:`SubscriptionSession` each.
+
+    :param waiter: wakes the task that waits for a message.
+    :param offset: where the partitions start.  A partition that is added later starts at its first
+        message, as one that the mapping lacks, unless an offset of it is stored.
+    :param refresh_interval: seconds between two requests for the partitions.
+    :param fixed: read the partitions that exist at the start, and no others.
+    :param new_session: creates the session of a partition: its name, its offset, and its waiter.
+    :ivar turns: the order in which the partitions are read.
+    """
+
+    failed = False  # errors of partitions are those of their own sessions
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        waiter: MessageWaiter,
+        stream: str,
+        offset: Offsets,
+        refresh_interval: float,
+        fixed: bool,
+        new_session: Callable[[str, Offset | OffsetSource, Partition], SubscriptionSession],
+    ) -> None:
+        self.stream = stream
+        self.waiter = waiter
+        self.turns = Turns(MessageCursor(None, Decoder(), turn=waiter.turn))
+        self.partitions: dict[str, Partition] = {}
+        self.sessions: dict[str, SubscriptionSession] = {}
+        self._by_cursor: dict[MessageCursor, Partition] = {}
+        self._cluster = cluster
+        self._offset = offset
+        self._interval = refresh_interval
+        self._fixed = fixed
+        self._new_session = new_session
+        self._is_listed = False  # the partitions are known
+        self._was_listed = False  # they were known before: new ones start at their first message
+        self._errors: list[Exception] = []  # for the next tasks that wait
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listing: asyncio.Task[tuple[str, ...]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Future[None]] = set()  # each of a task that waits in `open`
+        self._closing = False
+        self._closed = asyncio.Event()
+        waiter.add(self)
+
+    def __repr__(self) -> str:
+        return f'subscription of super stream {self.stream!r}'
+
+    @property
+    def cursor(self) -> MessageCursor:
+        """The cursor of the partition whose turn it is."""
+        return self.turns.current
+
+    # -- the partitions
+
+    def _list(self) -> None:
+        """Ask for the partitions, unless a request is in progress."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is not loop:  # the client has moved to another event loop
+            self._loop, self._listing = loop, None
+        if self._listing is None:
+            self._listing = asyncio.Task(self._query(), loop=loop)  # never an eager one
+            self._listing.add_done_callback(self._on_answer)
+
+    async def _query(self) -> tuple[str, ...]:
+        async with self._cluster.deadline() as deadline:
+            deadline.progress.on_step(f'asking for the partitions of {self.stream!r}')
+            return await self._cluster.retry(
+                deadline, lambda: query_partitions(self._cluster, self.stream)
+            )
+
+    def _on_answer(self, listing: asyncio.Task[tuple[str, ...]]) -> None:
+        if listing is not self._listing:
+            return
+        self._listing = None
+        error = None
+        if listing.cancelled():  # the program has cancelled every task of the loop
+            error = StreamConnectionError(f'{self!r}: its task was cancelled')
+        elif isinstance(found := listing.exception(), Exception):
+            error = found
+        if error is None:
+            self._on_listed(listing.result())
+        elif isinstance(error, StreamDoesNotExist):
+            self._start_over(error)
+        elif not self._is_listed or not isinstance(error, StreamConnectionError):
+            self._errors.append(error)
+        if self._is_listed and not self._fixed:
+            assert self._loop is not None
+            self._timer = self._loop.call_later(self._interval, self._on_timer)
+        self.waiter.wake()
+        self._wake_opening()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._cluster.connected:
+            self._list()
+        else:  # the readers of the partitions reconnect; after a disconnect, nothing does
+            assert self._loop is not None
+            self._timer = self._loop.call_later(self._interval, self._on_timer)
+
+    def _on_listed(self, names: Sequence[str]) -> None:
+        if self.waiter.ended:
+            return  # stopped
+        listed = dict.fromkeys(names)  # a partition that is bound twice is read once
+        for name, partition in list(self.partitions.items()):
+            if name not in listed:
+                self._drop(partition)
+            elif partition.missing is not None:  # deleted, and created again
+                self._errors.append(partition.missing)
+                partition.missing = None
+                self.turns.dry.add(partition.cursor)
+        for name in listed:
+            if name not in self.partitions:
+                self._add(name)
+        self._is_listed = self._was_listed = True
+
+    def _add(self, name: str) -> None:
+        partition = Partition(self, name)
+        session = self.sessions[name] = self._new_session(name, self._start_of(name), partition)
+        cursor = partition.cursor = session.cursor
+        cursor.super_stream = self.stream
+        self.partitions[name] = self._by_cursor[cursor] = partition
+        self.turns.dry.add(cursor)
+        if self._was_listed:
+            self._note(Observer.on_partition_added, name, 'was added: reading it')
+
+    def _start_of(self, name: str) -> Offset | OffsetSource:
+        offset = self._offset
+        if isinstance(offset, Mapping):
+            return offset.get(name, Offset.FIRST)
+        if not self._was_listed or not isinstance(offset, Offset):
+            return offset
+        if offset.type == OffsetType.REFERENCE:
+            return Offset.reference(str(offset.value), default=Offset.FIRST)
+        return Offset.FIRST
+
+    def _drop(self, partition: Partition) -> None:
+        self._forget(partition)
+        self._note(Observer.on_partition_gone, partition.name, 'was deleted: reading the others')
+        self.on_partition_end()
+
+    def _forget(self, partition: Partition) -> None:
+        partition.merged = None
+        del self.partitions[partition.name]
+        del self._by_cursor[partition.cursor]
+        self.turns.remove(partition.cursor)
+        self.sessions.pop(partition.name).release()
+
+    def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
+        self._cluster.observers.notify(event, self.stream, name)
+        prefix = self._cluster.settings.log_prefix
+        logger.info('%ssuper stream %r: partition %r %s', prefix, self.stream, name, text)
+
+    def _start_over(self, error: StreamDoesNotExist) -> None:
+        """The super stream was deleted: read the next one with its name from the beginning."""
+        for partition in list(self.partitions.values()):
+            self._forget(partition)
+        self._is_listed = False
+        self._errors = [error]
+
+    def on_partition_end(self) -> None:
+        """A partition has ended; the subscription ends with the last one, if it has an end."""
+        if self.partitions and all(item.ended for item in self.partitions.values()):
+            self.waiter.end()
+
+    # -- the waiting task
+
+    def on_wait(self, *, finished: bool = True) -> None:
+        """A task is about to wait: raise a pending error, or open the partitions.
+
+        :param finished: the program asks for the next message.
+        """
+        if self._errors:
+            raise copy_error(self._errors.pop(0))
+        if not self._is_listed or self._loop is not asyncio.get_running_loop():
+            self._list()
+        if finished:
+            self.turns.sort()
+            for source in self._ready():  # their batches wait for more
+                source.on_wait(finished=False)
+        self.on_yield()
+
+    def on_yield(self) -> None:
+        """Other tasks have run: open the partitions that have no messages, or raise their error."""
+        dry, errors = self.turns.dry, self._errors
+        while dry:
+            partition = self._by_cursor.get(cursor := dry.pop())
+            if partition is None or partition.missing is not None or cursor.has_messages:
+                continue
+            try:
+                # `turns` has marked them as finished
+                self.sessions[partition.name].on_wait(finished=False)
+            except StreamDoesNotExist as ex:
+                partition.missing = ex
+                self._list()
+            except Exception as ex:
+                self.turns.add(cursor)
+                # one outage, one error
+                if not isinstance(ex, StreamConnectionError) or not errors:
+                    errors.append(ex)
+        if errors:
+            raise copy_error(errors.pop(0))
+
+    def parts(self) -> Sequence[Source]:
+        """Return the sessions of the partitions that have messages, in turn."""
+        self.turns.sort()
+        return self._ready()
+
+    def _ready(self) -> list[SubscriptionSession]:
+        found = map(self._by_cursor.get, self.turns.ready)
+        return [self.sessions[item.name] for item in found if item is not None]
+
+    async def open(self) -> None:
+        """Wait until the broker has accepted the subscriptions of all partitions.
+
+        :raises SubscriptionClosed: the subscription has ended.
+        """
+        self._cluster.check_loop()
+        pending = True
+        while pending:
+            self._check_open()
+            self.on_wait(finished=False)
+            pending = not self._is_listed
+            for partition in list(self.partitions.values()):
+                if partition.missing is not None:
+                    pending = True
+                elif not partition.ended and partition.merged is not None:
+                    try:
+                        await self.sessions[partition.name].open()
+                    except (StreamDoesNotExist, SubscriptionClosed):
+                        self.turns.dry.add(partition.cursor)
+                        pending = True
+            if pending:
+                self._check_open()
+                opened = asyncio.get_running_loop().create_future()
+                self._opening.add(opened)
+                self._list()
+                try:
+                    await opened
+                finally:
+                    self._opening.discard(opened)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closing or self.waiter.ended:
+            raise SubscriptionClosed(f'the {self!r} has ended')
+
+    def _wake_opening(self) -> None:
+        for opened in self._opening:
+            if not opened.done():
+                opened.set_result(None)
+
+    # -- offsets
+
+    @property
+    def position(self) -> dict[str, int | None]:
+        """Offset after the last message delivered, by partition."""
+        return {name: session.cursor.delivered for name, session in self.sessions.items()}
+
+    async def commit(self, offsets: Mapping[str, int] | None) -> None:
+        """Store offsets, by partition; None for those of the last messages delivered."""
+        self._cluster.check_loop()
+        sessions = self.sessions
+        if offsets is None:
+            await self._all([session.commit(None) for session in sessions.values()])
+            return
+        for name, offset in offsets.items():
+            if name not in sessions:
+                raise ArgumentError(f'{self!r} does not read a partition {name!r}')
+            sessions[name].check_commit(offset)
+        await self._all([sessions[name].commit(offset) for name, offset in offsets.items()])
+
+    # -- ending
+
+    def stop(self) -> None:
+        """Deliver no more messages; `finish` closes the subscription."""
+        self._cluster.check_loop()
+        if self._closing:
+            return
+        for session in self.sessions.values():
+            session.stop()
+        self.waiter.end()
+        self._wake_opening()
+
+    async def finish(self) -> None:
+        """Close the subscription: the program asks for a message after the last one."""
+        await self._close([session.finish for session in self.sessions.values()], wait=True)
+
+    async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
+        """Close the subscription, and end the iteration of a waiting task.
+
+        :param wait: wait for the broker's answers; after `stop`, first for the program.
+        :param reader: the task that has received the last message.
+        """
+        self._cluster.check_loop()
+        last = self._by_cursor.get(self.cursor)
+        if wait and last is not None:  # all other messages are finished
+            await self.sessions[last.name].close(wait=True, reader=reader)
+        calls = [partial(session.close, wait=wait) for session in self.sessions.values()]
+        await self._close(calls, wait=wait)
+
+    async def _close(self, calls: Sequence[Callable[[], Awaitable[None]]], *, wait: bool) -> None:
+        if self._closing:
+            if wait:
+                await self._closed.wait()
+            return
+        self._closing = True
+        self.waiter.remove(self)
+        self.waiter.wake()
+        self._wake_opening()
+        try:
+            if wait:
+                await self._all([call() for call in calls])
+            else:
+                for call in calls:
+                    await call()
+        finally:
+            self._end()
+
+    async def _all(self, calls: Sequence[Awaitable[None]]) -> None:
+        """Wait for several calls at once, then raise the first error."""
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for item in found:
+            if isinstance(item, BaseException):
+                raise item
+
+    def _end(self) -> None:
+        self._closing = True
+        self.waiter.remove(self)
+        listing, self._listing = self._listing, None
+        if listing is not None and not listing.get_loop().is_closed():
+            listing.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for partition in self.partitions.values():
+            partition.merged = None
+        for session in self.sessions.values():
+            session.release()
+        self._by_cursor.clear()
+        self._closed.set()
+
+    def release(self) -> None:
+        """Close the subscription without waiting: the program has dropped its last reference.
+
+        May be called from any thread, with or without a running event loop.
+        """
+        if self._closing:
+            return
+        loop = self._cluster.loop
+        if loop is None or loop.is_closed():
+            self._end()
+        else:  # never directly, see SubscriptionSession.release
+            loop.call_soon_threadsafe(self._end)

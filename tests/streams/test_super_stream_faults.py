@@ -1,0 +1,287 @@
+"""Reading a super stream of the in-memory broker: turns, faults, and partitions that change."""
+
+import asyncio
+import gc
+import logging
+import random
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.net.observer import Observer
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+
+HANG = 20.0  # seconds; only a bug makes a test wait that long
+
+
+def publish(broker: StreamBroker, stream: str, bodies: Any) -> None:
+    for body in bodies:
+        broker.publish(stream, body)
+
+
+async def send(client: rbs.StreamsClient, stream: str, bodies: Any) -> None:
+    async with client.publisher(stream) as publisher:
+        await publisher.send_many(bodies)
+
+
+@pytest.mark.parametrize('how', ['bodies', 'contexts', 'batches', 'joined', 'fetch'])
+async def test_busy_partition_does_not_starve_another(how: str) -> None:
+    """A partition with ten messages is read long before one with many is."""
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        for _ in range(300):
+            await send(client, 'orders-0', [b'busy'] * 1000)
+        messages = client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST, amqp=False
+        )
+        await messages.open()
+        assert await messages.fetch(1)
+        await send(client, 'orders-1', [b'rare'] * 10)
+        busy = rare = 0
+        contexts, batches = messages.messages(), messages.batches(1000)
+        joined = messages.batches(1000, max_wait=0.001)
+        while rare < 10:
+            if how in ('bodies', 'contexts'):
+                await anext(messages if how == 'bodies' else contexts)
+                stream, count = rbs.get_message_ctx().stream, 1
+            else:
+                batch = await (
+                    messages.fetch(1000)
+                    if how == 'fetch'
+                    else anext(batches if how == 'batches' else joined)
+                )
+                stream, count = batch.stream, len(batch)
+            if stream == 'orders-1':
+                rare += count
+            else:
+                busy += count
+        assert busy < 100_000
+        await messages.aclose()
+
+
+async def test_lost_partition_is_read_again_while_another_is_busy() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        await send(client, 'orders-0', [0] * 100)
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST, initial_credit=1
+        ) as messages:
+            await messages.open()
+            lost = messages._session.sessions['orders-1']
+            lost.registration.on_metadata_update('orders-1')
+            assert not lost.registration.is_open
+            publish(broker, 'orders-1', [1])
+            async with asyncio.timeout(HANG):
+                async for body in messages:
+                    if body == 1:
+                        break
+                    publish(broker, 'orders-0', [0])  # there is always another message
+
+
+@pytest.mark.parametrize('how', ['bodies', 'batches', 'fetch'])
+async def test_each_message_once_and_in_order_through_cuts(how: str, rng: random.Random) -> None:
+    parts, count = 4, 3000
+    async with StreamBroker(nodes=3) as broker, rbs.streams_client(broker.uris) as client:
+        broker.create_super_stream('orders', partitions=parts)
+        done = asyncio.Event()
+
+        async def produce(stream: str) -> None:
+            for i in range(count):
+                broker.publish(stream, i)
+                if rng.random() < 0.01:
+                    await asyncio.sleep(0.001)
+
+        async def cut() -> None:
+            while not done.is_set():
+                await asyncio.sleep(rng.random() * 0.05)
+                if rng.random() < 0.5:
+                    broker.cut()
+                else:
+                    broker.cut(after=rng.randrange(1, 100_000))
+
+        found = defaultdict[str | None, list[Any]](list)
+        tasks = [asyncio.create_task(produce(f'orders-{i}')) for i in range(parts)]
+        tasks.append(asyncio.create_task(cut()))
+        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        async with messages, asyncio.timeout(3 * HANG):
+            batches = messages.batches()
+            while sum(map(len, found.values())) < parts * count:
+                if how == 'bodies':
+                    body = await anext(messages)
+                    found[rbs.get_message_ctx().stream].append(body)
+                else:
+                    batch = await (messages.fetch() if how == 'fetch' else anext(batches))
+                    found[batch.stream] += batch
+                if rng.random() < 0.001:
+                    await asyncio.sleep(0.001)
+            done.set()
+            await asyncio.gather(*tasks)
+    assert found == {f'orders-{i}': [*range(count)] for i in range(parts)}
+
+
+async def test_partition_that_is_added_is_read_from_its_first_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events: list[tuple[str, str]] = []
+
+    class Listener(Observer):
+        def on_partition_added(self, super_stream: str, partition: str) -> None:
+            events.append((super_stream, partition))
+
+    caplog.set_level(logging.INFO, 'rbfly.streams.merged')
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        client._cluster.observers.add(Listener())
+        broker.create_super_stream('orders', partitions=2)
+        async with client.subscribe(
+            'orders', super_stream=True, refresh_interval=0.01
+        ) as messages:
+            await messages.open()
+            assert not events
+            broker.create_stream('orders-2')
+            publish(broker, 'orders-2', range(3))
+            broker.bind('orders', 'orders-2', '2')
+            async with asyncio.timeout(HANG):
+                assert [await anext(messages) for _ in range(3)] == [0, 1, 2]
+            assert rbs.get_message_ctx().stream == 'orders-2'
+    assert events == [('orders', 'orders-2')]
+    assert "super stream 'orders': partition 'orders-2' was added" in caplog.text
+
+
+async def test_partition_that_is_bound_twice_is_read_once() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=1)
+        broker.bind('orders', 'orders-0', 'other')
+        publish(broker, 'orders-0', range(3))
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST, until='now'
+        ) as messages:
+            assert [body async for body in messages] == [0, 1, 2]
+
+
+async def test_partition_that_was_deleted_and_created_again() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        publish(broker, 'orders-0', ['old'])
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST
+        ) as messages:
+            assert await anext(messages) == 'old'
+            broker.delete_stream('orders-0')
+            broker.create_stream('orders-0')
+            broker.bind('orders', 'orders-0', '0')
+            publish(broker, 'orders-0', ['new'])
+            async with asyncio.timeout(HANG):
+                try:
+                    body = await anext(messages)
+                except rbs.StreamDoesNotExist as ex:
+                    assert "'orders-0'" in str(ex)
+                    body = await anext(messages)
+                assert body == 'new'
+
+
+async def test_slow_reader_holds_no_more_than_the_credit_of_each_partition() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        for i in range(2):
+            publish(broker, f'orders-{i}', range(50))  # a chunk each
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST, initial_credit=3
+        ) as messages:
+            assert await anext(messages) == 0
+            sessions = messages._session.sessions.values()
+            await client._cluster.ping(5)
+            waiting = [len(session.cursor.queue.chunks) for session in sessions]
+            assert all(count <= 3 for count in waiting)
+            assert any(waiting)
+
+
+async def test_gap_in_one_partition() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream(
+            'orders',
+            partitions=2,
+            max_length_bytes='30000',
+            stream_max_segment_size_bytes='10000',
+        )
+        for _ in range(20):  # retention removes the first ones
+            await send(client, 'orders-0', [bytes(5000)])
+        first = (await client.stream_stats('orders-0')).first_chunk_id
+        assert first
+        await send(client, 'orders-1', [b'x'])
+        gaps: list[rbs.OffsetGapError] = []
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.offset(0), on_gap='raise', until='now'
+        ) as messages:
+            count = 0
+            async with asyncio.timeout(HANG):
+                while True:
+                    try:
+                        await anext(messages)
+                    except rbs.OffsetGapError as ex:
+                        gaps.append(ex)
+                    except StopAsyncIteration:
+                        break
+                    else:
+                        count += 1
+        assert [(ex.stream, ex.wanted, ex.first) for ex in gaps] == [('orders-0', 0, first)]
+        assert count == 20 - first + 1
+
+
+async def test_client_that_disconnects_raises_one_error_and_reads_on() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=4)
+        async with client.subscribe('orders', super_stream=True) as messages:
+            await messages.open()
+            reading = asyncio.create_task(anext(messages))
+            await until(messages._session.waiter.is_waiting, 'the task waits')
+            await client.disconnect()
+            with pytest.raises(rbs.StreamConnectionError):
+                await reading
+            async with asyncio.timeout(HANG):
+                await messages.open()
+                publish(broker, 'orders-3', [1])
+                assert await anext(messages) == 1
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures('_no_collector')
+@pytest.mark.parametrize('how', ['dropped', 'closed', 'stopped', 'ended', 'never read'])
+async def test_nothing_is_left_of_a_subscription(how: str) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=3)
+        publish(broker, 'orders-1', range(3))
+
+        async def use() -> list[weakref.ref[Any]]:
+            messages = client.subscribe(
+                'orders',
+                super_stream=True,
+                offset=rbs.Offset.FIRST,
+                until='now' if how == 'ended' else None,
+            )
+            if how != 'never read':
+                assert await anext(messages) == 0
+            if how == 'closed':
+                await messages.aclose()
+            elif how == 'stopped':
+                messages.stop()
+            if how in ('ended', 'stopped'):
+                assert [body async for body in messages] == ([1, 2] if how == 'ended' else [])
+            session = messages._session
+            parts = session.sessions.values()
+            return [weakref.ref(item) for item in (session, messages, *parts)]
+
+        left = await asyncio.create_task(use())
+        await until(lambda: not client._cluster.registrations, 'the subscription is closed')
+        await until(lambda: not any(ref() for ref in left), 'nothing is left of it', 5)

@@ -1,0 +1,369 @@
+"""Reading a super stream: its partitions as one subscription."""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.net.observer import Observer
+from rbfly.protocol import commands
+from tests.brokers import until
+
+HANG = 20.0  # seconds; only a bug makes a test wait that long
+
+READERS = ['bodies', 'contexts', 'batches', 'joined batches', 'fetch']
+
+Read = list[tuple[str, Any]]
+
+
+@contextlib.asynccontextmanager
+async def super_stream_of(client: rbs.StreamsClient, partitions: int) -> AsyncIterator[str]:
+    name = f'super-{uuid4().hex[:12]}'
+    keys = tuple(map(str, range(partitions)))
+    names = tuple(f'{name}-{key}' for key in keys)
+    await client._manage(commands.CreateSuperStream(name, names, keys, {}))
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(rbs.StreamDoesNotExist):
+            await client._manage(commands.DeleteSuperStream(name))
+
+
+@pytest_asyncio.fixture
+async def super_stream(client: rbs.StreamsClient) -> AsyncIterator[str]:
+    """A super stream of three partitions."""
+    async with super_stream_of(client, 3) as name:
+        yield name
+
+
+async def fill(client: rbs.StreamsClient, stream: str, count: int, start: int = 0) -> None:
+    """Publish the numbers from `start` on."""
+    async with client.publisher(stream) as publisher:
+        await publisher.send_many(range(start, start + count))
+
+
+async def fill_all(client: rbs.StreamsClient, super_stream: str, count: int = 100) -> None:
+    for i in range(3):
+        await fill(client, f'{super_stream}-{i}', count)
+
+
+async def read(messages: rbs.SuperStreamSubscription, how: str) -> AsyncIterator[tuple[str, Any]]:
+    """Yield the partition and the body of each message."""
+    if how == 'bodies':
+        async for body in messages:
+            stream = rbs.get_message_ctx().stream
+            assert stream is not None
+            yield stream, body
+    elif how == 'contexts':
+        async for ctx in messages.messages():
+            assert ctx.stream is not None
+            yield ctx.stream, ctx.body
+    else:
+        batches = messages.batches(7, max_wait=0.01 if how == 'joined batches' else None)
+        with contextlib.suppress(rbs.SubscriptionClosed, StopAsyncIteration):
+            while True:
+                batch = await (messages.fetch(7) if how == 'fetch' else anext(batches))
+                assert {ctx.stream for ctx in batch.contexts()} == {batch.stream}
+                for body in batch:
+                    assert batch.stream is not None
+                    yield batch.stream, body
+
+
+async def collect(messages: rbs.SuperStreamSubscription, how: str = 'bodies') -> Read:
+    return [item async for item in read(messages, how)]
+
+
+def by_partition(found: Read) -> dict[str, list[Any]]:
+    parts: dict[str, list[Any]] = defaultdict(list)
+    for stream, body in found:
+        parts[stream].append(body)
+    return dict(parts)
+
+
+@pytest.mark.parametrize('how', READERS)
+async def test_consumer_sees_all_partitions_and_stores_offsets_on_all(
+    how: str, client: rbs.StreamsClient, super_stream: str
+) -> None:
+    await fill_all(client, super_stream)
+    names = [f'{super_stream}-{i}' for i in range(3)]
+    async with client.subscribe(
+        super_stream,
+        super_stream=True,
+        offset=rbs.Offset.FIRST,
+        until='now',
+        auto_offset=rbs.OffsetTracking('tracker'),
+    ) as messages:
+        found = await collect(messages, how)
+    assert by_partition(found) == {name: [*range(100)] for name in names}
+    assert [await client.read_offset(name, 'tracker') for name in names] == [99] * 3
+    assert await client.lag(super_stream, 'tracker', super_stream=True) == dict.fromkeys(names, 0)
+
+
+@pytest.mark.parametrize('how', READERS)
+async def test_program_resumes_each_partition_after_its_stored_offset(
+    how: str, client: rbs.StreamsClient, super_stream: str
+) -> None:
+    await fill_all(client, super_stream)
+    found: Read = []
+    for count in (50, 120, 1000):
+        async with client.subscribe(
+            super_stream,
+            super_stream=True,
+            offset=rbs.Offset.reference('tracker'),
+            until='now',
+            auto_offset=rbs.OffsetTracking('tracker'),
+        ) as messages:
+            async for item in (items := read(messages, how)):
+                found.append(item)
+                if len(found) >= count:
+                    messages.stop()
+            await items.aclose()
+    once = by_partition(found)
+    if how in ('bodies', 'contexts'):  # the others stop within a batch, and read it again
+        assert once == {f'{super_stream}-{i}': [*range(100)] for i in range(3)}
+    assert {name: [*dict.fromkeys(part)] for name, part in once.items()} == {
+        f'{super_stream}-{i}': [*range(100)] for i in range(3)
+    }
+
+
+@pytest.mark.parametrize('kind', ['mapping', 'function'])
+async def test_offset_by_partition(
+    kind: str, client: rbs.StreamsClient, super_stream: str
+) -> None:
+    await fill_all(client, super_stream, 10)
+    offsets = {f'{super_stream}-{i}': rbs.Offset.offset(3 * i) for i in range(3)}
+    if kind == 'mapping':
+        del offsets[f'{super_stream}-0']  # starts at its first message
+
+    async def offset_of(partition: str) -> rbs.Offset:
+        return offsets[partition]
+
+    async with client.subscribe(
+        super_stream,
+        super_stream=True,
+        offset=offsets if kind == 'mapping' else offset_of,
+        until=rbs.Offset.offset(8),
+    ) as messages:
+        found = by_partition(await collect(messages))
+    assert found == {f'{super_stream}-{i}': [*range(3 * i, 8)] for i in range(3)}
+
+
+async def test_commit_position_and_write_offset_by_partition(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    await fill_all(client, super_stream, 10)
+    names = [f'{super_stream}-{i}' for i in range(3)]
+    with pytest.raises(ValueError, match='has not received its last message from it'):
+        client.subscribe(super_stream, super_stream=True)
+        await client.write_offset(super_stream, 'written')
+    tracking = rbs.OffsetTracking('manual', manual=True)
+    async with client.subscribe(
+        super_stream, super_stream=True, offset=rbs.Offset.FIRST, auto_offset=tracking
+    ) as messages:
+        assert messages.position == {}
+        await messages.open()
+        assert messages.position == dict.fromkeys(names)
+        await messages.commit()
+        last: dict[str, int] = {}
+        async for ctx in messages.messages():
+            assert ctx.stream is not None
+            last[ctx.stream] = ctx.stream_offset
+            if sum(last.values()) + len(last) == 25:
+                break
+        assert messages.position == {name: offset + 1 for name, offset in last.items()}
+        await client.write_offset(super_stream, 'written', wait=True)
+        assert ctx.stream is not None
+        assert await client.read_offset(ctx.stream, 'written') == ctx.stream_offset
+        for name, offset, text in (
+            (names[0], 10, 'was not delivered'),
+            ('other', 0, 'does not read a partition'),
+        ):
+            with pytest.raises(ValueError, match=text):
+                await messages.commit({names[1]: 0, name: offset})
+        assert await client.read_offset(names[1], 'manual') is None
+        await messages.commit({names[1]: 0})
+        assert await client.read_offset(names[1], 'manual') == 0
+        await messages.commit()
+        stored = {name: await client.read_offset(name, 'manual') for name in names}
+        assert stored == last
+    await messages.commit({names[1]: 1})  # also after the end
+    assert await client.read_offset(names[1], 'manual') == 1
+    with pytest.raises(ValueError, match='is from stream'):
+        await client.write_offset(next(n for n in names if n != ctx.stream), 'written')
+
+
+async def test_write_offset_of_a_super_stream_after_its_subscription_has_ended(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    await fill(client, f'{super_stream}-1', 3)
+    async with client.subscribe(
+        super_stream, super_stream=True, offset=rbs.Offset.FIRST, until='now'
+    ) as messages:
+        assert [body async for body in messages] == [0, 1, 2]
+    await client.write_offset(super_stream, 'written', wait=True)
+    assert await client.read_offset(f'{super_stream}-1', 'written') == 2
+    await client.write_offset(super_stream, 'written', 1, wait=True)
+    assert await client.read_offset(f'{super_stream}-1', 'written') == 1
+
+
+async def test_filter_selects_messages_of_all_partitions(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    def parity(ctx: rbs.MessageCtx) -> str:
+        assert isinstance(ctx.body, int)
+        return 'odd' if ctx.body % 2 else 'even'
+
+    for i in range(3):
+        async with client.publisher(f'{super_stream}-{i}', filter_extract=parity) as publisher:
+            await publisher.send_many(range(10))
+    async with client.subscribe(
+        super_stream,
+        super_stream=True,
+        offset=rbs.Offset.FIRST,
+        filter=rbs.MessageFilter(parity, {'odd'}),
+        until='now',
+    ) as messages:
+        found = by_partition(await collect(messages))
+    assert found == {f'{super_stream}-{i}': [1, 3, 5, 7, 9] for i in range(3)}
+
+
+async def test_one_partition_is_deleted_and_the_others_continue(
+    client: rbs.StreamsClient, super_stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[tuple[str, str]] = []
+
+    class Listener(Observer):
+        def on_partition_gone(self, super_stream: str, partition: str) -> None:
+            events.append((super_stream, partition))
+
+    caplog.set_level(logging.INFO, 'rbfly.streams.merged')
+    client._cluster.observers.add(Listener())
+    gone, left = f'{super_stream}-0', f'{super_stream}-1'
+    async with client.subscribe(
+        super_stream, super_stream=True, offset=rbs.Offset.FIRST
+    ) as messages:
+        await messages.open()
+        reading = asyncio.create_task(anext(messages))
+        await client.delete_stream(gone)
+        await until(lambda: events, 'the partition is gone')
+        await fill(client, left, 3)
+        async with asyncio.timeout(HANG):
+            assert await reading == 0
+            assert [await anext(messages) for _ in range(2)] == [1, 2]
+        assert gone not in messages.position
+    assert events == [(super_stream, gone)]
+    assert f"super stream {super_stream!r}: partition {gone!r} was deleted" in caplog.text
+
+
+async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str) -> None:
+    await fill(client, f'{super_stream}-0', 1)
+    async with client.subscribe(
+        super_stream, super_stream=True, offset=rbs.Offset.FIRST
+    ) as messages:
+        assert await anext(messages) == 0
+        reading = asyncio.create_task(anext(messages))
+        await until(messages._session.waiter.is_waiting, 'the task waits')
+        await client._manage(commands.DeleteSuperStream(super_stream))
+        with pytest.raises(rbs.StreamDoesNotExist, match=f"'{super_stream}'"):
+            await asyncio.wait_for(reading, HANG)
+        with pytest.raises(rbs.StreamDoesNotExist, match=f"'{super_stream}'"):
+            await asyncio.wait_for(anext(messages), HANG)
+        names = (f'{super_stream}-a', f'{super_stream}-b')
+        await client._manage(commands.CreateSuperStream(super_stream, names, ('a', 'b'), {}))
+        await fill(client, names[1], 2)
+        async with asyncio.timeout(HANG):
+            assert [await anext(messages) for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize('how', ['anext', 'open', 'fetch'])
+async def test_missing_super_stream(how: str, client: rbs.StreamsClient, stream: str) -> None:
+    async with client.subscribe('missing-super', super_stream=True) as messages:
+        call = {'anext': messages.__anext__, 'open': messages.open, 'fetch': messages.fetch}[how]
+        for _ in range(2):
+            with pytest.raises(rbs.StreamDoesNotExist, match="'missing-super'"):
+                await asyncio.wait_for(call(), HANG)
+    async with client.subscribe(stream, super_stream=True) as messages:  # not a super stream
+        with pytest.raises(rbs.StreamDoesNotExist, match=f"'{stream}'"):
+            await asyncio.wait_for(messages.open(), HANG)
+
+
+async def test_super_stream_as_a_plain_stream(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    async with client.subscribe(super_stream) as messages:
+        with pytest.raises(rbs.StreamDoesNotExist, match='is a super stream'):
+            await anext(messages)
+
+
+async def test_wrong_arguments(client: rbs.StreamsClient) -> None:
+    subscribe: Any = client.subscribe
+    for arguments, error, text in (
+        ({'super_stream': 1}, TypeError, 'super_stream'),
+        ({'super_stream': True, 'refresh_interval': 0}, ValueError, 'refresh_interval'),
+        ({'super_stream': True, 'refresh_interval': -1}, ValueError, 'refresh_interval'),
+        ({'super_stream': True, 'refresh_interval': '1'}, TypeError, 'refresh_interval'),
+        ({'super_stream': True, 'offset': {'a': 1}}, TypeError, 'offset'),
+        ({'super_stream': True, 'offset': {1: rbs.Offset.FIRST}}, TypeError, 'stream'),
+        ({'offset': {'a': rbs.Offset.FIRST}}, TypeError, 'offset'),
+    ):
+        with pytest.raises(error, match=text):
+            subscribe('test', **arguments)
+
+
+async def test_stop_delivers_nothing_twice(client: rbs.StreamsClient, super_stream: str) -> None:
+    await fill_all(client, super_stream)
+    found: Counter[tuple[str, Any]] = Counter()
+    while sum(found.values()) < 300:
+        tracking = rbs.OffsetTracking('worker', every=1000)
+        async with client.subscribe(
+            super_stream,
+            super_stream=True,
+            offset=rbs.Offset.reference('worker'),
+            auto_offset=tracking,
+        ) as messages:
+            stop_at = sum(found.values()) + 37
+            async for body in messages:
+                found[str(rbs.get_message_ctx().stream), body] += 1
+                if sum(found.values()) in (stop_at, 300):
+                    messages.stop()
+                await asyncio.sleep(0)
+    assert len(found) == 300
+
+
+async def test_open_waits_for_all_partitions(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    async with client.subscribe(super_stream, super_stream=True) as messages:
+        async with asyncio.timeout(HANG):
+            await messages.open()
+        await fill_all(client, super_stream, 1)  # NEXT: all of them are delivered
+        async with asyncio.timeout(HANG):
+            assert [await anext(messages) for _ in range(3)] == [0, 0, 0]
+    with pytest.raises(rbs.SubscriptionClosed):
+        await messages.open()
+    with pytest.raises(StopAsyncIteration):
+        await anext(messages)
+
+
+async def test_timeout(client: rbs.StreamsClient, super_stream: str) -> None:
+    async with client.subscribe(super_stream, super_stream=True, timeout=0.2) as messages:
+        with pytest.raises(rbs.MessageTimeout):
+            await anext(messages)
+        assert not await messages.fetch(timeout=0.01)
+
+
+async def test_300_partitions(client: rbs.StreamsClient) -> None:
+    async with super_stream_of(client, 300) as name:
+        async with client.publisher(f'{name}-299') as publisher:
+            await publisher.send(1)
+        async with client.subscribe(
+            name, super_stream=True, offset=rbs.Offset.FIRST, until='now'
+        ) as messages:
+            assert await collect(messages) == [(f'{name}-299', 1)]
