@@ -56,7 +56,8 @@ async def take(messages: Any, n: int) -> list[Any]:
 
 def first(client: rbs.StreamsClient, stream: str, **arguments: Any) -> rbs.Subscription:
     defaults: dict[str, Any] = {'offset': rbs.Offset.FIRST, 'timeout': HANG}
-    return client.subscribe(stream, **(defaults | arguments))
+    found: rbs.Subscription = client.subscribe(stream, **(defaults | arguments))
+    return found
 
 
 def entry(messages: Sequence[bytes], code: int | None = None) -> bytes:

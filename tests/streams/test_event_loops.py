@@ -162,7 +162,7 @@ class Left:
                 await anext(self.messages)
 
     async def listen(self) -> None:
-        self.messages._session._waiter.timeout = HANG
+        self.messages._waiter.timeout = HANG
         waiting = asyncio.ensure_future(self.messages.__anext__())
         await until(
             lambda: self.messages._session._watchdog.timer is not None, 'the watchdog is started'
@@ -185,7 +185,7 @@ class Left:
         """Use the subscription in another event loop, with another broker."""
         async with FakeBroker(on=self.stream.handlers()) as fake:
             self.client._cluster.settings = rbs.streams_client(fake.uri)._cluster.settings
-            self.messages._session._waiter.timeout = HANG
+            self.messages._waiter.timeout = HANG
             try:
                 return await use()
             finally:

@@ -43,7 +43,8 @@ def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> rbs.Sub
         'auto_offset': TRACKING,
         'timeout': HANG,
     } | options
-    return client.subscribe(stream, **arguments)
+    found: rbs.Subscription = client.subscribe(stream, **arguments)
+    return found
 
 
 async def fill(client: rbs.StreamsClient, stream: str) -> None:

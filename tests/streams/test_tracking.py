@@ -38,7 +38,7 @@ def stored(fake: FakeBroker) -> list[int]:
 def subscribe(
     client: rbs.StreamsClient, every: int = 0, interval: float = 0, **arguments: Any
 ) -> rbs.Subscription:
-    return client.subscribe(
+    found: rbs.Subscription = client.subscribe(
         'test',
         offset=rbs.Offset.FIRST,
         timeout=HANG,
@@ -46,6 +46,7 @@ def subscribe(
         auto_offset=rbs.OffsetTracking(REFERENCE, every, interval),
         **arguments,
     )
+    return found
 
 
 async def take(messages: rbs.Subscription, n: int) -> list[Any]:

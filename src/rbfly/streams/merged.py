@@ -151,7 +151,7 @@ class MergedSession:
         if listing is not self._listing:
             return
         self._listing = None
-        error = None
+        error: Exception | None = None
         if listing.cancelled():  # the program has cancelled every task of the loop
             error = StreamConnectionError(f'{self!r}: its task was cancelled')
         elif isinstance(found := listing.exception(), Exception):

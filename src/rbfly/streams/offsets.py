@@ -143,7 +143,7 @@ class OffsetMethods:
 
     async def lag(
         self, stream: str, reference: str, *, super_stream: bool = False
-    ) -> int | None | dict[str, int | None]:
+    ) -> int | dict[str, int | None] | None:
         """Return how far a stored offset is behind the last message; None if none is stored.
 
         0 means that every message is processed: none follows the stored offset.  Any other number
