@@ -78,6 +78,36 @@ class Confirmation(asyncio.Future[None]):
                 self._failures.remove(self._number)
 
 
+class JoinedConfirmation(Confirmation):
+    """A future of the confirms of a message that several partitions take."""
+
+    def __init__(self, parts: Sequence[Confirmation], failures: Failures) -> None:
+        asyncio.Future.__init__(self, loop=parts[0].get_loop())
+        self._failures = failures
+        self._number = 0
+        self.publish_id = parts[0].publish_id
+        self._parts = parts
+        self._left = len(parts)
+        for part in parts:
+            part.add_done_callback(self._on_done)
+
+    def _on_done(self, part: asyncio.Future[None]) -> None:
+        self._left -= 1
+        if not part.cancelled():
+            part.exception()  # this future reports it
+        if self._left or self.done():
+            return
+        errors = [item.failure for item in self._parts if item.failure is not None]
+        if error := summary(errors):
+            if len(errors) < len(self._parts):  # a partition has stored the message
+                error = copy_error(error)
+                set_attribute(error, 'outcome', 'unknown')
+                set_attribute(error, 'retriable', False)
+            self.set_exception(error)
+        else:
+            self.set_result(None)
+
+
 class Failures:
     """Failures of `submit` that the program has not retrieved.
 

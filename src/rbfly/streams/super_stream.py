@@ -20,7 +20,7 @@ from ..error import ConfirmTimeout, RbFlyError, SendProgress, WindowTimeout, cop
 from ..net.cluster import Cluster
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
-from .confirmation import Confirmation, Failures, set_attribute, summary
+from .confirmation import Confirmation, Failures, JoinedConfirmation, summary
 from .partitions import query_route
 from .publisher import BasePublisher, Publisher
 from .publisher_batch import MAX_LEN, PublisherBatchFast, PublisherBatchLimit
@@ -233,7 +233,9 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         router.claim(message)
         try:
             if others:
-                joined = JoinedConfirmation(await self._submit(targets, message, until), self)
+                joined = JoinedConfirmation(
+                    await self._submit(targets, message, until), self._failures
+                )
                 if not await in_time(joined, until):
                     raise ConfirmTimeout(
                         f'the broker did not confirm the message on all partitions within {timeout}'
@@ -290,7 +292,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
             if not any(is_used(item.core.window, message) for item in targets):
                 router.unclaim(message)
             raise
-        return found[0] if len(found) == 1 else JoinedConfirmation(found, self)
+        return found[0] if len(found) == 1 else JoinedConfirmation(found, self._failures)
 
     async def send_many(
         self,
@@ -442,36 +444,6 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
         self._router.claim(message)
         for item in targets:
             await item.publisher.batch(message, max_len=max_len, timeout=left(until))
-
-
-class JoinedConfirmation(Confirmation):
-    """A future of the confirms of a message that several partitions take."""
-
-    def __init__(self, parts: Sequence[Confirmation], publisher: RoutedPublisher[Any]) -> None:
-        asyncio.Future.__init__(self, loop=parts[0].get_loop())
-        self._failures = publisher._failures
-        self._number = 0
-        self.publish_id = parts[0].publish_id
-        self._parts = parts
-        self._left = len(parts)
-        for part in parts:
-            part.add_done_callback(self._on_done)
-
-    def _on_done(self, part: asyncio.Future[None]) -> None:
-        self._left -= 1
-        if not part.cancelled():
-            part.exception()  # this future reports it
-        if self._left or self.done():
-            return
-        errors = [item.failure for item in self._parts if item.failure is not None]
-        if error := summary(errors):
-            if len(errors) < len(self._parts):  # a partition has stored the message
-                error = copy_error(error)
-                set_attribute(error, 'outcome', 'unknown')
-                set_attribute(error, 'retriable', False)
-            self.set_exception(error)
-        else:
-            self.set_result(None)
 
 
 PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
