@@ -119,7 +119,7 @@ class ManagementMethods:
         :param stream: name of the super stream.
         :param partitions: number of partitions, up to 10,000: `orders-0`, `orders-1`, ...
         :param binding_keys: or a key for each partition: `orders-emea`, `orders-apac`, ...  See
-            :func:`by_key`.
+            `by_key`.
         :param leader_locator: how the broker chooses the node of each leader; by default the
             leaders are distributed over all nodes.
         :raises ProtocolError: the broker refused, e.g. because the super stream exists with other

@@ -310,7 +310,7 @@ class StreamBroker(FaultMethods):
         partition after all others. To remove a partition, delete its stream.
 
         :param stream: the partition, an existing stream.
-        :param binding_key: key of the messages that :func:`rbfly.streams.by_key` sends there.
+        :param binding_key: key of the messages that `rbfly.streams.by_key` sends there.
         :raises StreamDoesNotExist: the super stream or the stream does not exist.
         """
         check_type('binding_key', binding_key, str)
