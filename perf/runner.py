@@ -21,6 +21,7 @@ from typing import Any
 from . import environment, lanes, programs
 from .progress import Progress
 from .results import Settings, Writer
+from .spread import partitions_of
 from .store import Store, StoreError
 
 __all__ = ['LaneError', 'order', 'run']
@@ -43,7 +44,8 @@ def order(seed: int, number: int, names: Sequence[str]) -> list[str]:
 def command(lane: lanes.Lane) -> list[str]:
     """The command that starts the process of a lane."""
     if program := lane.library.program:
-        return programs.command(program, lane.kind.work)
+        prefix = 'super-' if lane.kind.partitions else ''
+        return programs.command(program, prefix + lane.kind.work)
     return [sys.executable, '-m', 'perf.worker', lane.name]
 
 
@@ -183,6 +185,8 @@ class Turn:
 
 def names_of(stream: str, kind: lanes.Kind) -> list[str]:
     """The names of the streams for a kind of work."""
+    if kind.partitions:
+        return partitions_of(stream, kind.partitions)
     return [stream] if kind.streams == 1 else [f'{stream}-{i}' for i in range(kind.streams)]
 
 
@@ -225,7 +229,7 @@ def streams(
 ) -> Iterator[dict[str, str]]:
     """Create the streams of all lanes; lanes that consume the same messages share a filled one."""
     token = secrets.token_hex(4)
-    created: list[tuple[Store, str]] = []
+    created: dict[tuple[Store, str], lanes.Kind] = {}
     names: dict[str, str] = {}
     try:
         for lane in chosen:
@@ -237,21 +241,32 @@ def streams(
             names[lane.name] = stream
             if (store, stream) in created:
                 continue
-            for name in names_of(stream, kind):
-                store.create(name)
-                created.append((store, name))
+            created[store, stream] = kind
+            parts = names_of(stream, kind)
+            if kind.partitions:
+                store.create_super(stream, parts)
+            else:
+                for name in parts:
+                    store.create(name)
             if stored := kind.stored:
-                store.fill(stream, settings.counts[kind.name] // stored.readers, stored)
-                count = store.count(stream)
-                filled = {'scenario': kind.name, 'count': count, 'chunks': store.chunks[stream]}
-                writer.write({'type': 'filled', **filled})
+                for name in parts:
+                    store.fill(
+                        name, settings.counts[kind.name] // stored.readers // len(parts), stored
+                    )
+                count = sum(map(store.count, parts))
+                chunks = sum(store.chunks[name] for name in parts)
+                writer.write(
+                    {'type': 'filled', 'scenario': kind.name, 'count': count, 'chunks': chunks}
+                )
         yield names
     finally:
-        for store, name in created:
-            try:
-                store.delete(name)
-            except StoreError as ex:
-                print(f'cannot delete stream {name}: {ex}', file=sys.stderr)
+        for (store, stream), kind in created.items():
+            delete = store.delete_super if kind.partitions else store.delete
+            for name in [stream] if kind.partitions else names_of(stream, kind):
+                try:
+                    delete(name)
+                except StoreError as ex:
+                    print(f'cannot delete stream {name}: {ex}', file=sys.stderr)
 
 
 def run(settings: Settings, writer: Writer, stores: dict[str, Store]) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 
 from brokers import BrokerError
 
-from . import kafka, target, wire
+from . import kafka, spread, target, wire
 from .far import Far
 from .lanes import Stored
 from .lanes.base import numbered
@@ -54,6 +54,10 @@ class Store(ABC):
     def create(self, stream: str) -> None:
         """Create a stream."""
 
+    def create_super(self, stream: str, partitions: Sequence[str]) -> None:
+        """Create a super stream."""
+        raise NotImplementedError
+
     @abstractmethod
     def count(self, stream: str) -> int:
         """Count the messages stored in the stream since it was created."""
@@ -65,6 +69,10 @@ class Store(ABC):
     @abstractmethod
     def delete(self, stream: str) -> None:
         """Delete a stream; it may be missing."""
+
+    def delete_super(self, stream: str) -> None:
+        """Delete a super stream; it may be missing."""
+        raise NotImplementedError
 
 
 class RabbitStore(Store):
@@ -89,6 +97,12 @@ class RabbitStore(Store):
         self.connection.create_stream(stream, RETENTION)
         self.counted[stream] = (0, 0)
         self.chunks[stream] = 0
+
+    def create_super(self, stream: str, partitions: Sequence[str]) -> None:
+        spread.create(self.connection, stream, partitions, RETENTION)
+        for name in partitions:
+            self.counted[name] = (0, 0)
+            self.chunks[name] = 0
 
     def count(self, stream: str) -> int:
         connection = self.connection
@@ -138,6 +152,13 @@ class RabbitStore(Store):
         connection = wire.Connection(self.uri, 'perf-delete')
         try:
             connection.delete_stream(stream)
+        finally:
+            connection.close()
+
+    def delete_super(self, stream: str) -> None:
+        connection = wire.Connection(self.uri, 'perf-delete')
+        try:
+            spread.delete(connection, stream)
         finally:
             connection.close()
 

@@ -35,6 +35,7 @@ PUBLISH = 0x02
 PUBLISH_CONFIRM = 0x03
 PUBLISH_ERROR = 0x04
 QUERY_PUBLISHER_SEQUENCE = 0x05
+DELETE_PUBLISHER = 0x06
 SUBSCRIBE = 0x07
 DELIVER = 0x08
 CREDIT = 0x09
@@ -300,9 +301,13 @@ class Connection:
         """Delete the stream if it exists."""
         self.request(DELETE, string(stream), NO_STREAM)
 
-    def declare_publisher(self, stream: str, reference: str = '') -> None:
-        """Declare publisher 0; with a reference the broker discards duplicates."""
-        self.request(DECLARE_PUBLISHER, b'\x00' + string(reference) + string(stream))
+    def declare_publisher(self, stream: str, reference: str = '', number: int = 0) -> None:
+        """Declare a publisher; with a reference the broker discards duplicates."""
+        self.request(DECLARE_PUBLISHER, bytes((number,)) + string(reference) + string(stream))
+
+    def delete_publisher(self) -> None:
+        """Delete publisher 0."""
+        self.request(DELETE_PUBLISHER, b'\x00')
 
     def last_id(self, stream: str, reference: str) -> int:
         """Query the last publishing id of a reference; 0 if there is none."""
@@ -339,10 +344,14 @@ class Connection:
 
     def subscribe_all(self, stream: str, readers: int) -> None:
         """Start subscriptions at the first message; `chunks` handles the responses."""
-        spec = U16.pack(OFFSET_FIRST) + U16.pack(CREDIT_AT_START)
         for number in range(readers):
-            body = U32.pack(1) + bytes((number,)) + string(stream) + spec
-            self.socket.sendall(frame(SUBSCRIBE, body))
+            self.start_subscription(stream, number)
+
+    def start_subscription(self, stream: str, number: int) -> None:
+        """Start a subscription at the first message; `chunks` handles the response."""
+        spec = U16.pack(OFFSET_FIRST) + U16.pack(CREDIT_AT_START)
+        body = U32.pack(1) + bytes((number,)) + string(stream) + spec
+        self.socket.sendall(frame(SUBSCRIBE, body))
 
     def unsubscribe(self, number: int = 0) -> None:
         """End a subscription and discard chunks that are still in flight."""

@@ -55,6 +55,7 @@ class Kind:
     :ivar processes: processes that share the work, running in parallel.
     :ivar streams: number of streams to spread the work over; if above 1, a number is appended to
         their names.
+    :ivar partitions: number of partitions of the super stream to use; 0 for a plain stream.
     :ivar delay: injected round-trip time in milliseconds; None to inject nothing.
     :ivar rate: messages per second of an open loop; 0 for a closed loop.
     :ivar rounds: maximum number of rounds to take part in; 0 for all.
@@ -84,6 +85,7 @@ class Kind:
     publishers: int = 1
     processes: int = 1
     streams: int = 1
+    partitions: int = 0
     delay: int | None = None
     rate: int = 0
     rounds: int = 0

@@ -23,6 +23,8 @@ SCENARIOS = {
     'sizes': 'messages of 10 bytes to 900 KB, published and consumed',
     'values': 'the cost of AMQP 1.0 types, published and consumed',
     'clients': 'the official RabbitMQ Streams clients for Go and Java, as separate programs',
+    'super': 'messages of 10 bytes by key to a super stream of 8 partitions, each message being its'
+    ' own key, and read from all partitions',
     'growth': 'the cost per message as messages, streams and subscriptions grow in number',
 }
 
@@ -44,6 +46,8 @@ VALUES = {
 }
 MESSAGES = tuple(10**i for i in range(4, 9))
 MANY = (1, 10, 100, 1_000)  # streams, subscriptions
+
+PARTITIONS = 8  # of a super stream
 
 ROUNDS = 20  # for kinds that measure many points
 WINDOW = 10_000
@@ -344,6 +348,69 @@ def clients() -> list[Kind]:
     ]
 
 
+def super_streams() -> list[Kind]:
+    about: dict[str, Any] = {'size': FRAME, 'rounds': 0, 'warm_up': 20_000, 'slowest': 2_000}
+    window: dict[str, Any] = {'work': 'window', 'frame': FRAME}
+    floor: dict[str, Any] = {'floor': 'raw-socket', 'partitions': PARTITIONS}
+    return [
+        study(
+            'super',
+            'publish',
+            'published to 8 partitions, up to 5,000 messages unconfirmed in each',
+            200_000,
+            window=5_000,
+            **window,
+            **floor,
+            **about,
+        ),
+        study(
+            'super',
+            'tasks',
+            'published to 8 partitions by 1,000 tasks, each awaits the confirm of a message before'
+            ' sending another',
+            200_000,
+            work='tasks',
+            tasks=1_000,
+            frame=1_000,
+            window=1,
+            **floor,
+            **about,
+        ),
+        study(
+            'super',
+            'one',
+            'published to a single partition, up to 5,000 messages unconfirmed',
+            200_000,
+            window=5_000,
+            partitions=1,
+            floor='raw-socket',
+            references=(('a plain stream', 'rbfly-super-plain'),),
+            **window,
+            **about,
+        ),
+        study(
+            'super',
+            'plain',
+            'published to a plain stream, up to 5,000 messages unconfirmed',
+            200_000,
+            window=5_000,
+            floor='raw-socket',
+            **window,
+            **about,
+        ),
+        study(
+            'super',
+            'consume',
+            'consumed from 8 partitions, from first to last message',
+            960_000,
+            work='consume',
+            stored=Stored(),
+            **(about | {'size': 4_000 * PARTITIONS, 'warm_up': 160_000}),
+            **floor,
+        ),
+    ]
+
+
 def growth() -> list[Kind]:
     kinds = [
         study(
@@ -396,7 +463,7 @@ def growth() -> list[Kind]:
 
 STUDIES = [
     *batch_sizes(), *concurrent(), *far(), *gaps(), *latency(), *percentiles(), *processes(),
-    *sizes(), *values(), *clients(), *growth(),
+    *sizes(), *values(), *clients(), *super_streams(), *growth(),
 ]  # fmt: skip
 KINDS = {kind.name: kind for kind in STUDIES}
 
@@ -442,10 +509,36 @@ LIBRARIES = (
             *names('latency', 'each', 'batch', 'flight'),
             *names('sizes', 'many', 'read'),
             *names('clients'),
+            'super-plain',
         ),
         'blocking socket; frames encoded before the clock starts, with a batch or up to 1,000'
         ' messages and 500 KB; confirms counted; consuming: record counts read from chunk headers',
     ),
+    library(
+        'raw-socket',
+        'raw_socket_super',
+        ('super-publish', 'super-tasks', 'super-one', 'super-consume'),
+        'blocking socket with a publisher or subscription for each partition; frames of up to 1,000'
+        ' messages for the partition of their keys, encoded before the clock starts; tasks: what'
+        ' all tasks send at the same time in one frame for each partition; confirms counted;'
+        ' consuming: record counts read from chunk headers',
+    ),
+    library(
+        'rbfly',
+        'rbfly_super',
+        ('super-publish', 'super-tasks', 'super-one', 'super-consume'),
+        '`client.publisher(stream, route=by_hash(bytes.decode))`; `send_many` with a list; tasks:'
+        ' `send` in a loop; consuming: `client.subscribe(stream, super_stream=True)`, `async for`'
+        ' over decoded bodies',
+    ),
+    library(
+        'rbfly-batches',
+        'rbfly_super_batches',
+        ('super-consume',),
+        '`async for` over `subscription.batches()` of all partitions, `for` over the bodies of'
+        ' each batch',
+    ),
+    library('rbfly', 'rbfly', ('super-plain',), '`Publisher.send_many` with a list'),
     library(
         'bare-uvloop',
         'bare_uvloop',
@@ -601,6 +694,22 @@ LIBRARIES = (
         names('clients'),
         'the official Java client: a producer with its defaults and up to 10,000 unconfirmed; a'
         ' consumer from the first offset that decodes bodies',
+        program='java',
+    ),
+    library(
+        'go',
+        '',
+        ('super-publish', 'super-consume'),
+        'the official Go client: `SuperStreamProducer.Send` with up to 40,000 unconfirmed; a'
+        ' `SuperStreamConsumer` from the first offset that decodes bodies',
+        program='go',
+    ),
+    library(
+        'java',
+        '',
+        ('super-publish', 'super-consume'),
+        'the official Java client: a producer with `superStream` and up to 5,000 unconfirmed for'
+        ' each partition; a consumer from the first offset that decodes bodies',
         program='java',
     ),
 )

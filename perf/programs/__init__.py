@@ -1,6 +1,7 @@
 """Workers in other languages, built here from source: the official clients for Go and Java.
 
-A worker is started as `PROGRAM KIND`, where KIND is `window` or `consume`.  It reads commands from
+A worker is started as `PROGRAM KIND`, where KIND is `window` or `consume`, or one of these with
+`super-` for a super stream.  It reads commands from
 standard input and answers on standard output, one JSON line each.  The client logs to standard
 error.
 

@@ -73,6 +73,7 @@ FIGURES = (
     Figure('sub-entries', (('', {'sub-publish': ''}), ('', {'sub-consume': ''}))),
     Figure('consume', (('', {'consume': ''}),)),
     Figure('clients', (('', {'clients-publish': ''}), ('', {'clients-consume': ''}))),
+    Figure('super', (('', {'super-publish': ''}), ('', {'super-consume': ''}))),
 )
 
 

@@ -31,6 +31,7 @@ MORE = {
     'sub-entries': 'Sub-entries',
     'consume': 'Consuming',
     'clients': 'Clients in other languages',
+    'super': 'Super streams',
 }
 
 BARS = f'Bars: medians; lines: {LEVEL} intervals. Longer bars are faster.'

@@ -34,7 +34,7 @@ def test_every_study_compares_rbfly_with_another_library() -> None:
         used = {ln.library.name for ln in lanes.LANES.values() if ln.kind.scenario == scenario}
         assert 'rbfly' in used
         assert len(used) > 1 or scenario in ('values', 'growth')
-        assert scenario in shown.STUDIES or scenario == 'clients'
+        assert scenario in shown.STUDIES or scenario in ('clients', 'super')
 
 
 def test_message_counts_divide_evenly() -> None:

@@ -34,9 +34,11 @@ type work interface {
 	close() error
 }
 
-// publish sends batches with at most `window` messages in flight.
+// publish sends batches with at most `limit` messages in flight.
 type publish struct {
-	producer  *stream.Producer
+	limit     int64
+	send      func([]message.StreamMessage) error
+	end       func() error
 	bodies    [][]byte
 	confirmed atomic.Int64  // messages since open
 	failed    atomic.Int64  // messages since open
@@ -49,28 +51,33 @@ func (p *publish) open(env *stream.Environment, name string) error {
 	if err != nil {
 		return err
 	}
-	p.producer = producer
+	p.limit, p.send, p.end = window, producer.BatchSend, producer.Close
 	p.news = make(chan struct{}, 1)
 	notified := producer.NotifyPublishConfirmation()
 	go func() {
 		for statuses := range notified {
-			var confirmed, failed int64
-			for _, status := range statuses {
-				if status.IsConfirmed() {
-					confirmed++
-				} else {
-					failed++
-				}
-			}
-			p.confirmed.Add(confirmed)
-			p.failed.Add(failed)
-			select {
-			case p.news <- struct{}{}:
-			default:
-			}
+			p.count(statuses)
 		}
 	}()
 	return nil
+}
+
+// count counts confirms.
+func (p *publish) count(statuses []*stream.ConfirmationStatus) {
+	var confirmed, failed int64
+	for _, status := range statuses {
+		if status.IsConfirmed() {
+			confirmed++
+		} else {
+			failed++
+		}
+	}
+	p.confirmed.Add(confirmed)
+	p.failed.Add(failed)
+	select {
+	case p.news <- struct{}{}:
+	default:
+	}
 }
 
 func (p *publish) prepare(count int) {
@@ -105,11 +112,11 @@ func (p *publish) run() (int, error) {
 			messages[i] = amqp.NewMessage(body)
 		}
 		rest = rest[size:]
-		if err := p.wait(window - int64(size)); err != nil {
+		if err := p.wait(p.limit - int64(size)); err != nil {
 			return 0, err
 		}
 		p.sent += int64(size)
-		if err := p.producer.BatchSend(messages); err != nil {
+		if err := p.send(messages); err != nil {
 			return 0, err
 		}
 	}
@@ -126,7 +133,7 @@ func (p *publish) finish() error {
 }
 
 func (p *publish) close() error {
-	return p.producer.Close()
+	return p.end()
 }
 
 // consume reads from the first message, with a new consumer in each run.
@@ -258,7 +265,10 @@ type command struct {
 }
 
 func serve(kind string, reply func(any)) error {
-	kinds := map[string]work{"window": &publish{}, "consume": &consume{}}
+	kinds := map[string]work{
+		"window": &publish{}, "super-window": &superPublish{},
+		"consume": &consume{}, "super-consume": &superConsume{},
+	}
 	work, known := kinds[kind]
 	if !known {
 		return fmt.Errorf("unknown kind of work %s", kind)

@@ -61,8 +61,8 @@ public final class Worker {
   }
 
   /** Sends messages with at most WINDOW of them in flight. */
-  static final class Publish implements Work {
-    private Producer producer;
+  static class Publish implements Work {
+    Producer producer;
     private byte[][] bodies;
     private final AtomicLong confirmed = new AtomicLong();
     private final AtomicLong failed = new AtomicLong();
@@ -235,6 +235,8 @@ public final class Worker {
         switch (kind) {
           case "window" -> new Publish();
           case "consume" -> new Consume();
+          case "super-window" -> new SuperPublish();
+          case "super-consume" -> new SuperConsume();
           default -> throw new IllegalArgumentException("unknown kind of work " + kind);
         };
     BufferedReader lines =

@@ -1,0 +1,68 @@
+"""RbFly with super streams."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import rbfly.streams as rbs
+
+from . import Kind
+from .base import Target, Work
+from .rbfly import Client, Consume, ConsumeBatches, Tasks, Window
+
+__all__ = ['MergedBatches', 'make']
+
+ROUTE: dict[str, Any] = {'route': rbs.by_hash(bytes.decode)}
+
+
+class SuperWindow(Window):
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | ROUTE
+
+
+class SuperTasks(Tasks):
+    def arguments(self) -> dict[str, Any]:
+        return ROUTE
+
+
+class Merged(Consume):
+    """One subscription to all partitions, each of which contains the same messages."""
+
+    async def open(self) -> None:
+        await Client.open(self)
+        self.subscriptions = self.subscribe(1)
+        found: Counter[str | None] = Counter()
+        async for message in self.subscriptions[0].messages():
+            number = found[message.stream]
+            if message.body != self.body(number) or message.stream_offset != number:
+                raise ValueError(f'{message.body!r} is message {number} of {message.stream}')
+            found[message.stream] += 1
+            if found.total() == 2 * self.kind.size:
+                break
+        await self.subscriptions[0].aclose()
+
+    def subscribe(self, count: int) -> list[Any]:
+        first = rbs.Offset.FIRST
+        return [
+            self.client.subscribe(self.target.stream, offset=first, super_stream=True)
+            for _ in range(count)
+        ]
+
+    async def finish(self) -> None:
+        await asyncio.gather(*(subscription.aclose() for subscription in self.subscriptions))
+        self.subscriptions = []
+
+
+class MergedBatches(Merged):
+    read = ConsumeBatches.read
+
+
+MAKE: dict[str, type[Client]] = {
+    'window': SuperWindow,
+    'tasks': SuperTasks,
+    'consume': Merged,
+}
+
+
+def make(kind: Kind, target: Target) -> Work:
+    return MAKE[kind.work](target, kind)

@@ -1,0 +1,148 @@
+"""Super streams over a blocking socket: partitions, routing by hash, and the floors' work.
+
+Like :mod:`perf.wire`, this uses none of the measured libraries.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from . import wire
+
+__all__ = ['create', 'delete', 'hashed', 'partition_of', 'partitions_of', 'publish', 'spread']
+
+CREATE_SUPER_STREAM = 0x1D
+DELETE_SUPER_STREAM = 0x1E
+
+SEED = 104_729  # of the hash in all official clients
+MASK = 0xFFFF_FFFF
+
+
+def hashed(key: bytes) -> int:
+    """MurmurHash3 of a key, the x86 variant with 32 bits, as a number without sign."""
+    value = SEED
+    end = len(key) & ~3
+    for i in range(0, end, 4):
+        value ^= scrambled(int.from_bytes(key[i : i + 4], 'little'))
+        value = (value << 13 | value >> 19) & MASK
+        value = (value * 5 + 0xE654_6B64) & MASK
+    value ^= scrambled(int.from_bytes(key[end:], 'little'))
+    value ^= len(key)
+    value = (value ^ value >> 16) * 0x85EB_CA6B & MASK
+    value = (value ^ value >> 13) * 0xC2B2_AE35 & MASK
+    return value ^ value >> 16
+
+
+def scrambled(block: int) -> int:
+    block = block * 0xCC9E_2D51 & MASK
+    block = (block << 15 | block >> 17) & MASK
+    return block * 0x1B87_3593 & MASK
+
+
+def partition_of(key: bytes, count: int) -> int:
+    """The number of the partition that a key belongs to."""
+    return hashed(key) % count
+
+
+def partitions_of(stream: str, count: int) -> list[str]:
+    """The names of a super stream's partitions."""
+    return [f'{stream}-{i}' for i in range(count)]
+
+
+def create(
+    connection: wire.Connection,
+    stream: str,
+    partitions: Sequence[str],
+    arguments: dict[str, str] | None = None,
+) -> None:
+    """Create a super stream whose partitions are bound to their numbers."""
+    connection.request(
+        CREATE_SUPER_STREAM,
+        wire.string(stream)
+        + strings(partitions)
+        + strings([str(i) for i in range(len(partitions))])
+        + wire.mapping(arguments or {}),
+    )
+
+
+def delete(connection: wire.Connection, stream: str) -> None:
+    """Delete a super stream if it exists."""
+    connection.request(DELETE_SUPER_STREAM, wire.string(stream), wire.NO_STREAM)
+
+
+def strings(texts: Sequence[str]) -> bytes:
+    return wire.U32.pack(len(texts)) + b''.join(map(wire.string, texts))
+
+
+def spread(
+    bodies: Sequence[bytes], count: int, size: int, wave: int = 0
+) -> list[tuple[int, int, bytes]]:
+    """Encode Publish frames of up to `size` messages for partitions; each body is its own key.
+
+    :param wave: end all frames after each so many messages; 0 only at the end.
+    :return: number of the partition, which is its publisher, number of messages, and frame.
+    """
+    waiting: list[list[bytes]] = [[] for _ in range(count)]
+    sent = [0] * count
+    frames = []
+
+    def flush(i: int) -> None:
+        frames.append((i, len(waiting[i]), wire.publish_frame(i, sent[i], waiting[i])))
+        sent[i] += len(waiting[i])
+        waiting[i].clear()
+
+    last = len(bodies)
+    for number, body in enumerate(bodies, 1):
+        i = partition_of(body, count)
+        waiting[i].append(wire.data_section(body))
+        if len(waiting[i]) == size:
+            flush(i)
+        if number == last or (wave and not number % wave):
+            for i in range(count):
+                if waiting[i]:
+                    flush(i)
+    return frames
+
+
+def publish(
+    connection: wire.Connection, frames: Sequence[tuple[int, int, bytes]], count: int, window: int
+) -> int:
+    """Send frames of `spread`, with at most `window` messages or one frame in flight per partition.
+
+    Returns the number of confirmed messages once all are confirmed.
+    """
+    send = connection.socket.sendall
+    pending = [0] * count
+    total = 0
+    for i, size, data in frames:
+        while pending[i] and pending[i] > window - size:
+            total += read_confirms(connection, pending)
+        send(data)
+        pending[i] += size
+    while any(pending):
+        total += read_confirms(connection, pending)
+    return total
+
+
+def read_confirms(connection: wire.Connection, pending: list[int]) -> int:
+    """Receive data once; subtract the messages that it confirms, and return their number."""
+    data = connection.rest + connection.receive()
+    total = 0
+    pos = 0
+    for i, count, pos in confirmed(data):  # noqa: B007 - the last position is used
+        pending[i] -= count
+        total += count
+    connection.rest = data[pos:]
+    return total
+
+
+def confirmed(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield publisher, number of messages confirmed, and end of every complete frame."""
+    pos, end = 0, len(data)
+    while end - pos >= wire.CONFIRM.size:
+        size, key, _, publisher, count = wire.CONFIRM.unpack_from(data, pos)
+        if pos + 4 + size > end:
+            return
+        if key != wire.PUBLISH_CONFIRM:
+            wire.refuse(key, data[pos + 8 : pos + 4 + size])
+            publisher = count = 0
+        pos += 4 + size
+        yield publisher, count, pos
