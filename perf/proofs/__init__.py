@@ -21,6 +21,8 @@ SETTINGS = {
     'rounds': 'number of interleaved rounds',
     'milliseconds': 'approximate duration of a lane in a round',
     'seconds': 'duration',
+    'services': 'number of publishing services, one after the other',
+    'partitions': 'number of partitions of the super stream',
     'how': "pause or partition the leader's node, or roll: restart the nodes one by one",
     'on': 'rabbitmq (a cluster of three) or memory (the in-memory broker)',
     'doing': 'activities of a soak: all, or names separated by commas (see perf/proofs/soak.py)',
@@ -190,6 +192,24 @@ PROOFS = {
             'memory',
             messages=50_000_000,
             by='body',
+        ),
+        proof(
+            'super-cuts',
+            'connections cut, nodes restarted and leaders moved, and the service itself restarted,'
+            ' while publishing by key to a super stream of 8 partitions',
+            'super_streams',
+            nodes=3,
+            messages=1_000_000,
+            cuts=18,
+            services=10,
+            on='rabbitmq',
+            **PUBLISH,
+        ),
+        proof(
+            'super-links',
+            'publisher and subscription with 1,000 partitions: time to open, memory of idle links',
+            'super_streams',
+            partitions=1_000,
         ),
         proof(
             'soak',

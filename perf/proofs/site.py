@@ -15,13 +15,14 @@ from brokers import Progress, RabbitMQ
 from brokers.proxy import Direction, Proxy
 from brokers.state import free_ports
 
-from .. import wire
+from .. import spread, wire
 from .run import ProofError
 
 __all__ = ['CONFIRM', 'ENTRY_DOWN', 'ENTRY_UP', 'WIDTH', 'Place', 'Site', 'body']
 
 T = TypeVar('T')
 
+CREATED = 60.0  # seconds to create or delete a super stream of many partitions
 SETTLED = 60.0  # seconds to elect a leader and to restore replicas
 WIDTH = 10  # digits in a body
 ENTRY_UP = 8 + 4 + 5 + WIDTH  # bytes of a message in a Publish frame: id, size, AMQP header, body
@@ -100,25 +101,45 @@ class Site:
     async def stream(self, **arguments: str) -> AsyncIterator[str]:
         """Create a stream, and delete it at the end."""
         name = f'proof-{secrets.token_hex(4)}'
-
-        def create() -> None:
-            connection = wire.Connection(self.direct[0], 'proof')
-            connection.create_stream(name, arguments)
-            connection.close()
-
-        def delete() -> None:
-            for uri in self.direct:
-                with contextlib.suppress(wire.WireError, OSError):
-                    connection = wire.Connection(uri, 'proof', timeout=5)
-                    connection.delete_stream(name)
-                    connection.close()
-                    return
-
-        await asyncio.to_thread(create)
+        await self.create_stream(lambda connection: connection.create_stream(name, arguments))
         try:
             yield name
         finally:
-            await asyncio.to_thread(delete)
+            await self.delete_stream(lambda connection: connection.delete_stream(name))
+
+    @asynccontextmanager
+    async def super_stream(self, count: int) -> AsyncIterator[tuple[str, list[str]]]:
+        """Create a super stream; yield its name and its partitions', and delete it at the end."""
+        name = f'proof-{secrets.token_hex(4)}'
+        # by default, the node that creates a super stream leads all of its partitions
+        balanced = {'queue-leader-locator': 'balanced'}
+        parts = spread.partitions_of(name, count)
+        await self.create_stream(
+            lambda connection: spread.create(connection, name, parts, balanced)
+        )
+        try:
+            yield name, parts
+        finally:
+            await self.delete_stream(lambda connection: spread.delete(connection, name))
+
+    async def create_stream(self, create: Callable[[wire.Connection], None]) -> None:
+        def call() -> None:
+            connection = wire.Connection(self.direct[0], 'proof', timeout=CREATED)
+            create(connection)
+            connection.close()
+
+        await asyncio.to_thread(call)
+
+    async def delete_stream(self, delete: Callable[[wire.Connection], None]) -> None:
+        def call() -> None:
+            for uri in self.direct:
+                with contextlib.suppress(wire.WireError, OSError):
+                    connection = wire.Connection(uri, 'proof', timeout=CREATED)
+                    delete(connection)
+                    connection.close()
+                    return
+
+        await asyncio.to_thread(call)
 
     async def leader(
         self, stream: str, *, replicated: bool = False, not_node: int = -1, within: float = SETTLED
