@@ -55,6 +55,7 @@ class Activity:
 
     :ivar logs: logs of its publishers.
     :ivar streams: streams to delete at the end.
+    :ivar partitions: partitions of a super stream, whose leaders may be moved.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -63,6 +64,7 @@ class Activity:
         self.random = scene.random
         self.logs: list[Log] = []
         self.streams: list[str] = []
+        self.partitions: list[str] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

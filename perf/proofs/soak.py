@@ -23,6 +23,7 @@ from .activity import AGAIN, Activity, Scene
 from .closing import Cancelling, Closing
 from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .memory import GROWTH, resident
+from .partitioned import SuperStream
 from .run import ProofError, Run
 from .site import Site, body
 from .starting import Recreating, Starting
@@ -46,6 +47,7 @@ ACTIVITIES: dict[str, type[Activity]] = {
     'starting': Starting,
     'recreating': Recreating,
     'threads': Threads,
+    'super': SuperStream,
 }
 NAMES = ['everyday', *ACTIVITIES, 'clocks']
 SLOW = f'call of more than {2 * CONFIRM:.0f} s'
@@ -282,7 +284,7 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
         )
         this = Round(run, site, client, seconds, streams)
         if this.corrupting:
-            names -= {'starting', 'recreating'}
+            names -= {'starting', 'recreating', 'super'}
         wrong = this.wrong
         activities = [make(this) for name, make in ACTIVITIES.items() if name in names]
         for activity in activities:
@@ -290,7 +292,8 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
         consumers = [asyncio.create_task(this.consume(item)) for item in this.readers]
         working = [asyncio.create_task(this.publish(item)) for item in this.logs]
         working += [asyncio.create_task(activity.run()) for activity in activities]
-        faults = asyncio.create_task(disturb(this, streams, 'clocks' in names))
+        partitions = [name for activity in activities for name in activity.partitions]
+        faults = asyncio.create_task(disturb(this, [*streams, *partitions], 'clocks' in names))
         try:
             async with asyncio.timeout(seconds + END):
                 await asyncio.gather(faults, *working)
@@ -345,7 +348,7 @@ async def disturb(this: Round, streams: Sequence[str], clocks: bool) -> None:
     run, site, rnd = this.run, this.site, this.random
     made = Counter(run.found.get('faults injected', {}))
     faults = site.faults(rnd, streams)
-    if not streams:  # these faults need a stream of the everyday activity
+    if not streams:
         for name in ('stream unavailable', 'leader moved'):
             faults.pop(name, None)
     if not this.refusing:
