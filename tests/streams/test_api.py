@@ -41,7 +41,7 @@ def test_annotations_can_be_evaluated() -> None:
         getattr(member, 'fget', None) or getattr(member, '__func__', member)
         for item in vars(rbs).values()
         if inspect.isclass(item)
-        for name, member in vars(item).items()
+        for name, member in inspect.getmembers_static(item)
         if not name.startswith('_')
     ]
     functions = [method for method in methods if inspect.isfunction(method)]

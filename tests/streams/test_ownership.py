@@ -95,6 +95,17 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         'open': lambda s: s.open(),
         'stop': lambda s: s.stop(),
     },
+    rbs.SuperStreamSubscription: {
+        '__anext__': lambda s: s.__anext__(),
+        '__aexit__': lambda s: s.__aexit__(None, None, None),
+        'aclose': lambda s: s.aclose(),
+        'commit': lambda s: s.commit(),
+        'messages': lambda s: s.messages().__anext__(),
+        'batches': lambda s: s.batches(1).__anext__(),
+        'fetch': lambda s: s.fetch(1),
+        'open': lambda s: s.open(),
+        'stop': lambda s: s.stop(),
+    },
     MessageIterator: {'__anext__': lambda i: i.__anext__()},
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
 }
@@ -119,6 +130,11 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
         for cls in [*PUBLISHERS, *SUPER]
     },
     rbs.Subscription: {
+        '__aiter__': RETURNS_SELF,
+        '__aenter__': RETURNS_SELF,
+        'position': READ_ONLY,
+    },
+    rbs.SuperStreamSubscription: {
         '__aiter__': RETURNS_SELF,
         '__aenter__': RETURNS_SELF,
         'position': READ_ONLY,
@@ -244,9 +260,14 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
                 await publisher.send(b'x')
             yield publisher
     else:
-        async with client.subscribe(STREAM, offset=rbs.Offset.FIRST, amqp=False) as messages:
+        messages: rbs.Subscription | rbs.SuperStreamSubscription
+        if cls is rbs.SuperStreamSubscription:
+            messages = client.subscribe(SUPER_STREAM, super_stream=True, offset=rbs.Offset.FIRST)
+        else:
+            messages = client.subscribe(STREAM, offset=rbs.Offset.FIRST, amqp=False)
+        async with messages:
             assert await anext(messages)
-            yield messages if cls is rbs.Subscription else messages.messages()
+            yield messages.messages() if cls is MessageIterator else messages
 
 
 async def touch(owned: Any) -> None:
@@ -257,7 +278,7 @@ async def touch(owned: Any) -> None:
         owned.batch(b'y')
     elif isinstance(owned, rbs.Publisher | rbs.SuperStreamPublisher):
         await owned.send(b'y')
-    elif isinstance(owned, rbs.Subscription | MessageIterator):
+    elif isinstance(owned, rbs.Subscription | rbs.SuperStreamSubscription | MessageIterator):
         await anext(owned)
 
 
@@ -271,6 +292,8 @@ def state(client: rbs.StreamsClient, owned: Any) -> object:
     if isinstance(owned, rbs.Subscription):
         cursor = owned._session.cursor
         found += [cursor.position, cursor.unfinished, owned._session.closed]
+    if isinstance(owned, rbs.SuperStreamSubscription):
+        found += [owned.position, owned._session._closing]
     return found
 
 
@@ -295,6 +318,7 @@ def test_method_refuses_other_loops_threads_and_processes(
         memory_broker.create_stream(STREAM)
         memory_broker.publish(STREAM, 1, 2, 3)
         memory_broker.create_super_stream(SUPER_STREAM, partitions=2)
+        memory_broker.publish(f'{SUPER_STREAM}-0', 1, 2, 3)
     client = rbs.streams_client(memory_broker.uri)
     call = (CALLS[cls] | VARIANTS.get(cls, {}))[name]
     loop = new_loop()
