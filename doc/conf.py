@@ -42,7 +42,7 @@ nitpick_ignore_regex = [
     # the results of `by_hash` and `by_key`, which programs pass to `publisher`
     ('py:class', r'rbfly\.streams\._routing\.(HashRoute|KeyRoute)'),
     # the options that overloads share; the docstring of `subscribe` lists them
-    ('py:class', r'rbfly\.streams\.subscription\.SubscribeOptions'),
+    ('py:class', r'rbfly\.streams\.subscription\.(Subscribe|SuperStream)Options'),
     ('py:class', r'rbfly\.streams\.types\.PublishOptions'),
 ]
 

@@ -18,6 +18,7 @@ import rbfly
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / 'src'
+NOT_IMPORTED = ('_engine', '_iteration', '_routing', '_sending')  # by other extensions
 EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
 STUBS = [str(path.relative_to(SOURCES)) for path in SOURCES.rglob('*.pyi')]
 PROGRAM = """
@@ -79,7 +80,7 @@ def test_sdist_contains_the_sources(sdist: Path) -> None:
         names = {name.partition('/')[2] for name in archive.getnames()}
     for name in EXTENSIONS:
         assert f'src/{name}.pyx' in names
-        assert f'src/{name}.pxd' in names or name.endswith(('_engine', '_iteration', '_sending'))
+        assert f'src/{name}.pxd' in names or name.endswith(NOT_IMPORTED)
     for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'src/rbfly/_wire.pxd'):
         assert name in names
     assert not [name for name in names if name.endswith(('.c', '.so', '.o'))]
@@ -92,7 +93,7 @@ def test_wheel_contains_modules_and_stubs(wheel: Path) -> None:
         metadata = next(name for name in names if name.endswith('.dist-info/METADATA'))
         text = archive.read(metadata).decode()
     for name in EXTENSIONS:
-        assert f'{name}.pxd' in names or name.endswith(('_engine', '_iteration', '_sending'))
+        assert f'{name}.pxd' in names or name.endswith(NOT_IMPORTED)
         assert [item for item in names if item.startswith(f'{name}.') and item.endswith('.so')]
     for name in ('rbfly/py.typed', 'rbfly/_wire.pxd', 'rbfly/streams/client.py', *STUBS):
         assert name in names

@@ -33,7 +33,7 @@ def test_tests_without_rabbitmq_are_listed(workers: str) -> None:
 def test_tests_without_go_are_listed(tmp_path: Path) -> None:
     path = str(tmp_path)
     done = run('tests/testing/test_broker_go.py', '--broker', 'memory', PATH=path)
-    assert 'NOT RUN: 2 tests need Go' in done.stdout
+    assert 'NOT RUN: 4 tests need Go' in done.stdout
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

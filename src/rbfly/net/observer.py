@@ -77,10 +77,10 @@ class Observer:
         """
 
     def on_partition_added(self, super_stream: str, partition: str) -> None:
-        """A subscription of a super stream has found a partition that it now reads, too."""
+        """A subscription of a super stream has found another partition, and reads it."""
 
     def on_partition_gone(self, super_stream: str, partition: str) -> None:
-        """A partition was deleted; the subscription reads the others."""
+        """A partition no longer belongs to the super stream; its subscription reads the others."""
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""

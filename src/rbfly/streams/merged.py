@@ -214,7 +214,7 @@ class MergedSession:
 
     def _drop(self, partition: Partition) -> None:
         self._forget(partition)
-        self._note(Observer.on_partition_gone, partition.name, 'was deleted: reading the others')
+        self._note(Observer.on_partition_gone, partition.name, 'is gone: reading the others')
         self.on_partition_end()
 
     def _forget(self, partition: Partition) -> None:
