@@ -220,10 +220,10 @@ cdef class SubscriptionBase:
 
     def _advance(self, MessageCursor cursor not None, int kind, Py_ssize_t limit):
         """Make a body, context or batch of the cursor ready; false if there is none for now."""
-        if not rbfly_same_step(&self.checked):
-            self.check_loop()
         if self.turns is not None:
             return self.advance_turns(kind, limit)
+        if not rbfly_same_step(&self.checked):
+            self.check_loop()
         return cursor._advance(kind, limit)
 
     def _take(self, MessageCursor cursor not None, int kind):
@@ -243,7 +243,10 @@ cdef class SubscriptionBase:
         return None
 
     cdef bint advance_turns(self, int kind, Py_ssize_t limit) except -1:
-        cdef bint found = self.turns.advance(kind, limit)
+        cdef bint found
+        if not rbfly_same_step(&self.checked):
+            self.check_loop()
+        found = self.turns.advance(kind, limit)
         self.cursor = self.turns.current
         return found
 
@@ -345,8 +348,6 @@ cdef inline bint can_take(NextMessage item, int kind) except -1:
     if kind == BODY and (<SubscriptionBase> item.source).cursor._has_body():
         return True
     if (<SubscriptionBase> item.source).turns is not None:
-        if not rbfly_same_step(&(<SubscriptionBase> item.source).checked):
-            (<SubscriptionBase> item.source).check_loop()
         return (<SubscriptionBase> item.source).advance_turns(kind, item.limit)
     if (<SubscriptionBase> item.source).cursor.held is not None:
         return True
