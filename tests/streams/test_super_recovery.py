@@ -216,6 +216,62 @@ async def test_calls_of_send_many_take_turns(
             assert [body for body in bodies if body[2:3] == str(call)] == expected
 
 
+def both(message: Any, names: Any) -> Any:
+    return names[:2] if message == 'both' else names[int(message[0])]
+
+
+@pytest.mark.parametrize('messages', [['0 a', '0 b'], ['both'], ['2', 'both']])
+async def test_last_message_of_a_list_is_sent(
+    broker: StreamBroker, client: rbs.StreamsClient, messages: list[str]
+) -> None:
+    """Also if it had to wait for capacity, or goes to several partitions."""
+    async with client.publisher('orders', route=both, max_unconfirmed=1) as publisher:
+        assert await publisher.send_many(messages, timeout=20) == len(messages)
+
+
+async def test_message_that_is_not_sent_passes_its_turn_on(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    wrong: Any = ['0', object()]
+    async with client.publisher('orders', route=route, max_unconfirmed=1) as publisher:
+        waiting = publisher._publishers[0]._core.capacity.waiting
+        broker.withhold_confirms()
+        first = asyncio.ensure_future(publisher.send('0 first'))
+        await until(lambda: publisher.unconfirmed == 1, 'the window is full')
+        bad = asyncio.ensure_future(publisher.send_many([wrong]))
+        await until(lambda: len(waiting) == 1, 'the call waits')
+        last = asyncio.ensure_future(publisher.send('0 last'))
+        await until(lambda: len(waiting) == 2, 'both wait')
+        broker.heal()
+        with pytest.raises(rbs.AMQPEncoderError):
+            await bad
+        await asyncio.wait_for(asyncio.gather(first, last), 20)
+
+
+async def test_message_to_several_partitions_delays_no_other_while_it_waits(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=both, max_unconfirmed=1) as publisher:
+        waiting = publisher._publishers[0]._core.capacity.waiting
+        await publisher.send_many(['0', '1'])
+        node = node_of(broker, 1)
+        broker.stop_node(node)
+        late = asyncio.ensure_future(publisher.send('1 late'))
+        await until(lambda: publisher.unconfirmed == 1, 'one window is full')
+        broker.withhold_confirms()
+        first = asyncio.ensure_future(publisher.send('0 first'))
+        await until(lambda: publisher.unconfirmed == 2, 'both windows are full')
+        several = asyncio.ensure_future(publisher.send_many(['both']))
+        await until(lambda: len(waiting) == 1, 'the call waits')
+        second = asyncio.ensure_future(publisher.send('0 second'))
+        await until(lambda: len(waiting) == 2, 'both wait')
+        broker.heal()
+        await asyncio.wait_for(asyncio.gather(first, second), 20)
+        assert not several.done()
+        broker.start_node(node)
+        await asyncio.wait_for(asyncio.gather(late, several), 20)
+
+
 async def test_asynchronous_iterator_ends_when_a_message_is_refused(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:

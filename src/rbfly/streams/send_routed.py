@@ -101,25 +101,29 @@ class RoutedMany(ManyMessages):
     ) -> Exception | None:
         routed = self._routed
         more = True
-        while more and not routed.has_failed:
-            try:
-                more = routed.fill(messages, self._turn)
-            except Exception as ex:
-                return self._of_last(ex)
-            finally:
-                routed.write()
-            if more and routed.in_hand and (error := await self._place(routed.target)):
-                return error
-            if source and routed.taken == len(source):
-                break
-            if more and self._turn.is_over:
-                await let_others_run()
-                self._turn.begin()
+        try:
+            while more and not routed.has_failed:
+                try:
+                    more = routed.fill(messages, self._turn)
+                except Exception as ex:
+                    return self._of_last(ex)
+                finally:
+                    routed.write()
+                if more and routed.in_hand and (error := await self._place(routed.target)):
+                    return error
+                if source and routed.taken == len(source):
+                    break
+                if more and self._turn.is_over:
+                    await let_others_run()
+                    self._turn.begin()
+        finally:
+            routed.write()  # the message that `_place` put last: `fill` may not run again
         return None
 
     async def _place(self, found: Partition | tuple[Partition, ...] | str) -> Exception | None:
         """Send the message in hand to its partitions; return the error that ends the call."""
         routed, self._targets = self._routed, ()
+        sent = False
         try:
             self._targets = targets = await self._route(found)
             waited = set[Partition]()  # it is this call's turn to use their capacity
@@ -131,18 +135,21 @@ class RoutedMany(ManyMessages):
                     session.check()
                     if not core.has_capacity(1) or (core.capacity.waiting and item not in waited):
                         full = True
+                        for other in waited:  # this call does not use their capacity for now
+                            other.core.capacity.grant()
                         await session.wait_capacity(core.window.frame_entries)
                         waited.add(item)
             if routed.has_failed:
-                self._skip()
                 return None
             routed.put(targets)
+            sent = True
         except Exception as ex:
             return self._of_last(ex)
         finally:
-            if self._skip():  # else writing the message wakes the tasks that wait
+            if not sent:  # else writing the message wakes the tasks that wait
+                self._skip()
                 for item in self._targets:
-                    item.core.capacity.grant()
+                    item.core.write()  # the message, if `put` failed later; wakes tasks that wait
         return None
 
     def _skip(self) -> bool:
