@@ -253,7 +253,7 @@ async def test_one_partition_is_deleted_and_the_others_continue(
             assert [await anext(messages) for _ in range(2)] == [1, 2]
         assert gone not in messages.position
     assert events == [(super_stream, gone)]
-    assert f'super stream {super_stream!r}: partition {gone!r} was deleted' in caplog.text
+    assert f'super stream {super_stream!r}: partition {gone!r} is gone' in caplog.text
 
 
 async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str) -> None:

@@ -41,7 +41,7 @@ from rbfly.protocol.commands import (
 from rbfly.protocol.const import Key
 from rbfly.protocol.offset import Offset
 from rbfly.testing import StreamBroker
-from tests.raw import RawClient, entries, opened
+from tests.raw import RawClient, connected, entries, opened
 
 Conversation = Callable[[RawClient, str], Awaitable[list[Any]]]
 
@@ -453,7 +453,9 @@ async def held(uri: str, stream: str, conversation: Conversation) -> list[Any]:
 @pytest.mark.parametrize('name', CONVERSATIONS)
 async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
     stream, conversation = f'test-{uuid4()}', CONVERSATIONS[name]
-    version: Any = '.'.join(broker.release.split('.')[:2])
+    async with connected(broker.uri) as client:
+        properties = await client.value(commands.PeerProperties({}))
+    version: Any = '.'.join(properties['version'].split('.')[:2])
     async with StreamBroker(version=version) as memory:
         found = await held(memory.uri, stream, conversation)
     expected = await held(broker.uri, stream, conversation)
