@@ -449,6 +449,15 @@ class Connection:
             total += n
         return total
 
+    def read_messages(self, count: int) -> int:
+        """Read chunks until they hold `count` messages; return how many they hold."""
+        total = 0
+        for _, records in self.chunks():
+            total += records
+            if total >= count:
+                break
+        return total
+
     def chunks(self) -> Generator[tuple[int, int], None, None]:
         """Yield the chunk id and record count of every Deliver, without parsing its entries.
 

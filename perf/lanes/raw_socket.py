@@ -74,12 +74,7 @@ class Consume(Connected):
         connection = self.connection
         count = self.count
         connection.subscribe_all(self.target.stream, self.readers)
-        total = 0
-        for _, records in connection.chunks():
-            total += records
-            if total >= count:
-                break
-        return total
+        return connection.read_messages(count)
 
     async def finish(self) -> None:
         for number in range(self.readers):

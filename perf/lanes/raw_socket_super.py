@@ -47,12 +47,7 @@ class Consume(Super):
         connection, count = self.connection, self.count
         for number, partition in enumerate(self.partitions):
             connection.start_subscription(partition, number)
-        total = 0
-        for _, records in connection.chunks():
-            total += records
-            if total >= count:
-                break
-        return total
+        return connection.read_messages(count)
 
     async def finish(self) -> None:
         for number in range(len(self.partitions)):

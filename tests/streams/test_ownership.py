@@ -52,6 +52,17 @@ SEND_LATER: dict[str, Call] = {
 }
 LIMITED: dict[str, Call] = {'batch': lambda p: p.batch(b'x', max_len=10)}
 
+READ: dict[str, Call] = {
+    '__anext__': lambda s: s.__anext__(),
+    '__aexit__': lambda s: s.__aexit__(None, None, None),
+    'aclose': lambda s: s.aclose(),
+    'commit': lambda s: s.commit(),
+    'messages': lambda s: s.messages().__anext__(),
+    'batches': lambda s: s.batches(1).__anext__(),
+    'fetch': lambda s: s.fetch(1),
+    'open': lambda s: s.open(),
+    'stop': lambda s: s.stop(),
+}
 # A call of each public method.
 CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.StreamsClient: {
@@ -84,28 +95,8 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.SuperStreamPublisher: CLOSE | SEND,
     rbs.SuperStreamBatchPublisher: CLOSE | SEND_LATER,
     rbs.SuperStreamBatchLimitPublisher: CLOSE | SEND_LATER | LIMITED,
-    rbs.Subscription: {
-        '__anext__': lambda s: s.__anext__(),
-        '__aexit__': lambda s: s.__aexit__(None, None, None),
-        'aclose': lambda s: s.aclose(),
-        'commit': lambda s: s.commit(),
-        'messages': lambda s: s.messages().__anext__(),
-        'batches': lambda s: s.batches(1).__anext__(),
-        'fetch': lambda s: s.fetch(1),
-        'open': lambda s: s.open(),
-        'stop': lambda s: s.stop(),
-    },
-    rbs.SuperStreamSubscription: {
-        '__anext__': lambda s: s.__anext__(),
-        '__aexit__': lambda s: s.__aexit__(None, None, None),
-        'aclose': lambda s: s.aclose(),
-        'commit': lambda s: s.commit(),
-        'messages': lambda s: s.messages().__anext__(),
-        'batches': lambda s: s.batches(1).__anext__(),
-        'fetch': lambda s: s.fetch(1),
-        'open': lambda s: s.open(),
-        'stop': lambda s: s.stop(),
-    },
+    rbs.Subscription: READ,
+    rbs.SuperStreamSubscription: READ,
     MessageIterator: {'__anext__': lambda i: i.__anext__()},
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
 }

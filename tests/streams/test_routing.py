@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import rbfly.streams as rbs
+from perf.spread import hashed
 from rbfly.streams._routing import hash32
 
 THREE = ('p-0', 'p-1', 'p-2')
@@ -16,28 +17,6 @@ VECTORS = {
     'hello6': 'p-2', 'hello7': 'p-0', 'hello8': 'p-1', 'hello9': 'p-0', 'hello10': 'p-2',
     'hello88': 'p-1',
 }  # fmt: skip
-MASK = 0xFFFFFFFF
-
-
-def murmur3(data: bytes, seed: int = 104729) -> int:
-    """MurmurHash3 for x86, 32 bits, in plain Python."""
-
-    def mix(value: int) -> int:
-        value = value * 0xCC9E2D51 & MASK
-        value = (value << 15 | value >> 17) & MASK
-        return value * 0x1B873593 & MASK
-
-    found = seed
-    whole = len(data) & ~3
-    for i in range(0, whole, 4):
-        found ^= mix(int.from_bytes(data[i : i + 4], 'little'))
-        found = (found << 13 | found >> 19) & MASK
-        found = (found * 5 + 0xE6546B64) & MASK
-    found ^= mix(int.from_bytes(data[whole:], 'little'))
-    found ^= len(data)
-    found = (found ^ found >> 16) * 0x85EBCA6B & MASK
-    found = (found ^ found >> 13) * 0xC2B2AE35 & MASK
-    return found ^ found >> 16
 
 
 def name(message: str, partitions: Sequence[str] = THREE) -> str:
@@ -72,14 +51,14 @@ KEYS = [
 
 @pytest.mark.parametrize('key', KEYS)
 def test_hash_equals_an_independent_implementation(key: str) -> None:
-    assert hash32(key) == murmur3(key.encode())
+    assert hash32(key) == hashed(key.encode())
 
 
 def test_random_keys() -> None:
     chosen = random.Random(7)
     for size in range(200):
         key = ''.join(chosen.choices(string.ascii_letters + 'äßé日🐇', k=size))
-        expected = murmur3(key.encode())
+        expected = hashed(key.encode())
         assert hash32(key) == expected
         for count in (1, 2, 3, 8, 1000):
             names = [f'p-{i}' for i in range(count)]

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.streams.types import AMQPBody, MessageCtx
-from tests.supers import create_super, delete_super, stored
+from tests.supers import stored
 
 KEYS = ('a', 'b', 'c')
 
@@ -22,9 +22,9 @@ KEYS = ('a', 'b', 'c')
 async def super_stream(client: rbs.StreamsClient) -> AsyncIterator[str]:
     """A new super stream of three partitions, with the binding keys `a`, `b` and `c`."""
     name = f'test-{uuid4()}'
-    await create_super(client, name, KEYS)
+    await client.create_super_stream(name, binding_keys=KEYS)
     yield name
-    await delete_super(client, name)
+    await client.delete_super_stream(name)
 
 
 def key(message: Any) -> str:
@@ -417,7 +417,7 @@ async def test_send_times_out(client: rbs.StreamsClient, super_stream: str) -> N
 async def test_an_idle_partition_needs_less_than_8_kilobytes(memory_uri: str) -> None:
     count, name = 200, f'test-{uuid4()}'
     async with rbs.streams_client(memory_uri) as client:
-        await create_super(client, name, [str(i) for i in range(count)])
+        await client.create_super_stream(name, partitions=count)
         async with client.publisher(name, route=by_hash):
             pass
         gc.collect()
@@ -429,7 +429,7 @@ async def test_an_idle_partition_needs_less_than_8_kilobytes(memory_uri: str) ->
                 assert len(publisher.partitions) == count
         finally:
             tracemalloc.stop()
-        await delete_super(client, name)
+        await client.delete_super_stream(name)
 
 
 async def test_windows_of_all_partitions_stay_below_the_limit_of_a_connection(

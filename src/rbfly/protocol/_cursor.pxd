@@ -116,7 +116,7 @@ cdef class MessageCursor:
     cdef inline bint _may_advance(self) noexcept:
         return self.chunks_since_yield < self.yield_after or self.counted_in != self.turn.number
 
-    # True if the chunk that is being read, or what was read of it, has something left to return.
+    # True if the cursor has messages, or an error, of its current chunk to return.
     cdef inline bint _is_within(self) noexcept:
         return (
             (self.chunk is not None and self.chunk.left != 0)

@@ -442,7 +442,7 @@ cdef class RoutedMessages:
         return True
 
     def write(self):
-        """Write what was put into the windows."""
+        """Write the messages that are queued in the windows."""
         cdef Share share
         for share in self.shares:
             if share is not None:

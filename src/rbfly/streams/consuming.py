@@ -36,6 +36,7 @@ from .reading import Source, Waiter
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnGap
 from .until import Until
+from .waiting import WaitingTasks
 from .watchdog import DeliveryWatchdog
 
 
@@ -88,7 +89,7 @@ class SubscriptionSession(Owner):
         self._gaps = GapCheck(stream, on_gap, filter is not None, cluster.observers)
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
-        self._opening: set[asyncio.Future[None]] = set()  # each of a task that waits in `open`
+        self._opening = WaitingTasks()  # in `open`
         self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
         self._position: int | None = None  # of the cursor at the last declaration
         self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
@@ -177,7 +178,7 @@ class SubscriptionSession(Owner):
         if not self._properties and connection.knows_optional:
             is_time = self._start.offset.type == OffsetType.TIMESTAMP
             self._watchdog.start(is_time=is_time)
-        self._wake_opening()
+        self._opening.wake()
         if self._until is not None:
             self._waiter.wake()  # `on_wait` asks whether anything is left
 
@@ -192,7 +193,7 @@ class SubscriptionSession(Owner):
     def on_failed(self, error: Exception) -> None:
         self._error = error
         self._waiter.wake()
-        self._wake_opening()
+        self._opening.wake()
 
     def on_disconnect(self) -> None:
         if self._tracker is not None:
@@ -320,23 +321,13 @@ class SubscriptionSession(Owner):
             self.on_wait(finished=False)
             if self._waiter.ended:
                 break
-            opened = asyncio.get_running_loop().create_future()
-            self._opening.add(opened)
-            try:
-                await opened
-            finally:
-                self._opening.discard(opened)
+            # until the registration is open, has failed, or is not needed
+            await self._opening.wait()
         self._check_open()
 
     def _check_open(self) -> None:
         if self.closed or self._waiter.ended:
             raise SubscriptionClosed(f'the {self!r} has ended')
-
-    def _wake_opening(self) -> None:
-        """Wake the tasks in `open`: the registration is open, has failed, or is not needed."""
-        for opened in self._opening:
-            if not opened.done():
-                opened.set_result(None)
 
     def on_wait(self, *, finished: bool = True) -> None:
         """A task is about to wait: raise the pending error, or open the registration.
@@ -380,7 +371,7 @@ class SubscriptionSession(Owner):
         if not self.registration.is_open:  # else a declaration in progress delivers messages
             self.registration.reset()
         self._waiter.end()
-        self._wake_opening()
+        self._opening.wake()
 
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
@@ -427,7 +418,7 @@ class SubscriptionSession(Owner):
         registration.begin_close()
         self._waiter.remove(self)
         self._waiter.wake()
-        self._wake_opening()
+        self._opening.wake()
         self.cursor.drop()
         try:
             if self._tracker is not None:

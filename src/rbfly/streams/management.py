@@ -60,8 +60,7 @@ class ManagementMethods:
         :raises ValueError: an argument is out of range, or passed both by its parameter and in
             `arguments`.
         """
-        check_stream(stream)
-        check_folder(stream, [info.virtual_host for info in self._cluster.settings.infos])
+        self._check_names(stream)
         settings = stream_arguments(
             max_length_bytes,
             max_age,
@@ -81,6 +80,13 @@ class ManagementMethods:
                     if await self.stream_exists(stream):
                         ex.args = (exists_differently(stream, settings),)
             raise
+
+    def _check_names(self, *streams: str) -> None:
+        """Check the names of streams to create."""
+        vhosts = [info.virtual_host for info in self._cluster.settings.infos]
+        for stream in streams:
+            check_stream(stream)
+            check_folder(stream, vhosts)
 
     async def delete_stream(self, stream: str) -> None:
         """Delete a stream; do nothing if it does not exist.
@@ -133,9 +139,7 @@ class ManagementMethods:
         check_stream(stream)
         keys = check_binding_keys(partitions, binding_keys)
         names = tuple(f'{stream}-{key}' for key in keys)
-        for name in names:
-            check_stream(name)
-            check_folder(name, [info.virtual_host for info in self._cluster.settings.infos])
+        self._check_names(*names)
         settings = stream_arguments(
             max_length_bytes,
             max_age,

@@ -24,6 +24,7 @@ from ._iteration import Turns
 from .consuming import SubscriptionSession
 from .partitions import query_partitions
 from .reading import MessageWaiter, Source
+from .waiting import WaitingTasks
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class MergedSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listing: asyncio.Task[tuple[str, ...]] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Future[None]] = set()  # each of a task that waits in `open`
+        self._opening = WaitingTasks()  # in `open`
         self._closing = False
         self._closed = asyncio.Event()
         waiter.add(self)
@@ -166,7 +167,7 @@ class MergedSession:
             assert self._loop is not None
             self._timer = self._loop.call_later(self._interval, self._on_timer)
         self.waiter.wake()
-        self._wake_opening()
+        self._opening.wake()
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -310,23 +311,13 @@ class MergedSession:
                         pending = True
             if pending:
                 self._check_open()
-                opened = asyncio.get_running_loop().create_future()
-                self._opening.add(opened)
                 self._list()
-                try:
-                    await opened
-                finally:
-                    self._opening.discard(opened)
+                await self._opening.wait()
         self._check_open()
 
     def _check_open(self) -> None:
         if self._closing or self.waiter.ended:
             raise SubscriptionClosed(f'the {self!r} has ended')
-
-    def _wake_opening(self) -> None:
-        for opened in self._opening:
-            if not opened.done():
-                opened.set_result(None)
 
     # -- offsets
 
@@ -358,7 +349,7 @@ class MergedSession:
         for session in self.sessions.values():
             session.stop()
         self.waiter.end()
-        self._wake_opening()
+        self._opening.wake()
 
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
@@ -385,7 +376,7 @@ class MergedSession:
         self._closing = True
         self.waiter.remove(self)
         self.waiter.wake()
-        self._wake_opening()
+        self._opening.wake()
         try:
             if wait:
                 await self._all([call() for call in calls])

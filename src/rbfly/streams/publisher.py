@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable
 
-from ..checks import check_type
 from ..error import (
     ArgumentError,
     ConfirmTimeout,
@@ -294,10 +293,6 @@ class Publisher(BasePublisher):
         :raises StreamConnectionError: the publisher could not reconnect within the client's
             `reconnect_timeout`.
         """
-        if progress is None:
-            progress = SendProgress()
-        else:
-            check_type('progress', progress, SendProgress)
         return await ManyMessages(self._require_session()).send(messages, timeout, progress)
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 
 from .._turn import Turn
-from ..checks import check_timeout
+from ..checks import check_timeout, check_type
 from ..error import (
     ArgumentTypeError,
     ConfirmTimeout,
@@ -27,6 +35,7 @@ CHECK = 10_000  # the same, while publishing ids are checked
 
 Message = AMQPBody | MessageCtx
 Messages = Iterable[Message] | AsyncIterable[Message]
+CheckIds = Callable[[Sequence[Message], int, int, int | None], int | None]
 
 
 class ManyMessages:
@@ -42,8 +51,14 @@ class ManyMessages:
         self._waiter = ConfirmGroup(session.core.loop)
         self._turn = Turn(TURN)
 
-    async def send(self, messages: Messages, timeout: float | None, progress: SendProgress) -> int:
+    async def send(
+        self, messages: Messages, timeout: float | None, progress: SendProgress | None
+    ) -> int:
         """Send messages and wait until all are confirmed; return their number."""
+        if progress is None:
+            progress = SendProgress()
+        else:
+            check_type('progress', progress, SendProgress)
         error: Exception | None
         try:
             error = await self._run(messages, timeout)
@@ -291,11 +306,14 @@ class ManyMessages:
         if self._session.undeclared:
             await self._session.wait_declared()
             self._session.check()
+        await self._check_in_turns(messages, self._core.window.check_ids)
+
+    async def _check_in_turns(self, messages: Sequence[Message], check: CheckIds) -> None:
         last: int | None = None
         for start in range(0, len(messages), CHECK):
             if start and self._turn.is_over:
                 await self._yield()
-            last = self._core.window.check_ids(messages, start, start + CHECK, last)
+            last = check(messages, start, start + CHECK, last)
 
     async def _yield(self) -> None:
         """Let other tasks run, then begin a new turn."""

@@ -8,8 +8,7 @@ from ..error import copy_error
 from ._routing import Partition, RoutedMessages, Router
 from .confirmation import of_message, publish_error, set_attribute
 from .publishing import PublisherSession
-from .send_many import CHECK, ManyMessages, Message
-from .waiting import let_others_run
+from .send_many import ManyMessages, Message
 
 
 class RoutedMany(ManyMessages):
@@ -114,8 +113,7 @@ class RoutedMany(ManyMessages):
                 if source and routed.taken == len(source):
                     break
                 if more and self._turn.is_over:
-                    await let_others_run()
-                    self._turn.begin()
+                    await self._yield()
         finally:
             routed.write()  # the message that `_place` put last: `fill` may not run again
         return None
@@ -191,16 +189,11 @@ class RoutedMany(ManyMessages):
                     if not item.core.scheduled:
                         item.core.schedule()
                 if self._turn.is_over:  # the iterator may never have suspended
-                    await let_others_run()
-                    self._turn.begin()
+                    await self._yield()
             return None
         finally:
             for item in watched:
                 del item.publisher._require_session().receiving[routed.used[item]]
 
     async def _check_ids(self, messages: Sequence[Message]) -> None:
-        last: int | None = None
-        for start in range(0, len(messages), CHECK):
-            if start and self._turn.is_over:
-                await self._yield()
-            last = self._router.check_ids(messages, start, start + CHECK, last)
+        await self._check_in_turns(messages, self._router.check_ids)

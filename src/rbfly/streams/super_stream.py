@@ -10,12 +10,14 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Iterator,
     MutableSet,
     Sequence,
 )
+from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
-from ..checks import check_integer, check_type
+from ..checks import check_integer
 from ..error import ConfirmTimeout, RbFlyError, SendProgress, WindowTimeout, copy_error
 from ..net.cluster import Cluster
 from ..protocol._publish import PublishWindow
@@ -230,8 +232,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
             # Still in flight, or an error that the window knows more about.
             await first.publisher.send(message, left(until))
             return
-        router.claim(message)
-        try:
+        with self._claimed(targets, message):
             if others:
                 joined = JoinedConfirmation(
                     await self._submit(targets, message, until), self._failures
@@ -243,9 +244,16 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
                     )
             else:
                 await first.publisher.send(message, left(until))
+
+    @contextmanager
+    def _claimed(self, targets: Targets, message: Message) -> Iterator[None]:
+        """Note the publishing id of a message as used, at the end only if a window has taken it."""
+        self._router.claim(message)
+        try:
+            yield
         finally:
             if not any(is_used(item.core.window, message) for item in targets):
-                router.unclaim(message)
+                self._router.unclaim(message)
 
     async def _fail(self, error: Exception) -> NoReturn:
         try:
@@ -283,15 +291,9 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         And the errors of :meth:`Publisher.submit`; their attribute `stream` is the partition.
         """
         until = None if timeout is None else deadline(timeout)
-        router = self._router
-        targets = await self._targets(router.find(message), until, timeout)
-        router.claim(message)
-        try:
+        targets = await self._targets(self._router.find(message), until, timeout)
+        with self._claimed(targets, message):
             found = await self._submit(targets, message, until)
-        except BaseException:
-            if not any(is_used(item.core.window, message) for item in targets):
-                router.unclaim(message)
-            raise
         return found[0] if len(found) == 1 else JoinedConfirmation(found, self._failures)
 
     async def send_many(
@@ -316,10 +318,6 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
 
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
-        if progress is None:
-            progress = SendProgress()
-        else:
-            check_type('progress', progress, SendProgress)
         session = self._publishers[0]._require_session()
         many = RoutedMany(session, self._router, self._targets, self._check_open)
         return await many.send(messages, timeout, progress)

@@ -48,6 +48,31 @@ async def in_time(future: asyncio.Future[None] | ConfirmFuture, until: float | N
     return not expired
 
 
+class WaitingTasks:
+    """Tasks that wait until they are woken together."""
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self) -> None:
+        """Wait for the next call of `wake`."""
+        future = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            await future
+        finally:
+            self._futures.discard(future)
+
+    def wake(self) -> None:
+        """Wake all tasks that wait."""
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+
+
 def expire(future: asyncio.Future[None] | ConfirmFuture, expired: list[bool]) -> None:
     if not future.done():
         expired.append(True)
