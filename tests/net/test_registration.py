@@ -445,8 +445,7 @@ class Walk(RuleBasedStateMachine):
         """End the event loop as `asyncio.run` does, and continue in another one."""
         if not now:
             return
-        for task in sorted(asyncio.all_tasks(self.loop), key=number):
-            task.cancel()
+        cancel_all(self.loop)
         self.run()
         assert not asyncio.all_tasks(self.loop)
         self.loop.close()
@@ -750,6 +749,16 @@ class TransitionCheck(Observer):
                 assert walk.lives.get(registration, Life.ACTIVE) is before
                 assert after in LIFE[walk.lives.get(registration, Life.ACTIVE)]
                 walk.lives[registration] = after
+
+
+def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks of a loop, oldest first.
+
+    No variable of the caller refers to a task: the traceback of its error may keep the caller's
+    frame, so that the task, with the subscription that it used, would live on in a cycle.
+    """
+    for task in sorted(asyncio.all_tasks(loop), key=number):
+        task.cancel()
 
 
 def number(task: asyncio.Task[Any]) -> int:
