@@ -15,6 +15,7 @@ import rbfly.streams as rbs
 from rbfly.streams._iteration import MessageIterator
 from rbfly.streams.confirmation import Confirmation
 from rbfly.streams.error import EventLoopError
+from rbfly.streams.events import Events
 from rbfly.streams.publisher import BasePublisher
 from rbfly.testing import StreamBroker
 
@@ -71,6 +72,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         'get_protocol': lambda c: c.get_protocol(),
         'ping': lambda c: c.ping(),
         'disconnect': lambda c: c.disconnect(),
+        'events': lambda c: c.events(),
         'create_stream': lambda c: c.create_stream('other'),
         'delete_stream': lambda c: c.delete_stream(STREAM),
         'create_super_stream': lambda c: c.create_super_stream('others', partitions=1),
@@ -99,6 +101,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.SuperStreamSubscription: READ,
     MessageIterator: {'__anext__': lambda i: i.__anext__()},
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
+    Events: {'__anext__': lambda e: e.__anext__(), 'aclose': lambda e: e.aclose()},
 }
 
 # More ways to call them.
@@ -131,6 +134,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
         'position': READ_ONLY,
     },
     MessageIterator: {'__aiter__': RETURNS_SELF},
+    Events: {'__aiter__': RETURNS_SELF},
     Confirmation: {name: FUTURE for name in dir(asyncio.Future) if name[0] != '_'}
     | dict.fromkeys(('failure', 'seen'), READ_ONLY),
 }
@@ -236,6 +240,8 @@ async def owned_by(client: rbs.StreamsClient, cls: type[Any]) -> AsyncIterator[A
     """Create an object and use it: publishers have sent, subscriptions have messages left."""
     if cls is rbs.StreamsClient:
         yield client
+    elif cls is Events:
+        yield client.events()
     elif cls is Confirmation:
         async with client.publisher(STREAM) as publisher:
             yield await publisher.submit(b'x')

@@ -59,6 +59,13 @@ class Observer:
         :param error: why it backs off, was lost, or failed to open; else None.
         """
 
+    def on_back_off(self, registration: object, error: Exception, retry_at: float) -> None:
+        """A registration waits for another try.
+
+        :param error: why it was lost, or why the last try failed.
+        :param retry_at: time of the event loop at which the next try begins.
+        """
+
     def on_call_waiting(self, error: Exception, retry_at: float) -> None:
         """A call that concerns no registration waits for another try.
 

@@ -108,6 +108,7 @@ class Registration:
     :ivar closed: event that is set when closing has ended.
     :ivar generation: generation of the cluster at the last `ensure_open`.
     :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
+    :ivar moved: the broker has ended the last declaration: the stream is not available there.
     """
 
     def __init__(self, cluster: Cluster, owner: Owner) -> None:
@@ -121,6 +122,7 @@ class Registration:
         self.closed = asyncio.Event()
         self.retry_at = 0.0
         self.generation = 0
+        self.moved = False
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
         self._outage: Backoff | None = None  # of the first open, or of an outage
@@ -128,7 +130,6 @@ class Registration:
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
-        self._moved = False
         self._outcome: asyncio.Future[int] | None = None  # of `open`
 
     def __repr__(self) -> str:
@@ -306,7 +307,7 @@ class Registration:
         except BaseException:
             connection.ids(owner.role).add(found)
             raise
-        self.connection, self.id, self._moved = connection, found, False
+        self.connection, self.id, self.moved = connection, found, False
         connection.registrations[self] = None
         try:
             await connection.request(request)
@@ -325,6 +326,8 @@ class Registration:
         state = State.OPENING if error is None else State.BACKING_OFF
         if self.state is not state:
             self._enter(state, error)
+        if error is not None:
+            self.cluster.observers.notify(Observer.on_back_off, self, error, retry_at)
 
     def _on_declared(self) -> None:
         connection = self.connection
@@ -337,7 +340,7 @@ class Registration:
             self._owner.on_open(connection, self.id)
         except Exception as ex:  # e.g. no memory for the messages to resend
             self.fail(ex)
-        if self._moved:
+        if self.moved:
             self.lose(self._has_moved())
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -366,7 +369,7 @@ class Registration:
     def on_metadata_update(self, stream: str) -> None:
         """The broker has removed its publishers and subscriptions of a stream."""
         if self.connection is not None and stream == self._owner.stream:
-            self._moved = True
+            self.moved = True
             self.lose(self._has_moved())
 
     def _has_moved(self) -> StreamConnectionError:

@@ -8,11 +8,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
-from ..error import (
-    ArgumentError,
-    ArgumentTypeError,
-    StreamConnectionError,
-)
+from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.outages import OutageLog
@@ -31,6 +27,7 @@ from .arguments import (
     check_until,
 )
 from .consuming import SubscriptionSession
+from .events import Events
 from .management import ManagementMethods
 from .merged import MergedSession, Offsets
 from .offsets import OffsetMethods
@@ -199,6 +196,17 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         """
         check_timeout('timeout', timeout)
         await self._cluster.ping(timeout or 0)
+
+    def events(self, limit: int = 1000) -> Events:
+        """Iterate over what happens to the client from now on, until it disconnects.
+
+        :param limit: number of events to keep for the program; then the oldest ones are dropped.
+        :raises ValueError: the limit is below 1.
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        check_integer('limit', limit, 1, 2**31 - 1)
+        self._cluster.check_loop()
+        return Events(self._cluster, limit)
 
     async def get_protocol(self, *, wait_connected: bool = True) -> Connection:
         """Return an open connection; connect if there is none.

@@ -1,0 +1,277 @@
+"""What happens to a client, as an asynchronous iterator of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..error import StreamDoesNotExist, copy_error
+from ..net.cluster import Cluster
+from ..net.observer import Life, Observer, Role, State
+from ..net.uri import Address
+from .waiting import WaitingTasks
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True)
+class Dropped(Event):
+    """The program was too slow: the oldest events were dropped.
+
+    :ivar count: number of dropped events.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Connected(Event):
+    """The client opened a connection.
+
+    :ivar node: host and port of the broker.
+    :ivar role: `'publish'`, `'consume'` or `'manage'` (create and delete streams).
+    """
+
+    node: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Lost(Connected):
+    """A connection ended, and the client did not close it.
+
+    :ivar error: the reason.
+    """
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class LinkEvent(Event):
+    """Base of the events of a publisher or a subscription.
+
+    :ivar kind: `'publisher'` or `'subscription'`.
+    :ivar stream: name of the stream; of the partition, if it belongs to a super stream.
+    :ivar name: name of the publisher; '' for none.
+    """
+
+    kind: str
+    stream: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Moved(LinkEvent):
+    """The broker ended it: the stream has another leader, lost this replica, or was deleted."""
+
+
+@dataclass(frozen=True)
+class Recovering(LinkEvent):
+    """The client cannot open it for now, and tries again.
+
+    :ivar attempt: number of the next attempt since it was open, from 1 on.
+    :ivar delay: seconds until that attempt.
+    :ivar error: why it was lost, or why the last attempt failed.
+    """
+
+    attempt: int
+    delay: float
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Recovered(LinkEvent):
+    """It is open, after `Recovering` or `Moved`.
+
+    :ivar node: host and port of the broker.
+    """
+
+    node: str
+
+
+@dataclass(frozen=True)
+class GaveUp(LinkEvent):
+    """The client tries no more: calls of the publisher or subscription raise the error.
+
+    :ivar error: the reason, e.g. that `reconnect_timeout` is over.
+    """
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class StreamDeleted(LinkEvent):
+    """The stream of an open publisher or subscription was deleted."""
+
+
+@dataclass(frozen=True)
+class Gap(Event):
+    """Retention removed messages before a subscription could read them.
+
+    :ivar stream: name of the stream.
+    :ivar first_missing: offset of the first of them.
+    :ivar next: offset of the first message that is left.
+    """
+
+    stream: str
+    first_missing: int
+    next: int
+
+
+@dataclass(frozen=True)
+class PartitionAdded(Event):
+    """A subscription reads another partition, which was added to its super stream.
+
+    :ivar super_stream: name of the super stream.
+    :ivar partition: name of the partition.
+    """
+
+    super_stream: str
+    partition: str
+
+
+@dataclass(frozen=True)
+class PartitionGone(PartitionAdded):
+    """A partition no longer belongs to a super stream; a subscription reads the others."""
+
+
+class EventQueue(Observer):
+    """Collects the events of a client until the program asks for them.
+
+    :param limit: number of events to keep.
+    :ivar ended: the client has disconnected; nothing is added.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._events = deque[Event](maxlen=limit)
+        self._dropped = 0
+        self._attempts: dict[object, int] = {}  # by registration that is not open
+        self._waiting = WaitingTasks()
+        self.ended = False
+
+    def take(self) -> Event | None:
+        """Return the oldest event; None if there is none."""
+        if self._dropped:
+            count, self._dropped = self._dropped, 0
+            return Dropped(count)
+        return self._events.popleft() if self._events else None
+
+    async def wait(self) -> None:
+        """Wait for an event, or for the end."""
+        await self._waiting.wait()
+
+    def end(self) -> None:
+        """Add nothing any more."""
+        self.ended = True
+        self._attempts.clear()
+        self._waiting.wake()
+
+    def _add(self, event: Event) -> None:
+        if self.ended:
+            return
+        self._dropped += len(self._events) == self._events.maxlen
+        self._events.append(event)
+        self._waiting.wake()
+
+    # -- the observer
+
+    def on_transition(
+        self,
+        registration: Any,
+        before: State | Life,
+        after: State | Life,
+        error: Exception | None,
+    ) -> None:
+        if after is State.LOST:
+            self._attempts[registration] = 0
+            if registration.moved:
+                self._add(Moved(*link(registration)))
+        elif after is State.OPEN:
+            if self._attempts.pop(registration, None) is not None:
+                self._add(Recovered(*link(registration), node(registration.connection.address)))
+        elif after is State.IDLE:
+            self._attempts.pop(registration, None)
+            # else its owner closed it, or the client disconnects
+            if error is not None and registration.generation == registration.cluster.generation:
+                if isinstance(error, StreamDoesNotExist) and registration.declared:
+                    self._add(StreamDeleted(*link(registration)))
+                else:
+                    self._add(GaveUp(*link(registration), copy_error(error)))
+
+    def on_back_off(self, registration: Any, error: Exception, retry_at: float) -> None:
+        attempt = self._attempts[registration] = self._attempts.get(registration, 0) + 1
+        delay = max(0.0, retry_at - asyncio.get_running_loop().time())
+        self._add(Recovering(*link(registration), attempt, delay, copy_error(error)))
+
+    def on_disconnect(self) -> None:
+        self.end()
+
+    def on_gap(self, stream: str, wanted: int, first: int) -> None:
+        self._add(Gap(stream, wanted, first))
+
+    def on_partition_added(self, super_stream: str, partition: str) -> None:
+        self._add(PartitionAdded(super_stream, partition))
+
+    def on_partition_gone(self, super_stream: str, partition: str) -> None:
+        self._add(PartitionGone(super_stream, partition))
+
+    def on_connection_opened(self, address: Address, role: Role) -> None:
+        self._add(Connected(node(address), role.value))
+
+    def on_connection_lost(self, address: Address, role: Role, error: Exception) -> None:
+        self._add(Lost(node(address), role.value, copy_error(error)))
+
+
+class Events(AsyncIterator[Event]):
+    """Iterates over the events of a client; created by :meth:`.StreamsClient.events`.
+
+    It collects events from the call on.  The iteration ends when the client disconnects, after the
+    events until then.  If the program does not read them, it keeps the latest ones, and the next
+    event is :class:`Dropped`.  Several tasks may iterate: each event goes to one of them.
+    """
+
+    def __init__(self, cluster: Cluster, limit: int) -> None:
+        self._cluster = cluster
+        self._queue = EventQueue(limit)
+        cluster.observers.add(self._queue)
+
+    async def __anext__(self) -> Event:
+        self._cluster.check_loop()
+        while (event := self._queue.take()) is None:
+            if self._queue.ended:
+                self._leave()
+                raise StopAsyncIteration
+            await self._queue.wait()
+        return event
+
+    async def aclose(self) -> None:
+        """Collect no more events, and end the iteration.
+
+        :raises EventLoopError: the client belongs to another event loop, thread or process.
+        """
+        self._cluster.check_loop()
+        self._leave()
+        self._queue.end()
+
+    def _leave(self) -> None:
+        self._cluster.observers.remove(self._queue)
+
+    def __del__(self) -> None:
+        self._leave()
+
+
+def link(registration: Any) -> tuple[str, str, str]:
+    """Return kind, stream and name of a publisher or subscription."""
+    owner = registration.owner
+    kind = 'publisher' if owner.role is Role.PUBLISH else 'subscription'
+    return kind, owner.stream, getattr(owner, 'name', None) or ''
+
+
+def node(address: Address) -> str:
+    return str(address).partition('://')[2]

@@ -1,0 +1,231 @@
+"""`StreamsClient.events`: what a program learns about its client."""
+
+import asyncio
+import gc
+from typing import Any, TypeVar
+
+import pytest
+
+import rbfly.streams as rbs
+from rbfly.streams import events
+from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
+from rbfly.testing import StreamBroker
+
+HANG = 20.0  # seconds; only a safeguard
+E = TypeVar('E', bound=events.Event)
+
+
+async def find(found: events.Events, kind: type[E]) -> E:
+    """Return the next event of a kind."""
+    async with asyncio.timeout(HANG):
+        async for event in found:
+            if type(event) is kind:
+                return event
+    raise AssertionError(f'no {kind.__name__}')
+
+
+def queue_of(client: rbs.StreamsClient) -> list[object]:
+    observers = client._cluster.observers._observers
+    return [item for item in observers if isinstance(item, events.EventQueue)]
+
+
+def cut(owner: Any) -> None:
+    """Cut the connection of a publisher or subscription."""
+    owner._session.registration.connection._transport.abort()
+
+
+# -- programs, on every broker
+
+
+async def test_events_until_the_client_disconnects(client: rbs.StreamsClient, stream: str) -> None:
+    await client.disconnect()
+    found = client.events()
+    async with client.publisher(stream) as publisher:
+        await publisher.send('a')
+    await client.disconnect()
+    kinds = [event async for event in found]
+    assert {type(event) for event in kinds} == {events.Connected}
+    roles = {event.role for event in kinds if isinstance(event, events.Connected)}
+    assert 'publish' in roles
+    port = client._cluster.settings.infos[0].address.port
+    assert all(event.node.endswith(f':{port}') for event in kinds if hasattr(event, 'node'))
+    assert not queue_of(client)
+
+
+@pytest.mark.parametrize('name', [None, 'shop'])
+async def test_recovery_of_a_publisher(
+    client: rbs.StreamsClient, stream: str, name: str | None
+) -> None:
+    async with client.publisher(stream, name=name) as publisher:
+        await publisher.send('a')
+        found = client.events()
+        cut(publisher)
+        await publisher.send('b')
+        lost = await find(found, events.Lost)
+        assert lost.role == 'publish'
+        assert isinstance(lost.error, StreamConnectionError)
+        trying = await find(found, events.Recovering)
+        assert (trying.kind, trying.stream, trying.name) == ('publisher', stream, name or '')
+        assert trying.attempt == 1
+        assert trying.delay >= 0
+        assert isinstance(trying.error, StreamConnectionError)
+        back = await find(found, events.Recovered)
+        assert (back.kind, back.stream, back.name) == ('publisher', stream, name or '')
+        assert back.node == lost.node
+
+
+async def test_recovery_of_a_subscription(client: rbs.StreamsClient, stream: str) -> None:
+    async with (
+        client.publisher(stream) as publisher,
+        client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG) as messages,
+    ):
+        await publisher.send('a')
+        assert await anext(messages) == 'a'
+        found = client.events()
+        cut(messages)
+        await publisher.send('b')
+        assert await anext(messages) == 'b'
+        assert (await find(found, events.Recovering)).kind == 'subscription'
+        assert (await find(found, events.Recovered)).stream == stream
+
+
+async def test_deleted_stream(client: rbs.StreamsClient, stream: str) -> None:
+    async with client.subscribe(stream, timeout=HANG) as messages:
+        await messages.open()
+        found = client.events()
+        await client.delete_stream(stream)
+        with pytest.raises(StreamDoesNotExist):
+            await anext(messages)
+        deleted = await find(found, events.StreamDeleted)
+        assert (deleted.kind, deleted.stream) == ('subscription', stream)
+
+
+# -- in memory
+
+
+async def test_moved_leader() -> None:
+    async with StreamBroker(nodes=2) as broker, rbs.streams_client(broker.uris) as client:
+        broker.create_stream('orders')
+        async with client.publisher('orders') as publisher:
+            await publisher.send('a')
+            found = client.events()
+            before = broker.leader('orders')
+            broker.move_leader('orders', 1 - before)
+            broker.metadata_update('orders')
+            await publisher.send('b')
+            assert (await find(found, events.Moved)).stream == 'orders'
+            back = await find(found, events.Recovered)
+            assert back.node in broker.uris[1 - before]
+
+
+async def test_attempts_are_counted_until_the_publisher_gives_up() -> None:
+    async with StreamBroker() as broker:
+        client = rbs.streams_client(broker.uri, reconnect_timeout=1.0)
+        broker.create_stream('orders')
+        publisher = await client.publisher('orders')
+        found = client.events()
+        broker.stop_node(0)
+        attempts = [(await find(found, events.Recovering)).attempt for _ in range(3)]
+        assert attempts == [1, 2, 3]
+        gone = await find(found, events.GaveUp)
+        assert (gone.kind, gone.stream) == ('publisher', 'orders')
+        assert isinstance(gone.error, StreamConnectionError)
+        broker.start_node(0)
+        await publisher.close()
+        await client.disconnect()
+
+
+async def test_partitions() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        found = client.events()
+        async with client.subscribe(
+            'orders', super_stream=True, refresh_interval=0.01, timeout=HANG
+        ) as messages:
+            await messages.open()
+            broker.create_stream('orders-2')
+            broker.bind('orders', 'orders-2', '2')
+            broker.publish('orders-2', 'a')
+            assert await anext(messages) == 'a'
+            broker.delete_stream('orders-2')
+            reading = asyncio.create_task(anext(messages))
+            added = await find(found, events.PartitionAdded)
+            assert (added.super_stream, added.partition) == ('orders', 'orders-2')
+            gone = await find(found, events.PartitionGone)
+            assert (gone.super_stream, gone.partition) == ('orders', 'orders-2')
+            reading.cancel()
+
+
+async def test_gap(client: rbs.StreamsClient, stream_name: str) -> None:
+    size = 10_000
+    await client.create_stream(stream_name, max_length_bytes=60_000, segment_size=20_000)
+    first = 0
+    async with client.publisher(stream_name) as publisher:
+        while first < 3:
+            await publisher.send(b'x' * size)
+            first = (await client.stream_stats(stream_name)).first_chunk_id or 0
+    found = client.events()
+    async with client.subscribe(stream_name, offset=rbs.Offset.offset(1), timeout=HANG) as messages:
+        await anext(messages)
+    gap = await find(found, events.Gap)
+    assert (gap.stream, gap.first_missing) == (stream_name, 1)
+    assert gap.next >= first
+
+
+async def test_slow_program_learns_how_many_events_were_dropped() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        found = client.events(limit=2)
+        queue: Any
+        [queue] = queue_of(client)
+        for number in range(5):
+            queue.on_gap('orders', number, 10)
+        assert await anext(found) == events.Dropped(3)
+        assert await anext(found) == events.Gap('orders', 3, 10)
+        queue.on_gap('orders', 5, 10)
+        assert await anext(found) == events.Gap('orders', 4, 10)
+        assert await anext(found) == events.Gap('orders', 5, 10)
+        await client.disconnect()
+        assert [event async for event in found] == []
+
+
+async def test_closing_ends_every_task_that_waits() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        found = client.events()
+        tasks = [asyncio.ensure_future(anext(found, None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await found.aclose()
+        async with asyncio.timeout(HANG):
+            assert await asyncio.gather(*tasks) == [None, None]
+        assert not queue_of(client)
+
+
+async def test_cancelled_task_loses_no_event() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        found = client.events()
+        task = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0)
+        queue: Any
+        [queue] = queue_of(client)
+        queue.on_gap('orders', 1, 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await anext(found) == events.Gap('orders', 1, 2)
+
+
+async def test_dropped_iterator_is_no_longer_notified() -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        found = client.events()
+        assert queue_of(client)
+        del found
+        gc.collect()
+        assert not queue_of(client)
+
+
+@pytest.mark.parametrize(
+    ('limit', 'error'), [(0, ValueError), (-1, ValueError), ('1', TypeError), (1.5, TypeError)]
+)
+async def test_wrong_limit(limit: Any, error: type[Exception]) -> None:
+    client = rbs.streams_client('rabbitmq-stream://guest:guest@localhost/')
+    with pytest.raises(error, match='limit'):
+        client.events(limit)
