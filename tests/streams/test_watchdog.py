@@ -272,6 +272,7 @@ def test_event_loop_ends(
     messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=0.2)
 
     async def wait() -> None:
+        await messages.open()
         with pytest.raises(MessageTimeout):
             await anext(messages)
         assert over or messages._session._watchdog.timer is not None
