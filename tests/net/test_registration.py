@@ -651,7 +651,7 @@ class Walk(RuleBasedStateMachine):
             assert (registration.id == -1) is (registration.connection is None)
             if registration.life is Life.CLOSED:
                 assert state is State.IDLE
-                assert registration.closed.is_set()
+                assert registration._closed is None or registration._closed.is_set()
             if state is State.OPEN:
                 assert registration.connection is not None
                 assert registration in registration.connection.registrations

@@ -105,7 +105,6 @@ class Registration:
     :ivar patient: before that, connecting has no time limit; a cut TLS handshake is retried.
     :ivar state: state of the declaration.
     :ivar life: whether the registration is in use.
-    :ivar closed: event that is set when closing has ended.
     :ivar generation: generation of the cluster at the last `ensure_open`.
     :ivar retry_at: time of the event loop at which the next try begins, while it backs off.
     :ivar moved: the broker has ended the last declaration: the stream is not available there.
@@ -119,7 +118,6 @@ class Registration:
         self.patient = False
         self.state = State.IDLE
         self.life = Life.ACTIVE
-        self.closed = asyncio.Event()
         self.retry_at = 0.0
         self.generation = 0
         self.moved = False
@@ -131,6 +129,7 @@ class Registration:
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
         self._outcome: asyncio.Future[int] | None = None  # of `open`
+        self._closed: asyncio.Event | None = None  # of `wait_closed`
 
     def __repr__(self) -> str:
         owner = getattr(self, '_owner', None)
@@ -270,8 +269,15 @@ class Registration:
             self.reset()
         finally:
             self._enter_life(Life.CLOSED)
-            self.closed.set()
+            if self._closed is not None:
+                self._closed.set()
             del self._owner  # the owner refers back: break the reference cycle
+
+    async def wait_closed(self) -> None:
+        """Wait until closing has ended."""
+        if self.life is not Life.CLOSED:
+            self._closed = self._closed or asyncio.Event()
+            await self._closed.wait()
 
     # -- declaring
 
@@ -334,6 +340,7 @@ class Registration:
         if connection is None or self.state is not State.OPENING:
             return  # closed in the same turn
         self._opened_at = asyncio.get_running_loop().time()
+        self._opening = None
         self.declared = True
         try:
             self._enter(State.OPEN)

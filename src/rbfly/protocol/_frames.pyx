@@ -34,7 +34,7 @@ cdef enum:
     SUB_MAX = 1 << 26       # bytes of a sub-entry's messages that RabbitMQ 4.3.5 accepts
     SMALLEST_FRAME = 128
     LARGEST_HINT = 1 << 16
-    RING = 32
+    RING = 2                # entries at first; a publisher that stays idle needs none
     RUN_BYTES = 1 << 18     # `extend` returns to the event loop after encoding this many
 
 cdef uint64_t LAST_ID = 0xFFFFFFFFFFFFFFFF

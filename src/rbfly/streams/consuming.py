@@ -413,7 +413,7 @@ class SubscriptionSession(Owner):
             await self._wait_asked(self._asked, reader)
         if self.closed:
             if wait:
-                await registration.closed.wait()
+                await registration.wait_closed()
             return
         registration.begin_close()
         self._waiter.remove(self)

@@ -25,7 +25,7 @@ from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
 from .confirmation import publish_error, set_attribute, with_outcome
 from .sequence import SequenceCheck
-from .waiting import WindowSemaphore
+from .waiting import WaitingTasks, WindowSemaphore
 
 E = TypeVar('E', bound=Exception)
 
@@ -71,7 +71,7 @@ class PublisherSession(Owner):
         self._opened = False
         self._generation = cluster.generation
         self.limit = 0  # set by `bind`
-        self._idle = asyncio.Event()  # while closing it: no message is unsettled
+        self._idle = WaitingTasks()  # while closing it, until no message is unsettled
         self._on_progress: Callable[[], None] | None = None  # while closing it
         self._unsettled = self._unsent = 0  # messages, when closing last made progress
         self._reported = False  # a call has raised PublisherNameInUse
@@ -160,7 +160,7 @@ class PublisherSession(Owner):
         self._note_sent()
         self._end_refused()
         if core.window.awaited == 0:
-            self._idle.set()
+            self._idle.wake()
 
     def on_lost(self, error: RbFlyError) -> None:
         core = self._core
@@ -306,7 +306,7 @@ class PublisherSession(Owner):
         core = self.core
         withdrawn = core.give_up(wait)
         if core.window.awaited == 0:
-            self._idle.set()
+            self._idle.wake()
         return withdrawn
 
     def after_settled(self) -> None:
@@ -334,7 +334,7 @@ class PublisherSession(Owner):
             if queue.waiting:
                 self.on_raised(unsent)
             queue.fail(unsent)
-        self._idle.set()
+        self._idle.wake()
         for waiter, stop in self.receiving.items():
             if not waiter.settled:
                 waiter.set_exception(error)
@@ -368,7 +368,7 @@ class PublisherSession(Owner):
             self._unsettled = unsettled
             on_progress()
         if unsettled == 0:
-            self._idle.set()
+            self._idle.wake()
 
     async def close(self) -> None:
         """Send all queued messages, and wait until all messages are confirmed.
@@ -382,7 +382,7 @@ class PublisherSession(Owner):
             return
         self._cluster.check_loop()
         if registration.life is Life.CLOSING:
-            await registration.closed.wait()
+            await registration.wait_closed()
             return
         self._begin_close()
         if core.loop.is_closed():  # no call waits any more
@@ -401,7 +401,6 @@ class PublisherSession(Owner):
                     self._unsettled = core.window.awaited
                     self._unsent = core.window.count_unsent()
                     while core.window.awaited and core.error is None:
-                        self._idle.clear()
                         await self._idle.wait()
             # A publisher that has sent nothing has lost nothing.
             if self.sequence is not None and core.window.last_sent:

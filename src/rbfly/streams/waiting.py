@@ -51,8 +51,11 @@ async def in_time(future: asyncio.Future[None] | ConfirmFuture, until: float | N
 class WaitingTasks:
     """Tasks that wait until they are woken together."""
 
+    __slots__ = ('_futures',)
+
     def __init__(self) -> None:
-        self._futures: set[asyncio.Future[None]] = set()
+        # An empty dict is smaller than an empty set.
+        self._futures: dict[asyncio.Future[None], None] = {}
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -60,11 +63,11 @@ class WaitingTasks:
     async def wait(self) -> None:
         """Wait for the next call of `wake`."""
         future = asyncio.get_running_loop().create_future()
-        self._futures.add(future)
+        self._futures[future] = None
         try:
             await future
         finally:
-            self._futures.discard(future)
+            del self._futures[future]
 
     def wake(self) -> None:
         """Wake all tasks that wait."""
@@ -94,7 +97,7 @@ class WindowSemaphore(SemaphoreState):
         self.reserved = 0
         self._has_capacity = has_capacity
         self.waiting: OrderedDict[ConfirmFuture, tuple[int, int]] = OrderedDict()
-        self._granted: set[ConfirmFuture] = set()
+        self._granted: dict[ConfirmFuture, None] = {}
 
     async def wait(self, asked: int, amount: int, until: float | None = None) -> bool:
         """Wait for capacity; return False if there was none in time.
@@ -113,7 +116,7 @@ class WindowSemaphore(SemaphoreState):
         finally:
             self.waiting.pop(wait, None)
             if wait in self._granted:
-                self._granted.remove(wait)
+                del self._granted[wait]
                 self.reserved -= amount
             if not in_use:  # capacity may have been granted in the turn that cancelled this task
                 self.grant()
@@ -128,7 +131,7 @@ class WindowSemaphore(SemaphoreState):
                 if not self._has_capacity(asked):
                     break
                 wait.set_result(None)
-                self._granted.add(wait)
+                self._granted[wait] = None
                 self.reserved += amount
             del waiting[wait]
 
