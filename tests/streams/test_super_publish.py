@@ -414,19 +414,31 @@ async def test_send_times_out(client: rbs.StreamsClient, super_stream: str) -> N
             await publisher.send_many([], -1)
 
 
-async def test_an_idle_partition_needs_less_than_8_kilobytes(memory_uri: str) -> None:
+@pytest.mark.parametrize('publishes', [True, False])
+async def test_an_idle_partition_needs_less_than_5_kilobytes(
+    memory_uri: str, publishes: bool
+) -> None:
     count, name = 200, f'test-{uuid4()}'
+
+    async def idle(client: rbs.StreamsClient) -> int:
+        if publishes:
+            async with client.publisher(name, route=by_hash, name='shop') as publisher:
+                gc.collect()
+                assert len(publisher.partitions) == count
+                return tracemalloc.get_traced_memory()[0]
+        async with client.subscribe(name, super_stream=True) as messages:
+            await messages.open()
+            gc.collect()
+            assert len(messages.position) == count
+            return tracemalloc.get_traced_memory()[0]
+
     async with rbs.streams_client(memory_uri) as client:
         await client.create_super_stream(name, partitions=count)
-        async with client.publisher(name, route=by_hash):
-            pass
+        await idle(client)
         gc.collect()
         tracemalloc.start()
         try:
-            async with client.publisher(name, route=by_hash) as publisher:
-                gc.collect()
-                assert tracemalloc.get_traced_memory()[0] < 8192 * count
-                assert len(publisher.partitions) == count
+            assert await idle(client) < 5120 * count
         finally:
             tracemalloc.stop()
         await client.delete_super_stream(name)
