@@ -190,34 +190,41 @@ PROGRAM = """
 import asyncio, signal, sys
 import rbfly.streams as rbs
 
-async def main(uri, stream):
+async def main(uri, stream, kind):
     async with rbs.streams_client(uri) as client:
         async with client.subscribe(
             stream,
+            super_stream=kind == 'super stream',
             offset=rbs.Offset.reference('worker'),
             auto_offset=rbs.OffsetTracking('worker', every=7, interval=0),
         ) as messages:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
             async for item in messages:
                 await asyncio.sleep(0)
-                print(item, flush=True)
+                print(rbs.get_message_ctx().stream, item, flush=True)
         print('end', flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.parametrize('kind', ['stream', 'super stream'])
 async def test_program_stopped_by_sigterm_loses_and_repeats_nothing(
-    broker_uri: str, client: rbs.StreamsClient, stream: str
+    kind: str, broker_uri: str, client: rbs.StreamsClient, stream: str
 ) -> None:
-    count = 500
-    async with client.publisher(stream) as publisher:
-        for start in range(0, count, 20):
-            await publisher.send_many(range(start, start + 20))
-    seen: list[int] = []
-    while len(seen) < count:
+    name, names, count = stream, [stream], 500
+    if kind == 'super stream':
+        name, count = f'{stream}-super', 170
+        await client.create_super_stream(name, partitions=3)
+        names = [*await client.partitions(name)]
+    for partition in names:
+        async with client.publisher(partition) as publisher:
+            for start in range(0, count, 20):
+                await publisher.send_many(range(start, min(start + 20, count)))
+    seen: dict[str, list[int]] = {partition: [] for partition in names}
+    while left := count * len(names) - sum(map(len, seen.values())):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, '-W', 'error', '-c', PROGRAM, broker_uri, stream,
+            sys.executable, '-W', 'error', '-c', PROGRAM, broker_uri, name, kind,
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
@@ -226,15 +233,20 @@ async def test_program_stopped_by_sigterm_loses_and_repeats_nothing(
             async with asyncio.timeout(HANG):
                 while not lines or lines[-1] != 'end':
                     lines.append((await process.stdout.readline()).decode().strip())
-                    if len(lines) == min(30, count - len(seen)):
+                    if len(lines) == min(30, left):
                         process.terminate()
                 assert await process.wait() == 0
         except BaseException:
             process.kill()
             raise
-        seen += map(int, lines[:-1])
-        assert await client.read_offset(stream, 'worker') == seen[-1]
-    assert seen == [*range(count)]
+        for partition, item in map(str.split, lines[:-1]):
+            seen[partition].append(int(item))
+        for partition, items in seen.items():
+            stored = await client.read_offset(partition, 'worker')
+            assert stored == (items[-1] if items else None)
+    assert seen == {partition: [*range(count)] for partition in names}
+    if kind == 'super stream':
+        await client.delete_super_stream(name)
 
 
 # -- through faults
