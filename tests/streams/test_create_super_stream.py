@@ -91,12 +91,15 @@ async def created(locator: Connection, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    'other', [{'partitions': 2}, {'partitions': 4}, {'binding_keys': ['0', '2', '1']}], ids=str
+    ('other', 'count'),
+    [({'partitions': 2}, 2), ({'partitions': 4}, 4), ({'binding_keys': ['0', '2', '1']}, 3)],
+    ids=str,
 )
 async def test_super_stream_exists_with_other_partitions(
     client: rbs.StreamsClient,
     name: str,
     other: dict[str, Any],
+    count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr('rbfly.streams.management.POLLS', 2)
@@ -104,7 +107,8 @@ async def test_super_stream_exists_with_other_partitions(
     with pytest.raises(rbs.ProtocolError, match='exists with other partitions') as caught:
         await client.create_super_stream(name, **other)
     assert caught.value.code == rbs.ResponseCode.STREAM_ALREADY_EXISTS
-    assert f"('{name}-0', '{name}-1', '{name}-2') than requested" in str(caught.value)
+    found = f"'{name}-0', '{name}-1', '{name}-2'"
+    assert f'it has 3 ({found}), requested: {count} (' in str(caught.value)
 
 
 async def test_partition_was_deleted(
@@ -185,7 +189,16 @@ async def test_stream_is_no_super_stream(client: rbs.StreamsClient, stream: str)
 
 async def test_super_stream_is_no_stream(client: rbs.StreamsClient, name: str) -> None:
     await client.create_super_stream(name, partitions=1)
-    for call in (client.delete_stream(name), client.stream_stats(name), client.publisher(name)):
+    calls = (
+        client.delete_stream(name),
+        client.stream_stats(name),
+        client.publisher(name),
+        client.lag(name, 'reference'),
+        client.read_offset(name, 'reference'),
+        client.write_offset(name, 'reference', 1, wait=True),
+        client.resolve_offset(name, rbs.Offset.FIRST),
+    )
+    for call in calls:
         with pytest.raises(rbs.StreamDoesNotExist, match=f"^'{name}' is a super stream.*'{name}-0"):
             await call
     assert not await client.stream_exists(name)

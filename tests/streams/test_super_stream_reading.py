@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -181,6 +182,8 @@ async def test_commit_position_and_write_offset_by_partition(
         ):
             with pytest.raises(ValueError, match=text):
                 await messages.commit({names[1]: 0, name: offset})
+        with pytest.raises(TypeError, match='offsets must be Mapping or None, not int'):
+            await messages.commit(5)  # type: ignore[arg-type]
         assert await client.read_offset(names[1], 'manual') is None
         await messages.commit({names[1]: 0})
         assert await client.read_offset(names[1], 'manual') == 0
@@ -285,6 +288,8 @@ async def test_missing_super_stream(how: str, client: rbs.StreamsClient, stream:
     async with client.subscribe(stream, super_stream=True) as messages:  # not a super stream
         with pytest.raises(rbs.StreamDoesNotExist, match=f"'{stream}' is a stream, not a super"):
             await asyncio.wait_for(messages.open(), HANG)
+    await client.write_offset(stream, 'written', 3, wait=True)
+    assert await client.read_offset(stream, 'written') == 3
 
 
 async def test_super_stream_as_a_plain_stream(client: rbs.StreamsClient, super_stream: str) -> None:
@@ -297,12 +302,16 @@ async def test_wrong_arguments(client: rbs.StreamsClient) -> None:
     subscribe: Any = client.subscribe
     for arguments, error, text in (
         ({'super_stream': 1}, TypeError, 'super_stream'),
-        ({'super_stream': True, 'refresh_interval': 0}, ValueError, 'refresh_interval'),
-        ({'super_stream': True, 'refresh_interval': -1}, ValueError, 'refresh_interval'),
+        ({'super_stream': True, 'refresh_interval': 0}, ValueError, 'must be above 0 seconds'),
+        ({'super_stream': True, 'refresh_interval': -1}, ValueError, 'must be above 0 seconds'),
+        ({'super_stream': True, 'refresh_interval': math.nan}, ValueError, 'refresh_interval'),
+        ({'super_stream': True, 'refresh_interval': math.inf}, ValueError, 'refresh_interval'),
+        ({'super_stream': True, 'refresh_interval': None}, TypeError, 'refresh_interval'),
         ({'super_stream': True, 'refresh_interval': '1'}, TypeError, 'refresh_interval'),
-        ({'super_stream': True, 'offset': {'a': 1}}, TypeError, 'offset'),
+        ({'super_stream': True, 'offset': {'a': 1}}, TypeError, "offset of 'a' must"),
         ({'super_stream': True, 'offset': {1: rbs.Offset.FIRST}}, TypeError, 'stream'),
-        ({'offset': {'a': rbs.Offset.FIRST}}, TypeError, 'offset'),
+        ({'offset': {'a': rbs.Offset.FIRST}}, TypeError, 'requires super_stream=True'),
+        ({'super_stream': True, 'offset': 1}, TypeError, 'Offset or Callable or Mapping, not int'),
     ):
         with pytest.raises(error, match=text):
             subscribe('test', **arguments)

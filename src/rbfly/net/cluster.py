@@ -162,10 +162,13 @@ class Cluster:
     async def leader(self, stream: str) -> tuple[Connection, bool]:
         """Return a connection with a free subscription id: to the leader and true, or to any node.
 
-        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamDoesNotExist: there is no such stream; the error says if it is a super stream.
         """
         async with self.deadline() as deadline:
-            found = await self.retry(deadline, lambda: self._locate(stream, deadline))
+            try:
+                found = await self.retry(deadline, lambda: self._locate(stream, deadline))
+            except StreamDoesNotExist:
+                raise await missing(await self._locator(deadline), stream) from None
             assert found.leader is not None
             connection = await self._get(Role.CONSUME, found.leader, deadline)
         return connection, connection.leads_to(found.leader)

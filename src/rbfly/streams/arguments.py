@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError
@@ -147,6 +148,25 @@ def check_until(until: object, start: Offset | OffsetSource) -> None:
             f'no message is published from now on and before until={until!r}: pass another'
             ' offset than Offset.NEXT, such as offset=Offset.FIRST'
         )
+
+
+def check_starts(offset: object, until: object, super_stream: bool) -> None:
+    """Check where a subscription starts, and where it ends."""
+    starts: dict[str, Any] = {'offset': offset}
+    if isinstance(offset, Mapping):
+        if not super_stream:
+            raise ArgumentTypeError('an offset for each partition requires super_stream=True')
+        starts = {f'offset of {name!r}': start for name, start in offset.items()}
+        for name in offset:
+            check_stream(name)
+    types: tuple[Any, ...] = (Offset, Callable)
+    if super_stream and 'offset' in starts:
+        types = (Offset, Callable, Mapping)
+    for name, start in starts.items():
+        check_type(name, start, *types)
+        check_until(until, start)
+        if isinstance(start, Offset) and start.type == OffsetType.REFERENCE:
+            commands.reference(str(start.value), 'offset reference')
 
 
 def check_publisher(info: PublisherInfo) -> PublisherInfo:

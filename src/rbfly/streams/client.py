@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
@@ -14,17 +14,16 @@ from ..net.connection import Connection
 from ..net.outages import OutageLog
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
-from ..protocol import commands
 from ..protocol._decoder import Decoder
 from ..protocol.commands import Tune
 from ..protocol.compression import Compression
-from ..protocol.offset import Offset, OffsetSource, OffsetType
+from ..protocol.offset import Offset, OffsetSource
 from .arguments import (
     check_choice,
     check_filter,
     check_publisher,
     check_settings,
-    check_until,
+    check_starts,
 )
 from .consuming import SubscriptionSession
 from .events import Events
@@ -442,26 +441,17 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         check_stream(stream)
         check_type('super_stream', super_stream, bool)
         check_type('refresh_interval', refresh_interval, int, float)
-        check_timeout('refresh_interval', refresh_interval)
-        if not refresh_interval:
-            raise ArgumentError('refresh_interval must be above 0')
-        starts: list[Any] = [offset]
-        if super_stream and isinstance(offset, Mapping):
+        if not 0 < refresh_interval < float('inf'):
+            raise ArgumentError(f'refresh_interval must be above 0 seconds, not {refresh_interval}')
+        if isinstance(offset, Mapping):
             offset = dict(offset)
-            for name in offset:
-                check_stream(name)
-            starts = [*offset.values()]
+        check_starts(offset, until, super_stream)
         check_type('filter', filter, MessageFilter, None)
         check_timeout('timeout', timeout)
         check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
         check_type('auto_offset', auto_offset, OffsetTracking, None)
         check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
         check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
-        for start in starts:
-            check_type('offset', start, Offset, Callable)  # type: ignore[arg-type]
-            check_until(until, start)
-            if isinstance(start, Offset) and start.type == OffsetType.REFERENCE:
-                commands.reference(str(start.value), 'offset reference')
         if filter is not None:
             check_filter(filter)
         waiter = MessageWaiter(self._cluster.check_loop, timeout or None)
@@ -488,6 +478,13 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             return Subscription(new_session(stream, offset, waiter), waiter, offset)
         self._super_streams.add(stream)
         merged = MergedSession(
-            cluster, waiter, stream, offset, refresh_interval, until is not None, new_session
+            cluster,
+            waiter,
+            stream,
+            offset,
+            refresh_interval,
+            until is not None,
+            self._super_streams,
+            new_session,
         )
         return SuperStreamSubscription(merged, waiter, offset)

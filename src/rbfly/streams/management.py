@@ -187,9 +187,9 @@ class ManagementMethods:
             polls = polls + 1 if found == before else 0
             await asyncio.sleep(POLL)
         return (
-            f'super stream {stream!r} exists with other partitions ({named(found) or "none"}) than'
-            f' requested ({named(wanted)}): pass the partitions or binding keys that it was created'
-            ' with, or delete it first'
+            f'super stream {stream!r} exists with other partitions: it has {len(found)}'
+            f' ({named(found) or "none"}), requested: {len(wanted)} ({named(wanted)}); pass the'
+            ' partitions or binding keys that it was created with, or delete it first'
         )
 
     async def delete_super_stream(self, stream: str) -> None:

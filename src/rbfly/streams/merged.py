@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..checks import check_type
 from ..error import (
     ArgumentError,
     StreamConnectionError,
@@ -81,6 +82,7 @@ class MergedSession:
         message, as one that the mapping lacks, unless an offset of it is stored.
     :param refresh_interval: seconds between two requests for the partitions.
     :param fixed: read the partitions that exist at the start, and no others.
+    :param names: names that are those of super streams, as far as the client knows.
     :param new_session: creates the session of a partition: its name, its offset, and its waiter.
     :ivar turns: the order in which the partitions are read.
     """
@@ -95,6 +97,7 @@ class MergedSession:
         offset: Offsets,
         refresh_interval: float,
         fixed: bool,
+        names: set[str],
         new_session: Callable[[str, Offset | OffsetSource, Partition], SubscriptionSession],
     ) -> None:
         self.stream = stream
@@ -107,6 +110,7 @@ class MergedSession:
         self._offset = offset
         self._interval = refresh_interval
         self._fixed = fixed
+        self._names = names
         self._new_session = new_session
         self._is_listed = False  # the partitions are known
         self._was_listed = False  # they were known before: new ones start at their first message
@@ -192,6 +196,7 @@ class MergedSession:
             if name not in self.partitions:
                 self._add(name)
         self._is_listed = self._was_listed = True
+        self._names.add(self.stream)
 
     def _add(self, name: str) -> None:
         partition = Partition(self, name)
@@ -235,6 +240,7 @@ class MergedSession:
         for partition in list(self.partitions.values()):
             self._forget(partition)
         self._is_listed = False
+        self._names.discard(self.stream)
         self._errors = [error]
 
     def on_partition_end(self) -> None:
@@ -333,6 +339,7 @@ class MergedSession:
         if offsets is None:
             await self._all([session.commit(None) for session in sessions.values()])
             return
+        check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
             if name not in sessions:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')

@@ -18,6 +18,7 @@ from ..error import (
 from ..net.cluster import Cluster
 from ..net.connection import PING, Connection
 from ..net.observer import Role
+from ..net.sharing import missing
 from ..protocol import commands
 from ..protocol._chunk import Chunk, ChunkQueue
 from ..protocol.const import Key, ResponseCode
@@ -251,6 +252,8 @@ async def stored_offset(connection: Connection, stream: str, reference: str) -> 
     """Return the offset stored under a reference; None if there is none."""
     try:
         return await connection.request(commands.QueryOffset(reference, stream))
+    except StreamDoesNotExist:
+        raise await missing(connection, stream) from None
     except ProtocolError as ex:
         if ex.code != ResponseCode.NO_OFFSET:
             raise
