@@ -87,7 +87,8 @@ class OffsetMethods:
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """Return the offset stored under a reference; None if there is none.
 
-        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
+            so.
         :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
@@ -107,7 +108,8 @@ class OffsetMethods:
         :param stream: name of the stream.
         :param offset: where to start, such as `Offset.timestamp(...)`; `Offset.NEXT` for the offset
             of the message that will be stored next.
-        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
+            so.
         :raises StreamConnectionError: the client cannot connect, or lost its connection.
         :raises ProtocolError: the broker refused the request.
         """
@@ -159,7 +161,8 @@ class OffsetMethods:
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param super_stream: the name is that of a super stream: return a dict by partition.
-        :raises StreamDoesNotExist: there is no such stream.
+        :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
+            so.
         :raises StreamConnectionError: the client cannot connect, or lost its connection.
         :raises ProtocolError: the broker refused the request.
         """
