@@ -8,7 +8,7 @@ import pytest
 
 import rbfly.streams as rbs
 from perf.spread import hashed
-from rbfly.streams._routing import hash32
+from rbfly.streams._routing import Router, hash32
 
 THREE = ('p-0', 'p-1', 'p-2')
 # From the tests of the Go client.
@@ -84,3 +84,31 @@ def test_key_with_a_lone_surrogate_is_refused() -> None:
 def test_key_must_be_a_function(by: object) -> None:
     with pytest.raises(rbs.ArgumentTypeError, match='key must be a function'):
         by('customer')  # type: ignore[operator]
+
+
+def test_id_of_a_message_that_was_not_sent_leaves_the_ids_before_it() -> None:
+    def ctx(id: int) -> rbs.MessageCtx:
+        return rbs.stream_message_ctx('x', publish_id=id)
+
+    router = Router(None, (), {}, False)
+    for id in (0, 7):
+        router.claim(ctx(id))
+        router.unclaim(ctx(id))
+        assert not router.is_used(ctx(0))
+    router.claim(ctx(3))
+    router.claim(ctx(9))
+    router.unclaim(ctx(9))
+    assert router.is_used(ctx(3))
+    router.claim(ctx(4))
+    with pytest.raises(rbs.ArgumentError, match='3 is not above 4'):
+        router.claim(ctx(3))
+
+
+def test_id_of_a_message_that_was_not_sent_does_not_exclude_automatic_ids() -> None:
+    message = rbs.stream_message_ctx('x', publish_id=1)
+    router = Router(None, (), {}, False)
+    router.claim(message)
+    router.unclaim(message)
+    router.claim('automatic')
+    with pytest.raises(rbs.ArgumentError, match='an explicit publishing id'):
+        router.claim(message)

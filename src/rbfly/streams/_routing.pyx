@@ -131,9 +131,10 @@ cdef class Router:
     cdef list slots         # Partition of each name
     cdef uint32_t count     # of slots
     cdef bint hashed, asked, batched
-    cdef Ids ids
-    cdef bint has_last
+    cdef Ids ids, ids_before        # ..._before: before the last explicit id
+    cdef bint has_last, had_last
     cdef uint64_t last      # highest explicit publishing id, if has_last
+    cdef uint64_t last_before
 
     def __init__(self, route, tuple names, dict partitions, bint batched):
         self.route = route
@@ -213,6 +214,7 @@ cdef class Router:
                 raise ArgumentError(
                     f'publishing id {id} is not above {self.last}, the last one of the partitions'
                 )
+            self.ids_before, self.had_last, self.last_before = self.ids, self.has_last, self.last
             self.ids = EXPLICIT
             self.has_last = True
             self.last = id
@@ -229,8 +231,7 @@ cdef class Router:
     def unclaim(self, message):
         """Note that a message was not sent: its explicit publishing id may be used again."""
         if has_id(message) and self.has_last and self.last == (<MessageCtx> message)._publish_id:
-            self.has_last = self.last > 0
-            self.last -= self.has_last
+            self.ids, self.has_last, self.last = self.ids_before, self.had_last, self.last_before
 
     def is_used(self, message):
         """True if the explicit publishing id of a message is not above the last one (bool)."""

@@ -82,7 +82,7 @@ class MergedSession:
         message, as one that the mapping lacks, unless an offset of it is stored.
     :param refresh_interval: seconds between two requests for the partitions.
     :param fixed: read the partitions that exist at the start, and no others.
-    :param names: names that are those of super streams, as far as the client knows.
+    :param names: the names that the client knows as those of super streams.
     :param new_session: creates the session of a partition: its name, its offset, and its waiter.
     :ivar turns: the order in which the partitions are read.
     """
