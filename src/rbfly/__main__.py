@@ -6,6 +6,7 @@ import os
 import sys
 
 from .testing.broker import StreamBroker
+from .testing.handlers import HANDLERS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +25,12 @@ def parser() -> argparse.ArgumentParser:
     broker.add_argument(
         '--nodes', type=int, default=1, help='number of nodes (default: %(default)s)'
     )
+    broker.add_argument(
+        '--version',
+        choices=[*HANDLERS],
+        default=[*HANDLERS][-1],
+        help='version of RabbitMQ whose commands the broker knows (default: %(default)s)',
+    )
     broker.add_argument('--quiet', action='store_true', help='print the addresses only')
     return found
 
@@ -39,7 +46,13 @@ async def serve(args: argparse.Namespace) -> None:
             stop.set()
 
     on_event = None if args.quiet else show
-    broker = StreamBroker(host=args.host, port=args.port, nodes=args.nodes, on_event=on_event)
+    broker = StreamBroker(
+        host=args.host,
+        port=args.port,
+        nodes=args.nodes,
+        version=args.version,
+        on_event=on_event,
+    )
     async with broker:
         show(' '.join(broker.uris))
         await stop.wait()

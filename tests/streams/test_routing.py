@@ -86,14 +86,23 @@ def test_key_must_be_a_function(by: object) -> None:
         by('customer')  # type: ignore[operator]
 
 
+@pytest.mark.parametrize('by', [rbs.by_hash, rbs.by_key])
+def test_key_must_not_be_an_async_function(by: object) -> None:
+    async def key(message: object) -> str:
+        raise AssertionError
+
+    with pytest.raises(rbs.ArgumentTypeError, match='key must be a function, not an async'):
+        by(key)  # type: ignore[operator]
+
+
 def test_id_of_a_message_that_was_not_sent_leaves_the_ids_before_it() -> None:
     def ctx(id: int) -> rbs.MessageCtx:
         return rbs.stream_message_ctx('x', publish_id=id)
 
     router = Router(None, (), {}, False)
-    for id in (0, 7):
-        router.claim(ctx(id))
-        router.unclaim(ctx(id))
+    for used in (0, 7):
+        router.claim(ctx(used))
+        router.unclaim(ctx(used))
         assert not router.is_used(ctx(0))
     router.claim(ctx(3))
     router.claim(ctx(9))

@@ -159,8 +159,9 @@ async def test_wrong_answer_of_a_route(
 ) -> None:
     async with client.publisher(super_stream, route=lambda *_: found) as publisher:
         sending = publisher.send('x')
-        with pytest.raises(error, match=r'route (must return|returned)'):
+        with pytest.raises(error, match=r'route (must return|returned)') as caught:
             await sending
+        assert error is not rbs.ArgumentError or f"'{super_stream}-b'" in str(caught.value)
 
 
 async def test_error_of_a_key_is_raised_when_awaited(
@@ -238,6 +239,31 @@ async def test_explicit_ids_are_one_sequence(client: rbs.StreamsClient, super_st
         assert publisher.message_id == 29  # `a` has 28, `c` has 30
 
 
+async def test_id_that_one_of_several_partitions_took_stays_used(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    def ctx(body: str) -> MessageCtx:
+        return rbs.stream_message_ctx(body, publish_id=5)
+
+    def route(message: Any, names: Any) -> Any:
+        return names[:2] if message.body == 'two' else names[2]
+
+    def extract(context: MessageCtx) -> str:
+        if context.body == 'two':
+            calls.append(context)
+            if len(calls) > 1:
+                raise LookupError('of the second partition')
+        return 'value'
+
+    calls: list[MessageCtx] = []
+    async with client.publisher(super_stream, route=route, filter_extract=extract) as publisher:
+        with pytest.raises(LookupError, match='of the second partition'):
+            await publisher.send_many([ctx('two')])
+        with pytest.raises(ValueError, match='publishing id 5 is not above 5'):
+            await publisher.send(ctx('one'))
+    assert await all_stored(client, super_stream) == {'a': ['two'], 'b': [], 'c': []}
+
+
 async def test_context_sent_again_in_flight_awaits_the_same_confirm(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
@@ -274,6 +300,7 @@ async def test_batches_by_key_wait_for_routes_in_flush(
         with pytest.raises(rbs.AMQPEncoderError):
             publisher.batch({'key': 'a', 'n': object()})
         publisher.batch({'key': 'x', 'n': 0})
+        assert publisher.unconfirmed == 51
         with pytest.raises(rbs.NoRouteError, match="'x'"):
             await publisher.flush()
         for item in sent[50:]:
@@ -281,6 +308,27 @@ async def test_batches_by_key_wait_for_routes_in_flush(
         await publisher.flush()
     found = await all_stored(client, super_stream)
     assert found == {item: [one for one in sent if one['key'] == item] for item in KEYS}
+
+
+async def test_batches_by_key_send_the_others_when_a_filter_fails(
+    client: rbs.StreamsClient, super_stream: str
+) -> None:
+    def extract(context: MessageCtx) -> str:
+        if context.body['n'] == 1:
+            raise LookupError(context.body)
+        return 'value'
+
+    opener = client.publisher(
+        super_stream, route=rbs.by_key(key), cls=rbs.PublisherBatchFast, filter_extract=extract
+    )
+    sent = [{'key': 'a', 'n': i} for i in range(4)]
+    async with opener as publisher:
+        for item in sent:
+            publisher.batch(item)
+        with pytest.raises(LookupError, match="'n': 1"):
+            await publisher.flush()
+        assert publisher.unconfirmed == 0
+    assert await stored(client, f'{super_stream}-a') == [item for item in sent if item['n'] != 1]
 
 
 async def test_batches_by_key_are_sent_by_close(
@@ -402,6 +450,12 @@ async def test_closed_publisher(client: rbs.StreamsClient, super_stream: str) ->
 async def test_opening_ends_with_a_clear_error(client: rbs.StreamsClient, stream: str) -> None:
     with pytest.raises(rbs.StreamDoesNotExist):
         await client.publisher(f'{stream}-other', route=by_hash)
+
+    async def later(message: Any, names: Any) -> str:
+        raise AssertionError
+
+    with pytest.raises(rbs.ArgumentTypeError, match=r'route must be by_hash.* an async function'):
+        client.publisher(stream, route=later)  # type: ignore[arg-type]
     with pytest.raises(rbs.ArgumentTypeError, match='route must be by_hash'):
         client.publisher(stream, route='key')  # type: ignore[call-overload]
 

@@ -10,7 +10,10 @@ import sys
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.protocol import commands
+from rbfly.protocol.const import Key
 from rbfly.streams.error import StreamConnectionError
+from tests.raw import opened
 
 COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
 
@@ -51,6 +54,24 @@ def test_unusable_port(port: str) -> None:
     assert result.returncode == 1
     assert result.stdout == ''
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(('version', 'known'), [('4.0', False), ('4.3', True)])
+def test_version(version: str, known: bool) -> None:
+    command = [*COMMAND, '0', '--quiet', '--version', version]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        uri = process.stdout.readline().strip()
+
+        async def use() -> None:
+            async with opened(uri) as client:
+                found = await client.value(commands.ExchangeCommandVersions({}))
+                assert (Key.RESOLVE_OFFSET_SPEC in found) is known
+
+        try:
+            asyncio.run(use())
+        finally:
+            process.terminate()
 
 
 def test_quiet() -> None:

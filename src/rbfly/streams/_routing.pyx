@@ -192,7 +192,10 @@ cdef class Router:
                         f'key {key!r} is bound to {name!r}, which was no partition when the'
                         ' publisher was opened: open it again'
                     )
-                raise ArgumentError(f'route returned {name!r}, which is not a partition')
+                raise ArgumentError(
+                    f'route returned {name!r}, which is not one of the partitions'
+                    f' {", ".join(map(repr, partitions))}'
+                )
         if not names:
             text = 'route chose no partition for the message' if key is None else (
                 f'no partition is bound to key {key!r}')
@@ -369,9 +372,10 @@ cdef class RoutedMessages:
             if share.left <= 0 and not self._refresh(share):
                 return True
             router._check_id(message)
+            self.claimed = True
             bytes_before = share.partition.window.bytes_encoded
             self._append(share)
-            self.in_hand = False
+            self.in_hand = self.claimed = False
             self.taken += 1
             share.left -= 1
             self.encoded += share.partition.window.bytes_encoded - bytes_before
@@ -382,10 +386,8 @@ cdef class RoutedMessages:
     cdef int _append(self, Share share) except -1:
         # Indexes of the group's messages are those of the whole call.
         cdef PublishWindow window = share.partition.window
-        self.claimed = True
         share.group.count = self.taken
         window._append(self.message, share.group)
-        self.claimed = False
         if window.queued >= window.frame_entries:
             share.left = 0          # write whole frames before the window is filled further
         return 0
@@ -417,11 +419,13 @@ cdef class RoutedMessages:
         """
         cdef Share share
         self.router._check_id(self.message)
+        self.claimed = True
         for partition in targets:
             share = <Share> self.shares[(<Partition> partition).index]
             if share is None:
                 share = self._share(<Partition> partition)
             self._append(share)
+            self.claimed = False    # a partition has it: its id stays used, even if the next fails
             share.left = 0
         self.in_hand = False
         self.taken += 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
 
 from ..error import ArgumentTypeError
 from ._routing import HashRoute, KeyRoute
 
 __all__ = ['Route', 'by_hash', 'by_key']
+
+T = TypeVar('T')
 
 Route = HashRoute | KeyRoute | Callable[[Any, Sequence[str]], str | Sequence[str]]
 """Chooses the partitions of a message: `by_hash(key)`, `by_key(key)`, or any function
@@ -24,7 +27,7 @@ def by_hash(key: Callable[[Any], str]) -> HashRoute:
     :param key: returns the key of a message, as it was passed to the publisher: a body or a
         context.
     """
-    return HashRoute(check(key))
+    return HashRoute(check('key', key))
 
 
 def by_key(key: Callable[[Any], str]) -> KeyRoute:
@@ -36,20 +39,19 @@ def by_key(key: Callable[[Any], str]) -> KeyRoute:
     :param key: returns the binding key of a message, as it was passed to the publisher: a body or a
         context.
     """
-    return KeyRoute(check(key))
-
-
-def check(key: Callable[[Any], str]) -> Callable[[Any], str]:
-    if not callable(key):
-        raise ArgumentTypeError(
-            f'key must be a function that returns the key of a message, not {type(key).__name__}'
-        )
-    return key
+    return KeyRoute(check('key', key))
 
 
 def check_route(route: Route) -> None:
     """Check that an argument can choose partitions."""
-    if not (callable(route) or isinstance(route, KeyRoute)):
-        raise ArgumentTypeError(
-            f'route must be by_hash(...), by_key(...) or a function, not {type(route).__name__}'
-        )
+    if not isinstance(route, HashRoute | KeyRoute):
+        check('route', route)
+
+
+def check(name: str, function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function if it can be called for each message."""
+    if callable(function) and not iscoroutinefunction(function):
+        return function
+    kinds = {'key': 'a function', 'route': 'by_hash(...), by_key(...) or a function'}
+    found = 'an async function' if callable(function) else type(function).__name__
+    raise ArgumentTypeError(f'{name} must be {kinds[name]}, not {found}')

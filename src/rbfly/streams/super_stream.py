@@ -330,6 +330,12 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
         super().__init__(*args)
         self._held: dict[str, list[Message]] = {}  # messages of keys without a known route
 
+    @property
+    def unconfirmed(self) -> int:
+        return super().unconfirmed + sum(map(len, self._held.values()))
+
+    unconfirmed.__doc__ = RoutedPublisher.unconfirmed.__doc__
+
     def batch(self, message: Message) -> None:
         """Queue a message for its partition until `flush` or `close`.
 
@@ -396,8 +402,13 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
                 if not ex.retriable:
                     self._held.pop(key, None)
                 raise
+            errors: list[Exception] = []
             for message in self._held.pop(key, ()):
-                self._put(tuple(targets), message)
+                try:
+                    self._put(tuple(targets), message)
+                except Exception as ex:  # the others are sent
+                    errors.append(ex)
+            raise_summary(errors)
 
         return await self._each([functools.partial(queue, key) for key in self._held])
 

@@ -314,11 +314,14 @@ class StreamBroker(FaultMethods):
         :raises StreamDoesNotExist: the super stream or the stream does not exist.
         """
         check_type('binding_key', binding_key, str)
-        self._call(
-            lambda: self._bindings(super_stream, vhost).append(
-                (binding_key, self._stream(stream, vhost).name)
-            )
-        )
+
+        def bind() -> None:
+            bindings = self._bindings(super_stream, vhost)
+            binding = binding_key, self._stream(stream, vhost).name
+            if binding not in bindings:
+                bindings.append(binding)
+
+        self._call(bind)
 
     def delete_super_stream(self, stream: str, *, vhost: str | None = None) -> None:
         """Delete a super stream with its partitions; notify their publishers and subscriptions.
