@@ -256,7 +256,7 @@ async def test_super_stream_is_named_as_such(count: int, wait: bool) -> None:
             async with client.publisher('test', wait=wait) as publisher:
                 await publisher.send('x')
         assert [name for name in names if repr(name) in str(caught.value)] == names[:3]
-        assert (', ...)' in str(caught.value)) == (count > 3)
+        assert ('...' in str(caught.value)) == (count > 3)
         assert 'does not exist' not in str(caught.value)
 
 

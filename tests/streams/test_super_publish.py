@@ -151,17 +151,20 @@ async def test_custom_routing_chooses_one_or_several_partitions(
 
 
 @pytest.mark.parametrize(
-    ('found', 'error'),
-    [('other', rbs.ArgumentError), (['other'], rbs.ArgumentError), (7, rbs.ArgumentTypeError)],
+    ('found', 'error', 'text'),
+    [
+        ('other', rbs.ArgumentError, "returned 'other', .* partitions '.*-a', '.*-b', '.*-c'$"),
+        (['other'], rbs.ArgumentError, "returned 'other', .* partitions '.*-a', '.*-b', '.*-c'$"),
+        (7, rbs.ArgumentTypeError, 'must return the names of partitions, not 7$'),
+    ],
 )
 async def test_wrong_answer_of_a_route(
-    client: rbs.StreamsClient, super_stream: str, found: Any, error: type[Exception]
+    client: rbs.StreamsClient, super_stream: str, found: Any, error: type[Exception], text: str
 ) -> None:
     async with client.publisher(super_stream, route=lambda *_: found) as publisher:
         sending = publisher.send('x')
-        with pytest.raises(error, match=r'route (must return|returned)') as caught:
+        with pytest.raises(error, match=f'^route {text}'):
             await sending
-        assert error is not rbs.ArgumentError or f"'{super_stream}-b'" in str(caught.value)
 
 
 async def test_error_of_a_key_is_raised_when_awaited(

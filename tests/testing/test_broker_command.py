@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +17,20 @@ from rbfly.streams.error import StreamConnectionError
 from tests.raw import opened
 
 COMMAND = [sys.executable, '-X', 'dev', '-W', 'error', '-m', 'rbfly', 'broker', '--port']
+
+
+@contextlib.contextmanager
+def quiet(*options: str) -> Iterator[tuple[list[str], str]]:
+    """Run the command with `--quiet`: its output after the address, at the end, and the address."""
+    command = [*COMMAND, '0', '--quiet', *options]
+    output: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield output, process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            output.append(process.stdout.read())
 
 
 def test_broker_runs_until_interrupted() -> None:
@@ -58,35 +73,23 @@ def test_unusable_port(port: str) -> None:
 
 @pytest.mark.parametrize(('version', 'known'), [('4.0', False), ('4.3', True)])
 def test_version(version: str, known: bool) -> None:
-    command = [*COMMAND, '0', '--quiet', '--version', version]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        uri = process.stdout.readline().strip()
+    async def use(uri: str) -> None:
+        async with opened(uri) as client:
+            found = await client.value(commands.ExchangeCommandVersions({}))
+            assert (Key.RESOLVE_OFFSET_SPEC in found) is known
 
-        async def use() -> None:
-            async with opened(uri) as client:
-                found = await client.value(commands.ExchangeCommandVersions({}))
-                assert (Key.RESOLVE_OFFSET_SPEC in found) is known
-
-        try:
-            asyncio.run(use())
-        finally:
-            process.terminate()
+    with quiet('--version', version) as (_, uri):
+        asyncio.run(use(uri))
 
 
 def test_quiet() -> None:
-    command = [*COMMAND, '0', '--quiet']
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        uri = process.stdout.readline().strip()
+    async def use(uri: str) -> None:
+        async with rbs.streams_client(uri) as client:
+            await client.create_stream('orders')
 
-        async def use() -> None:
-            async with rbs.streams_client(uri) as client:
-                await client.create_stream('orders')
-
-        asyncio.run(use())
-        process.terminate()
-        assert process.stdout.read() == ''
+    with quiet() as (output, uri):
+        asyncio.run(use(uri))
+    assert output == ['']
 
 
 def test_ends_when_the_reader_of_its_output_has_gone() -> None:

@@ -13,6 +13,7 @@ from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmGroup
 
 from rbfly.error import ArgumentError, ArgumentTypeError, NoRouteError
+from rbfly.net.sharing import named
 
 cdef enum:
     SEED = 104729
@@ -194,7 +195,7 @@ cdef class Router:
                     )
                 raise ArgumentError(
                     f'route returned {name!r}, which is not one of the partitions'
-                    f' {", ".join(map(repr, partitions))}'
+                    f' {named([*partitions])}'
                 )
         if not names:
             text = 'route chose no partition for the message' if key is None else (

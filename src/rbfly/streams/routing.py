@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any
 
 from ..error import ArgumentTypeError
 from ._routing import HashRoute, KeyRoute
 
 __all__ = ['Route', 'by_hash', 'by_key']
 
-T = TypeVar('T')
+KEY = 'a function that returns the key of a message'
 
 Route = HashRoute | KeyRoute | Callable[[Any, Sequence[str]], str | Sequence[str]]
 """Chooses the partitions of a message: `by_hash(key)`, `by_key(key)`, or any function
@@ -27,7 +27,8 @@ def by_hash(key: Callable[[Any], str]) -> HashRoute:
     :param key: returns the key of a message, as it was passed to the publisher: a body or a
         context.
     """
-    return HashRoute(check('key', key))
+    check_function('key', key, KEY)
+    return HashRoute(key)
 
 
 def by_key(key: Callable[[Any], str]) -> KeyRoute:
@@ -39,19 +40,18 @@ def by_key(key: Callable[[Any], str]) -> KeyRoute:
     :param key: returns the binding key of a message, as it was passed to the publisher: a body or a
         context.
     """
-    return KeyRoute(check('key', key))
+    check_function('key', key, KEY)
+    return KeyRoute(key)
 
 
 def check_route(route: Route) -> None:
     """Check that an argument can choose partitions."""
-    if not isinstance(route, HashRoute | KeyRoute):
-        check('route', route)
+    if not isinstance(route, KeyRoute):
+        check_function('route', route, 'by_hash(...), by_key(...) or a function')
 
 
-def check(name: str, function: Callable[..., T]) -> Callable[..., T]:
-    """Return a function if it can be called for each message."""
-    if callable(function) and not iscoroutinefunction(function):
-        return function
-    kinds = {'key': 'a function', 'route': 'by_hash(...), by_key(...) or a function'}
-    found = 'an async function' if callable(function) else type(function).__name__
-    raise ArgumentTypeError(f'{name} must be {kinds[name]}, not {found}')
+def check_function(name: str, value: object, expected: str) -> None:
+    """Check that an argument can be called for each message; a call cannot await."""
+    if not callable(value) or iscoroutinefunction(value):
+        found = 'an async function' if callable(value) else type(value).__name__
+        raise ArgumentTypeError(f'{name} must be {expected}, not {found}')
