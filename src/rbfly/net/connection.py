@@ -77,6 +77,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     :ivar commands: keys of the commands that it supports, by ExchangeCommandVersions.
     :ivar tune: future of the broker's Tune.
     :ivar registrations: registrations that use the connection.
+    :ivar members: called with each ConsumerUpdate, by subscription id: its correlation id, and
+        whether the subscription is active.
     :ivar error: why the connection ended; None while it is open.
     :ivar closed: future that is done when the socket is closed.
     :ivar paused: the transport's write buffer is full.
@@ -104,6 +106,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.publisher_ids = set(range(IDS))
         self.subscription_ids = set(range(IDS))
         self.registrations: dict[Attached, None] = {}
+        self.members: dict[int, Callable[[int, bool], None]] = {}
         self._loop = asyncio.get_running_loop()
         self.tune: asyncio.Future[Tune] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -410,9 +413,13 @@ class Connection(Engine, asyncio.BufferedProtocol):
         logger.debug(text, self._log_prefix, self.address)
 
     def _on_consumer_update(self, body: bytes) -> None:
-        """Confirm the offset of Subscribe; without an answer, the broker closes the connection."""
-        correlation_id = commands.Reader(body).u32()
-        self.write(commands.ConsumerUpdate.respond(correlation_id))
+        reader = commands.Reader(body)
+        correlation_id, update = reader.u32(), commands.ConsumerUpdate.read(reader)
+        on_update = self.members.get(update.subscription_id)
+        if on_update is not None:
+            on_update(correlation_id, bool(update.active))
+        else:  # it has left the group; without an answer, the broker closes the connection
+            self.write(commands.ConsumerUpdate.respond(correlation_id))
 
     def on_failure(self, error: Exception) -> None:
         if isinstance(error, FrameError | ChunkError):

@@ -89,6 +89,15 @@ class Observer:
     def on_partition_gone(self, super_stream: str, partition: str) -> None:
         """A partition no longer belongs to the super stream; its subscription reads the others."""
 
+    def on_activated(self, stream: str, group: str) -> None:
+        """A member of a group receives the messages of a stream from now on."""
+
+    def on_deactivated(self, stream: str, group: str) -> None:
+        """A member of a group receives no more messages of a stream."""
+
+    def on_handover_late(self, stream: str, group: str) -> None:
+        """A member leaves messages to the next one that the program has not finished."""
+
     def on_connection_opened(self, address: Address, role: Role) -> None:
         """The client opened a connection."""
 

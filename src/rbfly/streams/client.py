@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import ssl as ssl_module
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
-from ..checks import check_integer, check_stream, check_timeout, check_type
+from ..checks import check_integer, check_timeout, check_type
 from ..error import ArgumentError, ArgumentTypeError, StreamConnectionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.outages import OutageLog
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
-from ..protocol._decoder import Decoder
 from ..protocol.commands import Tune
 from ..protocol.compression import Compression
-from ..protocol.offset import Offset, OffsetSource
+from ..protocol.offset import Offset
 from .arguments import (
-    check_choice,
-    check_filter,
     check_publisher,
     check_settings,
-    check_starts,
 )
-from .consuming import SubscriptionSession
 from .events import Events
+from .group import HANDOVER_TIMEOUT
 from .management import ManagementMethods
-from .merged import MergedSession, Offsets
+from .merged import Offsets
 from .offsets import OffsetMethods
 from .opening import OpenPublisher, P
 from .opening_routed import OpenSuperStream
 from .publisher import BasePublisher, Publisher
 from .publisher_batch import PublisherBatchFast, PublisherBatchLimit
 from .publishing import PublisherSession
-from .reading import MessageWaiter, Waiter
 from .routing import Route, check_route
+from .subscribing import subscribe
 from .subscription import (
     SubscribeOptions,
     Subscription,
@@ -396,10 +392,13 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | None = None,
+        auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | None = None,
         refresh_interval: float = 60.0,
+        group: str | None = None,
+        handover_timeout: float = HANDOVER_TIMEOUT,
+        stranded_after: float | None = None,
     ) -> Subscription[Any] | SuperStreamSubscription[Any]:
         """Read the messages of a stream or of a super stream, with `async for`.
 
@@ -421,7 +420,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param initial_credit: number of chunks that the broker may send ahead, 1 to 65,535; this
             and the size of chunks limit the memory used.
         :param auto_offset: how often to store the offset of the last finished message; None for
-            never.
+            never.  In a group, True stores it under the group's name, as `OffsetTracking()`.
         :param on_gap: what to do if the next message to read, after the start from an offset or
             after a reconnect, is missing because retention has removed it: `'raise'` an
             :class:`~rbfly.error.OffsetGapError`, after which the iteration can continue with the
@@ -434,57 +433,33 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             super stream ends there, and partitions that are added later are not read.
         :param refresh_interval: seconds after which a subscription of a super stream asks for its
             partitions again.
+        :param group: name of a consumer group, at most 255 bytes of UTF-8.  Of its members, one at
+            a time receives the messages of the stream, or of each partition; it starts after the
+            offset stored under the group's name, or at the offset that the function given as
+            `offset` returns.  See :doc:`consumer-groups`.
+        :param handover_timeout: seconds, above 0 and at most 50, in which a member finishes its
+            messages before another one receives the next, or finds out where it starts.
+        :param stranded_after: seconds without progress of the group after which a member that
+            receives no messages joins again, see :ref:`stranded-groups`; None or 0 for never.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        self._cluster.check_loop()
-        check_stream(stream)
-        check_type('super_stream', super_stream, bool)
-        check_type('refresh_interval', refresh_interval, int, float)
-        if not 0 < refresh_interval < float('inf'):
-            raise ArgumentError(f'refresh_interval must be above 0 seconds, not {refresh_interval}')
-        if isinstance(offset, Mapping):
-            offset = dict(offset)
-        check_starts(offset, until, super_stream)
-        check_type('filter', filter, MessageFilter, None)
-        check_timeout('timeout', timeout)
-        check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
-        check_type('auto_offset', auto_offset, OffsetTracking, None)
-        check_choice('on_decode_error', on_decode_error, 'raise', 'skip', 'raw')
-        check_choice('on_gap', on_gap, 'raise', 'warn', 'ignore')
-        if filter is not None:
-            check_filter(filter)
-        waiter = MessageWaiter(self._cluster.check_loop, timeout or None)
-        cluster = self._cluster
-
-        def new_session(
-            stream: str, offset: Offset | OffsetSource, waiter: Waiter
-        ) -> SubscriptionSession:
-            return SubscriptionSession(
-                cluster,
-                waiter,
-                stream,
-                offset,
-                filter,
-                Decoder(amqp, on_decode_error),
-                initial_credit,
-                auto_offset,
-                on_gap,
-                until,
-            )
-
-        if not super_stream:
-            assert not isinstance(offset, Mapping)
-            return Subscription(new_session(stream, offset, waiter), waiter, offset)
-        self._super_streams.add(stream)
-        merged = MergedSession(
-            cluster,
-            waiter,
-            stream,
-            offset,
-            refresh_interval,
-            until is not None,
+        return subscribe(
+            self._cluster,
             self._super_streams,
-            new_session,
+            stream,
+            super_stream,
+            offset,
+            filter,
+            timeout,
+            amqp,
+            on_decode_error,
+            initial_credit,
+            auto_offset,
+            on_gap,
+            until,
+            refresh_interval,
+            group,
+            handover_timeout,
+            stranded_after,
         )
-        return SuperStreamSubscription(merged, waiter, offset)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal
 
-from ..checks import check_integer, check_type
+from ..checks import check_type
 from ..error import (
-    ArgumentError,
     ArgumentTypeError,
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
-    SubscriptionError,
     copy_error,
 )
 from ..net.cluster import Cluster
@@ -30,14 +29,30 @@ from ..protocol._decoder import Decoder
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import Start
 from .arguments import check_until
+from .committing import Commits
 from .gaps import GapCheck
-from .offsets import check_chunk, chunk_ids, leader_ends_before, store_offset, stored_offset
+from .group import Group, Member
+from .offsets import chunk_ids, leader_ends_before, stored_offset
 from .reading import Source, Waiter
 from .tracking import OffsetTracking, Tracker
-from .types import MessageFilter, OnGap
+from .types import MessageFilter, OnDecodeError, OnGap
 from .until import Until
 from .waiting import WaitingTasks
 from .watchdog import DeliveryWatchdog
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
+
+    filter: MessageFilter | None
+    amqp: bool
+    on_decode_error: OnDecodeError
+    initial_credit: int
+    auto_offset: OffsetTracking | None
+    on_gap: OnGap
+    until: Literal['now'] | Offset | None
+    group: Group | None
 
 
 class SubscriptionSession(Owner):
@@ -48,8 +63,8 @@ class SubscriptionSession(Owner):
 
     :param waiter: wakes the task that waits for a message.
     :param offset: where the subscription starts, or an async function that returns it.
-    :param credit: number of chunks that the broker may send ahead.
     :ivar cursor: returns the messages that have arrived.
+    :ivar commits: stores the offsets that the program commits.
     """
 
     role = Role.CONSUME
@@ -62,20 +77,18 @@ class SubscriptionSession(Owner):
         waiter: Waiter,
         stream: str,
         offset: Offset | OffsetSource,
-        filter: MessageFilter | None,
-        decoder: Decoder,
-        credit: int,
-        auto_offset: OffsetTracking | None,
-        on_gap: OnGap,
-        until: Literal['now'] | Offset | None,
+        settings: ReadSettings,
     ) -> None:
+        credit, until = settings.initial_credit, settings.until
+        auto_offset, group = settings.auto_offset, settings.group
+        decoder = Decoder(settings.amqp, settings.on_decode_error)
         self.stream = stream
         self._released = False
         self.cursor = MessageCursor(
             self,
             decoder,
-            filter,
-            waiter.wake if until is None else self._on_arrival,
+            settings.filter,
+            waiter.wake if until is None and group is None else self._on_arrival,
             waiter.turn,
             credit // 2 + 1,  # the broker continues with more than half of it
             stream,
@@ -84,9 +97,11 @@ class SubscriptionSession(Owner):
         self.registration = Registration(cluster, self)
         self._cluster = cluster
         self._waiter = waiter
-        self._properties = {} if filter is None else filter.properties()
+        self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
-        self._gaps = GapCheck(stream, on_gap, filter is not None, cluster.observers)
+        self._gaps = GapCheck(
+            stream, settings.on_gap, settings.filter is not None, cluster.observers
+        )
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
         self._opening = WaitingTasks()  # in `open`
@@ -99,11 +114,15 @@ class SubscriptionSession(Owner):
             self._until = Until(
                 until, cluster, self.registration, self._start, self.cursor, waiter.end
             )
-        self._committing = asyncio.Lock()  # an earlier offset must not replace a later one
-        self._manual = auto_offset if auto_offset is not None and auto_offset.manual else None
         self._tracker: Tracker | None = None
         if auto_offset is not None and not auto_offset.manual:
             self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
+        self._member: Member | None = None
+        if group is not None:
+            self._member = Member(group, cluster, self, offset, self._gaps, self._tracker)
+        self.commits = Commits(
+            cluster, self.registration, self.cursor, stream, auto_offset, self._member
+        )
         waiter.add(self)
 
     def __repr__(self) -> str:
@@ -119,13 +138,23 @@ class SubscriptionSession(Owner):
         """True if an error waits for the next task that waits."""
         return self._error is not None
 
+    @property
+    def active(self) -> bool:
+        """True if the broker delivers messages."""
+        return self.registration.is_open and (self._member is None or self._member.is_active)
+
     # -- the registration
 
     async def prepare(self, connection: Connection, id: int) -> commands.Command[Any]:
         start, cursor = self._start, self.cursor
+        if self._member is not None:
+            await self._member.prepare(connection, id)
+            connection.set_subscription(id, cursor.queue)
+            joining = self._properties | self._member.group.properties()
+            return commands.Subscribe(id, self.stream, Offset.NEXT, self._credit, joining)
         if cursor.position is None:
             if start.source is not None:
-                start.choose(await self._ask(start.source))
+                start.choose(await self.ask(start.source))
             if start.reference is not None:
                 start.resolve(await stored_offset(connection, self.stream, start.reference))
         first = committed = None
@@ -154,7 +183,7 @@ class SubscriptionSession(Owner):
             return commands.Subscribe(id, self.stream, offset, 1, {})
         return commands.Subscribe(id, self.stream, offset, self._credit, properties)
 
-    async def _ask(self, source: OffsetSource) -> Offset:
+    async def ask(self, source: OffsetSource) -> Offset:
         """Return the offset that the program keeps."""
         found = source(self.stream)
         if not isawaitable(found):
@@ -171,16 +200,33 @@ class SubscriptionSession(Owner):
         self._watchdog.stop()
         if self._until is not None:
             self._until.on_detach()
+        if self._member is not None:
+            self._member.detach(connection, id)
         return commands.Unsubscribe(id)
 
     def on_open(self, connection: Connection, id: int) -> None:
-        # The broker may have nothing to deliver to a filter.
-        if not self._properties and connection.knows_optional:
-            is_time = self._start.offset.type == OffsetType.TIMESTAMP
-            self._watchdog.start(is_time=is_time)
+        if self._member is None:
+            self._watch(is_time=self._start.offset.type == OffsetType.TIMESTAMP)
+        else:
+            self._member.on_open()
         self._opening.wake()
         if self._until is not None:
             self._waiter.wake()  # `on_wait` asks whether anything is left
+
+    def _watch(self, *, is_time: bool) -> None:
+        connection = self.registration.connection
+        # The broker may have nothing to deliver to a filter.
+        if not self._properties and connection is not None and connection.knows_optional:
+            self._watchdog.start(is_time=is_time)
+
+    def on_activity(self, *, active: bool) -> None:
+        """The subscription has become the active member of its group, or is no longer."""
+        if active:
+            self._watch(is_time=False)
+            return
+        self._watchdog.stop()
+        if self._tracker is not None:
+            self._tracker.on_lost()
 
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
@@ -233,8 +279,15 @@ class SubscriptionSession(Owner):
         self._waiter.end()
 
     def _on_arrival(self) -> None:
+        if self._member is not None:
+            self._member.on_arrival()
+            return
         if self._until is not None:
             self._until.on_arrival()
+        self._waiter.wake()
+
+    def wake(self) -> None:
+        """Wake the task that waits for a message."""
         self._waiter.wake()
 
     def on_probed(self) -> None:
@@ -250,13 +303,16 @@ class SubscriptionSession(Owner):
         self._gaps.start_over()
         if self._until is not None:
             self._until.start_over()
+        if self._member is not None:
+            self._member.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
 
     def write(self, frame: bytes, last: bool) -> bool:
         """Write a frame that stores an offset; return false if this is not possible now.
 
-        It is not without a connection, or while the stream may be a new one with the same name.
+        It is not without a connection, while the stream may be a new one with the same name, or
+        while another member of the group is active.
 
         :param last: write it even if the connection is paused.
         """
@@ -265,48 +321,11 @@ class SubscriptionSession(Owner):
             return False
         if connection.paused and not last:
             return False
+        if self._member is not None and not self._member.may_store:
+            return False
         connection.write(frame)
         connection.require_answer()
         return True
-
-    async def commit(self, offset: int | None) -> None:
-        """Store an offset; None for that of the last message delivered."""
-        self._cluster.check_loop()
-        manual, offset = self.check_commit(offset)
-        if offset is None:
-            return  # no message was delivered
-        async with self._committing:
-            await store_offset(self._cluster, self._connect, self.stream, manual.reference, offset)
-
-    def check_commit(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
-        """Check the offset to store; None for that of the last message delivered.
-
-        :returns: how to store it, and the offset; None if no message was delivered.
-        """
-        if self._manual is None:
-            raise SubscriptionError(
-                f'{self!r} does not allow commit: pass'
-                ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
-            )
-        if offset is not None:
-            check_integer('offset', offset, 0, 2**64 - 1)
-        delivered = self.cursor.delivered
-        if offset is None and delivered is not None:
-            offset = delivered - 1
-        if offset is None:
-            return self._manual, None
-        if delivered is None or offset >= delivered:
-            last = 'no message was' if delivered is None else f'the last one is {delivered - 1}'
-            raise ArgumentError(f'offset {offset} of {self!r} was not delivered; {last}')
-        return self._manual, offset
-
-    async def _connect(self) -> Connection:
-        """Return a connection to store an offset of the stream that was read."""
-        connection, last_chunk = self.registration.connection, self.cursor.last_chunk
-        if connection is None or not connection.is_open or last_chunk.unverified:
-            connection = await self._cluster.locator()
-            await check_chunk(self._cluster, connection, self.stream, last_chunk.id)
-        return connection
 
     # -- the waiting task
 
@@ -336,6 +355,8 @@ class SubscriptionSession(Owner):
         """
         if finished:
             self.cursor.mark_consumed()
+        if self._member is not None:
+            self._member.on_wait()
         if self._until is not None and self._until.check():
             self._waiter.end()
             return
@@ -368,7 +389,9 @@ class SubscriptionSession(Owner):
             return
         self._asked = self._asked or asyncio.Event()
         self.cursor.drop()
-        if not self.registration.is_open:  # else a declaration in progress delivers messages
+        # A declaration in progress, or another activity of a member, would deliver messages.
+        is_idle = self._member is not None and not self._member.may_store
+        if is_idle or not self.registration.is_open:
             self.registration.reset()
         self._waiter.end()
         self._opening.wake()
@@ -422,7 +445,7 @@ class SubscriptionSession(Owner):
         self.cursor.drop()
         try:
             if self._tracker is not None:
-                verify = wait and self._waiter.ended
+                verify = wait and (self._waiter.ended or self._member is not None)
                 await self._tracker.close(
                     self._cluster, registration.connection, wait=wait, verify=verify
                 )
@@ -438,7 +461,9 @@ class SubscriptionSession(Owner):
         self._waiter.remove(self)
         self.registration.close()
         self.cursor.close()
-        self._tracker = None
+        if self._member is not None:
+            self._member.close()
+        self._tracker = self._member = None
 
     def release(self) -> None:
         """Close the subscription without waiting: the program has dropped its last reference.

@@ -141,6 +141,34 @@ class PartitionGone(PartitionAdded):
     """A partition no longer belongs to a super stream; a subscription reads the others."""
 
 
+@dataclass(frozen=True)
+class Activated(Event):
+    """A member of a consumer group receives the messages of a stream from now on.
+
+    :ivar stream: name of the stream; of the partition, if the group reads a super stream.
+    :ivar group: name of the group.
+    """
+
+    stream: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Deactivated(Activated):
+    """A member of a consumer group receives no more messages of a stream.
+
+    It has handed over to another member, lost its connection, or was closed.
+    """
+
+
+@dataclass(frozen=True)
+class HandoverLate(Activated):
+    """The program has not finished its messages within `handover_timeout`.
+
+    Another member may receive them again.
+    """
+
+
 class EventQueue(Observer):
     """Collects the events of a client until the program asks for them.
 
@@ -220,6 +248,15 @@ class EventQueue(Observer):
 
     def on_partition_gone(self, super_stream: str, partition: str) -> None:
         self._add(PartitionGone(super_stream, partition))
+
+    def on_activated(self, stream: str, group: str) -> None:
+        self._add(Activated(stream, group))
+
+    def on_deactivated(self, stream: str, group: str) -> None:
+        self._add(Deactivated(stream, group))
+
+    def on_handover_late(self, stream: str, group: str) -> None:
+        self._add(HandoverLate(stream, group))
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
         self._add(Connected(node(address), role.value))

@@ -83,7 +83,7 @@ class MergedSession:
     :param refresh_interval: seconds between two requests for the partitions.
     :param fixed: read the partitions that exist at the start, and no others.
     :param names: the names that the client knows as those of super streams.
-    :param new_session: creates the session of a partition: its name, its offset, and its waiter.
+    :param new_session: creates the session of a partition from its waiter, name and offset.
     :ivar turns: the order in which the partitions are read.
     """
 
@@ -98,7 +98,7 @@ class MergedSession:
         refresh_interval: float,
         fixed: bool,
         names: set[str],
-        new_session: Callable[[str, Offset | OffsetSource, Partition], SubscriptionSession],
+        new_session: Callable[[Partition, str, Offset | OffsetSource], SubscriptionSession],
     ) -> None:
         self.stream = stream
         self.waiter = waiter
@@ -200,7 +200,7 @@ class MergedSession:
 
     def _add(self, name: str) -> None:
         partition = Partition(self, name)
-        session = self.sessions[name] = self._new_session(name, self._start_of(name), partition)
+        session = self.sessions[name] = self._new_session(partition, name, self._start_of(name))
         cursor = partition.cursor = session.cursor
         cursor.super_stream = self.stream
         self.partitions[name] = self._by_cursor[cursor] = partition
@@ -328,6 +328,11 @@ class MergedSession:
     # -- offsets
 
     @property
+    def active(self) -> tuple[str, ...]:
+        """The partitions whose messages the broker delivers."""
+        return tuple(name for name, session in self.sessions.items() if session.active)
+
+    @property
     def position(self) -> dict[str, int | None]:
         """Offset after the last message delivered, by partition."""
         return {name: session.cursor.delivered for name, session in self.sessions.items()}
@@ -337,14 +342,14 @@ class MergedSession:
         self._cluster.check_loop()
         sessions = self.sessions
         if offsets is None:
-            await self._all([session.commit(None) for session in sessions.values()])
+            await self._all([session.commits.commit(None) for session in sessions.values()])
             return
         check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
             if name not in sessions:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')
-            sessions[name].check_commit(offset)
-        await self._all([sessions[name].commit(offset) for name, offset in offsets.items()])
+            sessions[name].commits.check(offset)
+        await self._all([sessions[name].commits.commit(offset) for name, offset in offsets.items()])
 
     # -- ending
 

@@ -115,24 +115,7 @@ class OffsetMethods:
         """
         check_stream(stream)
         check_type('offset', offset, Offset)
-        if offset.type == OffsetType.REFERENCE:
-            stored = await self.read_offset(stream, str(offset.value))
-            default = offset.default or Offset.FIRST
-            offset = default if stored is None else Offset.offset(stored + 1)
-        connection, _ = await self._cluster.leader(stream)
-        if Key.RESOLVE_OFFSET_SPEC in connection.commands:
-            command = commands.ResolveOffsetSpec(stream, offset, {})
-            found = (await connection.request(command)).value
-        else:
-            # The end comes first: a message that is published meanwhile is not skipped.
-            end = await end_of_stream(self._cluster, stream)
-            chunk = await chunk_at(self._cluster, stream, offset)
-            found = end if chunk is None else chunk.offset
-        assert isinstance(found, int)
-        if offset.type == OffsetType.OFFSET:  # within a chunk, perhaps
-            assert isinstance(offset.value, int)
-            return max(found, offset.value)
-        return found
+        return await resolve(self._cluster, stream, offset)
 
     @overload
     async def lag(
@@ -175,6 +158,28 @@ class OffsetMethods:
             return None
         end = await end_of_messages(self._cluster, stream)
         return max(0, end - 1 - stored)
+
+
+async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
+    """Return the offset at which a subscription would start now, see `resolve_offset`."""
+    if offset.type == OffsetType.REFERENCE:
+        stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
+        default = offset.default or Offset.FIRST
+        offset = default if stored is None else Offset.offset(stored + 1)
+    connection, _ = await cluster.leader(stream)
+    if Key.RESOLVE_OFFSET_SPEC in connection.commands:
+        command = commands.ResolveOffsetSpec(stream, offset, {})
+        found = (await connection.request(command)).value
+    else:
+        # The end comes first: a message that is published meanwhile is not skipped.
+        end = await end_of_stream(cluster, stream)
+        chunk = await chunk_at(cluster, stream, offset)
+        found = end if chunk is None else chunk.offset
+    assert isinstance(found, int)
+    if offset.type == OffsetType.OFFSET:  # within a chunk, perhaps
+        assert isinstance(offset.value, int)
+        return max(found, offset.value)
+    return found
 
 
 async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:

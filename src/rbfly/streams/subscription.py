@@ -41,9 +41,12 @@ class CommonOptions(TypedDict, total=False):
     timeout: float | None
     on_decode_error: OnDecodeError
     initial_credit: int
-    auto_offset: OffsetTracking | None
+    auto_offset: OffsetTracking | bool | None
     on_gap: OnGap
     until: Literal['now'] | Offset | None
+    group: str | None
+    handover_timeout: float
+    stranded_after: float | None
 
 
 class SubscribeOptions(CommonOptions, total=False):
@@ -227,6 +230,11 @@ class Subscription(BaseSubscription[Body]):
     _session: SubscriptionSession
 
     @property
+    def active(self) -> bool:
+        """True if the broker delivers messages: in a group, to this member."""
+        return self._session.active
+
+    @property
     def position(self) -> int | None:
         """Offset of the next message, or a lower one: that after the last message received.
 
@@ -253,7 +261,7 @@ class Subscription(BaseSubscription[Body]):
         :raises ProtocolError: the broker refused the request.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        await self._session.commit(offset)
+        await self._session.commits.commit(offset)
 
 
 class SuperStreamSubscription(BaseSubscription[Body]):
@@ -275,6 +283,11 @@ class SuperStreamSubscription(BaseSubscription[Body]):
     """
 
     _session: MergedSession
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The partitions whose messages the broker delivers: in a group, to this member."""
+        return self._session.active
 
     @property
     def position(self) -> dict[str, int | None]:

@@ -31,7 +31,8 @@ class OffsetTracking:
     A program that collects messages to process them later asks for the next one too early for this;
     with `manual`, it stores the offset itself.
 
-    :param reference: name of the stored offset, at most 255 bytes of UTF-8.
+    :param reference: name of the stored offset, at most 255 bytes of UTF-8; in a group, None for
+        its name, and no other is allowed.
     :param every: store the offset after this many messages; 0 not to count messages.
     :param interval: store the offset after this many seconds; 0 for no timer.
     :param manual: store the offset when the program calls :meth:`Subscription.commit`, and at no
@@ -40,14 +41,14 @@ class OffsetTracking:
         `manual`.
     """
 
-    reference: str
+    reference: str | None = None
     every: int = 10_000
     interval: float = 5.0
     manual: bool = False
 
     def __post_init__(self) -> None:
-        check_type('reference', self.reference, str)
-        commands.reference(self.reference, 'offset reference')
+        check_type('reference', self.reference, str, None)
+        commands.reference(self.reference or '', 'offset reference')
         check_integer('every', self.every, 0, 2**63 - 1)
         check_type('interval', self.interval, int, float)
         check_timeout('interval', self.interval)
@@ -71,7 +72,9 @@ class Tracker:
         cursor: MessageCursor,
         write: Callable[[bytes, bool], bool],
     ) -> None:
+        assert tracking.reference is not None
         self.tracking = tracking
+        self.reference = tracking.reference
         self.stream = stream
         self._write = write
         self._cursor = cursor
@@ -120,7 +123,7 @@ class Tracker:
         finished = self._cursor.finished
         if finished is None or finished == self._stored:
             return None
-        return commands.store_offset(self.tracking.reference, self.stream, finished)
+        return commands.store_offset(self.reference, self.stream, finished)
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -143,7 +146,7 @@ class Tracker:
             if verify and connection is not None and self.pending() is None:
                 with suppress(StreamConnectionError):  # then it is stored again
                     async with cluster.closing.limit():
-                        await self._verify(connection)
+                        await self.verify(connection)
             data = self.pending()
             if data is None:
                 return
@@ -157,13 +160,17 @@ class Tracker:
                 connection.write(data)
                 connection.require_answer()
                 if verify:
-                    await self._verify(connection)
+                    await self.verify(connection)
         except (RbFlyError, TimeoutError) as ex:
-            prefix, reference = cluster.settings.log_prefix, self.tracking.reference
+            prefix = cluster.settings.log_prefix
             text = '%scannot store offset %r of stream %r: %s'
-            logger.warning(text, prefix, reference, self.stream, ex)
+            logger.warning(text, prefix, self.reference, self.stream, ex)
 
-    async def _verify(self, connection: Connection) -> None:
+    async def verify(self, connection: Connection) -> None:
+        """Check that the broker has stored the offset of the last finished message.
+
+        :raises OffsetNotStored: it has not.
+        """
         finished = self._cursor.finished
         if finished is not None:
-            await check_stored(connection, self.stream, self.tracking.reference, finished)
+            await check_stored(connection, self.stream, self.reference, finished)

@@ -1,0 +1,89 @@
+"""Stores the offsets that a program commits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..checks import check_integer
+from ..error import ArgumentError, SubscriptionError
+from ..net.cluster import Cluster
+from ..net.connection import Connection
+from ..net.registration import Registration
+from ..protocol._cursor import MessageCursor
+from .group import Member
+from .offsets import check_chunk, store_offset
+from .tracking import OffsetTracking
+
+
+class Commits:
+    """Stores the offsets of a subscription that the program commits.
+
+    :param tracking: of the subscription; commits need one with `manual`.
+    :param member: membership in a group; None without a group.
+    """
+
+    __slots__ = ('_cluster', '_cursor', '_lock', '_manual', '_member', '_registration', '_stream')
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        registration: Registration,
+        cursor: MessageCursor,
+        stream: str,
+        tracking: OffsetTracking | None,
+        member: Member | None,
+    ) -> None:
+        self._cluster = cluster
+        self._registration = registration
+        self._cursor = cursor
+        self._stream = stream
+        self._manual = tracking if tracking is not None and tracking.manual else None
+        self._member = member
+        self._lock: asyncio.Lock | None = None  # an earlier offset must not replace a later one
+
+    async def commit(self, offset: int | None) -> None:
+        """Store an offset; None for that of the last message delivered."""
+        self._cluster.check_loop()
+        manual, offset = self.check(offset)
+        if offset is None:
+            return  # no message was delivered
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        assert manual.reference is not None
+        async with self._lock:
+            await store_offset(self._cluster, self._connect, self._stream, manual.reference, offset)
+
+    def check(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
+        """Check the offset to store; None for that of the last message delivered.
+
+        :returns: how to store it, and the offset; None if no message was delivered.
+        """
+        of = f'subscription of stream {self._stream!r}'
+        if self._manual is None:
+            raise SubscriptionError(
+                f'the {of} does not allow commit: pass'
+                ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
+            )
+        if offset is not None:
+            check_integer('offset', offset, 0, 2**64 - 1)
+        delivered = self._cursor.delivered
+        if offset is None and delivered is not None:
+            offset = delivered - 1
+        if offset is None:
+            return self._manual, None
+        if delivered is None or offset >= delivered:
+            last = 'no message was' if delivered is None else f'the last one is {delivered - 1}'
+            raise ArgumentError(f'offset {offset} of the {of} was not delivered; {last}')
+        return self._manual, offset
+
+    async def _connect(self) -> Connection:
+        """Return a connection to store an offset of the stream that was read."""
+        connection, last_chunk = self._registration.connection, self._cursor.last_chunk
+        if self._member is not None:
+            if connection is None or not self._member.may_store:
+                raise SubscriptionError(f'the {self._member!r} is no longer active')
+            return connection
+        if connection is None or not connection.is_open or last_chunk.unverified:
+            connection = await self._cluster.locator()
+            await check_chunk(self._cluster, connection, self._stream, last_chunk.id)
+        return connection

@@ -1,0 +1,375 @@
+"""Membership of a consumer group: RabbitMQ's single active consumer.
+
+Of the members of a group that read a stream, the broker makes one active.  It sends each change in
+a ConsumerUpdate, and waits for the answer: the offset at which the active member starts; or the
+sign that a member that is no longer active has stored its offset, so that the next one may start.
+
+The activity of a member changes in these ways::
+
+    STANDBY -> STARTING -> ACTIVE -> LEAVING -> STANDBY
+    any -> STANDBY: the member has left its connection
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from ..error import OffsetNotStored, SubscriptionError
+from ..net.cluster import Cluster
+from ..net.connection import Connection
+from ..net.observer import Observer
+from ..net.registration import Registration
+from ..net.retry import backoff
+from ..protocol import commands
+from ..protocol._cursor import MessageCursor
+from ..protocol.offset import Offset, OffsetSource, OffsetType
+from ..protocol.start import BY_END, OFFSET_MAX
+from .gaps import GapCheck
+from .offsets import chunk_ids, resolve, stored_offset
+from .stranded import StrandedCheck
+from .tracking import Tracker
+from .waiting import WaitingTasks
+
+logger = logging.getLogger(__name__)
+
+HANDOVER_TIMEOUT = 30.0  # seconds
+HANDOVER_MAX = 50  # the broker closes the connection after 60
+BEFORE_FIRST = OFFSET_MAX  # stored for a start at offset 0: the offset before it, modulo 2**64
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings of a member, named as the arguments of :meth:`StreamsClient.subscribe`.
+
+    :param super_stream: name of the super stream whose partitions the group reads; None for none.
+    """
+
+    name: str
+    handover_timeout: float
+    stranded_after: float
+    super_stream: str | None
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties of Subscribe."""
+        found = {'single-active-consumer': 'true', 'name': self.name}
+        return found if self.super_stream is None else found | {'super-stream': self.super_stream}
+
+
+class Activity(Enum):
+    """What a member does."""
+
+    STANDBY = 'standby'  # receives no messages
+    STARTING = 'starting'  # determines the offset at which it starts
+    ACTIVE = 'active'
+    LEAVING = 'leaving'  # finishes the messages that the program has received
+
+
+class Session(Protocol):
+    """The parts of a subscription that its membership uses."""
+
+    @property
+    def stream(self) -> str: ...
+
+    @property
+    def cursor(self) -> MessageCursor: ...
+
+    @property
+    def registration(self) -> Registration: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def ask(self, source: OffsetSource) -> Coroutine[Any, Any, Offset]:
+        """Return the offset that the program keeps."""
+
+    def drop_queue(self) -> None:
+        """Drop the messages that the program has not received, and return their credit."""
+
+    def on_activity(self, *, active: bool) -> None:
+        """The member has become active, or is no longer."""
+
+    def wake(self) -> None:
+        """Wake the task that waits for a message."""
+
+
+class Member:
+    """The membership of one subscription in a group.
+
+    :param offset: where to start if no offset is stored under the group's name; or an async
+        function that returns where to start each time the member becomes active.
+    :param tracker: stores offsets; None if the program does, or nobody.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        cluster: Cluster,
+        session: Session,
+        offset: Offset | OffsetSource,
+        gaps: GapCheck,
+        tracker: Tracker | None,
+    ) -> None:
+        self.group = group
+        self.activity = Activity.STANDBY
+        self._cluster = cluster
+        self._session: Session = session
+        self._stream = session.stream
+        self._gaps = gaps
+        self._tracker = tracker
+        self._source = None if isinstance(offset, Offset) else offset
+        self._offset = offset if isinstance(offset, Offset) else Offset.FIRST
+        if self._offset.type == OffsetType.REFERENCE:  # the group's own
+            self._offset = self._offset.default or Offset.FIRST
+        self._start: int | None = None  # the same as a number, from the first attempt on
+        self._is_stored = False  # an offset was stored under the group's name
+        self._connection: Connection | None = None  # on which it is subscribed
+        self._unanswered: list[int] = []  # correlation ids of updates, in order
+        self._task: asyncio.Task[None] | None = None  # prepares the answer
+        self._finishing = WaitingTasks()
+        self._stranded: StrandedCheck | None = None
+
+    def __repr__(self) -> str:
+        return f'member of group {self.group.name!r} on stream {self._stream!r}'
+
+    @property
+    def is_active(self) -> bool:
+        """True if the broker delivers messages to this member."""
+        return self.activity is Activity.ACTIVE
+
+    @property
+    def may_store(self) -> bool:
+        """True if no other member can be active: an offset may be stored."""
+        return self.activity in (Activity.ACTIVE, Activity.LEAVING)
+
+    # -- what the subscription calls
+
+    async def prepare(self, connection: Connection, id: int) -> None:
+        """Prepare to receive updates for a subscription id.
+
+        :raises SubscriptionError: the broker is too old.
+        """
+        if not connection.knows_optional:
+            raise SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
+        # What is published from now on is read, whenever the member becomes active.
+        if (
+            self._source is None
+            and self._start is None
+            and self._offset.type in BY_END
+            and await stored_offset(connection, self._stream, self.group.name) is None
+        ):
+            self._start = await resolve(self._cluster, self._stream, self._offset)
+        self._session.cursor.start_over()
+        self._session.cursor.drop()
+        connection.members[id] = self._on_update
+        self._connection = connection
+
+    def on_open(self) -> None:
+        """The broker has accepted the subscription."""
+        if self.group.stranded_after and self._stranded is None:
+            self._stranded = StrandedCheck(
+                self._cluster,
+                self._session.registration,
+                self._stream,
+                self.group.name,
+                self.group.stranded_after,
+                lambda: self.activity is Activity.STANDBY,
+            )
+        if self._stranded is not None:
+            self._stranded.start()
+
+    def detach(self, connection: Connection, id: int) -> None:
+        """Leave a connection."""
+        connection.members.pop(id, None)
+        if self._stranded is not None:
+            self._stranded.stop()
+        self._cancel()
+        # Without an answer, the broker would close the connection later.
+        self._answer()
+        self._connection = None
+        self._stand_by()
+
+    def close(self) -> None:
+        """Drop the references that form cycles: the subscription is closed."""
+        self._stranded = None
+        del self._session
+
+    def on_arrival(self) -> None:
+        """A chunk has arrived in the empty queue."""
+        if self.is_active:
+            self._session.wake()
+        else:
+            self._session.drop_queue()
+
+    def on_wait(self) -> None:
+        """The program may have finished the messages that it has received."""
+        self._finishing.wake()
+
+    def start_over(self) -> None:
+        """The stream was deleted: start at the first message of the next one."""
+        self._offset, self._start, self._is_stored = Offset.FIRST, None, False
+
+    # -- what the broker says
+
+    def _on_update(self, correlation_id: int, active: bool) -> None:
+        if self.activity is Activity.LEAVING and not active:
+            self._unanswered.append(correlation_id)  # RabbitMQ 4.3 repeats itself
+            return
+        self._cancel()
+        self._answer()  # updates that came before
+        self._unanswered.append(correlation_id)
+        if not active:
+            self._begin(self._hand_over())
+        elif self._session.closed:
+            pass  # `detach` answers
+        elif self.may_store:  # no other member was active
+            self._continue()
+        else:
+            self.activity = Activity.STARTING
+            self._begin(self._activate())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.Task(work, loop=loop)  # never an eager one
+
+    def _cancel(self) -> None:
+        task, self._task = self._task, None
+        if task is not None and not task.get_loop().is_closed():
+            task.cancel()
+
+    def _answer(self, start: int | None = None) -> None:
+        """Answer all updates; the start counts only for a member that becomes active."""
+        unanswered, self._unanswered = self._unanswered, []
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            offset = None if start is None else Offset.offset(start)
+            for correlation_id in unanswered:
+                connection.write(commands.ConsumerUpdate.respond(correlation_id, offset))
+
+    # -- becoming active
+
+    async def _activate(self) -> None:
+        session, cluster = self._session, self._cluster
+        try:
+            async with cluster.deadline(self.group.handover_timeout) as deadline:
+                deadline.progress.on_step(f'determining where the {self!r} starts')
+                start = await cluster.retry(deadline, self._find_start)
+        except Exception as ex:
+            self._task = None
+            session.registration.fail(ex)
+            return
+        self._task = None
+        session.cursor.resume(start)
+        self._enter_active(start)
+        prefix = cluster.settings.log_prefix
+        logger.info('%sthe %r is active, from offset %d on', prefix, self, start)
+        cluster.observers.notify(Observer.on_activated, self._stream, self.group.name)
+
+    def _enter_active(self, start: int) -> None:
+        self.activity = Activity.ACTIVE
+        self._answer(start)
+        self._session.on_activity(active=True)
+
+    def _continue(self) -> None:
+        """Go on after the last message that the program has received."""
+        cursor = self._session.cursor
+        self._session.drop_queue()
+        position = cursor.position
+        start = cursor.skip_before if position is None else position
+        cursor.resume(start)
+        cursor.last_chunk.forget()  # the broker sends the chunk again
+        self._enter_active(start)
+
+    async def _find_start(self) -> int:
+        connection, stream = self._connection, self._stream
+        assert connection is not None  # else the task was cancelled
+        if self._source is not None:
+            start = await resolve(self._cluster, stream, await self._session.ask(self._source))
+        else:
+            stored = await stored_offset(connection, stream, self.group.name)
+            if stored is None:
+                stored = await self._store_start(connection)
+            self._is_stored = stored is not None
+            start = 0 if stored in (None, BEFORE_FIRST) else stored + 1
+        first, _ = await chunk_ids(connection, stream)
+        self._gaps.check(start, first)
+        return start
+
+    async def _store_start(self, connection: Connection) -> int | None:
+        """Store the offset before the start: the next member must not start after this one did.
+
+        :returns: the stored offset; None if there is none, because the start is the first message.
+        """
+        stream, name = self._stream, self.group.name
+        if self._is_stored:  # then the stream is another one, or retention removed the offset
+            self.start_over()
+        start = self._start
+        if start is None:
+            start = await resolve(self._cluster, stream, self._offset)
+        self._start = start
+        if start == 0 and self._offset.type not in BY_END:
+            return None
+        offset = start - 1 if start else BEFORE_FIRST
+        connection.write(commands.store_offset(name, stream, offset))
+        stored = await stored_offset(connection, stream, name)
+        if stored is None:
+            raise OffsetNotStored(
+                f'the {self!r} cannot store offset {offset}: the broker has not stored it'
+            )
+        return stored
+
+    # -- handing over
+
+    async def _hand_over(self) -> None:
+        session, group = self._session, self.group
+        was_active = self.may_store
+        prefix = self._cluster.settings.log_prefix
+        if was_active:
+            session.drop_queue()
+            self.activity = Activity.LEAVING
+            try:
+                async with asyncio.timeout(group.handover_timeout):
+                    await self._finish()
+            except TimeoutError:
+                text = '%sthe %r has not finished its messages within %g s: another may repeat them'
+                logger.warning(text, prefix, self, group.handover_timeout)
+                self._cluster.observers.notify(Observer.on_handover_late, self._stream, group.name)
+            except Exception as ex:
+                logger.warning('%sthe %r cannot store its offset: %s', prefix, self, ex)
+        self._task = None
+        self._stand_by()
+        self._answer()
+
+    async def _finish(self) -> None:
+        """Wait until the program has finished its messages, and store the offset of the last."""
+        cursor = self._session.cursor
+        while cursor.unfinished is not None and cursor.unfinished != cursor.delivered:
+            await self._finishing.wait()
+        tracker, connection = self._tracker, self._connection
+        if tracker is None or connection is None:
+            return
+        for delay in backoff():
+            tracker.store(last=True)
+            try:
+                await tracker.verify(connection)
+            except OffsetNotStored:  # its leader has changed
+                tracker.on_lost()
+                await asyncio.sleep(delay)
+            else:
+                return
+
+    def _stand_by(self) -> None:
+        """Deliver nothing, and store no offset."""
+        session, was_active = self._session, self.may_store
+        self.activity = Activity.STANDBY
+        session.cursor.start_over()
+        session.cursor.drop()
+        if was_active:
+            session.on_activity(active=False)
+            prefix = self._cluster.settings.log_prefix
+            logger.info('%sthe %r is no longer active', prefix, self)
+            self._cluster.observers.notify(Observer.on_deactivated, self._stream, self.group.name)
