@@ -100,13 +100,3 @@ async def test_version(version: Any, new: bool) -> None:
 async def test_unknown_version() -> None:
     with pytest.raises(rbs.ArgumentError, match=r"version must be one of \['4.0', '4.3'\]"):
         StreamBroker(version='3.13')  # type: ignore[arg-type]
-
-
-async def test_what_is_not_supported_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with StreamBroker() as broker, opened(broker.uri) as client:
-        broker.create_stream('orders')
-        properties = {'single-active-consumer': 'true', 'name': 'x'}
-        assert (
-            await client.code(commands.Subscribe(0, 'orders', Offset.NEXT, 1, properties)) == 0x11
-        )
-    assert 'the in-memory broker has no single active consumer' in caplog.text

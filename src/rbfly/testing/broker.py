@@ -53,6 +53,9 @@ class StreamBroker(FaultMethods):
     :param version: version of RabbitMQ whose commands the broker knows.
     :param frame_max: maximum size of a frame in bytes; 0 for no limit.
     :param heartbeat: interval in seconds that the broker proposes to clients; 0 for none.
+    :param consumer_update_timeout: seconds that a client may take to answer a ConsumerUpdate, with
+        which the broker activates and deactivates the members of a group; then the broker closes
+        the connection. None or 0 for no limit.
     :param seed: seed of the faults' random choices.
     :param on_event: called with a line of text whenever a connection opens or closes, in the
         broker's event loop. Its errors go to that loop's exception handler, which logs them by
@@ -71,6 +74,7 @@ class StreamBroker(FaultMethods):
         version: Literal['4.0', '4.3'] = '4.3',
         frame_max: int = 2**20,
         heartbeat: int = 60,
+        consumer_update_timeout: float | None = 60.0,
         seed: int = 0,
         on_event: Callable[[str], object] | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class StreamBroker(FaultMethods):
             raise ArgumentError(f'port {port} is too high: {nodes} nodes use consecutive ports')
         check_integer('frame_max', frame_max, 0, 2**32 - 1)
         check_integer('heartbeat', heartbeat, 0, 2**32 - 1)
+        check_timeout('consumer_update_timeout', consumer_update_timeout)
         check_integer('seed', seed, 0, 2**64 - 1)
         if ssl is not None:
             check_type('ssl', ssl, tls.SSLContext)
@@ -100,6 +105,7 @@ class StreamBroker(FaultMethods):
             heartbeat,
             Faults(seed),
             on_event,
+            consumer_update_timeout=consumer_update_timeout,
         )
         super().__init__(cluster)
         connect = partial(Connection, cluster)
@@ -231,6 +237,24 @@ class StreamBroker(FaultMethods):
         :raises StreamDoesNotExist: there is no such stream.
         """
         return self._call(lambda: dict(self._stream(stream, vhost).offsets))
+
+    def members(
+        self, stream: str, group: str, *, vhost: str | None = None
+    ) -> list[tuple[str, str]]:
+        """Return the members of a group on a stream, in the order in which they subscribed.
+
+        :param group: its name.
+        :returns: the connection of each member, and its state: `active`, `waiting`, or
+            `deactivating` until its client has answered that it is no longer active. An active
+            member receives messages as soon as its client has answered. Empty without a group.
+        :raises StreamDoesNotExist: there is no such stream.
+        """
+
+        def members() -> list[tuple[str, str]]:
+            found = self._cluster.groups.get((self._stream(stream, vhost), group))
+            return [(str(item.wire), item.state) for item in found.members] if found else []
+
+        return self._call(members)
 
     # -- what the test stores
 

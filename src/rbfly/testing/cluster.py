@@ -9,6 +9,7 @@ from ..protocol.commands import CreateSuperStream, StreamMetadata
 from ..protocol.const import ResponseCode
 from .arguments import Arguments, Crash, Refused, require
 from .faults import Faults
+from .group import Group, Key
 from .node import Node
 from .stream import Clock, Stream
 from .wire import Wire
@@ -30,6 +31,8 @@ class Cluster:
     clock: Clock = field(default_factory=Clock)
     nodes: list[Node] = field(default_factory=list)
     sessions: dict[Wire, None] = field(default_factory=dict)  # with an open virtual host
+    groups: dict[Key, Group] = field(default_factory=dict)  # with members
+    consumer_update_timeout: float | None = 60.0  # seconds
     loop: asyncio.AbstractEventLoop | None = None  # None while the broker does not run
     published: int = 0  # number of messages stored in streams that were deleted
     # Called when a stream has stored something.
@@ -164,6 +167,23 @@ class Cluster:
         """Delete a super stream and all streams that are bound to it."""
         for partition in {item[1]: None for item in self.super_streams[vhost].pop(name)}:
             self.delete(vhost, self.vhosts[vhost][partition])
+
+    def group(self, vhost: str, stream: Stream, properties: Mapping[str, str]) -> Group:
+        """Return the group that a subscription joins.
+
+        :raises Refused: the group has no name.
+        :raises Crash: its members name different super streams.
+        """
+        if 'name' not in properties:
+            raise Refused(ResponseCode.PRECONDITION_FAILED)
+        bindings = self.super_streams[vhost].get(properties.get('super-stream', ''), [])
+        names = [name for _, name in bindings]
+        partition = names.index(stream.name) if stream.name in names else -1
+        key = stream, properties['name']
+        group = self.groups.get(key) or Group(self.groups, key, partition, self.version)
+        if group.partition != partition:
+            raise Crash('the members of a group name different super streams')
+        return group
 
     def metadata(self, stream: Stream | None) -> StreamMetadata:
         if stream is None:

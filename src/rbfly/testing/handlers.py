@@ -1,6 +1,5 @@
 """The broker's answer to each command of a client."""
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,11 +10,11 @@ from ..protocol.fields import NAME_MAX
 from ..protocol.offset import Offset
 from .arguments import Crash, Refused, require
 from .cluster import Cluster
+from .group import Member
 from .node import Node
 from .session import HANDSHAKE, Session
 from .stream import Entries, Publisher, Subscription
 
-logger = logging.getLogger(__name__)
 PROPERTIES = {
     'product': 'RabbitMQ',
     'platform': 'rbfly.testing',
@@ -192,11 +191,13 @@ class Connection(Session):
             raise Refused(ResponseCode.SUBSCRIPTION_ID_ALREADY_EXISTS)
         if self.node.number not in stream.members:
             raise Refused(ResponseCode.STREAM_NOT_AVAILABLE)
-        if command.properties.get('single-active-consumer') == 'true':
-            logger.warning('%s: the in-memory broker has no single active consumer', self)
-            raise Refused(ResponseCode.PRECONDITION_FAILED)
         declared, node = self.subscriptions, self.node.number
-        self.after_response = Subscription(self, declared, stream, command, node).resume
+        if command.properties.get('single-active-consumer') == 'true':
+            group = self.cluster.group(self.vhost, stream, command.properties)
+            member = Member(self, declared, stream, command, node, self.updates, group)
+            self.after_response = member.join
+        else:
+            self.after_response = Subscription(self, declared, stream, command, node).resume
 
     def do_unsubscribe(self, command: commands.Unsubscribe) -> None:
         code = ResponseCode.SUBSCRIPTION_ID_DOES_NOT_EXIST

@@ -15,6 +15,7 @@ from ..protocol.const import RESPONSE, Key, ResponseCode
 from .arguments import Crash, Refused, require
 from .cluster import Cluster
 from .frames import read_frame, read_publish
+from .group import Member, Updates
 from .node import Node
 from .stream import Entries, Publisher, Stream, Subscription
 from .wire import Wire
@@ -53,6 +54,7 @@ class Session(Wire):
         self.tune = Tune(cluster.frame_max, cluster.heartbeat)
         self.publishers: dict[int, Publisher] = {}
         self.subscriptions: dict[int, Subscription] = {}
+        self.updates = Updates(self, cluster.consumer_update_timeout)
         self.after_response: Callable[[], object] | None = None  # set by a handler
         self._last_state = self.state  # after the last read
 
@@ -126,7 +128,12 @@ class Session(Wire):
     def _on_response(self, response: Response) -> None:
         if self.state == 'closing' and response.command is commands.Close:
             self.close()
-        elif self.state != 'open' or response.command is not commands.ConsumerUpdate:
+        elif self.state == 'open' and response.command is commands.ConsumerUpdate:
+            update = self.updates.take(response.correlation_id)
+            member = self.subscriptions.get(update.subscription_id) if update else None
+            if update and isinstance(member, Member):
+                member.on_answer(update, response.value)
+        else:
             self._on_unknown()
 
     def _on_unknown(self) -> None:
@@ -178,6 +185,7 @@ class Session(Wire):
     def _drop(self) -> None:
         """Remove everything that the client has declared."""
         self.cluster.sessions.pop(self, None)
+        self.updates.close()
         for client in (*self.publishers.values(), *self.subscriptions.values()):
             client.remove()
 
