@@ -1,8 +1,21 @@
-"""Super streams of the tests of publishing."""
+"""Super streams of the tests."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import rbfly.streams as rbs
+
+
+@contextlib.asynccontextmanager
+async def super_stream_of(client: rbs.StreamsClient, partitions: int) -> AsyncIterator[str]:
+    name = f'super-{uuid4().hex[:12]}'
+    await client.create_super_stream(name, partitions=partitions)
+    try:
+        yield name
+    finally:
+        await client.delete_super_stream(name)
 
 
 async def stored(client: rbs.StreamsClient, partition: str) -> list[Any]:

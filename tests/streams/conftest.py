@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+import rbfly.streams as rbs
 from tests.fake import CLOSING, FakeBroker, Step
+from tests.supers import super_stream_of
 
 
 @pytest_asyncio.fixture
@@ -13,3 +15,10 @@ async def down() -> AsyncIterator[FakeBroker]:
     that."""
     async with FakeBroker(at={Step.OPEN: CLOSING}) as fake:
         yield fake
+
+
+@pytest_asyncio.fixture
+async def super_stream(client: rbs.StreamsClient) -> AsyncIterator[str]:
+    """A super stream of three partitions."""
+    async with super_stream_of(client, 3) as name:
+        yield name

@@ -5,39 +5,21 @@ import contextlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.net.observer import Observer
 from tests.brokers import until
+from tests.supers import super_stream_of
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 
 READERS = ['bodies', 'contexts', 'batches', 'joined batches', 'fetch']
 
 Read = list[tuple[str, Any]]
-
-
-@contextlib.asynccontextmanager
-async def super_stream_of(client: rbs.StreamsClient, partitions: int) -> AsyncIterator[str]:
-    name = f'super-{uuid4().hex[:12]}'
-    await client.create_super_stream(name, partitions=partitions)
-    try:
-        yield name
-    finally:
-        await client.delete_super_stream(name)
-
-
-@pytest_asyncio.fixture
-async def super_stream(client: rbs.StreamsClient) -> AsyncIterator[str]:
-    """A super stream of three partitions."""
-    async with super_stream_of(client, 3) as name:
-        yield name
 
 
 async def fill(client: rbs.StreamsClient, stream: str, count: int, start: int = 0) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 HANDOVER_TIMEOUT = 30.0  # seconds
 HANDOVER_MAX = 50  # the broker closes the connection after 60
+STORE_TIMEOUT = 5.0  # seconds to store an offset after that
 BEFORE_FIRST = OFFSET_MAX  # stored for a start at offset 0: the offset before it, modulo 2**64
 
 
@@ -267,7 +268,7 @@ class Member:
         self._enter_active(start)
         prefix = cluster.settings.log_prefix
         logger.info('%sthe %r is active, from offset %d on', prefix, self, start)
-        cluster.observers.notify(Observer.on_activated, self._stream, self.group.name)
+        self._notify(Observer.on_activated)
 
     def _enter_active(self, start: int) -> None:
         self.activity = Activity.ACTIVE
@@ -325,30 +326,32 @@ class Member:
     # -- handing over
 
     async def _hand_over(self) -> None:
-        session, group = self._session, self.group
-        was_active = self.may_store
-        prefix = self._cluster.settings.log_prefix
-        if was_active:
-            session.drop_queue()
+        if self.may_store:
+            self._session.drop_queue()
             self.activity = Activity.LEAVING
             try:
-                async with asyncio.timeout(group.handover_timeout):
+                async with asyncio.timeout(self.group.handover_timeout):
                     await self._finish()
             except TimeoutError:
-                text = '%sthe %r has not finished its messages within %g s: another may repeat them'
-                logger.warning(text, prefix, self, group.handover_timeout)
-                self._cluster.observers.notify(Observer.on_handover_late, self._stream, group.name)
+                self._warn('has not finished its messages: another member may repeat them')
+                self._notify(Observer.on_handover_late)
+            try:
+                async with asyncio.timeout(STORE_TIMEOUT):
+                    await self._store()
             except Exception as ex:
-                logger.warning('%sthe %r cannot store its offset: %s', prefix, self, ex)
+                self._warn(f'cannot store its offset: {ex or type(ex).__name__}')
         self._task = None
         self._stand_by()
         self._answer()
 
     async def _finish(self) -> None:
-        """Wait until the program has finished its messages, and store the offset of the last."""
+        """Wait until the program has finished the messages that it has received."""
         cursor = self._session.cursor
         while cursor.unfinished is not None and cursor.unfinished != cursor.delivered:
             await self._finishing.wait()
+
+    async def _store(self) -> None:
+        """Store the offset of the last finished message, and wait until the broker has it."""
         tracker, connection = self._tracker, self._connection
         if tracker is None or connection is None:
             return
@@ -356,11 +359,17 @@ class Member:
             tracker.store(last=True)
             try:
                 await tracker.verify(connection)
-            except OffsetNotStored:  # its leader has changed
+            except OffsetNotStored:  # the stream has another leader
                 tracker.on_lost()
                 await asyncio.sleep(delay)
             else:
                 return
+
+    def _warn(self, text: str) -> None:
+        logger.warning('%sthe %r %s', self._cluster.settings.log_prefix, self, text)
+
+    def _notify(self, event: Callable[[Any, str, str], None]) -> None:
+        self._cluster.observers.notify(event, self._stream, self.group.name)
 
     def _stand_by(self) -> None:
         """Deliver nothing, and store no offset."""
@@ -372,4 +381,4 @@ class Member:
             session.on_activity(active=False)
             prefix = self._cluster.settings.log_prefix
             logger.info('%sthe %r is no longer active', prefix, self)
-            self._cluster.observers.notify(Observer.on_deactivated, self._stream, self.group.name)
+            self._notify(Observer.on_deactivated)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError
 from ..net.cluster import Cluster
-from ..protocol.offset import Offset
-from .arguments import check_choice, check_filter, check_group, check_starts
+from ..protocol import commands
+from ..protocol.offset import Offset, OffsetType
+from .arguments import check_choice, check_filter, check_starts
 from .consuming import ReadSettings, SubscriptionSession
+from .group import HANDOVER_MAX, HANDOVER_TIMEOUT, Group
 from .merged import MergedSession, Offsets
 from .reading import MessageWaiter
 from .subscription import Subscription, SuperStreamSubscription
@@ -88,3 +91,59 @@ def subscribe(
         partial(SubscriptionSession, cluster, settings=settings),
     )
     return SuperStreamSubscription(merged, waiter, offset)
+
+
+def check_group(
+    name: str | None,
+    super_stream: str | None,
+    handover_timeout: float,
+    stranded_after: float | None,
+    offset: object,
+    tracking: OffsetTracking | Literal[True] | None,
+    until: object,
+) -> tuple[OffsetTracking | None, Group | None]:
+    """Check the arguments of a subscription that concern its group, and how it stores offsets.
+
+    :param super_stream: the super stream that is read; None for a stream.
+    """
+    check_type('group', name, str, None)
+    check_type('handover_timeout', handover_timeout, int, float)
+    check_timeout('stranded_after', stranded_after)
+    if name is None:
+        if tracking is True:
+            raise ArgumentError(
+                'auto_offset=True stores offsets under the name of the group: pass group=..., or'
+                ' auto_offset=OffsetTracking(reference)'
+            )
+        if tracking is not None and tracking.reference is None:
+            raise ArgumentError('OffsetTracking needs a reference, unless there is a group')
+        if stranded_after or handover_timeout != HANDOVER_TIMEOUT:
+            raise ArgumentError('handover_timeout and stranded_after require group=...')
+        return tracking, None
+    if not name:
+        raise ArgumentError('group must not be empty')
+    commands.reference(name, 'group')
+    if not 0 < handover_timeout <= HANDOVER_MAX:
+        raise ArgumentError(
+            f'handover_timeout must be above 0 and at most {HANDOVER_MAX} seconds, because RabbitMQ'
+            f' waits no longer than 60, not {handover_timeout}'
+        )
+    if until is not None:
+        raise ArgumentError('a group has no end: use either group or until')
+    tracking = OffsetTracking() if tracking is True else tracking
+    if tracking is not None:
+        if tracking.reference not in (None, name):
+            raise ArgumentError(
+                f'a member of group {name!r} stores its offset under the name of the group, not'
+                f' under {tracking.reference!r}: omit the reference'
+            )
+        tracking = replace(tracking, reference=name)
+    elif stranded_after:
+        raise ArgumentError('stranded_after requires auto_offset: it looks at the stored offset')
+    for start in offset.values() if isinstance(offset, Mapping) else [offset]:
+        if isinstance(start, Offset) and start.type == OffsetType.REFERENCE and start.value != name:
+            raise ArgumentError(
+                f'a member of group {name!r} starts after the offset stored under the name of the'
+                f' group, not under {start.value!r}'
+            )
+    return tracking, Group(name, handover_timeout, stranded_after or 0, super_stream)
