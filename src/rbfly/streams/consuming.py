@@ -134,6 +134,11 @@ class SubscriptionSession(Owner):
         return self._released or self.registration.life is not Life.ACTIVE
 
     @property
+    def ended(self) -> bool:
+        """The same, also after `stop`, while the program finishes its last message."""
+        return self.closed or self._asked is not None
+
+    @property
     def failed(self) -> bool:
         """True if an error waits for the next task that waits."""
         return self._error is not None

@@ -83,7 +83,8 @@ class Session(Protocol):
     def registration(self) -> Registration: ...
 
     @property
-    def closed(self) -> bool: ...
+    def ended(self) -> bool:
+        """True if the program receives no more messages, because it has closed or stopped it."""
 
     def ask(self, source: OffsetSource) -> Coroutine[Any, Any, Offset]:
         """Return the offset that the program keeps."""
@@ -131,6 +132,7 @@ class Member:
         self._connection: Connection | None = None  # on which it is subscribed
         self._unanswered: list[int] = []  # correlation ids of updates, in order
         self._task: asyncio.Task[None] | None = None  # prepares the answer
+        self._leave_by = 0.0  # time of the event loop until which it finishes its messages
         self._finishing = WaitingTasks()
         self._stranded: StrandedCheck | None = None
 
@@ -217,21 +219,24 @@ class Member:
     # -- what the broker says
 
     def _on_update(self, correlation_id: int, active: bool) -> None:
-        if self.activity is Activity.LEAVING and not active:
-            self._unanswered.append(correlation_id)  # RabbitMQ 4.3 repeats itself
-            return
         self._cancel()
-        self._answer()  # updates that came before
+        if self.activity is not Activity.LEAVING:  # else RabbitMQ 4.3 repeats itself
+            self._answer()  # updates that came before
         self._unanswered.append(correlation_id)
-        if not active:
-            self._begin(self._hand_over())
-        elif self._session.closed:
-            pass  # `detach` answers
-        elif self.may_store:  # no other member was active
-            self._continue()
-        else:
-            self.activity = Activity.STARTING
+        if active and self._session.ended:
+            self._session.registration.reset()
+            return
+        if self.activity is Activity.ACTIVE:
+            self._session.drop_queue()
+            self.activity = Activity.LEAVING
+            self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
+        if active:
             self._begin(self._activate())
+        elif self.activity is Activity.LEAVING:
+            self._begin(self._hand_over())
+        else:
+            self._stand_by()
+            self._answer()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         loop = asyncio.get_running_loop()
@@ -256,6 +261,9 @@ class Member:
     async def _activate(self) -> None:
         session, cluster = self._session, self._cluster
         try:
+            if self.activity is Activity.LEAVING:
+                await self._leave()
+            self.activity = Activity.STARTING
             async with cluster.deadline(self.group.handover_timeout) as deadline:
                 deadline.progress.on_step(f'determining where the {self!r} starts')
                 start = await cluster.retry(deadline, self._find_start)
@@ -265,25 +273,12 @@ class Member:
             return
         self._task = None
         session.cursor.resume(start)
-        self._enter_active(start)
+        self.activity = Activity.ACTIVE
+        self._answer(start)
+        session.on_activity(active=True)
         prefix = cluster.settings.log_prefix
         logger.info('%sthe %r is active, from offset %d on', prefix, self, start)
         self._notify(Observer.on_activated)
-
-    def _enter_active(self, start: int) -> None:
-        self.activity = Activity.ACTIVE
-        self._answer(start)
-        self._session.on_activity(active=True)
-
-    def _continue(self) -> None:
-        """Go on after the last message that the program has received."""
-        cursor = self._session.cursor
-        self._session.drop_queue()
-        position = cursor.position
-        start = cursor.skip_before if position is None else position
-        cursor.resume(start)
-        cursor.last_chunk.forget()  # the broker sends the chunk again
-        self._enter_active(start)
 
     async def _find_start(self) -> int:
         connection, stream = self._connection, self._stream
@@ -326,28 +321,32 @@ class Member:
     # -- handing over
 
     async def _hand_over(self) -> None:
-        if self.may_store:
-            self._session.drop_queue()
-            self.activity = Activity.LEAVING
-            try:
-                async with asyncio.timeout(self.group.handover_timeout):
-                    await self._finish()
-            except TimeoutError:
-                self._warn('has not finished its messages: another member may repeat them')
-                self._notify(Observer.on_handover_late)
-            try:
-                async with asyncio.timeout(STORE_TIMEOUT):
-                    await self._store()
-            except Exception as ex:
-                self._warn(f'cannot store its offset: {ex or type(ex).__name__}')
+        await self._leave()
         self._task = None
-        self._stand_by()
         self._answer()
+
+    async def _leave(self) -> None:
+        """Finish the messages that the program has received, store the offset, and stand by."""
+        try:
+            async with asyncio.timeout_at(self._leave_by):
+                await self._finish()
+        except TimeoutError:
+            self._warn('has not finished its messages: another member may repeat them')
+            self._notify(Observer.on_handover_late)
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT):
+                await self._store()
+        except Exception as ex:
+            self._warn(f'cannot store its offset: {ex or type(ex).__name__}')
+        self._stand_by()
 
     async def _finish(self) -> None:
         """Wait until the program has finished the messages that it has received."""
         cursor = self._session.cursor
-        while cursor.unfinished is not None and cursor.unfinished != cursor.delivered:
+        while True:
+            unfinished, delivered = cursor.unfinished, cursor.delivered
+            if unfinished is None or delivered is None or unfinished >= delivered:
+                return
             await self._finishing.wait()
 
     async def _store(self) -> None:
