@@ -116,7 +116,7 @@ async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClie
         member = member_of(messages)
         assert member.activity is Activity.STARTING
         member._on_update(100, False)
-        assert member.activity is Activity.STANDBY
+        await until(lambda: member.activity is Activity.STANDBY, 'it stands by')
         assert member._task is None
 
 
