@@ -482,6 +482,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             waiter,
             stream,
             offset,
+            auto_offset,
             refresh_interval,
             until is not None,
             self._super_streams,

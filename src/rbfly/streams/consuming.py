@@ -15,7 +15,6 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
-    SubscriptionError,
     copy_error,
 )
 from ..net.cluster import Cluster
@@ -33,7 +32,7 @@ from .arguments import check_until
 from .gaps import GapCheck
 from .offsets import check_chunk, chunk_ids, leader_ends_before, store_offset, stored_offset
 from .reading import Source, Waiter
-from .tracking import OffsetTracking, Tracker
+from .tracking import OffsetTracking, Tracker, manual_tracking
 from .types import MessageFilter, OnGap
 from .until import Until
 from .waiting import WaitingTasks
@@ -100,7 +99,7 @@ class SubscriptionSession(Owner):
                 until, cluster, self.registration, self._start, self.cursor, waiter.end
             )
         self._committing = asyncio.Lock()  # an earlier offset must not replace a later one
-        self._manual = auto_offset if auto_offset is not None and auto_offset.manual else None
+        self._auto_offset = auto_offset
         self._tracker: Tracker | None = None
         if auto_offset is not None and not auto_offset.manual:
             self._tracker = Tracker(auto_offset, stream, self.cursor, self.write)
@@ -283,22 +282,18 @@ class SubscriptionSession(Owner):
 
         :returns: how to store it, and the offset; None if no message was delivered.
         """
-        if self._manual is None:
-            raise SubscriptionError(
-                f'{self!r} does not allow commit: pass'
-                ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
-            )
+        manual = manual_tracking(self._auto_offset, self)
         if offset is not None:
             check_integer('offset', offset, 0, 2**64 - 1)
         delivered = self.cursor.delivered
         if offset is None and delivered is not None:
             offset = delivered - 1
         if offset is None:
-            return self._manual, None
+            return manual, None
         if delivered is None or offset >= delivered:
             last = 'no message was' if delivered is None else f'the last one is {delivered - 1}'
             raise ArgumentError(f'offset {offset} of {self!r} was not delivered; {last}')
-        return self._manual, offset
+        return manual, offset
 
     async def _connect(self) -> Connection:
         """Return a connection to store an offset of the stream that was read."""
