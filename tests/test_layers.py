@@ -81,7 +81,7 @@ LAYERS = {
         ['faults', 'arguments'],
         ['wire'],
         ['stream'],
-        ['node', 'frames'],
+        ['node', 'frames', 'group'],
         ['cluster'],
         ['running', 'session'],
         ['handlers', 'injecting'],

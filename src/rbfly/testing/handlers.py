@@ -194,8 +194,7 @@ class Connection(Session):
         declared, node = self.subscriptions, self.node.number
         if command.properties.get('single-active-consumer') == 'true':
             group = self.cluster.group(self.vhost, stream, command.properties)
-            member = Member(self, declared, stream, command, node, self.updates, group)
-            self.after_response = member.join
+            Member(self, declared, stream, command, node, self.updates, group)
         else:
             self.after_response = Subscription(self, declared, stream, command, node).resume
 
