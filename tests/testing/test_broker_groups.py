@@ -321,6 +321,14 @@ async def partition_1_is_active_at_a_late_answer(scene: Scene) -> None:
     assert await a.heard() == [3, 4]
 
 
+async def partition_1_keeps_its_number(scene: Scene) -> None:
+    a, b = await scene.peers(2)
+    await a.join()
+    await a.client.value(Delete(f'{scene.properties["super-stream"]}-0'))
+    await b.join()
+    assert [await peer.heard() for peer in (a, b)] == [[ON, OFF], []]
+
+
 async def partition_2_is_left_without_an_answer(scene: Scene) -> None:
     """RabbitMQ chooses twice: with the member that leaves, and without it."""
     a, b, c = await scene.peers(3)
@@ -347,7 +355,8 @@ CONVERSATIONS: dict[str, Callable[[Scene], Awaitable[None]]] = {
         partition_0_stays_with_the_first_member, partition_1_moves,
         partition_1_keeps_the_credit_of_its_members, partition_1_moves_back,
         partition_1_is_left_without_an_answer, partition_1_is_deactivated_several_times,
-        partition_1_is_active_at_a_late_answer, partition_2_is_left_without_an_answer,
+        partition_1_is_active_at_a_late_answer, partition_1_keeps_its_number,
+        partition_2_is_left_without_an_answer,
     )
 }  # fmt: skip
 

@@ -88,6 +88,21 @@ async def test_members() -> None:
             memory.members('nothing', 'billing')
 
 
+@pytest.mark.parametrize(('name', 'moves'), [('more-1', True), ('more-2', False), ('more', False)])
+async def test_partition_that_was_bound(name: str, moves: bool) -> None:
+    """The end of its name is its number, as on RabbitMQ."""
+    async with StreamBroker() as memory, AsyncExitStack() as stack:
+        memory.create_super_stream('orders', partitions=1)
+        memory.create_stream(name)
+        memory.bind('orders', name, 'key')
+        clients = [await stack.enter_async_context(opened(memory.uri)) for _ in range(2)]
+        await publish(clients[0], name, 0)
+        a, b = (Peer(client, name, properties(super_stream='orders')) for client in clients)
+        for peer in (a, b):
+            await peer.join()
+        assert await a.heard() == ([ON, OFF] if moves else [ON])
+
+
 async def test_groups_span_nodes_but_not_virtual_hosts() -> None:
     async with StreamBroker(nodes=3, vhosts=('/', 'other')) as memory, AsyncExitStack() as stack:
         peers = []
