@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..protocol.commands import CreateSuperStream, StreamMetadata
 from ..protocol.const import ResponseCode
@@ -15,7 +16,15 @@ from .stream import Clock, Stream
 from .wire import Wire
 
 LINE_ENDS = str.maketrans('', '', '\r\n')
-Bindings = list[tuple[str, str]]  # binding key and partition
+
+
+class Binding(NamedTuple):
+    key: str
+    partition: str
+    number: int  # of the partition, for groups; -1 for none
+
+
+Bindings = list[Binding]
 
 
 @dataclass(eq=False, repr=False)
@@ -74,6 +83,8 @@ class Cluster:
     def heal(self) -> None:
         self.faults.heal()
         self.stall(False)
+        for group in [*self.groups.values()]:
+            group.heal()
         for stream in self.streams():
             stream.resume()
 
@@ -127,7 +138,7 @@ class Cluster:
     def delete(self, vhost: str, stream: Stream) -> None:
         del self.vhosts[vhost][stream.name]
         for bindings in self.super_streams[vhost].values():
-            bindings[:] = [item for item in bindings if item[1] != stream.name]
+            bindings[:] = [item for item in bindings if item.partition != stream.name]
         self.published += stream.published
         stream.remove_clients()
 
@@ -154,7 +165,7 @@ class Cluster:
             except Refused:  # because of the arguments, so no partition was created
                 del found[name]
                 raise Refused(ResponseCode.INTERNAL_ERROR) from None
-            bindings.append((key, partition))
+            bindings.append(Binding(key, partition, len(bindings)))
 
     def super_stream(self, vhost: str, name: str) -> Bindings:
         """Return the bindings of a super stream.
@@ -165,24 +176,20 @@ class Cluster:
 
     def delete_super_stream(self, vhost: str, name: str) -> None:
         """Delete a super stream and all streams that are bound to it."""
-        for partition in {item[1]: None for item in self.super_streams[vhost].pop(name)}:
+        for partition in {item.partition: None for item in self.super_streams[vhost].pop(name)}:
             self.delete(vhost, self.vhosts[vhost][partition])
 
     def group(self, vhost: str, stream: Stream, properties: Mapping[str, str]) -> Group:
         """Return the group that a subscription joins.
 
-        :raises Refused: the group has no name.
-        :raises Crash: its members name different super streams.
+        :raises Refused: the group has no name, or its members name different super streams.
         """
-        if 'name' not in properties:
-            raise Refused(ResponseCode.PRECONDITION_FAILED)
+        key = stream, require(properties, 'name', ResponseCode.PRECONDITION_FAILED)
         bindings = self.super_streams[vhost].get(properties.get('super-stream', ''), [])
-        names = [name for _, name in bindings]
-        partition = names.index(stream.name) if stream.name in names else -1
-        key = stream, properties['name']
+        partition = next((item.number for item in bindings if item.partition == stream.name), -1)
         group = self.groups.get(key) or Group(self.groups, key, partition, self.version)
         if group.partition != partition:
-            raise Crash('the members of a group name different super streams')
+            raise Refused(ResponseCode.PRECONDITION_FAILED)
         return group
 
     def metadata(self, stream: Stream | None) -> StreamMetadata:
