@@ -4,10 +4,22 @@ Like :mod:`perf.wire`, this uses none of the measured libraries.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 from . import wire
 
-__all__ = ['create', 'delete', 'hashed', 'partition_of', 'partitions_of', 'publish', 'spread']
+__all__ = [
+    'create',
+    'delete',
+    'hashed',
+    'leaders',
+    'partition_of',
+    'partitions_of',
+    'publish',
+    'read',
+    'spread',
+]
 
 CREATE_SUPER_STREAM = 0x1D
 DELETE_SUPER_STREAM = 0x1E
@@ -68,6 +80,24 @@ def delete(connection: wire.Connection, stream: str) -> None:
     connection.request(DELETE_SUPER_STREAM, wire.string(stream), wire.NO_STREAM)
 
 
+def leaders(uri: str, partitions: Sequence[str]) -> list[str]:
+    """URI of the node that leads each partition; the argument leads to any node."""
+    connection = wire.Connection(uri)
+    try:
+        found = [connection.leader(name)[0] for name in partitions]
+    finally:
+        connection.close()
+    parts = urlsplit(uri)
+    login = ''.join(parts.netloc.rpartition('@')[:2])
+    uris = []
+    for name, leader in zip(partitions, found, strict=True):
+        if leader is None:
+            raise wire.WireError(f'partition {name} has no leader')
+        host, port = leader
+        uris.append(parts._replace(netloc=f'{login}{host}:{port}').geturl())
+    return uris
+
+
 def strings(texts: Sequence[str]) -> bytes:
     return wire.U32.pack(len(texts)) + b''.join(map(wire.string, texts))
 
@@ -103,23 +133,41 @@ def spread(
 
 
 def publish(
-    connection: wire.Connection, frames: Sequence[tuple[int, int, bytes]], count: int, window: int
+    connections: Sequence[wire.Connection], frames: Sequence[tuple[int, int, bytes]], window: int
 ) -> int:
     """Send frames of `spread`, with at most `window` messages or one frame in flight per partition.
 
-    Returns the number of confirmed messages once all are confirmed.
+    :param connections: the connection of each partition; partitions may share one.
+    :return: number of confirmed messages, once all are confirmed.
     """
-    send = connection.socket.sendall
-    pending = [0] * count
+    send = [connection.socket.sendall for connection in connections]
+    pending = [0] * len(connections)
     total = 0
     for i, size, data in frames:
         while pending[i] and pending[i] > window - size:
-            total += read_confirms(connection, pending)
-        send(data)
+            total += read_confirms(connections[i], pending)
+        send[i](data)
         pending[i] += size
-    while any(pending):
-        total += read_confirms(connection, pending)
+    for i, connection in enumerate(connections):
+        while pending[i]:
+            total += read_confirms(connection, pending)
     return total
+
+
+def read(connections: Sequence[wire.Connection], count: int) -> int:
+    """Read chunks until they hold `count` messages in all partitions, which hold equally many.
+
+    :param connections: the connection of each partition; partitions may share one.
+    :return: number of messages in those chunks.
+    """
+    shares = [
+        (connection, count * connections.count(connection) // len(connections))
+        for connection in dict.fromkeys(connections)
+    ]
+    if len(shares) == 1:
+        return connections[0].read_messages(count)
+    with ThreadPoolExecutor(len(shares)) as threads:
+        return sum(threads.map(lambda share: share[0].read_messages(share[1]), shares))
 
 
 def read_confirms(connection: wire.Connection, pending: list[int]) -> int:
