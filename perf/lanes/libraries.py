@@ -60,8 +60,10 @@ LIBRARIES = (
         'raw_socket_super',
         SUPER,
         'blocking socket with a publisher or subscription for each partition; frames of up to 1,000'
-        ' messages for the partition of their keys, encoded before the clock starts; tasks: what'
-        ' all tasks send at the same time in one frame for each partition; confirms counted;'
+        ' messages for the partition of their keys, encoded before the clock starts; confirms'
+        ' counted; tasks: 1,000 slots, each of which sends its next message, encoded before the'
+        ' clock starts, once its last one is confirmed, and what one read of confirms releases'
+        ' leaves in one frame for each partition;'
         ' consuming: record counts read from chunk headers; in a cluster: a connection to each'
         ' leader, each read by its own thread',
     ),

@@ -43,16 +43,23 @@ class Publish(Super):
             self.connections[number].declare_publisher(partition, number=number)
 
     async def prepare(self, count: int) -> None:
-        kind = self.kind
-        # what all tasks send at the same time, one frame for each partition
-        wave = kind.tasks if kind.tasks > 1 else 0
-        self.frames = spread.spread(bodies(count), kind.partitions, kind.frame, wave)
+        self.frames = spread.spread(bodies(count), self.kind.partitions, self.kind.frame)
 
     async def run(self) -> int:
         return spread.publish(self.connections, self.frames, self.kind.window)
 
     async def finish(self) -> None:
         self.frames = []
+
+
+class Tasks(Publish):
+    """As many slots as tasks: each sends its next message when its last one is confirmed."""
+
+    async def prepare(self, count: int) -> None:
+        self.slots = spread.slots(bodies(count), self.kind.partitions, self.kind.tasks)
+
+    async def run(self) -> int:
+        return spread.publish_slots(self.connections[0], self.slots, self.kind.partitions)
 
 
 class Consume(Super):
@@ -72,4 +79,6 @@ class Consume(Super):
 
 
 def make(kind: Kind, target: Target) -> Work:
-    return Consume(target, kind) if kind.stored else Publish(target, kind)
+    if kind.stored:
+        return Consume(target, kind)
+    return Tasks(target, kind) if kind.tasks > 1 else Publish(target, kind)

@@ -377,8 +377,6 @@ def super_streams() -> list[Kind]:
             200_000,
             work='tasks',
             tasks=1_000,
-            frame=1_000,
-            window=1,
             **floor,
             **about,
         ),
