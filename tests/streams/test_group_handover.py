@@ -202,6 +202,14 @@ async def test_offsets_of_an_active_member_only(
     assert broker.offsets('orders') == {GROUP: 7}
 
 
+async def test_offsets_are_stored_by_count(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    tracking = rbs.OffsetTracking(every=3, interval=0)
+    async with client.subscribe('orders', **OPTIONS | {'auto_offset': tracking}) as messages:
+        for number in range(4):
+            assert await anext(messages) == number
+        await until(lambda: broker.offsets('orders') == {GROUP: 2}, 'the offset is stored')
+
+
 async def test_start_before_the_first_message(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
