@@ -120,6 +120,17 @@ async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClie
         assert member._task is None
 
 
+async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsClient) -> None:
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        waiting = asyncio.ensure_future(anext(messages.batches(max_wait=0.05)))
+        await until(lambda: messages._session.cursor.has_messages, 'the batch waits')
+        member_of(messages)._on_update(100, False)
+        await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
+        await asyncio.sleep(0.1)  # longer than the batch would have waited
+        messages._session.registration.connection._transport.abort()  # joins again
+        assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]
+
+
 @pytest.mark.parametrize('error', [False, True])
 async def test_handover_with_an_undecodable_message(
     broker: StreamBroker, client: rbs.StreamsClient, error: bool
