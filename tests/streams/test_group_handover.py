@@ -131,6 +131,21 @@ async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsCli
         assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]
 
 
+@pytest.mark.parametrize('active', [False, True])
+async def test_cancelled_task_of_a_member(client: rbs.StreamsClient, active: bool) -> None:
+    """A program may cancel all tasks of its loop: without an answer, the broker would wait."""
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        member = member_of(messages)
+        member._on_update(100, active)
+        assert member._task is not None
+        await asyncio.sleep(0)
+        member._task.cancel()
+        with pytest.raises(rbs.StreamConnectionError, match='its task was cancelled'):
+            await asyncio.wait_for(anext(messages), HANG)
+        assert await asyncio.wait_for(anext(messages), HANG) == 0
+
+
 @pytest.mark.parametrize('error', [False, True])
 async def test_handover_with_an_undecodable_message(
     broker: StreamBroker, client: rbs.StreamsClient, error: bool

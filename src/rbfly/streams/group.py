@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..error import OffsetNotStored, SubscriptionError
+from ..error import OffsetNotStored, StreamConnectionError, SubscriptionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Observer
@@ -241,6 +241,12 @@ class Member:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         loop = asyncio.get_running_loop()
         self._task = asyncio.Task(work, loop=loop)  # never an eager one
+        self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if task is self._task:  # the program has cancelled every task of the loop
+            error = StreamConnectionError(f'the {self!r}: its task was cancelled')
+            self._session.registration.fail(error)
 
     def _cancel(self) -> None:
         task, self._task = self._task, None
