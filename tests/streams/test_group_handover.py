@@ -14,7 +14,9 @@ from rbfly.protocol import commands
 from rbfly.protocol.const import Key
 from rbfly.streams.group import Activity, Member
 from rbfly.testing import StreamBroker
+from rbfly.testing.group import ACTIVE, WAITING
 from tests.brokers import until
+from tests.streams.test_groups import take
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 GROUP = 'billing'
@@ -102,6 +104,30 @@ async def test_active_again_before_the_answer(
         waiting.cancel()
 
 
+async def test_limit_for_a_member_that_is_active_again(
+    client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must answer the first update, too, before the broker closes the connection."""
+    monkeypatch.setattr('rbfly.streams.group.STORE_TIMEOUT', 0.001)
+    hang = False
+
+    async def ask(stream: str) -> rbs.Offset:
+        if hang:
+            await asyncio.Event().wait()
+        return rbs.Offset.FIRST
+
+    options: Any = {'group': GROUP, 'offset': ask, 'handover_timeout': 0.2}
+    async with client.subscribe('orders', **options) as messages:
+        assert await anext(messages) == 0
+        hang = True
+        member = member_of(messages)
+        member._on_update(100, False)
+        member._on_update(101, True)
+        await until(lambda: not member._unanswered, 'the member has answered')
+        with pytest.raises(rbs.StreamConnectionError, match=r'within 0\.1 s'):
+            await anext(messages)
+
+
 async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClient) -> None:
     asked = asyncio.Event()
 
@@ -129,6 +155,41 @@ async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsCli
         await asyncio.sleep(0.1)  # longer than the batch would have waited
         messages._session.registration.connection._transport.abort()  # joins again
         assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]
+
+
+async def test_late_answer_that_starts_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker takes an answer to an earlier update for that to a later one, and delivers from
+    the first message, until the answer arrives that says where the member starts."""
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        for number in range(100):
+            broker.publish('orders', number)
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            rbs.streams_client(broker.uri) as other,
+            other.subscribe('orders', **OPTIONS) as first,
+            client.subscribe('orders', **OPTIONS) as second,
+        ):
+            await client.write_offset('orders', GROUP, 20, wait=True)
+            await first.open()
+            await until(lambda: first.active, 'the first member is active')
+            await second.open()
+            reading = asyncio.ensure_future(take(second, 79))
+            left = asyncio.Event()
+            registration = second._session.registration
+            reset = registration.reset
+            monkeypatch.setattr(registration, 'reset', lambda: left.set() or reset())
+
+            def update() -> None:
+                found = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+                found[0].state, found[1].state = WAITING, ACTIVE
+                found[1].notify(False)
+                found[1].notify(True)
+
+            broker._call(update)
+            await asyncio.wait_for(left.wait(), HANG)
+            await first.aclose()
+            assert await asyncio.wait_for(reading, HANG) == [*range(21, 100)]
 
 
 @pytest.mark.parametrize('active', [False, True])

@@ -156,8 +156,6 @@ class SubscriptionSession(Owner):
             await self._member.prepare(connection, id)
             connection.set_subscription(id, cursor.queue)
             joining = self._properties | self._member.group.properties()
-            # If RabbitMQ 4.3 takes a late answer for that to a later update, it delivers from here
-            # on at first: the cursor drops what comes before its start, and what it has read.
             return commands.Subscribe(id, self.stream, Offset.FIRST, self._credit, joining)
         if cursor.position is None:
             if start.source is not None:

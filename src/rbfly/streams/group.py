@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 HANDOVER_TIMEOUT = 30.0  # seconds
 HANDOVER_MAX = 50  # the broker closes the connection after 60
-STORE_TIMEOUT = 5.0  # seconds to store an offset after that
+STORE_TIMEOUT = 4.0  # seconds to store an offset after that; as many to start again
 BEFORE_FIRST = OFFSET_MAX  # stored for a start at offset 0: the offset before it, modulo 2**64
 
 
@@ -133,6 +133,7 @@ class Member:
         self._unanswered: list[int] = []  # correlation ids of updates, in order
         self._task: asyncio.Task[None] | None = None  # prepares the answer
         self._leave_by = 0.0  # time of the event loop until which it finishes its messages
+        self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
         self._stranded: StrandedCheck | None = None
 
@@ -206,6 +207,7 @@ class Member:
         if self.is_active:
             self._session.wake()
         else:
+            self._has_dropped = True
             self._session.drop_queue()
 
     def on_wait(self) -> None:
@@ -220,8 +222,8 @@ class Member:
 
     def _on_update(self, correlation_id: int, active: bool) -> None:
         self._cancel()
-        if self.activity is not Activity.LEAVING:  # else RabbitMQ 4.3 repeats itself
-            self._answer()  # updates that came before
+        if not self._unanswered:  # RabbitMQ 4.3 repeats itself
+            self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
         self._unanswered.append(correlation_id)
         if active and self._session.ended:
             self._session.registration.reset()
@@ -229,7 +231,7 @@ class Member:
         if self.activity is Activity.ACTIVE:
             self._session.drop_queue()
             self.activity = Activity.LEAVING
-            self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
+        self._has_dropped = False
         if active:
             self._begin(self._activate())
         elif self.activity is Activity.LEAVING:
@@ -270,7 +272,9 @@ class Member:
             if self.activity is Activity.LEAVING:
                 await self._leave()
             self.activity = Activity.STARTING
-            async with cluster.deadline(self.group.handover_timeout) as deadline:
+            left = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
+            limit = min(max(left, 0.1), self.group.handover_timeout)
+            async with cluster.deadline(limit) as deadline:
                 deadline.progress.on_step(f'determining where the {self!r} starts')
                 start = await cluster.retry(deadline, self._find_start)
         except Exception as ex:
@@ -278,6 +282,11 @@ class Member:
             session.registration.fail(ex)
             return
         self._task = None
+        if self._has_dropped:
+            # RabbitMQ 4.3 took a late answer for that to this update, and delivers from elsewhere.
+            session.registration.reset()
+            session.registration.ensure_open()
+            return
         session.cursor.resume(start)
         self.activity = Activity.ACTIVE
         self._answer(start)
@@ -340,7 +349,7 @@ class Member:
             self._warn('has not finished its messages: another member may repeat them')
             self._notify(Observer.on_handover_late)
         try:
-            async with asyncio.timeout(STORE_TIMEOUT):
+            async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
                 await self._store()
         except Exception as ex:
             self._warn(f'cannot store its offset: {ex or type(ex).__name__}')
