@@ -12,6 +12,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
+from rbfly.streams import events, watchdog
 from rbfly.streams.group import Activity, Member
 from rbfly.testing import StreamBroker
 from rbfly.testing.group import ACTIVE, WAITING
@@ -295,6 +296,37 @@ async def test_offsets_are_stored_by_count(broker: StreamBroker, client: rbs.Str
         for number in range(4):
             assert await anext(messages) == number
         await until(lambda: broker.offsets('orders') == {GROUP: 2}, 'the offset is stored')
+
+
+async def test_silent_stream(
+    broker: StreamBroker, client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member stays active while only stored offsets follow, but not if the broker is stuck."""
+    monkeypatch.setattr(watchdog, 'SILENCE', 0.01)
+    monkeypatch.setattr(watchdog, 'GRACE', 0.001)
+    looked = asyncio.Event()
+    end_of_messages = watchdog.end_of_messages
+
+    async def look(*args: Any) -> int:
+        found = await end_of_messages(*args)
+        asyncio.get_running_loop().call_soon(looked.set)
+        return found
+
+    monkeypatch.setattr(watchdog, 'end_of_messages', look)
+    found = client.events()
+    async with client.subscribe('orders', group=GROUP, offset=rbs.Offset.FIRST) as messages:
+        assert await take(messages, 10) == [*range(10)]
+        await client.write_offset('orders', 'other', 3, wait=True)
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.wait_for(looked.wait(), HANG)
+        assert messages.active
+        [member] = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+        member._delivering = False
+        broker.publish('orders', 'new')
+        assert await asyncio.wait_for(waiting, HANG) == 0  # nothing was stored
+    await client.disconnect()
+    changes = [type(item) async for item in found if isinstance(item, events.Activated)]
+    assert changes == [events.Activated, events.Deactivated] * 2
 
 
 async def test_start_before_the_first_message(

@@ -107,7 +107,9 @@ class SubscriptionSession(Owner):
         self._opening = WaitingTasks()  # in `open`
         self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
         self._position: int | None = None  # of the cursor at the last declaration
-        self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
+        self._watchdog = DeliveryWatchdog(
+            stream, self.cursor, self.registration, waiter, in_group=group is not None
+        )
         self._wanted_end = until
         self._until: Until | None = None
         if until is not None:
