@@ -310,7 +310,7 @@ class SubscriptionSession(Owner):
         self._gaps.start_over()
         if self._until is not None:
             self._until.start_over()
-        if self._member is not None:
+        if self._member is not None and self.registration.declared:
             self._member.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
