@@ -30,7 +30,7 @@ from ..protocol._cursor import MessageCursor
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
 from .gaps import GapCheck
-from .offsets import chunk_ids, resolve, stored_offset
+from .offsets import chunk_ids, next_offset, resolve, stored_offset
 from .stranded import StrandedCheck
 from .tracking import Tracker
 from .waiting import WaitingTasks
@@ -104,6 +104,7 @@ class Member:
 
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
+    :ivar term: how many times the member has become active.
     :param tracker: stores offsets; None if the program does, or nobody.
     """
 
@@ -118,6 +119,7 @@ class Member:
     ) -> None:
         self.group = group
         self.activity = Activity.STANDBY
+        self.term = 0
         self._cluster = cluster
         self._session: Session = session
         self._stream = session.stream
@@ -289,6 +291,7 @@ class Member:
             return
         session.cursor.resume(start)
         self.activity = Activity.ACTIVE
+        self.term += 1
         self._answer(start)
         session.on_activity(active=True)
         prefix = cluster.settings.log_prefix
@@ -305,7 +308,7 @@ class Member:
             if stored is None:
                 stored = await self._store_start(connection)
             self._is_stored = stored is not None
-            start = 0 if stored in (None, BEFORE_FIRST) else stored + 1
+            start = next_offset(stored)
         first, _ = await chunk_ids(connection, stream)
         self._gaps.check(start, first)
         return start
