@@ -329,6 +329,40 @@ async def test_silent_stream(
     assert changes == [events.Activated, events.Deactivated] * 2
 
 
+async def test_commit_of_an_earlier_activity(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    """The member has lost its activity since, and another one may have stored a later offset."""
+    options = OPTIONS | {'auto_offset': rbs.OffsetTracking(manual=True), 'handover_timeout': 0.01}
+    async with client.subscribe('orders', **options) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        await messages.commit(0)
+        lock = messages._session.commits._lock
+        assert lock is not None
+        async with lock:
+            committing = asyncio.ensure_future(messages.commit())
+            await asyncio.sleep(0)
+            member_of(messages)._on_update(100, False)
+            member_of(messages)._on_update(101, True)
+            await until(lambda: member_of(messages).term == 2, 'it is active again')
+            await client.write_offset('orders', GROUP, 7, wait=True)
+        with pytest.raises(rbs.SubscriptionError, match='no longer active'):
+            await committing
+    assert broker.offsets('orders') == {GROUP: 7}
+
+
+async def test_stream_that_is_created_later(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    offset = rbs.Offset.offset(2)
+    async with client.subscribe('later', group=GROUP, offset=offset, timeout=HANG) as messages:
+        with pytest.raises(rbs.StreamDoesNotExist):
+            await anext(messages)
+        broker.create_stream('later')
+        broker.publish('later', 'a', 'b', 'c')
+        assert await anext(messages) == 'c'
+
+
 async def test_start_before_the_first_message(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
@@ -342,6 +376,7 @@ async def test_start_before_the_first_message(
     async with client.subscribe('empty', group=GROUP, timeout=HANG) as messages:
         assert await anext(messages) == 'a'
     assert await client.lag('empty', GROUP) == 3  # the stored offset counts
+    assert await client.resolve_offset('empty', rbs.Offset.reference(GROUP)) == 0
 
 
 async def test_group_on_a_stream_that_was_created_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from ..checks import check_integer
 from ..error import ArgumentError, SubscriptionError
@@ -50,8 +51,9 @@ class Commits:
         if self._lock is None:
             self._lock = asyncio.Lock()
         assert manual.reference is not None
+        connect = partial(self._connect, self._member and self._member.term)
         async with self._lock:
-            await store_offset(self._cluster, self._connect, self._stream, manual.reference, offset)
+            await store_offset(self._cluster, connect, self._stream, manual.reference, offset)
 
     def check(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
         """Check the offset to store; None for that of the last message delivered.
@@ -76,11 +78,16 @@ class Commits:
             raise ArgumentError(f'offset {offset} of the {of} was not delivered; {last}')
         return self._manual, offset
 
-    async def _connect(self) -> Connection:
-        """Return a connection to store an offset of the stream that was read."""
+    async def _connect(self, term: int | None) -> Connection:
+        """Return a connection to store an offset of the stream that was read.
+
+        :param term: of the member when the offset was committed.
+        :raises SubscriptionError: it has lost its activity since, even if it is active again.
+        """
         connection, last_chunk = self._registration.connection, self._cursor.last_chunk
         if self._member is not None:
-            if connection is None or not self._member.may_store:
+            is_same = self._member.may_store and self._member.term == term
+            if connection is None or not is_same:
                 raise SubscriptionError(f'the {self._member!r} is no longer active')
             return connection
         if connection is None or not connection.is_open or last_chunk.unverified:
