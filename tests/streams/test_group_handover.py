@@ -12,9 +12,12 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.protocol import commands
 from rbfly.protocol.const import Key
+from rbfly.streams import events, watchdog
 from rbfly.streams.group import Activity, Member
 from rbfly.testing import StreamBroker
+from rbfly.testing.group import ACTIVE, WAITING
 from tests.brokers import until
+from tests.streams.test_groups import take
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 GROUP = 'billing'
@@ -102,6 +105,30 @@ async def test_active_again_before_the_answer(
         waiting.cancel()
 
 
+async def test_limit_for_a_member_that_is_active_again(
+    client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must answer the first update, too, before the broker closes the connection."""
+    monkeypatch.setattr('rbfly.streams.group.STORE_TIMEOUT', 0.001)
+    hang = False
+
+    async def ask(stream: str) -> rbs.Offset:
+        if hang:
+            await asyncio.Event().wait()
+        return rbs.Offset.FIRST
+
+    options: Any = {'group': GROUP, 'offset': ask, 'handover_timeout': 0.2}
+    async with client.subscribe('orders', **options) as messages:
+        assert await anext(messages) == 0
+        hang = True
+        member = member_of(messages)
+        member._on_update(100, False)
+        member._on_update(101, True)
+        await until(lambda: not member._unanswered, 'the member has answered')
+        with pytest.raises(rbs.StreamConnectionError, match=r'within 0\.1 s'):
+            await anext(messages)
+
+
 async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClient) -> None:
     asked = asyncio.Event()
 
@@ -118,6 +145,67 @@ async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClie
         member._on_update(100, False)
         await until(lambda: member.activity is Activity.STANDBY, 'it stands by')
         assert member._task is None
+
+
+async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsClient) -> None:
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        waiting = asyncio.ensure_future(anext(messages.batches(max_wait=0.05)))
+        await until(lambda: messages._session.cursor.has_messages, 'the batch waits')
+        member_of(messages)._on_update(100, False)
+        await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
+        await asyncio.sleep(0.1)  # longer than the batch would have waited
+        messages._session.registration.connection._transport.abort()  # joins again
+        assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]
+
+
+async def test_late_answer_that_starts_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker takes an answer to an earlier update for that to a later one, and delivers from
+    the first message, until the answer arrives that says where the member starts."""
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        for number in range(100):
+            broker.publish('orders', number)
+        async with (
+            rbs.streams_client(broker.uri) as client,
+            rbs.streams_client(broker.uri) as other,
+            other.subscribe('orders', **OPTIONS) as first,
+            client.subscribe('orders', **OPTIONS) as second,
+        ):
+            await client.write_offset('orders', GROUP, 20, wait=True)
+            await first.open()
+            await until(lambda: first.active, 'the first member is active')
+            await second.open()
+            reading = asyncio.ensure_future(take(second, 79))
+            left = asyncio.Event()
+            registration = second._session.registration
+            reset = registration.reset
+            monkeypatch.setattr(registration, 'reset', lambda: left.set() or reset())
+
+            def update() -> None:
+                found = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+                found[0].state, found[1].state = WAITING, ACTIVE
+                found[1].notify(False)
+                found[1].notify(True)
+
+            broker._call(update)
+            await asyncio.wait_for(left.wait(), HANG)
+            await first.aclose()
+            assert await asyncio.wait_for(reading, HANG) == [*range(21, 100)]
+
+
+@pytest.mark.parametrize('active', [False, True])
+async def test_cancelled_task_of_a_member(client: rbs.StreamsClient, active: bool) -> None:
+    """A program may cancel all tasks of its loop: without an answer, the broker would wait."""
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        member = member_of(messages)
+        member._on_update(100, active)
+        assert member._task is not None
+        await asyncio.sleep(0)
+        member._task.cancel()
+        with pytest.raises(rbs.StreamConnectionError, match='its task was cancelled'):
+            await asyncio.wait_for(anext(messages), HANG)
+        assert await asyncio.wait_for(anext(messages), HANG) == 0
 
 
 @pytest.mark.parametrize('error', [False, True])
@@ -202,6 +290,79 @@ async def test_offsets_of_an_active_member_only(
     assert broker.offsets('orders') == {GROUP: 7}
 
 
+async def test_offsets_are_stored_by_count(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    tracking = rbs.OffsetTracking(every=3, interval=0)
+    async with client.subscribe('orders', **OPTIONS | {'auto_offset': tracking}) as messages:
+        for number in range(4):
+            assert await anext(messages) == number
+        await until(lambda: broker.offsets('orders') == {GROUP: 2}, 'the offset is stored')
+
+
+async def test_silent_stream(
+    broker: StreamBroker, client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member stays active while only stored offsets follow, but not if the broker is stuck."""
+    monkeypatch.setattr(watchdog, 'SILENCE', 0.01)
+    monkeypatch.setattr(watchdog, 'GRACE', 0.001)
+    looked = asyncio.Event()
+    end_of_messages = watchdog.end_of_messages
+
+    async def look(*args: Any) -> int:
+        found = await end_of_messages(*args)
+        asyncio.get_running_loop().call_soon(looked.set)
+        return found
+
+    monkeypatch.setattr(watchdog, 'end_of_messages', look)
+    found = client.events()
+    async with client.subscribe('orders', group=GROUP, offset=rbs.Offset.FIRST) as messages:
+        assert await take(messages, 10) == [*range(10)]
+        await client.write_offset('orders', 'other', 3, wait=True)
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.wait_for(looked.wait(), HANG)
+        assert messages.active
+        [member] = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+        member._delivering = False
+        broker.publish('orders', 'new')
+        assert await asyncio.wait_for(waiting, HANG) == 0  # nothing was stored
+    await client.disconnect()
+    changes = [type(item) async for item in found if isinstance(item, events.Activated)]
+    assert changes == [events.Activated, events.Deactivated] * 2
+
+
+async def test_commit_of_an_earlier_activity(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    """The member has lost its activity since, and another one may have stored a later offset."""
+    options = OPTIONS | {'auto_offset': rbs.OffsetTracking(manual=True), 'handover_timeout': 0.01}
+    async with client.subscribe('orders', **options) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        await messages.commit(0)
+        lock = messages._session.commits._lock
+        assert lock is not None
+        async with lock:
+            committing = asyncio.ensure_future(messages.commit())
+            await asyncio.sleep(0)
+            member_of(messages)._on_update(100, False)
+            member_of(messages)._on_update(101, True)
+            await until(lambda: member_of(messages).term == 2, 'it is active again')
+            await client.write_offset('orders', GROUP, 7, wait=True)
+        with pytest.raises(rbs.SubscriptionError, match='no longer active'):
+            await committing
+    assert broker.offsets('orders') == {GROUP: 7}
+
+
+async def test_stream_that_is_created_later(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    offset = rbs.Offset.offset(2)
+    async with client.subscribe('later', group=GROUP, offset=offset, timeout=HANG) as messages:
+        with pytest.raises(rbs.StreamDoesNotExist):
+            await anext(messages)
+        broker.create_stream('later')
+        broker.publish('later', 'a', 'b', 'c')
+        assert await anext(messages) == 'c'
+
+
 async def test_start_before_the_first_message(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
@@ -215,6 +376,7 @@ async def test_start_before_the_first_message(
     async with client.subscribe('empty', group=GROUP, timeout=HANG) as messages:
         assert await anext(messages) == 'a'
     assert await client.lag('empty', GROUP) == 3  # the stored offset counts
+    assert await client.resolve_offset('empty', rbs.Offset.reference(GROUP)) == 0
 
 
 async def test_group_on_a_stream_that_was_created_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from ..checks import check_integer
 from ..error import ArgumentError, SubscriptionError
@@ -50,8 +51,9 @@ class Commits:
         if self._lock is None:
             self._lock = asyncio.Lock()
         assert manual.reference is not None
+        connect = partial(self._connect, self._member and self._member.term)
         async with self._lock:
-            await store_offset(self._cluster, self._connect, self._stream, manual.reference, offset)
+            await store_offset(self._cluster, connect, self._stream, manual.reference, offset)
 
     def check(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
         """Check the offset to store; None for that of the last message delivered.
@@ -73,11 +75,15 @@ class Commits:
             raise ArgumentError(f'offset {offset} of the {of} was not delivered; {last}')
         return manual, offset
 
-    async def _connect(self) -> Connection:
-        """Return a connection to store an offset of the stream that was read."""
+    async def _connect(self, term: int | None) -> Connection:
+        """Return a connection to store an offset of the stream that was read.
+
+        :param term: of the member when the offset was committed.
+        :raises SubscriptionError: it has lost its activity since, even if it is active again.
+        """
         connection, last_chunk = self._registration.connection, self._cursor.last_chunk
         if self._member is not None:
-            self._check_active()
+            self._check_active(term)
             assert connection is not None
             return connection
         if connection is None or not connection.is_open or last_chunk.unverified:
@@ -85,10 +91,12 @@ class Commits:
             await check_chunk(self._cluster, connection, self._stream, last_chunk.id)
         return connection
 
-    def _check_active(self) -> None:
+    def _check_active(self, term: int | None = None) -> None:
         """Check that no other member of the group can be active.
 
-        :raises SubscriptionError: one can.
+        :param term: of the member when the offset was committed; None for its last one.
+        :raises SubscriptionError: one can, or could since.
         """
-        if self._member is not None and not self._member.may_store:
-            raise SubscriptionError(f'the {self._member!r} is no longer active')
+        member = self._member
+        if member is not None and not (member.may_store and term in (None, member.term)):
+            raise SubscriptionError(f'the {member!r} is no longer active')

@@ -107,7 +107,9 @@ class SubscriptionSession(Owner):
         self._opening = WaitingTasks()  # in `open`
         self._asked: asyncio.Event | None = None  # after `stop`: the program has asked for more
         self._position: int | None = None  # of the cursor at the last declaration
-        self._watchdog = DeliveryWatchdog(stream, self.cursor, self.registration, waiter)
+        self._watchdog = DeliveryWatchdog(
+            stream, self.cursor, self.registration, waiter, in_group=group is not None
+        )
         self._wanted_end = until
         self._until: Until | None = None
         if until is not None:
@@ -156,8 +158,6 @@ class SubscriptionSession(Owner):
             await self._member.prepare(connection, id)
             connection.set_subscription(id, cursor.queue)
             joining = self._properties | self._member.group.properties()
-            # If RabbitMQ 4.3 takes a late answer for that to a later update, it delivers from here
-            # on at first: the cursor drops what comes before its start, and what it has read.
             return commands.Subscribe(id, self.stream, Offset.FIRST, self._credit, joining)
         if cursor.position is None:
             if start.source is not None:
@@ -228,12 +228,12 @@ class SubscriptionSession(Owner):
 
     def on_activity(self, *, active: bool) -> None:
         """The subscription has become the active member of its group, or is no longer."""
+        if self._tracker is not None:
+            self._tracker.on_lost()  # and counts again: the cursor has started over
         if active:
             self._watch(is_time=False)
-            return
-        self._watchdog.stop()
-        if self._tracker is not None:
-            self._tracker.on_lost()
+        else:
+            self._watchdog.stop()
 
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
@@ -310,7 +310,7 @@ class SubscriptionSession(Owner):
         self._gaps.start_over()
         if self._until is not None:
             self._until.start_over()
-        if self._member is not None:
+        if self._member is not None and self.registration.declared:
             self._member.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream

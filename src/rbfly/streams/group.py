@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..error import OffsetNotStored, SubscriptionError
+from ..error import OffsetNotStored, StreamConnectionError, SubscriptionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Observer
@@ -30,7 +30,7 @@ from ..protocol._cursor import MessageCursor
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
 from .gaps import GapCheck
-from .offsets import chunk_ids, resolve, stored_offset
+from .offsets import chunk_ids, next_offset, resolve, stored_offset
 from .stranded import StrandedCheck
 from .tracking import Tracker
 from .waiting import WaitingTasks
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 HANDOVER_TIMEOUT = 30.0  # seconds
 HANDOVER_MAX = 50  # the broker closes the connection after 60
-STORE_TIMEOUT = 5.0  # seconds to store an offset after that
+STORE_TIMEOUT = 4.0  # seconds to store an offset after that; as many to start again
 BEFORE_FIRST = OFFSET_MAX  # stored for a start at offset 0: the offset before it, modulo 2**64
 
 
@@ -104,6 +104,7 @@ class Member:
 
     :param offset: where to start if no offset is stored under the group's name; or an async
         function that returns where to start each time the member becomes active.
+    :ivar term: how many times the member has become active.
     :param tracker: stores offsets; None if the program does, or nobody.
     """
 
@@ -118,6 +119,7 @@ class Member:
     ) -> None:
         self.group = group
         self.activity = Activity.STANDBY
+        self.term = 0
         self._cluster = cluster
         self._session: Session = session
         self._stream = session.stream
@@ -133,6 +135,7 @@ class Member:
         self._unanswered: list[int] = []  # correlation ids of updates, in order
         self._task: asyncio.Task[None] | None = None  # prepares the answer
         self._leave_by = 0.0  # time of the event loop until which it finishes its messages
+        self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
         self._stranded: StrandedCheck | None = None
 
@@ -206,6 +209,7 @@ class Member:
         if self.is_active:
             self._session.wake()
         else:
+            self._has_dropped = True
             self._session.drop_queue()
 
     def on_wait(self) -> None:
@@ -220,8 +224,8 @@ class Member:
 
     def _on_update(self, correlation_id: int, active: bool) -> None:
         self._cancel()
-        if self.activity is not Activity.LEAVING:  # else RabbitMQ 4.3 repeats itself
-            self._answer()  # updates that came before
+        if not self._unanswered:  # RabbitMQ 4.3 repeats itself
+            self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
         self._unanswered.append(correlation_id)
         if active and self._session.ended:
             self._session.registration.reset()
@@ -229,7 +233,7 @@ class Member:
         if self.activity is Activity.ACTIVE:
             self._session.drop_queue()
             self.activity = Activity.LEAVING
-            self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
+        self._has_dropped = False
         if active:
             self._begin(self._activate())
         elif self.activity is Activity.LEAVING:
@@ -241,6 +245,12 @@ class Member:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         loop = asyncio.get_running_loop()
         self._task = asyncio.Task(work, loop=loop)  # never an eager one
+        self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if task is self._task:  # the program has cancelled every task of the loop
+            error = StreamConnectionError(f'the {self!r}: its task was cancelled')
+            self._session.registration.fail(error)
 
     def _cancel(self) -> None:
         task, self._task = self._task, None
@@ -264,7 +274,9 @@ class Member:
             if self.activity is Activity.LEAVING:
                 await self._leave()
             self.activity = Activity.STARTING
-            async with cluster.deadline(self.group.handover_timeout) as deadline:
+            left = self._leave_by + 2 * STORE_TIMEOUT - asyncio.get_running_loop().time()
+            limit = min(max(left, 0.1), self.group.handover_timeout)
+            async with cluster.deadline(limit) as deadline:
                 deadline.progress.on_step(f'determining where the {self!r} starts')
                 start = await cluster.retry(deadline, self._find_start)
         except Exception as ex:
@@ -272,8 +284,14 @@ class Member:
             session.registration.fail(ex)
             return
         self._task = None
+        if self._has_dropped:
+            # RabbitMQ 4.3 took a late answer for that to this update, and delivers from elsewhere.
+            session.registration.reset()
+            session.registration.ensure_open()
+            return
         session.cursor.resume(start)
         self.activity = Activity.ACTIVE
+        self.term += 1
         self._answer(start)
         session.on_activity(active=True)
         prefix = cluster.settings.log_prefix
@@ -290,7 +308,7 @@ class Member:
             if stored is None:
                 stored = await self._store_start(connection)
             self._is_stored = stored is not None
-            start = 0 if stored in (None, BEFORE_FIRST) else stored + 1
+            start = next_offset(stored)
         first, _ = await chunk_ids(connection, stream)
         self._gaps.check(start, first)
         return start
@@ -334,7 +352,7 @@ class Member:
             self._warn('has not finished its messages: another member may repeat them')
             self._notify(Observer.on_handover_late)
         try:
-            async with asyncio.timeout(STORE_TIMEOUT):
+            async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
                 await self._store()
         except Exception as ex:
             self._warn(f'cannot store its offset: {ex or type(ex).__name__}')

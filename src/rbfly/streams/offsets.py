@@ -158,10 +158,7 @@ class OffsetMethods:
         stored = await self.read_offset(stream, reference)
         if stored is None:
             return None
-        if stored == OFFSET_MAX:  # of a group that begins with the first message
-            stored = -1
-        end = await end_of_messages(self._cluster, stream)
-        return max(0, end - 1 - stored)
+        return max(0, await end_of_messages(self._cluster, stream) - next_offset(stored))
 
 
 async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
@@ -169,7 +166,7 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
     if offset.type == OffsetType.REFERENCE:
         stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
         default = offset.default or Offset.FIRST
-        offset = default if stored is None else Offset.offset(stored + 1)
+        offset = default if stored is None else Offset.offset(next_offset(stored))
     connection, _ = await cluster.leader(stream)
     if Key.RESOLVE_OFFSET_SPEC in connection.commands:
         command = commands.ResolveOffsetSpec(stream, offset, {})
@@ -258,6 +255,11 @@ async def end_of_stream(cluster: Cluster, stream: str) -> int:
     _, last = await chunk_ids(connection, stream)
     end = await end_of_messages(cluster, stream)
     return end if last is None else max(end, last + 1)  # a chunk of stored offsets takes up one
+
+
+def next_offset(stored: int | None) -> int:
+    """Return the offset after a stored one; 0 for none, or for 2**64 - 1, which a group stores."""
+    return 0 if stored is None else (stored + 1) % (OFFSET_MAX + 1)
 
 
 async def stored_offset(connection: Connection, stream: str, reference: str) -> int | None:

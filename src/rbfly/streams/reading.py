@@ -169,6 +169,7 @@ class MessageWaiter:
         """
         self._begin(subscription)
         woken = True
+        joining = False  # the last wait was for more messages of a batch
         try:
             clock = asyncio.get_running_loop().time
             until = None if timeout is None else deadline(timeout)
@@ -188,11 +189,12 @@ class MessageWaiter:
                 else:
                     if not self._sources or self.ended:
                         break
-                    if not woken:
+                    if not woken and not joining:  # a handover drops the batch
                         return None
                     for source in self._sources:
                         source.on_wait(finished=source not in ages)
                     due = clock() + max_wait - max(ages.values()) if ages else until
+                    joining = bool(ages)
                     if not self.ended:
                         woken = await self._wait_wakeup(due)
         finally:

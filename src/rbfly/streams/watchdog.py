@@ -11,6 +11,7 @@ from ..net.connection import Connection
 from ..net.registration import Registration
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
+from .offsets import end_of_messages
 from .reading import Waiter
 
 logger = logging.getLogger(__name__)
@@ -23,17 +24,25 @@ GRACE = 1.0  # seconds for a chunk to arrive that StreamStats has reported
 class DeliveryWatchdog:
     """Resets a registration if a task waits for a chunk that the broker has but does not deliver.
 
+    :param in_group: subscribing again leaves a consumer group, so look for a message first.
     :ivar timer: timer of the next poll, or of the grace period after one; None if stopped.
     """
 
     def __init__(
-        self, stream: str, cursor: MessageCursor, registration: Registration, waiter: Waiter
+        self,
+        stream: str,
+        cursor: MessageCursor,
+        registration: Registration,
+        waiter: Waiter,
+        in_group: bool,
     ) -> None:
         self.timer: asyncio.TimerHandle | None = None
         self._stream = stream
         self._cursor = cursor
         self._registration = registration
         self._waiter = waiter
+        self._in_group = in_group
+        self._task: asyncio.Task[None] | None = None  # looks for a message
         self._seconds = SILENCE
         self._last_id = -1  # of the last chunk when the timer was set
         self._is_time = False
@@ -52,6 +61,9 @@ class DeliveryWatchdog:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        task, self._task = self._task, None
+        if task is not None and not task.get_loop().is_closed():
+            task.cancel()
 
     def start_over(self) -> None:
         """The stream was deleted."""
@@ -93,16 +105,36 @@ class DeliveryWatchdog:
             self._set(GRACE, self._on_grace, committed)
 
     def _on_grace(self, chunk_id: int) -> None:
-        cursor = self._cursor
-        if (
-            not self._waiter.is_waiting()
-            or cursor.queue.chunks
-            or cursor.last_chunk.id != self._last_id
-        ):
+        if not self._is_silent():
             self._set(self._seconds, self._poll)
             return
         # The broker never delivers a chunk of stored offsets: subscribing again once is enough.
         self._accepted = chunk_id
+        if not self._in_group:
+            self._subscribe_again(chunk_id)
+            return
+        self._set(self._seconds, self._poll)
+        self._task = asyncio.create_task(self._look_for_message(chunk_id))
+
+    def _is_silent(self) -> bool:
+        cursor = self._cursor
+        return (
+            self._waiter.is_waiting()
+            and not cursor.queue.chunks
+            and cursor.last_chunk.id == self._last_id
+        )
+
+    async def _look_for_message(self, chunk_id: int) -> None:
+        cursor = self._cursor
+        try:
+            end = await end_of_messages(self._registration.cluster, self._stream)
+        except RbFlyError:
+            return  # the registration handles a lost connection
+        self._task = None
+        if self._is_silent() and end > max(cursor.position or 0, cursor.skip_before):
+            self._subscribe_again(chunk_id)
+
+    def _subscribe_again(self, chunk_id: int) -> None:
         self._registration.reset()
         self._waiter.wake()
         prefix = self._registration.cluster.settings.log_prefix
