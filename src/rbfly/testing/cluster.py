@@ -74,6 +74,8 @@ class Cluster:
     def heal(self) -> None:
         self.faults.heal()
         self.stall(False)
+        for group in [*self.groups.values()]:
+            group.heal()
         for stream in self.streams():
             stream.resume()
 
@@ -171,18 +173,15 @@ class Cluster:
     def group(self, vhost: str, stream: Stream, properties: Mapping[str, str]) -> Group:
         """Return the group that a subscription joins.
 
-        :raises Refused: the group has no name.
-        :raises Crash: its members name different super streams.
+        :raises Refused: the group has no name, or its members name different super streams.
         """
-        if 'name' not in properties:
-            raise Refused(ResponseCode.PRECONDITION_FAILED)
+        key = stream, require(properties, 'name', ResponseCode.PRECONDITION_FAILED)
         bindings = self.super_streams[vhost].get(properties.get('super-stream', ''), [])
-        names = [name for _, name in bindings]
-        partition = names.index(stream.name) if stream.name in names else -1
-        key = stream, properties['name']
+        partitions = [name for _, name in bindings]
+        partition = partitions.index(stream.name) if stream.name in partitions else -1
         group = self.groups.get(key) or Group(self.groups, key, partition, self.version)
         if group.partition != partition:
-            raise Crash('the members of a group name different super streams')
+            raise Refused(ResponseCode.PRECONDITION_FAILED)
         return group
 
     def metadata(self, stream: Stream | None) -> StreamMetadata:

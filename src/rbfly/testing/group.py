@@ -36,7 +36,7 @@ class Updates:
         self._timeout = timeout
         self._numbers = itertools.count()
         self._unanswered: dict[int, Update] = {}
-        self.closed = False
+        self.groups: dict[Group, None] = {}  # with members of the connection
 
     def send(self, subscription_id: int, active: bool) -> None:
         number = next(self._numbers)
@@ -65,9 +65,12 @@ class Updates:
         return bool(found)
 
     def close(self) -> None:
-        self.closed = True
+        """Forget all requests, and leave each group with all members at once."""
         for number in [*self._unanswered]:
             self.take(number)
+        for group in self.groups:
+            group.leave([item for item in group.members if item.wire is self._wire])
+        self.groups.clear()
 
 
 class Group:
@@ -75,6 +78,7 @@ class Group:
 
     :param partition: number of the stream in its super stream; -1 for another stream.
     :param version: version of RabbitMQ.
+    :ivar stranded: whether a fault prevents that a member is activated.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Group:
     ) -> None:
         self.partition = partition
         self.members: list[Member] = []
+        self.stranded = False
         self._groups = groups
         self._key = key
         self._repeats = version != '4.0'  # whether it repeats a deactivation without an answer
@@ -108,12 +113,12 @@ class Group:
             self._groups.pop(self._key, None)
         elif active in members:
             self._activate(self._chosen())
-        elif active is not None:
+        elif active is not None and members:
             self._rebalance(active)
 
     def _rebalance(self, active: 'Member') -> None:
         """Deactivate the active member if another one is to be active."""
-        if self.partition < 0 or self._chosen() is active:
+        if self.partition < 0 or self._chosen() is active or self.stranded:
             return
         if active.state == ACTIVE or self._repeats:
             active.state = DEACTIVATING
@@ -121,6 +126,8 @@ class Group:
 
     def hand_over(self) -> None:
         """Activate a member after another one has answered its deactivation."""
+        if self.stranded:
+            return
         chosen = self._chosen()
         again = chosen.state == ACTIVE
         for member in self.members:
@@ -130,7 +137,27 @@ class Group:
         else:
             self._activate(chosen)
 
+    def strand(self, stubborn: bool) -> None:
+        """Deactivate the active member, and activate no other one.
+
+        :param stubborn: count that member as active, until its connection is closed.
+        """
+        active = self._active() or self._chosen()
+        if active.state == ACTIVE and not self.stranded:
+            active.notify(False)
+        active.state = ACTIVE if stubborn else WAITING
+        self.stranded = True
+
+    def heal(self) -> None:
+        if self.stranded:
+            self.leave([item for item in self.members if not item.subscribed])
+        if self.stranded and self.members:
+            for member in self.members:
+                member.state = WAITING
+            self._activate(self._chosen())
+
     def _activate(self, member: 'Member') -> None:
+        self.stranded = False
         member.state = ACTIVE
         member.notify(True)
 
@@ -159,24 +186,29 @@ class Member(Subscription):
         self._offset = command.offset
         self._delivering = False
 
+    @property
+    def subscribed(self) -> bool:
+        return self in self.stream.clients
+
     def join(self) -> None:
+        self._updates.groups[self._group] = None
         self._group.join(self)
 
     def remove(self) -> None:
         super().remove()
-        group, gone = self._group, [self]
-        if self._updates.closed:
-            gone = [item for item in group.members if item.wire is self.wire]
-        elif self._updates.drop_deactivations(self.id):
+        group = self._group
+        if self not in group.members or (group.stranded and self.state == ACTIVE):
+            return  # its connection is closed, or only that will remove it
+        if self._updates.drop_deactivations(self.id):
             group.hand_over()
-        group.leave(gone)
+        group.leave([self])
 
     def notify(self, active: bool) -> None:
         """Notify the client, after the response to the current request."""
         self.stream.call_soon(lambda: self._notify(active))
 
     def _notify(self, active: bool) -> None:
-        if self in self.stream.clients:
+        if self.subscribed:
             self._active, self._delivering = active, False
             self._updates.send(self.id, active)
 

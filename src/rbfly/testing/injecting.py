@@ -1,14 +1,19 @@
 """The methods of the broker that inject faults."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ..checks import check_integer, check_timeout, check_type
+from ..error import ArgumentError
 from ..protocol.const import ResponseCode
 from .running import Running
+from .stream import Stream
 
 
 class FaultMethods(Running):
     """Injects faults into the connections of a broker, from any thread."""
+
+    _stream: Callable[[str, str | None], Stream]  # implemented by the broker
 
     def _set(self, **faults: Any) -> None:
         self._call(vars(self._cluster.faults).update, faults)
@@ -106,6 +111,28 @@ class FaultMethods(Running):
         """
         check_integer('count', count, 1, 2**31)
         self._set(corrupted=count)
+
+    def strand(
+        self, stream: str, group: str, *, stubborn: bool = False, vhost: str | None = None
+    ) -> None:
+        """Leave a group without an active member, as RabbitMQ 4.1.2 to 4.3.2 sometimes does.
+
+        The active member is told that it is no longer active, and no other member becomes active,
+        until a client subscribes to the stream as a member of the group, or until :meth:`heal`.
+
+        :param stubborn: the group counts that member as active, though its client knows better:
+            only closing its connection ends the fault.
+        :raises StreamDoesNotExist: there is no such stream.
+        :raises ArgumentError: the group has no members.
+        """
+
+        def strand() -> None:
+            found = self._cluster.groups.get((self._stream(stream, vhost), group))
+            if found is None:
+                raise ArgumentError(f'stream {stream!r} has no group {group!r}')
+            found.strand(stubborn)
+
+        self._call(strand)
 
     def close_connections(
         self, code: int = ResponseCode.OK, reason: str = 'closed by the broker'
