@@ -198,7 +198,7 @@ class Member:
 
     def close(self) -> None:
         """Drop the references that form cycles: the subscription is closed."""
-        self._stranded = None
+        self._stranded = self._tracker = None
         del self._session
 
     def on_arrival(self) -> None:

@@ -23,6 +23,7 @@ from ..protocol import commands
 from ..protocol._chunk import Chunk, ChunkQueue
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
+from ..protocol.start import OFFSET_MAX
 from .partitions import query_partitions
 
 
@@ -156,6 +157,8 @@ class OffsetMethods:
         stored = await self.read_offset(stream, reference)
         if stored is None:
             return None
+        if stored == OFFSET_MAX:  # of a group that begins with the first message
+            stored = -1
         end = await end_of_messages(self._cluster, stream)
         return max(0, end - 1 - stored)
 

@@ -1,0 +1,248 @@
+"""How a member of a consumer group answers the broker, in the in-memory broker."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rbfly.streams as rbs
+from rbfly.protocol import commands
+from rbfly.protocol.const import Key
+from rbfly.streams.group import Activity, Member
+from rbfly.testing import StreamBroker
+from tests.brokers import until
+
+HANG = 20.0  # seconds; only a bug makes a test wait that long
+GROUP = 'billing'
+OPTIONS: Any = {'group': GROUP, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+
+
+@pytest.fixture
+def broker() -> Iterator[StreamBroker]:
+    with StreamBroker() as broker:
+        broker.create_stream('orders')
+        broker.publish('orders', *range(10))
+        yield broker
+
+
+@pytest_asyncio.fixture
+async def client(broker: StreamBroker) -> AsyncIterator[rbs.StreamsClient]:
+    async with rbs.streams_client(broker.uri) as client:
+        yield client
+
+
+def member_of(messages: Any) -> Member:
+    found = messages._session._member
+    assert isinstance(found, Member)
+    return found
+
+
+class Answers:
+    """Correlation ids of the answers that a member writes to a ConsumerUpdate, and the offsets."""
+
+    def __init__(self, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[int, rbs.Offset | None]] = []
+        connection = messages._session.registration.connection
+        write = connection.write
+
+        def record(data: bytes) -> None:
+            if int.from_bytes(data[4:6], 'big') == Key.CONSUMER_UPDATE | 0x8000:
+                reader = commands.Reader(data[8:])
+                response = commands.Response.read(commands.ConsumerUpdate, reader)
+                self.found.append((response.correlation_id, response.value))
+            write(data)
+
+        monkeypatch.setattr(connection, 'write', record)
+
+
+async def test_repeated_requests_to_hand_over(
+    client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 4.3 repeats them, and the first answer activates the next member."""
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        assert await anext(messages) == 1
+        answers = Answers(messages, monkeypatch)
+        member = member_of(messages)
+        member._on_update(100, False)
+        member._on_update(101, False)
+        await asyncio.sleep(0.01)
+        member._on_update(102, False)
+        assert member.activity is Activity.LEAVING
+        assert not messages.active
+        assert not answers.found
+        waiting = asyncio.ensure_future(anext(messages))  # finishes the message
+        await until(lambda: len(answers.found) == 3, 'the member has answered')
+        assert answers.found == [(100, None), (101, None), (102, None)]
+        assert await client.read_offset('orders', GROUP) == 1
+        waiting.cancel()
+
+
+async def test_active_again_before_the_answer(
+    client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member finishes its messages first, and then starts after them."""
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        answers = Answers(messages, monkeypatch)
+        member = member_of(messages)
+        member._on_update(100, False)
+        member._on_update(101, True)
+        await asyncio.sleep(0.01)
+        assert not answers.found
+        waiting = asyncio.ensure_future(anext(messages))
+        await until(lambda: len(answers.found) == 2, 'the member has answered')
+        start = rbs.Offset.offset(1)
+        assert answers.found == [(100, start), (101, start)]
+        assert messages.active
+        waiting.cancel()
+
+
+async def test_deactivated_while_it_determines_its_start(client: rbs.StreamsClient) -> None:
+    asked = asyncio.Event()
+
+    async def ask(stream: str) -> rbs.Offset:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with client.subscribe('orders', group=GROUP, offset=ask) as messages:
+        await messages.open()
+        await asyncio.wait_for(asked.wait(), HANG)
+        member = member_of(messages)
+        assert member.activity is Activity.STARTING
+        member._on_update(100, False)
+        await until(lambda: member.activity is Activity.STANDBY, 'it stands by')
+        assert member._task is None
+
+
+@pytest.mark.parametrize('error', [False, True])
+async def test_handover_with_an_undecodable_message(
+    broker: StreamBroker, client: rbs.StreamsClient, error: bool
+) -> None:
+    """A message that is not AMQP 1.0 follows the one that the program has received."""
+    async with client.publisher('orders', amqp=False) as publisher:
+        await publisher.send(b'\x00')
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        async for batch in messages.batches():
+            if 9 in [*batch]:
+                break
+        if error:
+            with pytest.raises(rbs.AMQPDecoderError):
+                await anext(messages.batches())
+        member_of(messages)._on_update(100, False)
+        waiting = asyncio.ensure_future(messages.fetch())
+        await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
+        waiting.cancel()
+        assert broker.offsets('orders') == {GROUP: 10 if error else 9}
+
+
+async def test_stopped_member_does_not_become_active(client: rbs.StreamsClient) -> None:
+    messages = client.subscribe('orders', **OPTIONS)
+    assert await anext(messages) == 0
+    messages.stop()
+    member = member_of(messages)
+    member._on_update(100, False)
+    member._on_update(101, True)
+    assert messages._session.registration.connection is None
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(messages), HANG)
+
+
+async def test_standby_member_stops_at_once(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with (
+        client.subscribe('orders', **OPTIONS) as first,
+        rbs.streams_client(broker.uri) as other,
+        other.subscribe('orders', **OPTIONS) as second,
+    ):
+        assert await anext(first) == 0
+        await second.open()
+        second.stop()
+        assert [body async for body in second] == []
+        await until(lambda: len(broker.members('orders', GROUP)) == 1, 'the second has left')
+
+
+async def test_closing_a_member_that_hands_over(
+    broker: StreamBroker, client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer leaves before Unsubscribe: without it, the broker closes the connection later."""
+    messages = client.subscribe('orders', **OPTIONS)
+    assert await anext(messages) == 0
+    assert await anext(messages) == 1
+    answers = Answers(messages, monkeypatch)
+    member_of(messages)._on_update(100, False)
+    await messages.aclose()
+    assert answers.found == [(100, None)]
+    assert broker.offsets('orders') == {GROUP: 0}
+
+
+async def test_offsets_of_an_active_member_only(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    """After it has handed over, a member stores nothing, though the timer of its tracking runs."""
+    tracking = rbs.OffsetTracking(interval=0.01)
+    options = OPTIONS | {'auto_offset': tracking, 'handover_timeout': 0.01}
+    async with client.subscribe('orders', **options) as messages:
+        assert await anext(messages) == 0
+        assert await anext(messages) == 1
+        await until(lambda: broker.offsets('orders') == {GROUP: 0}, 'the offset is stored')
+        member_of(messages)._on_update(100, False)
+        await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
+        await client.write_offset('orders', GROUP, 7, wait=True)  # as the next member would
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0.05)  # several intervals
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert broker.offsets('orders') == {GROUP: 7}
+
+
+async def test_start_before_the_first_message(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    """At `Offset.NEXT` in an empty stream, 2**64 - 1 is stored: the next member starts at 0."""
+    broker.create_stream('empty')
+    async with client.subscribe('empty', group=GROUP) as messages:
+        await messages.open()
+        await until(lambda: messages.active, 'the member is active')
+        assert broker.offsets('empty') == {GROUP: 2**64 - 1}
+    broker.publish('empty', 'a', 'b')
+    async with client.subscribe('empty', group=GROUP, timeout=HANG) as messages:
+        assert await anext(messages) == 'a'
+    assert await client.lag('empty', GROUP) == 3  # the stored offset counts
+
+
+async def test_group_on_a_stream_that_was_created_again(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.subscribe('orders', timeout=HANG, **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        broker.delete_stream('orders')
+        broker.create_stream('orders')
+        broker.publish('orders', 'new')
+        found = []
+        while 'new' not in found:
+            try:
+                found.append(await anext(messages))
+            except rbs.StreamDoesNotExist:
+                pass
+
+
+async def test_dropped_member_is_released(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    gc.disable()
+    try:
+        messages = client.subscribe('orders', stranded_after=60, **OPTIONS)
+        assert await anext(messages) == 0
+        assert await anext(messages) == 1
+        session = weakref.ref(messages._session)
+        del messages
+        await until(lambda: session() is None, 'the session is released')
+    finally:
+        gc.enable()
+    await until(lambda: not broker.members('orders', GROUP), 'the member has left')
+    assert broker.offsets('orders') == {GROUP: 0}
