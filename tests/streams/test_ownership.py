@@ -126,11 +126,13 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     rbs.Subscription: {
         '__aiter__': RETURNS_SELF,
         '__aenter__': RETURNS_SELF,
+        'active': READ_ONLY,
         'position': READ_ONLY,
     },
     rbs.SuperStreamSubscription: {
         '__aiter__': RETURNS_SELF,
         '__aenter__': RETURNS_SELF,
+        'active': READ_ONLY,
         'position': READ_ONLY,
     },
     MessageIterator: {'__aiter__': RETURNS_SELF},

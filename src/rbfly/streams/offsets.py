@@ -136,7 +136,8 @@ class OffsetMethods:
         0 means that every message is processed: none follows the stored offset.  Any other number
         is the offset of the last message minus the stored one.  That is at least the number of
         messages left, because stored offsets also take up offsets of the stream, unless the broker
-        writes them together with messages.
+        writes them together with messages.  A group that begins with the first message may have
+        stored 2**64 - 1, which counts as the offset before the first one.
 
         The leader of the stream sends its last chunk of messages for this, so ask every few
         seconds, not all the time.  If the client cannot reach the leader, it asks another node,
