@@ -28,9 +28,9 @@ from ..net.retry import backoff
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
 from ..protocol.offset import Offset, OffsetSource, OffsetType
-from ..protocol.start import BY_END, OFFSET_MAX
+from ..protocol.start import BY_END
 from .gaps import GapCheck
-from .offsets import chunk_ids, resolve, stored_offset
+from .offsets import BEFORE_FIRST, chunk_ids, offset_after, resolve, stored_offset
 from .stranded import StrandedCheck
 from .tracking import Tracker
 from .waiting import WaitingTasks
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 HANDOVER_TIMEOUT = 30.0  # seconds
 HANDOVER_MAX = 50  # the broker closes the connection after 60
 STORE_TIMEOUT = 5.0  # seconds to store an offset after that
-BEFORE_FIRST = OFFSET_MAX  # stored for a start at offset 0: the offset before it, modulo 2**64
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ class Member:
             if stored is None:
                 stored = await self._store_start(connection)
             self._is_stored = stored is not None
-            start = 0 if stored in (None, BEFORE_FIRST) else stored + 1
+            start = offset_after(stored)
         first, _ = await chunk_ids(connection, stream)
         self._gaps.check(start, first)
         return start

@@ -26,6 +26,8 @@ from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
 from .partitions import query_partitions
 
+BEFORE_FIRST = OFFSET_MAX  # of a group that starts at offset 0: the offset before it, modulo 2**64
+
 
 class OffsetMethods:
     """The methods of a client that concern offsets."""
@@ -158,10 +160,8 @@ class OffsetMethods:
         stored = await self.read_offset(stream, reference)
         if stored is None:
             return None
-        if stored == OFFSET_MAX:  # of a group that begins with the first message
-            stored = -1
         end = await end_of_messages(self._cluster, stream)
-        return max(0, end - 1 - stored)
+        return max(0, end - offset_after(stored))
 
 
 async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
@@ -169,7 +169,7 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
     if offset.type == OffsetType.REFERENCE:
         stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
         default = offset.default or Offset.FIRST
-        offset = default if stored is None else Offset.offset(stored + 1)
+        offset = default if stored is None else Offset.offset(offset_after(stored))
     connection, _ = await cluster.leader(stream)
     if Key.RESOLVE_OFFSET_SPEC in connection.commands:
         command = commands.ResolveOffsetSpec(stream, offset, {})
@@ -270,6 +270,11 @@ async def stored_offset(connection: Connection, stream: str, reference: str) -> 
         if ex.code != ResponseCode.NO_OFFSET:
             raise
         return None
+
+
+def offset_after(stored: int | None) -> int:
+    """Return where a member of a group starts, by the stored offset."""
+    return 0 if stored in (None, BEFORE_FIRST) else stored + 1
 
 
 async def store_offset(

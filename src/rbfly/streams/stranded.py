@@ -11,7 +11,7 @@ from ..error import RbFlyError, StreamConnectionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.registration import Registration
-from .offsets import end_of_messages, stored_offset
+from .offsets import end_of_messages, offset_after, stored_offset
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class StrandedCheck:
         if now < max(self._since + self._seconds, self._pause_until):
             return False
         end = await end_of_messages(self._cluster, self._stream)
-        return end > (0 if stored is None else stored + 1)
+        return end > offset_after(stored)
 
     def _act(self, connection: Connection) -> None:
         self._task = None
