@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections import Counter
-from uuid import uuid4
 
 import pytest
 
@@ -83,9 +82,9 @@ class Worker:
 
 @pytest.mark.parametrize('how', ['messages', 'batches'])
 async def test_workers_stopped_by_sigterm_lose_and_repeat_nothing(
-    how: str, broker_uri: str, client: rbs.StreamsClient
+    how: str, broker_uri: str, client: rbs.StreamsClient, group: str
 ) -> None:
-    group, count, stopped = f'group-{uuid4().hex[:8]}', 0, False
+    count, stopped = 0, False
     workers: list[Worker] = []
 
     async def load(name: str) -> None:

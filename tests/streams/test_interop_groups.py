@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Callable
 from time import perf_counter
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import pytest
 
@@ -170,11 +169,6 @@ async def members_of(
             await others[-1].ask(do='open', address=broker.uri, stream=stream)
         go, java = others
         yield ours, go, java
-
-
-@pytest.fixture
-def group() -> str:
-    return f'group-{uuid4().hex[:8]}'
 
 
 async def publish(client: rbs.StreamsClient, stream: str, numbers: range) -> None:
