@@ -1,50 +1,160 @@
-"""Members of the tests of consumer groups."""
+"""Members of groups (single active consumers), as raw connections."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
-import rbfly.streams as rbs
-from tests.brokers import until
+from rbfly.protocol import commands
+from rbfly.protocol._chunk import Chunk
+from rbfly.protocol.commands import (
+    ConsumerUpdate,
+    Create,
+    CreateSuperStream,
+    Credit,
+    CreditError,
+    DeclarePublisher,
+    Delete,
+    DeleteSuperStream,
+    Deliver,
+    MetadataUpdate,
+    Publish,
+    StreamStats,
+    Subscribe,
+    Unsubscribe,
+)
+from rbfly.protocol.offset import Offset
+from tests.raw import RawClient, connected, entries, opened
 
-HANG = 20.0  # seconds; only a bug makes a test wait that long
-
-NewClient = Callable[[], rbs.StreamsClient]
-
-
-async def publish(client: rbs.StreamsClient, stream: str, numbers: Iterator[int] | range) -> None:
-    async with client.publisher(stream) as publisher:
-        await publisher.send_many(numbers)
-
-
-async def take(messages: Any, count: int) -> list[Any]:
-    """Return the next messages; the last one is not finished."""
-    found: list[Any] = []
-    async with asyncio.timeout(HANG):
-        async for body in messages:
-            found.append(body)
-            if len(found) == count:
-                break
-    return found
-
-
-async def until_active(messages: Any, active: Any = True) -> None:
-    await until(lambda: messages.active == active, 'the group has changed')
+ON, OFF, REFUSED, GONE = 'active', 'inactive', 'credit refused', 'stream gone'
+MARK = 200  # subscription that marks a point in what a client receives
 
 
-class Reader:
-    """Reads a subscription in a task of its own."""
+def properties(name: str = 'group', super_stream: str | None = None) -> dict[str, str]:
+    found = {'single-active-consumer': 'true', 'name': name}
+    return found if super_stream is None else found | {'super-stream': super_stream}
 
-    def __init__(self, messages: Any) -> None:
-        self.messages = messages
-        self.bodies: list[Any] = []
-        self.task = asyncio.create_task(self._read())
 
-    async def _read(self) -> None:
-        async for body in self.messages:
-            self.bodies.append(body)
+class Peer:
+    """A connection whose subscriptions are members of a group on a stream."""
 
-    async def stop(self) -> None:
-        self.messages.stop()
-        async with asyncio.timeout(HANG):
-            await self.task
+    def __init__(self, client: RawClient, stream: str, properties: dict[str, str]) -> None:
+        self.client = client
+        self.stream = stream
+        self.properties = properties
+        self.received = 0  # number of ConsumerUpdate requests, which are numbered from 0
+        self.updates: list[int] = []  # those for members of the group
+
+    async def join(self, offset: Offset = Offset.FIRST, credit: int = 10, id: int = 0) -> None:
+        await self.client.value(Subscribe(id, self.stream, offset, credit, self.properties))
+        await self.settle()
+
+    async def leave(self, id: int = 0) -> None:
+        await self.client.value(Unsubscribe(id))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until the group has changed: RabbitMQ 4.0 sends some responses before that."""
+        await self.client.value(StreamStats(self.stream))
+
+    async def credit(self, chunks: int, id: int = 0) -> None:
+        self.client.send(Credit(id, chunks))
+
+    async def answer(
+        self, offset: Offset | None = None, code: int = 1, number: int | None = None
+    ) -> None:
+        """Answer the last ConsumerUpdate, or another one; return when the broker has read it."""
+        number = self.updates[-1] if number is None else number
+        self.client.write(ConsumerUpdate.respond(number, offset, code))
+        await self.settle()
+
+    async def next(self) -> Any:
+        """The next event: the number of a delivered message, or the constant of another event."""
+        item = await self.client.receive()
+        event: Any = item
+        match item:
+            case ConsumerUpdate():
+                if item.subscription_id != MARK:
+                    self.updates.append(self.received)
+                self.received += 1
+                event = ON if item.active else OFF
+            case Deliver():
+                (data,) = Chunk.parse(item.chunk).messages()
+                event = int(data)
+            case CreditError(code=0x11):
+                event = REFUSED
+            case MetadataUpdate(code=6):
+                return GONE
+            case _:
+                return item
+        return (item.subscription_id, event) if item.subscription_id else event
+
+    async def heard(self) -> list[Any]:
+        """All events that the broker has sent because of the requests before this call.
+
+        The broker notifies the members of all groups in order, so it has sent them before it
+        activates another group.
+        """
+        mark = properties(f'{uuid4()}')
+        await self.client.value(Subscribe(MARK, self.stream, Offset.LAST, 1, mark))
+        found = []
+        while (event := await self.next()) != (MARK, ON):
+            found.append(event)
+        await self.answer(number=self.received - 1)
+        while not (isinstance(event := await self.next(), tuple) and event[0] == MARK):
+            found.append(event)
+        await self.leave(MARK)
+        return found
+
+
+async def publish(client: RawClient, stream: str, *numbers: int) -> None:
+    await client.value(DeclarePublisher(0, '', stream))
+    for number in numbers:
+        client.send(Publish(0, entries(number)))
+        await client.receive()
+
+
+@dataclass
+class Scene:
+    """A stream, or a partition of a super stream, that contains the messages 0 to 5."""
+
+    uri: str
+    version: str
+    stream: str
+    properties: dict[str, str]
+    stack: AsyncExitStack
+
+    async def peer(self) -> Peer:
+        client = await self.stack.enter_async_context(opened(self.uri))
+        return Peer(client, self.stream, self.properties)
+
+    async def peers(self, count: int) -> list[Peer]:
+        return [await self.peer() for _ in range(count)]
+
+    async def publish(self, *numbers: int) -> None:
+        async with opened(self.uri) as client:
+            await publish(client, self.stream, *numbers)
+
+
+@asynccontextmanager
+async def scene(uri: str, partition: int | None = None) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(uri))
+        server = await client.value(commands.PeerProperties({}))
+    name = f'test-{uuid4()}'
+    async with opened(uri) as client, AsyncExitStack() as stack:
+        version = '.'.join(server['version'].split('.')[:2])
+        if partition is None:
+            await client.value(Create(name, {}))
+            made = Scene(uri, version, name, properties(), stack)
+        else:
+            parts, keys = tuple(f'{name}-{i}' for i in range(3)), ('0', '1', '2')
+            await client.value(CreateSuperStream(name, parts, keys, {}))
+            group = properties(super_stream=name)
+            made = Scene(uri, version, parts[partition], group, stack)
+        try:
+            await made.publish(*range(6))
+            yield made
+        finally:
+            await client.code(Delete(name) if partition is None else DeleteSuperStream(name))

@@ -63,8 +63,11 @@ def check_binding_keys(partitions: int | None, binding_keys: Iterable[str] | Non
     for key in keys:
         check_type('binding_keys', key, str)
     check_integer('number of binding_keys', len(keys), 1, PARTITIONS_MAX)
-    if len({*keys}) < len(keys):
-        raise ArgumentError(f'binding_keys must be different: {keys!r}')
+    seen = set[str]()
+    for key in keys:
+        if key in seen:
+            raise ArgumentError(f'binding_keys must be different: {key!r} occurs twice')
+        seen.add(key)
     return keys
 
 

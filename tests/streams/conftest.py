@@ -8,7 +8,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from tests.fake import CLOSING, FakeBroker, Step
-from tests.groups import NewClient
+from tests.members import NewClient
 from tests.supers import super_stream_of
 
 

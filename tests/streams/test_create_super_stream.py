@@ -13,6 +13,7 @@ import rbfly.streams as rbs
 from brokers import RabbitMQ
 from rbfly.net.connection import Connection
 from rbfly.protocol import commands
+from rbfly.protocol.commands import StreamMetadata
 from rbfly.streams.management import POLLS
 from rbfly.streams.partitions import query_partitions, query_route
 from rbfly.testing import StreamBroker
@@ -135,6 +136,27 @@ async def test_stream_has_the_name_of_a_partition(
     assert not await client.stream_exists(f'{name}-x')
 
 
+async def test_queue_has_the_name_of_a_partition() -> None:
+    """The protocol shows streams only."""
+
+    def metadata(connection: Peer, request: Frame) -> None:
+        code = rbs.ResponseCode.STREAM_DOES_NOT_EXIST
+        missing = StreamMetadata(code, None, ())
+        connection.respond(request, dict.fromkeys(request.decode().streams, missing))
+
+    on = {wire.CREATE_SUPER_STREAM: refuse(0x05), wire.METADATA: metadata}
+    async with FakeBroker(on=on) as fake, rbs.streams_client(fake.uri) as client:
+        with pytest.raises(rbs.ProtocolError, match='there is a queue, but no stream'):
+            await client.create_super_stream('orders', partitions=3)
+
+
+async def test_names_that_do_not_fit_into_a_frame(client: rbs.StreamsClient) -> None:
+    await client.stream_exists('orders')
+    with pytest.raises(rbs.ArgumentError, match='CreateSuperStream needs a frame of'):
+        await client.create_super_stream('x' * 200, partitions=10_000)
+    assert client.connected
+
+
 async def test_super_stream_that_another_client_creates_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,7 +254,7 @@ async def test_raw_arguments(client: rbs.StreamsClient, name: str, stream_name: 
         ({'binding_keys': 3}, TypeError, 'binding_keys must be Iterable, not int'),
         ({'binding_keys': [1]}, TypeError, 'binding_keys must be str, not int'),
         ({'binding_keys': []}, ValueError, 'number of binding_keys must be from 1 to 10000'),
-        ({'binding_keys': ['a', 'b', 'a']}, ValueError, 'binding_keys must be different'),
+        ({'binding_keys': ['a', 'b', 'a']}, ValueError, "different: 'a' occurs twice$"),
         ({'binding_keys': ['a\n']}, ValueError, 'line breaks'),
         ({'partitions': 1, 'max_length_bytes': 0}, ValueError, 'max_length_bytes'),
         ({'partitions': 1, 'arguments': {'max-age': 1}}, TypeError, "'max-age' must be str"),

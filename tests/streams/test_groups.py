@@ -9,7 +9,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
-from tests.groups import NewClient, Reader, publish, take, until_active
+from tests.members import NewClient, Reader, publish, take, until_active
 
 # -- a stream
 

@@ -1,6 +1,9 @@
 """Publishing to super streams through cuts and without leaders, on the in-memory broker."""
 
 import asyncio
+import gc
+import itertools
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -272,6 +275,66 @@ async def test_message_to_several_partitions_delays_no_other_while_it_waits(
         await asyncio.wait_for(asyncio.gather(late, several), 20)
 
 
+async def test_message_to_several_busy_partitions_is_sent(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async def load(body: str) -> None:
+        while not several.done():
+            await publisher.send(body)
+
+    async with client.publisher('orders', route=both, max_unconfirmed=2) as publisher:
+        several = asyncio.get_running_loop().create_future()
+        loads = [asyncio.ensure_future(load(str(i % 2))) for i in range(40)]
+        await until(lambda: publisher.capacity == 0, 'the windows are full')
+        try:
+            await asyncio.wait_for(publisher.send_many(['both'] * 10), 20)
+        finally:
+            several.set_result(None)
+            await asyncio.gather(*loads)
+    for bodies in stored(broker)[:2]:
+        assert bodies.count('both') == 10
+
+
+async def test_call_that_ends_while_one_of_several_partitions_is_full(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    async with client.publisher('orders', route=both, max_unconfirmed=1) as publisher:
+        await publisher.send_many(['0', '1'])
+        broker.stop_node(node := node_of(broker, 1))
+        late = asyncio.ensure_future(publisher.send('1 late'))
+        await until(lambda: publisher.unconfirmed == 1, 'one window is full')
+        progress = rbs.SendProgress()
+        sending = asyncio.ensure_future(publisher.send_many(['2', 'both'], progress=progress))
+        await until(lambda: 'both' in stored(broker)[0], 'one partition has the message')
+        await until(lambda: publisher.unconfirmed == 1, 'all others are confirmed')
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert (progress.taken, progress.refused, progress.unknown) == (2, [], [1])
+        text = r"full for 0\.\d+ s; .* \(partition 'orders-1'\); other partitions may"
+        with pytest.raises(rbs.WindowTimeout, match=text) as caught:
+            await publisher.send('both', timeout=0.1)
+        assert (caught.value.outcome, caught.value.retriable) == ('unknown', False)
+        broker.start_node(node)
+        await late
+    assert [bodies.count('both') for bodies in stored(broker)] == [2, 0, 0]
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+async def test_endless_iterator_ends_when_a_message_is_refused(
+    broker: StreamBroker, client: rbs.StreamsClient, asynchronous: bool
+) -> None:
+    async def messages() -> AsyncIterator[str]:
+        for body in itertools.cycle('012'):
+            yield body
+
+    async with client.publisher('orders', route=route) as publisher:
+        broker.publish_error()
+        sending = publisher.send_many(messages() if asynchronous else itertools.cycle('012'))
+        with pytest.raises(rbs.PublishError):
+            await asyncio.wait_for(sending, 20)
+
+
 async def test_asynchronous_iterator_ends_when_a_message_is_refused(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
@@ -347,6 +410,10 @@ async def test_key_is_asked_for_again_when_its_partition_is_gone(
             await publisher.send('0')
         with pytest.raises(rbs.NoRouteError):
             await publisher.send('0')
+        broker.delete_super_stream('orders')
+        with pytest.raises(rbs.StreamDoesNotExist, match='super stream') as caught:
+            await publisher.send('0')
+        assert caught.value.outcome == 'not_sent'
 
 
 async def test_route_that_does_not_arrive_in_time(
@@ -359,6 +426,60 @@ async def test_route_that_does_not_arrive_in_time(
         broker.heal()
         await publisher.send('0')
     assert stored(broker)[0] == ['0']
+
+
+@pytest.fixture
+def endless_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker does not answer for which partitions a key is."""
+
+    async def query(*_: object) -> tuple[str, ...]:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
+
+
+@pytest.mark.usefixtures('endless_query')
+async def test_closing_ends_calls_that_wait_for_a_route(client: rbs.StreamsClient) -> None:
+    publisher = await client.publisher('orders', route=rbs.by_key(first_key))
+    calls: list[Any] = [publisher.send('0'), publisher.submit('1'), publisher.send_many(['2'])]
+    waiting = [asyncio.ensure_future(call) for call in calls]
+    await until(lambda: len(publisher._asking) == 3, 'all of them wait')
+    await publisher.close()
+    for error in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(error, rbs.PublisherError)
+        assert 'is closed' in str(error)
+
+
+@pytest.mark.usefixtures('endless_query')
+async def test_closing_gives_up_batches_that_wait_for_a_route(client: rbs.StreamsClient) -> None:
+    by, cls = rbs.by_key(first_key), rbs.PublisherBatchFast
+    publisher = await client.publisher('orders', route=by, cls=cls)
+    for body in '001':
+        publisher.batch(body)
+    with pytest.raises(rbs.WindowTimeout, match=r'not sent: 3$') as caught:
+        await publisher.close()
+    assert caught.value.unsent == 3
+    assert client._cluster.closing.left is not None  # closing the partitions has no full timeout
+    assert publisher.unconfirmed == 0
+    await publisher.close()
+
+
+@pytest.mark.usefixtures('endless_query')
+async def test_route_that_does_not_arrive_in_time_leaves_no_cycle(
+    client: rbs.StreamsClient,
+) -> None:
+    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+        gc.disable()
+        try:
+            sending = asyncio.ensure_future(publisher.send('0', timeout=0.01))
+            await asyncio.wait([sending])
+            assert isinstance(sending.exception(), rbs.WindowTimeout)
+            left = weakref.ref(sending)
+            del sending
+            await until(lambda: left() is None, 'nothing refers to the task')
+        finally:
+            gc.enable()
 
 
 async def test_cancelled_program_closes_without_waiting(
@@ -383,6 +504,23 @@ async def test_disconnected_client(broker: StreamBroker, client: rbs.StreamsClie
     with pytest.raises(rbs.StreamConnectionError):
         await publisher.send('0')
     await publisher.close()
+
+
+async def test_publisher_of_a_disconnected_client_does_not_ask_for_routes(
+    broker: StreamBroker, client: rbs.StreamsClient
+) -> None:
+    by = rbs.by_key(first_key)
+    publisher = await client.publisher('orders', route=by)
+    batches = await client.publisher('orders', route=by, cls=rbs.PublisherBatchFast)
+    batches.batch('1')
+    await client.disconnect()
+    calls: list[Any] = [publisher.send('0'), publisher.send_many(['0']), batches.flush()]
+    for call in calls:
+        with pytest.raises(rbs.StreamConnectionError):
+            await call
+    with pytest.raises(rbs.StreamConnectionError):
+        batches.batch('2')
+    assert not client.connected
 
 
 async def test_publisher_of_another_event_loop(

@@ -132,6 +132,16 @@ async def test_offset_by_partition(kind: str, client: rbs.StreamsClient, super_s
     assert found == {f'{super_stream}-{i}': [*range(3 * i, 8)] for i in range(3)}
 
 
+@pytest.mark.parametrize('tracking', [None, rbs.OffsetTracking('billing')], ids=str)
+async def test_commit_without_manual_tracking_fails_before_the_subscription_opens(
+    client: rbs.StreamsClient, tracking: rbs.OffsetTracking | None
+) -> None:
+    async with client.subscribe('orders', super_stream=True, auto_offset=tracking) as messages:
+        for offsets in (None, {'orders-0': 1}):
+            with pytest.raises(rbs.SubscriptionError, match=r"'orders' does not allow commit"):
+                await messages.commit(offsets)
+
+
 async def test_commit_position_and_write_offset_by_partition(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from ..error import (
+    ArgumentError,
     ChunkError,
     FrameError,
     RequestTimeout,
@@ -331,7 +332,10 @@ class Connection(Engine, asyncio.BufferedProtocol):
         timeout: float | None = None,
         on_response: Callable[[], object] | None = None,
     ) -> asyncio.Future[bytes]:
-        """Send a request now; return a future of the response, without its correlation id."""
+        """Send a request now; return a future of the response, without its correlation id.
+
+        :raises ArgumentError: the request does not fit into a frame.
+        """
         if self.error is not None:
             raise type(self.error)(str(self.error)) from self.error
         if self._closing:
@@ -339,6 +343,13 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if timeout is None and self._step == 'open':
             timeout = self.request_timeout
         frame, future = self._requests.add(command, timeout, self._on_timeout, on_response)
+        size = len(frame) - 4  # without the size itself
+        if 0 < self.frame_max < size:  # the broker would close the connection
+            future.cancel()
+            raise ArgumentError(
+                f'{type(command).__name__} needs a frame of {size} bytes, but the connection allows'
+                f' only {self.frame_max}'
+            )
         self.write(frame)
         return future
 

@@ -27,6 +27,8 @@ cdef class FrameQueue(FrameBuilder):
     cdef bint any_written
     cdef uint64_t written           # highest id that was ever sent, if any_written
 
+    cdef bint _has_used(self, uint64_t id) except -1
+    cdef int _free_ids(self) except -1
     cdef bint _last_is_withdrawn(self) noexcept
     cdef bint _was_written(self, uint64_t id) noexcept
     cdef Frame _frame_of(self, Entry *entry)

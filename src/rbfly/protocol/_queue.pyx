@@ -45,13 +45,22 @@ cdef class FrameQueue(FrameBuilder):
         return self.in_flight + self.queued - self.given_up
 
     def check_ids(self, object messages, Py_ssize_t start, Py_ssize_t stop, object before=None):
+        self._free_ids()
+        return FrameBuilder.check_ids(self, messages, start, stop, before)
+
+    cdef bint _has_used(self, uint64_t id) except -1:
+        self._free_ids()
+        return self.has_last and id <= self.last_id
+
+    cdef int _free_ids(self) except -1:
+        # The ids of withdrawn messages may be used again.
         if self._last_is_withdrawn():
             self._enter()
             try:
                 self._repack(self.sent)
             finally:
                 self.busy = False
-        return FrameBuilder.check_ids(self, messages, start, stop, before)
+        return 0
 
     cdef int _check_explicit(self, uint64_t id) except -1:
         if self.has_last and id <= self.last_id:

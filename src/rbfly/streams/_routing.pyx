@@ -132,10 +132,10 @@ cdef class Router:
     cdef list slots         # Partition of each name
     cdef uint32_t count     # of slots
     cdef bint hashed, asked, batched
-    cdef Ids ids, ids_before        # ..._before: before the last explicit id
-    cdef bint has_last, had_last
+    cdef Ids ids
+    cdef bint has_last
     cdef uint64_t last      # highest explicit publishing id, if has_last
-    cdef uint64_t last_before
+    cdef set claims         # explicit ids of messages that no window may have taken
 
     def __init__(self, route, tuple names, dict partitions, bint batched):
         self.route = route
@@ -148,6 +148,7 @@ cdef class Router:
         self.key = route.key if self.hashed or self.asked else None
         self.batched = batched
         self.cache = {}
+        self.claims = set()
 
     cdef object _find(self, object message):
         # A Partition, or a tuple of them; the key (str) if the broker must be asked.
@@ -210,7 +211,7 @@ cdef class Router:
     cdef int _check_id(self, object message) except -1:
         # One publisher uses automatic or explicit ids, and explicit ids ascend over all partitions.
         cdef uint64_t id
-        if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+        if has_id(message):
             if self.ids == AUTOMATIC:
                 fail_mixed('an explicit', 'automatic')
             id = (<MessageCtx> message)._publish_id
@@ -218,30 +219,50 @@ cdef class Router:
                 raise ArgumentError(
                     f'publishing id {id} is not above {self.last}, the last one of the partitions'
                 )
-            self.ids_before, self.had_last, self.last_before = self.ids, self.has_last, self.last
-            self.ids = EXPLICIT
-            self.has_last = True
-            self.last = id
+            self._note(id)
         elif self.ids != AUTOMATIC:
             if self.ids == EXPLICIT:
                 fail_mixed('an automatic', 'explicit')
             self.ids = AUTOMATIC
         return 0
 
+    cdef int _note(self, uint64_t id) except -1:
+        self.last = max(self.last, id) if self.has_last else id
+        self.has_last = True
+        self.ids = EXPLICIT
+        return 0
+
     def claim(self, message):
-        """Check the publishing id of a message, and note it as used."""
+        """Check the publishing id of a message, and note it as used until `release`."""
         self._check_id(message)
+        if has_id(message):
+            self.claims.add((<MessageCtx> message)._publish_id)
 
-    def unclaim(self, message):
-        """Note that a message was not sent: its explicit publishing id may be used again."""
-        if has_id(message) and self.has_last and self.last == (<MessageCtx> message)._publish_id:
-            self.ids, self.has_last, self.last = self.ids_before, self.had_last, self.last_before
+    def release(self, message, partitions):
+        """The windows of partitions have taken a message, or it was not sent.
 
-    def is_used(self, message):
-        """True if the explicit publishing id of a message is not above the last one (bool)."""
-        return has_id(message) and self.has_last and (
-            (<MessageCtx> message)._publish_id <= self.last
-        )
+        In the second case, its explicit publishing id may be used again.
+        """
+        cdef Partition item
+        cdef uint64_t id
+        if not has_id(message):
+            return
+        id = (<MessageCtx> message)._publish_id
+        self.claims.discard(id)
+        for item in partitions:
+            if item.window._has_used(id):
+                return
+        self.ids, self.has_last = ANY, False
+        for item in self.partitions.values():
+            if item.window.has_last:
+                self._note(item.window.last_id)
+        for id in self.claims:
+            self._note(id)
+
+    def is_used(self, message, Partition partition not None):
+        """True if the window of a partition has taken the explicit publishing id of a message, or a
+        higher one (bool)."""
+        return has_id(message) and partition.window._has_used((<MessageCtx> message)._publish_id)
 
     def check_ids(self, messages, Py_ssize_t start, Py_ssize_t stop, last=None):
         """Check that the explicit publishing ids in messages[start:stop] ascend.
@@ -320,6 +341,7 @@ cdef class Share:
     cdef Partition partition
     cdef ConfirmGroup group
     cdef Py_ssize_t left    # free places of the window; 0 before the partition is asked
+    cdef bint queued        # messages were queued in the window since the last `write`
 
 
 @cython.final
@@ -329,17 +351,19 @@ cdef class RoutedMessages:
     :param router: of the publisher.
     :param loop: event loop of the publisher.
     :ivar taken: number of messages taken.
-    :ivar message: a message that was taken but not sent, if `in_hand`.
+    :ivar message: a message that was taken but not sent to all its partitions, if `in_hand`.
+    :ivar begun: a partition has taken the message in hand.
     :ivar used: the partitions that messages were sent to, with their groups, by index.
     """
 
     cdef Router router
     cdef object loop
     cdef list shares        # by index of the partition
+    cdef list queued        # shares with messages to write
     cdef readonly uint64_t taken
     cdef readonly object message, target
-    cdef readonly bint in_hand
-    cdef bint claimed       # the publishing id of the message in hand is noted as used
+    cdef readonly bint in_hand, begun
+    cdef bint noted         # the publishing id of the message in hand is noted as used
     cdef readonly dict used
     cdef uint64_t encoded
 
@@ -347,6 +371,7 @@ cdef class RoutedMessages:
         self.router = router
         self.loop = loop
         self.shares = [None] * len(router.partitions)
+        self.queued = []
         self.used = {}
 
     def fill(self, iterator, Turn turn not None):
@@ -373,10 +398,10 @@ cdef class RoutedMessages:
             if share.left <= 0 and not self._refresh(share):
                 return True
             router._check_id(message)
-            self.claimed = True
+            self.noted = True
             bytes_before = share.partition.window.bytes_encoded
             self._append(share)
-            self.in_hand = self.claimed = False
+            self.in_hand = self.noted = False
             self.taken += 1
             share.left -= 1
             self.encoded += share.partition.window.bytes_encoded - bytes_before
@@ -389,6 +414,9 @@ cdef class RoutedMessages:
         cdef PublishWindow window = share.partition.window
         share.group.count = self.taken
         window._append(self.message, share.group)
+        if not share.queued:
+            share.queued = True
+            self.queued.append(share)
         if window.queued >= window.frame_entries:
             share.left = 0          # write whole frames before the window is filled further
         return 0
@@ -415,53 +443,49 @@ cdef class RoutedMessages:
         share.left = free
         return free > 0
 
-    def put(self, targets):
-        """Put the message in hand into the windows of its partitions, all of which have capacity.
-        """
-        cdef Share share
-        self.router._check_id(self.message)
-        self.claimed = True
-        for partition in targets:
-            share = <Share> self.shares[(<Partition> partition).index]
-            if share is None:
-                share = self._share(<Partition> partition)
-            self._append(share)
-            self.claimed = False    # a partition has it: its id stays used, even if the next fails
-            share.left = 0
-        self.in_hand = False
-        self.taken += 1
+    def put(self, Partition partition not None):
+        """Put the message in hand into the window of one of its partitions, which has capacity."""
+        cdef Share share = <Share> self.shares[partition.index]
+        if share is None:
+            share = self._share(partition)
+        if not self.noted:
+            self.router._check_id(self.message)
+            self.noted = True
+        self._append(share)
+        self.begun = True
 
     def take(self, message):
         """Take a message in hand."""
         self.message = message
         self.in_hand = True
 
-    def skip(self):
-        """Count the message in hand, which cannot be sent; return whether there was one."""
-        if not self.in_hand:
-            return False
-        if self.claimed:
-            self.router.unclaim(self.message)
-        self.in_hand = self.claimed = False
-        self.message = None
+    def finish(self):
+        """Count the message in hand, which all its partitions have taken."""
+        self.in_hand = self.begun = self.noted = False
         self.taken += 1
-        return True
+
+    def skip(self):
+        """Count the message in hand, which cannot be sent, at least not to all its partitions."""
+        if self.noted:
+            self.router.release(self.message, ())
+        self.message = None
+        self.finish()
 
     def write(self):
-        """Write the messages that are queued in the windows."""
+        """Write the messages that were queued in the windows."""
         cdef Share share
-        for share in self.shares:
-            if share is not None:
-                share.left = 0
-                if share.partition.window.queued:
-                    share.partition.core.write()
+        for share in self.queued:
+            share.left = 0
+            share.queued = False
+            share.partition.core.write()
+        self.queued.clear()
 
-    @property
-    def has_failed(self):
-        """True if a message was refused, or the publisher of a partition gave up (bool)."""
-        cdef ConfirmGroup group
-        for group in self.used.values():
-            if group.errors is not None or group.settled:
+    def has_failed(self, partitions):
+        """True if one of some partitions refused a message, or its publisher gave up (bool)."""
+        cdef Share share
+        for partition in partitions:
+            share = <Share> self.shares[(<Partition> partition).index]
+            if share is not None and (share.group.errors is not None or share.group.settled):
                 return True
         return False
 

@@ -12,7 +12,7 @@ from ..net.registration import Registration
 from ..protocol._cursor import MessageCursor
 from .group import Member
 from .offsets import check_chunk, store_offset
-from .tracking import OffsetTracking
+from .tracking import OffsetTracking, manual_tracking
 
 
 class Commits:
@@ -22,7 +22,7 @@ class Commits:
     :param member: membership in a group; None without a group.
     """
 
-    __slots__ = ('_cluster', '_cursor', '_lock', '_manual', '_member', '_registration', '_stream')
+    __slots__ = ('_cluster', '_cursor', '_lock', '_member', '_registration', '_stream', '_tracking')
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Commits:
         self._registration = registration
         self._cursor = cursor
         self._stream = stream
-        self._manual = tracking if tracking is not None and tracking.manual else None
+        self._tracking = tracking
         self._member = member
         self._lock: asyncio.Lock | None = None  # an earlier offset must not replace a later one
 
@@ -59,22 +59,18 @@ class Commits:
         :returns: how to store it, and the offset; None if no message was delivered.
         """
         of = f'subscription of stream {self._stream!r}'
-        if self._manual is None:
-            raise SubscriptionError(
-                f'the {of} does not allow commit: pass'
-                ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
-            )
+        manual = manual_tracking(self._tracking, of)
         if offset is not None:
             check_integer('offset', offset, 0, 2**64 - 1)
         delivered = self._cursor.delivered
         if offset is None and delivered is not None:
             offset = delivered - 1
         if offset is None:
-            return self._manual, None
+            return manual, None
         if delivered is None or offset >= delivered:
             last = 'no message was' if delivered is None else f'the last one is {delivered - 1}'
             raise ArgumentError(f'offset {offset} of the {of} was not delivered; {last}')
-        return self._manual, offset
+        return manual, offset
 
     async def _connect(self) -> Connection:
         """Return a connection to store an offset of the stream that was read."""

@@ -176,10 +176,10 @@ class ManagementMethods:
                 streams = await locator.request(commands.Metadata(wanted))
                 code = ResponseCode.STREAM_DOES_NOT_EXIST
                 taken = [name for name, item in streams.items() if item.code != code]
-                return (
-                    f'super stream {stream!r} cannot be created: there are streams with the names'
-                    f' of its partitions ({named(taken)})'
-                )
+                text = f'there are streams with the names of its partitions ({named(taken)})'
+                if not taken:  # this protocol does not show other kinds of queues
+                    text = 'there is a queue, but no stream, with the name of one of its partitions'
+                return f'super stream {stream!r} cannot be created: {text}'
             if found == wanted:
                 return ''
             if not {*found} < {*wanted}:

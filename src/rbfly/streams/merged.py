@@ -25,6 +25,7 @@ from ._iteration import Turns
 from .consuming import SubscriptionSession
 from .partitions import query_partitions
 from .reading import MessageWaiter, Source
+from .tracking import OffsetTracking, manual_tracking
 from .waiting import WaitingTasks
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class MergedSession:
     :param waiter: wakes the task that waits for a message.
     :param offset: where the partitions start.  A partition that is added later starts at its first
         message, as one that the mapping lacks, unless an offset of it is stored.
+    :param auto_offset: whether `commit` is allowed.
     :param refresh_interval: seconds between two requests for the partitions.
     :param fixed: read the partitions that exist at the start, and no others.
     :param names: the names that the client knows as those of super streams.
@@ -95,6 +97,7 @@ class MergedSession:
         waiter: MessageWaiter,
         stream: str,
         offset: Offsets,
+        auto_offset: OffsetTracking | None,
         refresh_interval: float,
         fixed: bool,
         names: set[str],
@@ -108,6 +111,7 @@ class MergedSession:
         self._by_cursor: dict[MessageCursor, Partition] = {}
         self._cluster = cluster
         self._offset = offset
+        self._auto_offset = auto_offset
         self._interval = refresh_interval
         self._fixed = fixed
         self._names = names
@@ -340,6 +344,7 @@ class MergedSession:
     async def commit(self, offsets: Mapping[str, int] | None) -> None:
         """Store offsets, by partition; None for those of the last messages delivered."""
         self._cluster.check_loop()
+        manual_tracking(self._auto_offset, self)  # also before the partitions are known
         sessions = self.sessions
         if offsets is None:
             await self._all([session.commits.commit(None) for session in sessions.values()])

@@ -184,11 +184,12 @@ class PublisherSession(Owner):
     @property
     def is_over(self) -> bool:
         """True if the publisher takes no more messages, for good."""
-        return (
-            self.core.closed
-            or self._cluster.generation != self._generation
-            or (self.sequence is not None and self.sequence.error is not None)
-        )
+        return self.is_closed or (self.sequence is not None and self.sequence.error is not None)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the publisher is closed, or its client was disconnected."""
+        return self.core.closed or self._cluster.generation != self._generation
 
     def check(self) -> None:
         """Check that the publisher takes messages; redeclare it if it had given up."""

@@ -33,7 +33,9 @@ class RoutedMany(ManyMessages):
         self._check_open = check
         self._targets: Sequence[Partition] = ()  # of the last message in hand
         self._routed = RoutedMessages(router, session.core.loop)
-        self._skipped: list[int] = []  # indexes of messages that were taken but not sent
+        self._skipped: list[int] = []  # indexes of messages that no partition has taken
+        self._begun: list[int] = []  # the same, of those that only some of their partitions have
+        self._has_waited = False  # since `_has_failed` last looked
 
     # -- the outcome
 
@@ -55,7 +57,7 @@ class RoutedMany(ManyMessages):
 
     @property
     def _unknown(self) -> list[int]:
-        unknown = set[int]()
+        unknown = set(self._begun)
         for partition, group in self._routed.used.items():
             if group.missed is not None:
                 unknown.update(group.missed[2])
@@ -101,7 +103,7 @@ class RoutedMany(ManyMessages):
         routed = self._routed
         more = True
         try:
-            while more and not routed.has_failed:
+            while more and not self._has_failed():
                 try:
                     more = routed.fill(messages, self._turn)
                 except Exception as ex:
@@ -114,59 +116,71 @@ class RoutedMany(ManyMessages):
                     break
                 if more and self._turn.is_over:
                     await self._yield()
+                    self._has_waited = True
         finally:
             routed.write()  # the message that `_place` put last: `fill` may not run again
         return None
 
+    def _has_failed(self) -> bool:
+        """Return whether a message was refused while this call waited."""
+        waited, self._has_waited = self._has_waited, False
+        return waited and self._routed.has_failed(self._routed.used)
+
     async def _place(self, found: Partition | tuple[Partition, ...] | str) -> Exception | None:
-        """Send the message in hand to its partitions; return the error that ends the call."""
+        """Send the message in hand to its partitions; return the error that ends the call.
+
+        Each partition takes the message as soon as it has capacity: to reserve that of one while
+        waiting for another would delay other messages, and not to reserve it could last for ever.
+        """
         routed, self._targets = self._routed, ()
         sent = False
         try:
+            self._has_waited |= isinstance(found, str)
             self._targets = targets = await self._route(found)
-            waited = set[Partition]()  # it is this call's turn to use their capacity
-            full = True
-            while full:
-                full = False
-                for item in targets:
-                    session, core = item.publisher._require_session(), item.core
-                    session.check()
-                    if not core.has_capacity(1) or (core.capacity.waiting and item not in waited):
-                        full = True
-                        for other in waited:  # this call does not use their capacity for now
-                            other.core.capacity.grant()
-                        await session.wait_capacity(core.window.frame_entries)
-                        waited.add(item)
-            if routed.has_failed:
+            for item in targets:
+                item.publisher._require_session().check()
+            if routed.has_failed(targets):
                 return None
-            routed.put(targets)
+            for item in targets:
+                core = item.core
+                if core.capacity.waiting or not core.has_capacity(1):
+                    routed.write()  # for the other partitions
+                    self._has_waited = True
+                    session = item.publisher._require_session()
+                    await session.wait_capacity(core.window.frame_entries)
+                if self._has_failed():
+                    return None
+                routed.put(item)
+            routed.finish()
             sent = True
         except Exception as ex:
             return self._of_last(ex)
         finally:
-            if not sent:  # else writing the message wakes the tasks that wait
+            if routed.in_hand:
                 self._skip()
+            if not sent:
                 for item in self._targets:
-                    item.core.write()  # the message, if `put` failed later; wakes tasks that wait
+                    item.core.write()  # wakes the tasks that wait for capacity
         return None
 
-    def _skip(self) -> bool:
-        if self._routed.skip():
-            self._skipped.append(self._routed.taken - 1)
-            return True
-        return False
+    def _skip(self) -> None:
+        """Count the message in hand as not sent, at least not to all its partitions."""
+        (self._begun if self._routed.begun else self._skipped).append(self._routed.taken)
+        self._routed.skip()
 
     def _of_last(self, error: Exception) -> Exception:
         """Attribute an error to the message in hand, or to the next if the iterator failed."""
-        in_hand = self._skip()
-        return of_message(error, self._routed.taken - in_hand)
+        index = self._routed.taken
+        if self._routed.in_hand:
+            self._skip()
+        return of_message(error, index)
 
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:
         routed = self._routed
-        stop = self._session.receiving[self._waiter]
+        stop = self._session.receiving[self._waiter]  # rescheduled when a message is refused
         watched: list[Partition] = []
         try:
-            while not routed.has_failed:
+            while stop.when() is None:
                 try:
                     message = await anext(messages)
                 except StopAsyncIteration:
@@ -174,6 +188,9 @@ class RoutedMany(ManyMessages):
                 except Exception as ex:
                     return self._of_last(ex)
                 routed.take(message)
+                if stop.when() is not None:
+                    self._skip()
+                    break
                 try:
                     found = self._router.find(message)
                 except Exception as ex:

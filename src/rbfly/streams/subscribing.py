@@ -85,6 +85,7 @@ def subscribe(
         waiter,
         stream,
         offset,
+        tracking,
         refresh_interval,
         until is not None,
         super_streams,

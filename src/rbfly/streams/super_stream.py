@@ -10,16 +10,22 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Iterator,
     MutableSet,
     Sequence,
 )
-from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ..checks import check_integer
-from ..error import ConfirmTimeout, RbFlyError, SendProgress, WindowTimeout, copy_error
+from ..error import (
+    ConfirmTimeout,
+    PublisherError,
+    RbFlyError,
+    SendProgress,
+    WindowTimeout,
+    copy_error,
+)
 from ..net.cluster import Cluster
+from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
 from .confirmation import Confirmation, Failures, JoinedConfirmation, summary
@@ -158,10 +164,10 @@ class RoutedPublisher(Generic[B]):
 
     def _check_open(self) -> None:
         """Check that the publisher takes messages; a partition may have failed."""
-        first = self._publishers[0]
-        first._core.check_loop()
-        if first._core.closed:
-            first._require_session().check()
+        session = self._publishers[0]._require_session()
+        session.core.check_loop()
+        if session.is_closed:
+            session.check()
 
     async def _each(
         self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
@@ -180,25 +186,29 @@ class RoutedPublisher(Generic[B]):
         timeout: float | None = None,
     ) -> Targets:
         """Return the partitions of a message from what the router has found."""
-        if isinstance(found, str):
-            limit = asyncio.timeout_at(until)
-            try:
-                async with limit:
-                    found = await self._ask(found)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise WindowTimeout(
-                    f'the broker did not report the partitions of key {found!r} within'
-                    f' {timeout} s; the message was not sent'
-                ) from None
-        return found if isinstance(found, tuple) else (found,)
+        if not isinstance(found, str):
+            return as_targets(found)
+        limit = asyncio.timeout_at(until)
+        try:
+            async with limit:
+                return as_targets(await self._ask(found))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            del limit  # it refers to the task
+        # not in the handler: the TimeoutError refers to the task
+        raise WindowTimeout(
+            f'the broker did not report the partitions of key {found!r} within {timeout} s; the'
+            ' message was not sent'
+        )
 
     async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
         """Ask the broker for the partitions of a key, and cache the answer.
 
         Calls that overlap share one request.
         """
+        self._check_open()
         task, asking = self._asking.get(key), self._asking
         if task is None:
             cluster, stream = self._cluster, self.stream  # the task must not keep the publisher
@@ -206,7 +216,15 @@ class RoutedPublisher(Generic[B]):
             task = asking[key] = asyncio.ensure_future(query)
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             task.add_done_callback(lambda _: asking.pop(key))
-        found = self._router.targets(await asyncio.shield(task), key)
+        try:
+            names = await outcome(task)
+        except RbFlyError as ex:  # a copy
+            ex.outcome = 'not_sent'
+            raise
+        if names is None:  # `_end` has cancelled it
+            self._check_open()
+            raise PublisherError(f'the query for the partitions of key {key!r} was cancelled')
+        found = self._router.targets(names, key)
         self._router.cache[key] = found
         return found
 
@@ -228,11 +246,12 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         until = None if timeout is None else deadline(timeout)
         targets = await self._targets(found, until, timeout)
         router, [first, *others] = self._router, targets
-        if router.is_used(message) and is_used(first.core.window, message):
+        if router.is_used(message, first):
             # Still in flight, or an error that the window knows more about.
             await first.publisher.send(message, left(until))
             return
-        with self._claimed(targets, message):
+        router.claim(message)
+        try:
             if others:
                 joined = JoinedConfirmation(
                     await self._submit(targets, message, until), self._failures
@@ -244,16 +263,8 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
                     )
             else:
                 await first.publisher.send(message, left(until))
-
-    @contextmanager
-    def _claimed(self, targets: Targets, message: Message) -> Iterator[None]:
-        """Note the publishing id of a message as used, at the end only if a window has taken it."""
-        self._router.claim(message)
-        try:
-            yield
         finally:
-            if not any(is_used(item.core.window, message) for item in targets):
-                self._router.unclaim(message)
+            router.release(message, targets)
 
     async def _fail(self, error: Exception) -> NoReturn:
         try:
@@ -273,6 +284,9 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
                 confirmation._see()
             if found and isinstance(ex, RbFlyError):
                 ex.outcome, ex.retriable = 'unknown', False
+                name = targets[len(found)].publisher.stream
+                text = f'{ex} (partition {name!r}); other partitions may store the message'
+                ex.args = (text, *ex.args[1:])
             raise
         return found
 
@@ -292,8 +306,11 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         """
         until = None if timeout is None else deadline(timeout)
         targets = await self._targets(self._router.find(message), until, timeout)
-        with self._claimed(targets, message):
+        self._router.claim(message)
+        try:
             found = await self._submit(targets, message, until)
+        finally:
+            self._router.release(message, targets)
         return found[0] if len(found) == 1 else JoinedConfirmation(found, self._failures)
 
     async def send_many(
@@ -308,7 +325,9 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         Like :meth:`Publisher.send_many`, but takes each message before it knows whether the window
         of its partition has capacity, and waits for that.  If the call ends while it waits, this
         message is not sent, and `progress` counts it as refused.  A message to several partitions
-        is confirmed when all of them have confirmed it, and refused if any of them refused it.
+        is sent to each of them as soon as its window has capacity.  It is confirmed when all of
+        them have confirmed it, refused if any of them refused it, and unknown if the call ended
+        before all of them had capacity.
 
         :param messages: list, iterator or asynchronous iterator of bodies or contexts.
         :param timeout: seconds until the last confirm; None or 0 for no limit.
@@ -353,23 +372,25 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
             self._check(message)
             self._router.claim(message)
             self._held.setdefault(found, []).append(message)
-        else:
-            self._router.claim(message)
-            self._put(found, message)
+            return
+        self._router.claim(message)
+        self._put(as_targets(found), message)
 
     def _check(self, message: Message) -> None:
         """Raise the error of a message that cannot be encoded."""
         amqp = self._info.amqp and self._publishers[0]._amqp
         PublishWindow(0, 0, 1, 1, None, amqp).put(message, None)
 
-    def _put(self, found: Partition | tuple[Partition, ...], message: Message) -> None:
-        if isinstance(found, Partition):
-            found.publisher.batch(message)
-            return
-        for item in found:  # all or none
-            item.publisher._require_session().check()
-        for item in found:
-            item.publisher.batch(message)
+    def _put(self, targets: Targets, message: Message) -> None:
+        """Queue a message, whose publishing id is claimed, for its partitions."""
+        try:
+            if len(targets) > 1:
+                for item in targets:  # all or none
+                    item.publisher._require_session().check()
+            for item in targets:
+                item.publisher.batch(message)
+        finally:
+            self._router.release(message, targets)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all queued messages, and wait until the broker has confirmed them.
@@ -400,12 +421,13 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
                 targets = await self._targets(key, until, timeout)
             except RbFlyError as ex:
                 if not ex.retriable:
-                    self._held.pop(key, None)
+                    for message in self._held.pop(key, ()):
+                        self._router.release(message, ())
                 raise
             errors: list[Exception] = []
             for message in self._held.pop(key, ()):
                 try:
-                    self._put(tuple(targets), message)
+                    self._put(targets, message)
                 except Exception as ex:  # the others are sent
                     errors.append(ex)
             raise_summary(errors)
@@ -416,9 +438,20 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
         self._publishers[0]._core.check_loop()
         errors: list[Exception] = []
         if self._held:
-            limit = self._cluster.settings.close_timeout
-            until = None if not limit else deadline(limit)
-            errors = await self._route_held(until, limit)
+            closing = self._publishers[0]._require_session().closing
+            try:
+                async with closing.limit():  # `super().close()` then waits less
+                    errors = await self._route_held(None, None)
+            except TimeoutError:
+                count = sum(map(len, self._held.values()))
+                late = WindowTimeout(
+                    'the broker did not report the partitions of keys within'
+                    f' {closing.timeout} s; messages that were not sent: {count}'
+                )
+                late.unsent = count
+                errors = [late]
+            finally:
+                self._held.clear()
         try:
             await super().close()
         except RbFlyError as ex:
@@ -451,8 +484,11 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
         check_integer('max_len', max_len, 1, MAX_LEN)
         targets = await self._targets(self._router.find(message), until, timeout)
         self._router.claim(message)
-        for item in targets:
-            await item.publisher.batch(message, max_len=max_len, timeout=left(until))
+        try:
+            for item in targets:
+                await item.publisher.batch(message, max_len=max_len, timeout=left(until))
+        finally:
+            self._router.release(message, targets)
 
 
 PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
@@ -463,14 +499,18 @@ PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
 """The publisher of a super stream for each class of the publishers of its partitions."""
 
 
-def is_used(window: PublishWindow, message: Message) -> bool:
-    """Return whether a window has taken the publishing id of a message, or a higher one."""
-    return isinstance(message, MessageCtx) and message.stream_publish_id < window.next_id
+def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def left(until: float | None) -> float | None:
-    """Return the seconds left until a time of the event loop; None for no limit."""
-    return None if until is None else max(until - asyncio.get_running_loop().time(), 1e-6)
+    """Return the seconds left until a time of the event loop; None for no limit.
+
+    They are whole milliseconds, because errors contain them.
+    """
+    if until is None:
+        return None
+    return max(round(until - asyncio.get_running_loop().time(), 3), 0.001)
 
 
 def raise_summary(errors: list[Exception]) -> None:

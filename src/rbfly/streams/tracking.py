@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..checks import check_integer, check_timeout, check_type
-from ..error import ArgumentError, RbFlyError, StreamConnectionError
+from ..error import ArgumentError, RbFlyError, StreamConnectionError, SubscriptionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..protocol import commands
@@ -56,6 +56,19 @@ class OffsetTracking:
         cls = type(self)
         if self.manual and (self.every, self.interval) != (cls.every, cls.interval):
             raise ArgumentError('every and interval have no effect with manual=True: omit them')
+
+
+def manual_tracking(tracking: OffsetTracking | None, subscription: object) -> OffsetTracking:
+    """Return how `commit` stores offsets.
+
+    :raises SubscriptionError: the subscription does not allow `commit`.
+    """
+    if tracking is None or not tracking.manual:
+        raise SubscriptionError(
+            f'the {subscription} does not allow commit: pass'
+            ' auto_offset=OffsetTracking(reference, manual=True) to subscribe'
+        )
+    return tracking
 
 
 class Tracker:

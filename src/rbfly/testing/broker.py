@@ -17,7 +17,7 @@ from ..protocol.commands import Create, CreateSuperStream
 from ..protocol.const import ResponseCode
 from ..types import AMQPBody
 from .arguments import Crash, Refused
-from .cluster import Bindings, Cluster
+from .cluster import Binding, Bindings, Cluster
 from .faults import Faults
 from .handlers import HANDLERS, Connection
 from .injecting import FaultMethods
@@ -341,8 +341,10 @@ class StreamBroker(FaultMethods):
 
         def bind() -> None:
             bindings = self._bindings(super_stream, vhost)
-            binding = binding_key, self._stream(stream, vhost).name
-            if binding not in bindings:
+            name = self._stream(stream, vhost).name
+            _, dash, last = name.rpartition('-')
+            binding = Binding(binding_key, name, int(last) if dash and last.isdecimal() else -1)
+            if binding[:2] not in [item[:2] for item in bindings]:
                 bindings.append(binding)
 
         self._call(bind)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..protocol.commands import CreateSuperStream, StreamMetadata
 from ..protocol.const import ResponseCode
@@ -15,7 +16,15 @@ from .stream import Clock, Stream
 from .wire import Wire
 
 LINE_ENDS = str.maketrans('', '', '\r\n')
-Bindings = list[tuple[str, str]]  # binding key and partition
+
+
+class Binding(NamedTuple):
+    key: str
+    partition: str
+    number: int  # of the partition, for groups; -1 for none
+
+
+Bindings = list[Binding]
 
 
 @dataclass(eq=False, repr=False)
@@ -129,7 +138,7 @@ class Cluster:
     def delete(self, vhost: str, stream: Stream) -> None:
         del self.vhosts[vhost][stream.name]
         for bindings in self.super_streams[vhost].values():
-            bindings[:] = [item for item in bindings if item[1] != stream.name]
+            bindings[:] = [item for item in bindings if item.partition != stream.name]
         self.published += stream.published
         stream.remove_clients()
 
@@ -156,7 +165,7 @@ class Cluster:
             except Refused:  # because of the arguments, so no partition was created
                 del found[name]
                 raise Refused(ResponseCode.INTERNAL_ERROR) from None
-            bindings.append((key, partition))
+            bindings.append(Binding(key, partition, len(bindings)))
 
     def super_stream(self, vhost: str, name: str) -> Bindings:
         """Return the bindings of a super stream.
@@ -167,7 +176,7 @@ class Cluster:
 
     def delete_super_stream(self, vhost: str, name: str) -> None:
         """Delete a super stream and all streams that are bound to it."""
-        for partition in {item[1]: None for item in self.super_streams[vhost].pop(name)}:
+        for partition in {item.partition: None for item in self.super_streams[vhost].pop(name)}:
             self.delete(vhost, self.vhosts[vhost][partition])
 
     def group(self, vhost: str, stream: Stream, properties: Mapping[str, str]) -> Group:
@@ -177,8 +186,7 @@ class Cluster:
         """
         key = stream, require(properties, 'name', ResponseCode.PRECONDITION_FAILED)
         bindings = self.super_streams[vhost].get(properties.get('super-stream', ''), [])
-        partitions = [name for _, name in bindings]
-        partition = partitions.index(stream.name) if stream.name in partitions else -1
+        partition = next((item.number for item in bindings if item.partition == stream.name), -1)
         group = self.groups.get(key) or Group(self.groups, key, partition, self.version)
         if group.partition != partition:
             raise Refused(ResponseCode.PRECONDITION_FAILED)

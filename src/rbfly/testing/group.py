@@ -185,14 +185,12 @@ class Member(Subscription):
         self._updates = updates
         self._offset = command.offset
         self._delivering = False
+        updates.groups[group] = None
+        group.join(self)
 
     @property
     def subscribed(self) -> bool:
         return self in self.stream.clients
-
-    def join(self) -> None:
-        self._updates.groups[self._group] = None
-        self._group.join(self)
 
     def remove(self) -> None:
         super().remove()

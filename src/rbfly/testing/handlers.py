@@ -144,11 +144,12 @@ class Connection(Session):
 
     def do_partitions(self, command: commands.Partitions) -> tuple[str, ...]:
         bindings = self.cluster.super_stream(self.vhost, command.stream)
-        return tuple(partition for _, partition in bindings)
+        return tuple(item.partition for item in bindings)
 
     def do_route(self, command: commands.Route) -> tuple[str, ...]:
         bindings = self.cluster.super_stream(self.vhost, command.stream)
-        return tuple(sorted({name for key, name in bindings if key == command.routing_key}))
+        key = command.routing_key
+        return tuple(sorted({item.partition for item in bindings if item.key == key}))
 
     def do_stream_stats(self, command: commands.StreamStats) -> dict[str, int]:
         stats = self.stream(command.stream).stats()
@@ -194,8 +195,7 @@ class Connection(Session):
         declared, node = self.subscriptions, self.node.number
         if command.properties.get('single-active-consumer') == 'true':
             group = self.cluster.group(self.vhost, stream, command.properties)
-            member = Member(self, declared, stream, command, node, self.updates, group)
-            self.after_response = member.join
+            Member(self, declared, stream, command, node, self.updates, group)
         else:
             self.after_response = Subscription(self, declared, stream, command, node).resume
 
