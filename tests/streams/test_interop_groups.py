@@ -44,9 +44,8 @@ class Ours:
         self._task = asyncio.create_task(asyncio.sleep(0))
 
     async def join(self, group: str, **options: Any) -> None:
-        self._messages: Any = self._client.subscribe(
-            self._stream, super_stream=self._is_super, group=group, **OPTIONS | options
-        )
+        arguments = OPTIONS | {'super_stream': self._is_super, 'group': group} | options
+        self._messages: Any = self._client.subscribe(self._stream, **arguments)
         await self._messages.open()
         self._task = asyncio.create_task(self._read())
 
