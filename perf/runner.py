@@ -232,7 +232,8 @@ def streams(
     created: dict[tuple[Store, str], lanes.Kind] = {}
     names: dict[str, str] = {}
     try:
-        for lane in chosen:
+        # RabbitMQ balances the leaders of all streams, so those on one node must come last
+        for lane in sorted(chosen, key=lambda lane: -lane.kind.nodes):
             if not lane.broker:
                 continue
             store = stores[lane.broker]
@@ -244,7 +245,7 @@ def streams(
             created[store, stream] = kind
             parts = names_of(stream, kind)
             if kind.partitions:
-                store.create_super(stream, parts)
+                store.create_super(stream, parts, kind.nodes)
             else:
                 for name in parts:
                     store.create(name)

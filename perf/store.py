@@ -5,11 +5,12 @@ Messages are counted with :mod:`perf.wire` and :mod:`perf.kafka`, not with a mea
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 
-from brokers import BrokerError
+from brokers import BrokerError, RabbitMQ
 
 from . import kafka, spread, target, wire
 from .far import Far
@@ -26,6 +27,8 @@ RETENTION = {
     'max-length-bytes': '4000000000',
     'stream-max-segment-size-bytes': '100000000',
 }
+
+NODES = 3  # of a cluster
 
 
 def no_delay(milliseconds: float) -> None:
@@ -54,8 +57,11 @@ class Store(ABC):
     def create(self, stream: str) -> None:
         """Create a stream."""
 
-    def create_super(self, stream: str, partitions: Sequence[str]) -> None:
-        """Create a super stream."""
+    def create_super(self, stream: str, partitions: Sequence[str], nodes: int = 0) -> None:
+        """Create a super stream.
+
+        :param nodes: number of nodes that lead equally many partitions; 0 for any.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -86,7 +92,9 @@ class RabbitStore(Store):
         super().__init__(address or uri)
         self.uri = uri
         self.counted: dict[str, tuple[int, int]] = {}  # next offset, messages before it
+        self.leaders: dict[str, str] = {}  # URIs of nodes, by partition; only in a cluster
         self.connection = wire.Connection(uri, 'perf-count')
+        self.connections = {uri: self.connection}
 
     def about(self) -> dict[str, str]:
         properties = self.connection.properties
@@ -98,14 +106,23 @@ class RabbitStore(Store):
         self.counted[stream] = (0, 0)
         self.chunks[stream] = 0
 
-    def create_super(self, stream: str, partitions: Sequence[str]) -> None:
-        spread.create(self.connection, stream, partitions, RETENTION)
+    def create_super(self, stream: str, partitions: Sequence[str], nodes: int = 0) -> None:
+        locator = {'queue-leader-locator': 'client-local' if nodes == 1 else 'balanced'}
+        spread.create(self.connection, stream, partitions, RETENTION | locator)
+        if nodes:
+            found = spread.leaders(self.uri, partitions)
+            self.leaders.update(zip(partitions, found, strict=True))
+            if sorted(Counter(found).values()) != [len(partitions) // nodes] * nodes:
+                raise wire.WireError(f'{stream} is led by {found}, not by {nodes} nodes')
         for name in partitions:
             self.counted[name] = (0, 0)
             self.chunks[name] = 0
 
     def count(self, stream: str) -> int:
-        connection = self.connection
+        uri = self.leaders.get(stream, self.uri)  # other replicas may lag behind
+        if uri not in self.connections:
+            self.connections[uri] = wire.Connection(uri, 'perf-count')
+        connection = self.connections[uri]
         position, total = self.counted[stream]
         # committed chunks contain every confirmed message
         last = connection.stats(stream)['committed_chunk_id']
@@ -131,7 +148,7 @@ class RabbitStore(Store):
             from .lanes.values import encoded  # nothing else here needs RbFly
 
             value = encoded(stored.value)
-        publisher = wire.Connection(self.uri, 'perf-fill')
+        publisher = wire.Connection(self.leaders.get(stream, self.uri), 'perf-fill')
         try:
             publisher.declare_publisher(stream)
             for first in range(0, count, stored.frame):
@@ -199,9 +216,13 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
         def far() -> Far:
             return stack.enter_context(Far())
 
+        @cache
+        def cluster() -> RabbitMQ:
+            return stack.enter_context(RabbitMQ.private(NODES))
+
         for broker in brokers:
             try:
-                store = connect(broker, far)
+                store = connect(broker, far, cluster)
                 store.about()
             except (target.TargetError, BrokerError, *StoreError) as ex:
                 errors[broker] = str(ex)
@@ -210,14 +231,16 @@ def opened(brokers: Sequence[str]) -> Iterator[tuple[dict[str, Store], dict[str,
         yield stores, errors
 
 
-def connect(broker: str, far: Callable[[], Far]) -> Store:
-    """Connect to a broker."""
+def connect(broker: str, far: Callable[[], Far], cluster: Callable[[], RabbitMQ]) -> Store:
+    """Connect to a broker; start those that runs do not share."""
     if broker == 'kafka':
         return KafkaStore(target.address(broker))
     protocol, _, suffix = broker.partition('-')
     if not suffix:
         uri = target.address('rabbitmq')
         return RabbitStore(uri, '' if protocol == 'rabbitmq' else target.address(protocol))
+    if suffix == 'cluster':
+        return RabbitStore(cluster().uri)
     node = far()
     store = RabbitStore(node.direct, node.uri if protocol == 'rabbitmq' else node.amqp_uri)
     store.far = node.delay

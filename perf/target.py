@@ -32,6 +32,8 @@ def address(broker: str) -> str:
 
 def about(broker: str) -> dict[str, str]:
     """Facts about a broker that it does not report itself, such as Kafka's version."""
+    if broker.endswith('-cluster'):
+        return {'mode': 'cluster of three nodes on this machine'}
     if broker.endswith('-far'):
         return {'mode': 'separate node behind proxies that inject latency'}
     if broker == 'kafka' and VARIABLES[broker] not in os.environ:

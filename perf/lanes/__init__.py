@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from .. import programs
-from . import studies
+from . import libraries, studies
 from .model import BUSY_POLL, POLLING, Kind, Lane, Library, Stored
 
 __all__ = [
@@ -254,7 +254,7 @@ FORMATS = ('single-format', 'batch-format')
 LIBRARIES = {
     library.name: library
     for library in (
-        studies.library(
+        libraries.library(
             'raw-socket',
             'raw_socket',
             ALL,
@@ -264,27 +264,27 @@ LIBRARIES = {
             ' consuming: credit for 10 chunks, renewed after each; record counts read from'
             ' chunk headers',
         ),
-        studies.library(
+        libraries.library(
             'bare-uvloop',
             'bare_uvloop',
             (*ROUND_TRIPS, 'tasks-100'),
             'the frames of the blocking socket, sent by an asyncio protocol; one future per round'
             ' trip',
         ),
-        studies.library(
+        libraries.library(
             'raw-socket-polling',
             'raw_socket_polling',
             ROUND_TRIPS,
             'the same frames from a non-blocking socket: `recv` in a loop until confirms arrive',
         ),
-        studies.library(
+        libraries.library(
             'bare-uvloop-polling',
             'bare_uvloop_polling',
             ROUND_TRIPS,
             'the same asyncio protocol, and a callback that schedules itself by `call_soon` until'
             ' the last confirm arrives',
         ),
-        studies.library(
+        libraries.library(
             'rbfly',
             'rbfly',
             ALL,
@@ -293,19 +293,19 @@ LIBRARIES = {
             ' loop; sub-publish: `send_many` with `sub_entry_size=100`;'
             ' consuming: `async for` over decoded bodies, `Offset.FIRST`',
         ),
-        studies.library(
+        libraries.library(
             'rbfly-polling',
             'rbfly_polling',
             (*ROUND_TRIPS, 'window', 'tasks-100', 'tasks-1000', 'consume'),
             f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
         ),
-        studies.library(
+        libraries.library(
             'rbfly-batches',
             'rbfly_batches',
             CONSUMING,
             '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
         ),
-        studies.library(
+        libraries.library(
             'rbfly-messages',
             'rbfly_messages',
             CONSUMING,
@@ -313,20 +313,20 @@ LIBRARIES = {
             ' `stream_timestamp`, `body` and, where present, `properties` and'
             ' `app_properties`',
         ),
-        studies.library(
+        libraries.library(
             'rbfly-amqp',
             'rbfly',
             FORMATS,
             "body `'{:010d}'.format(n).encode()`; `Publisher.send`;"
             ' `PublisherBatchFast.batch` 100 times, then `flush`',
         ),
-        studies.library(
+        libraries.library(
             'rbfly-raw',
             'rbfly_raw',
             FORMATS,
             'like `rbfly-amqp`, with `client.publisher(..., amqp=False)`',
         ),
-        studies.library(
+        libraries.library(
             'rstream',
             'rstream',
             ROUND_TRIPS,
@@ -334,7 +334,7 @@ LIBRARIES = {
             ' starts; single: `send_wait`; batch: `send_batch` of 100 with `on_publish_confirm`,'
             ' the next one when all 100 are confirmed',
         ),
-        studies.library(
+        libraries.library(
             'aiokafka',
             'aiokafka',
             ROUND_TRIPS,
@@ -383,7 +383,7 @@ CODECS = (
     ),
 )
 LIBRARIES |= {f'{library.name} codec': library for library in CODECS}
-LIBRARIES |= {f'{library.name} {library.kinds[0]}': library for library in studies.LIBRARIES}
+LIBRARIES |= {f'{library.name} {library.kinds[0]}': library for library in libraries.LIBRARIES}
 
 LANES = {
     lane.name: lane

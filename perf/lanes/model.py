@@ -56,6 +56,8 @@ class Kind:
     :ivar streams: number of streams to spread the work over; if above 1, a number is appended to
         their names.
     :ivar partitions: number of partitions of the super stream to use; 0 for a plain stream.
+    :ivar nodes: number of nodes that lead the partitions, in a cluster of three; 0 for a broker of
+        one node.
     :ivar delay: injected round-trip time in milliseconds; None to inject nothing.
     :ivar rate: messages per second of an open loop; 0 for a closed loop.
     :ivar rounds: maximum number of rounds to take part in; 0 for all.
@@ -86,6 +88,7 @@ class Kind:
     processes: int = 1
     streams: int = 1
     partitions: int = 0
+    nodes: int = 0
     delay: int | None = None
     rate: int = 0
     rounds: int = 0
@@ -141,9 +144,10 @@ class Lane:
 
     @property
     def broker(self) -> str:
-        """The broker it uses, with the suffix for a delayed connection if any; empty for none."""
-        far = '-far' if self.kind.delay is not None else ''
-        return self.library.broker + far
+        """The broker it uses, with a suffix if it is not the usual one; empty for none."""
+        if self.kind.nodes:
+            return f'{self.library.broker}-cluster'
+        return self.library.broker + ('-far' if self.kind.delay is not None else '')
 
     @property
     def floor(self) -> str:

@@ -1,18 +1,37 @@
-"""Floor: a blocking socket that uses all partitions of a super stream on one connection."""
+"""Floor: blocking sockets that use all partitions of a super stream.
 
-from .. import spread
+All partitions share a connection; in a cluster, those that a node leads.
+"""
+
+from .. import spread, wire
 from . import Kind
 from .base import Target, Work, bodies
-from .raw_socket import Connected
 
 __all__ = ['make']
 
 
-class Super(Connected):
+class Super(Work):
+    """What these lanes share.
+
+    :ivar connections: the connection of each partition.
+    """
+
     def __init__(self, target: Target, kind: Kind) -> None:
         super().__init__(target)
         self.kind = kind
         self.partitions = spread.partitions_of(target.stream, kind.partitions)
+
+    async def open(self) -> None:
+        address = self.target.address
+        uris = [address] * len(self.partitions)
+        if self.kind.nodes:
+            uris = spread.leaders(address, self.partitions)
+        self.opened = {uri: wire.Connection(uri, timeout=None) for uri in dict.fromkeys(uris)}
+        self.connections = [self.opened[uri] for uri in uris]
+
+    async def close(self) -> None:
+        for connection in self.opened.values():
+            connection.close()
 
 
 class Publish(Super):
@@ -21,20 +40,26 @@ class Publish(Super):
     async def open(self) -> None:
         await super().open()
         for number, partition in enumerate(self.partitions):
-            self.connection.declare_publisher(partition, number=number)
+            self.connections[number].declare_publisher(partition, number=number)
 
     async def prepare(self, count: int) -> None:
-        kind = self.kind
-        # what all tasks send at the same time, one frame for each partition
-        wave = kind.tasks if kind.tasks > 1 else 0
-        self.frames = spread.spread(bodies(count), kind.partitions, kind.frame, wave)
+        self.frames = spread.spread(bodies(count), self.kind.partitions, self.kind.frame)
 
     async def run(self) -> int:
-        kind = self.kind
-        return spread.publish(self.connection, self.frames, kind.partitions, kind.window)
+        return spread.publish(self.connections, self.frames, self.kind.window)
 
     async def finish(self) -> None:
         self.frames = []
+
+
+class Tasks(Publish):
+    """As many slots as tasks: each sends its next message when its last one is confirmed."""
+
+    async def prepare(self, count: int) -> None:
+        self.slots = spread.slots(bodies(count), self.kind.partitions, self.kind.tasks)
+
+    async def run(self) -> int:
+        return spread.publish_slots(self.connections[0], self.slots, self.kind.partitions)
 
 
 class Consume(Super):
@@ -44,15 +69,16 @@ class Consume(Super):
         self.count = count
 
     async def run(self) -> int:
-        connection, count = self.connection, self.count
         for number, partition in enumerate(self.partitions):
-            connection.start_subscription(partition, number)
-        return connection.read_messages(count)
+            self.connections[number].start_subscription(partition, number)
+        return spread.read(self.connections, self.count)
 
     async def finish(self) -> None:
-        for number in range(len(self.partitions)):
-            self.connection.unsubscribe(number)
+        for number, connection in enumerate(self.connections):
+            connection.unsubscribe(number)
 
 
 def make(kind: Kind, target: Target) -> Work:
-    return Consume(target, kind) if kind.stored else Publish(target, kind)
+    if kind.stored:
+        return Consume(target, kind)
+    return Tasks(target, kind) if kind.tasks > 1 else Publish(target, kind)

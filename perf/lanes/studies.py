@@ -5,9 +5,9 @@ Like :mod:`perf.lanes`, a table of plain data.
 
 from typing import Any
 
-from .model import BUSY_POLL, Kind, Library, Stored
+from .model import Kind, Stored
 
-__all__ = ['KINDS', 'LIBRARIES', 'SCENARIOS', 'library']
+__all__ = ['KINDS', 'ROUNDS', 'SCENARIOS', 'names']
 
 SCENARIOS = {
     'batch-size': 'messages of 10 bytes in batches of 1 to 1,000, each confirmed before the next',
@@ -25,6 +25,10 @@ SCENARIOS = {
     'clients': 'the official RabbitMQ Streams clients for Go and Java, as separate programs',
     'super': 'messages of 10 bytes by key to a super stream of 8 partitions, each message being its'
     ' own key, and read from all partitions',
+    'super-nodes': 'messages of 10 bytes by key to a super stream of 9 partitions, and read from'
+    ' all of them, in a cluster of three nodes: every partition has a replica on each node, and'
+    ' all leaders are on one node or three on each; the nodes and the client share the processors'
+    ' of one machine, so this shows what more connections cost, and not how a cluster scales',
     'growth': 'the cost per message as messages, streams and subscriptions grow in number',
 }
 
@@ -48,6 +52,8 @@ MESSAGES = tuple(10**i for i in range(4, 9))
 MANY = (1, 10, 100, 1_000)  # streams, subscriptions
 
 PARTITIONS = 8  # of a super stream
+ON_NODES = 9  # partitions of a super stream in a cluster
+NODES = 3  # of the cluster
 
 ROUNDS = 20  # for kinds that measure many points
 WINDOW = 10_000
@@ -371,8 +377,6 @@ def super_streams() -> list[Kind]:
             200_000,
             work='tasks',
             tasks=1_000,
-            frame=1_000,
-            window=1,
             **floor,
             **about,
         ),
@@ -409,6 +413,50 @@ def super_streams() -> list[Kind]:
             **floor,
         ),
     ]
+
+
+def super_nodes() -> list[Kind]:
+    about: dict[str, Any] = {'partitions': ON_NODES, 'floor': 'raw-socket', 'rounds': 0}
+    kinds = [
+        study(
+            'super-nodes',
+            f'publish-{nodes}',
+            f'published to 9 partitions led by {plural(nodes, "node")}, up to 5,000 messages'
+            ' unconfirmed in each',
+            200_000,
+            work='window',
+            frame=FRAME,
+            size=FRAME,
+            window=5_000,
+            warm_up=20_000,
+            slowest=2_000,
+            series='publish',
+            at=nodes,
+            nodes=nodes,
+            **about,
+        )
+        for nodes in (1, NODES)
+    ]
+    # subscriptions use replicas, so it does not matter to them how many nodes lead
+    kinds.append(
+        study(
+            'super-nodes',
+            f'consume-{NODES}',
+            f'consumed from 9 partitions led by {plural(NODES, "node")}, from first to last'
+            ' message',
+            972_000,
+            work='consume',
+            stored=Stored(),
+            size=4_000 * ON_NODES,
+            warm_up=180_000,
+            slowest=2_000,
+            series='consume',
+            at=NODES,
+            nodes=NODES,
+            **about,
+        )
+    )
+    return kinds
 
 
 def growth() -> list[Kind]:
@@ -463,7 +511,8 @@ def growth() -> list[Kind]:
 
 STUDIES = [
     *batch_sizes(), *concurrent(), *far(), *gaps(), *latency(), *percentiles(), *processes(),
-    *sizes(), *values(), *clients(), *super_streams(), *growth(),
+    *sizes(), *values(), *clients(), *super_streams(), *super_nodes(),
+    *growth(),
 ]  # fmt: skip
 KINDS = {kind.name: kind for kind in STUDIES}
 
@@ -475,241 +524,3 @@ def names(scenario: str, *series: str) -> tuple[str, ...]:
         for kind in STUDIES
         if kind.scenario == scenario and (not series or kind.series in series)
     )
-
-
-NEEDS = {
-    'bare-uvloop': ('uvloop',),
-    'bare-uvloop-polling': ('uvloop',),
-    'rbfly': ('rbfly', 'uvloop'),
-    'rbfly-amqp': ('rbfly', 'uvloop'),
-    'rbfly-batches': ('rbfly', 'uvloop'),
-    'rbfly-messages': ('rbfly', 'uvloop'),
-    'rbfly-polling': ('rbfly', 'uvloop'),
-    'rbfly-raw': ('rbfly', 'uvloop'),
-    'rstream': ('rstream', 'uvloop'),
-    'aiokafka': ('aiokafka', 'msgpack', 'uvloop'),
-    'pika': ('pika', 'uvloop'),
-    'aio-pika': ('aio-pika', 'uvloop'),
-}
-
-
-def library(
-    name: str, module: str, kinds: tuple[str, ...], how: str, broker: str = 'rabbitmq', **about: Any
-) -> Library:
-    """A library with its requirements and event loop."""
-    loop = 'uvloop' if name in NEEDS else 'none'
-    return Library(name, module, kinds, NEEDS.get(name, ()), loop, broker, how, **about)
-
-
-LIBRARIES = (
-    library(
-        'raw-socket',
-        'raw_socket',
-        (
-            *names('latency', 'each', 'batch', 'flight'),
-            *names('sizes', 'many', 'read'),
-            *names('clients'),
-            'super-plain',
-        ),
-        'blocking socket; frames encoded before the clock starts, with a batch or up to 1,000'
-        ' messages and 500 KB; confirms counted; consuming: record counts read from chunk headers',
-    ),
-    library(
-        'raw-socket',
-        'raw_socket_super',
-        ('super-publish', 'super-tasks', 'super-one', 'super-consume'),
-        'blocking socket with a publisher or subscription for each partition; frames of up to 1,000'
-        ' messages for the partition of their keys, encoded before the clock starts; tasks: what'
-        ' all tasks send at the same time in one frame for each partition; confirms counted;'
-        ' consuming: record counts read from chunk headers',
-    ),
-    library(
-        'rbfly',
-        'rbfly_super',
-        ('super-publish', 'super-tasks', 'super-one', 'super-consume'),
-        '`client.publisher(stream, route=by_hash(bytes.decode))`; `send_many` with a list; tasks:'
-        ' `send` in a loop; consuming: `client.subscribe(stream, super_stream=True)`, `async for`'
-        ' over decoded bodies',
-    ),
-    library(
-        'rbfly-batches',
-        'rbfly_super_batches',
-        ('super-consume',),
-        '`async for` over `subscription.batches()` of all partitions, `for` over the bodies of'
-        ' each batch',
-    ),
-    library('rbfly', 'rbfly', ('super-plain',), '`Publisher.send_many` with a list'),
-    library(
-        'bare-uvloop',
-        'bare_uvloop',
-        (*names('batch-size'), *names('concurrent'), *names('sizes', 'send')),
-        'the same frames, sent by an asyncio protocol; one future per round trip; concurrent: one'
-        ' frame with the messages that all tasks send at the same time',
-    ),
-    library(
-        'bare-uvloop',
-        'open_loop_floor',
-        names('percentiles'),
-        'an asyncio protocol sends all due messages in one frame; another reads the bodies',
-    ),
-    library(
-        'rbfly',
-        'rbfly',
-        (
-            *names('batch-size'),
-            *names('concurrent'),
-            *names('far'),
-            *names('gaps'),
-            *names('latency', 'each', 'batch', 'flight'),
-            *names('processes'),
-            *names('sizes'),
-            *names('values'),
-            *names('clients'),
-            *names('growth'),
-        ),
-        'one after the other and from tasks: `Publisher.send`; batches:'
-        ' `PublisherBatchFast.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
-        ' growth of messages: 100,000 at a time; several publishers: one task each; consuming:'
-        ' `async for` over decoded bodies, `Offset.FIRST`',
-    ),
-    library(
-        'rbfly',
-        'open_loop_rbfly',
-        names('percentiles'),
-        '`Publisher.send` in one task per message; another client consumes with `async for`',
-    ),
-    library(
-        'rbfly-polling',
-        'rbfly_polling',
-        (*names('far'), *names('gaps')),
-        f'like `rbfly`, with `streams_client(..., busy_poll={BUSY_POLL})`',
-    ),
-    library(
-        'rbfly-batches',
-        'rbfly_batches',
-        (*names('sizes', 'read'), 'clients-consume'),
-        '`async for` over `subscription.batches()`, `for` over the bodies of each batch',
-    ),
-    library(
-        'rstream',
-        'rstream',
-        (*names('batch-size'), *names('sizes', 'send', 'many')),
-        '`Producer` with its defaults; `AMQPMessage(body=body)` created before the clock starts;'
-        ' one after the other: `send_wait`; batches: `send_batch` with `on_publish_confirm`, the'
-        ' next one when all are confirmed; many unconfirmed: `send_batch` of up to 1,000 messages'
-        ' and 500 KB, the next one while less than 10,000 are unconfirmed',
-    ),
-    library(
-        'rstream',
-        'rstream',
-        names('concurrent'),
-        '`send_wait` in each task; a tenth of the messages',
-        part=0.1,
-    ),
-    library(
-        'rstream',
-        'rstream_consume',
-        names('sizes', 'read'),
-        '`Consumer.subscribe` from the first offset, `amqp_decoder`, `initial_credit` 10;'
-        ' a quarter of the messages',
-        part=0.25,
-    ),
-    library(
-        'rstream',
-        'open_loop_rstream',
-        names('percentiles'),
-        '`send_batch` of all due messages, with `on_publish_confirm`; a `Consumer` with its'
-        ' defaults',
-    ),
-    library(
-        'aiokafka',
-        'aiokafka',
-        (*names('batch-size'), *names('concurrent'), *names('sizes', 'send', 'many')),
-        "`AIOKafkaProducer(acks='all', linger_ms=0)`, values encoded by `msgpack.packb`, one"
-        ' partition, one replica; one after the other and from tasks: `send_and_wait`; batches:'
-        ' `create_batch`, `append`, `send_batch`, awaiting its future; many unconfirmed: `send`,'
-        ' awaiting all futures at the end',
-        broker='kafka',
-    ),
-    library(
-        'aiokafka',
-        'aiokafka_consume',
-        names('sizes', 'read'),
-        '`AIOKafkaConsumer` with its defaults, assigned to the partition; `getmany`, values decoded'
-        ' by `msgpack.unpackb`',
-        broker='kafka',
-    ),
-    library(
-        'aiokafka',
-        'open_loop_aiokafka',
-        names('percentiles'),
-        "`AIOKafkaProducer(acks='all', linger_ms=0)`, `send` of all due messages; an"
-        ' `AIOKafkaConsumer` with its defaults',
-        broker='kafka',
-    ),
-    library(
-        'pika',
-        'pika',
-        names('latency', 'each', 'unconfirmed', 'connection'),
-        '`BlockingConnection` to a stream queue, using AMQP 0.9.1: `basic_publish` with and without'
-        ' `confirm_delivery`, and on a new connection for each message',
-        broker='amqp',
-    ),
-    library(
-        'pika',
-        'pika',
-        names('latency', 'flight'),
-        '`AsyncioConnection`, `basic_publish` with up to 10,000 unconfirmed; half the messages',
-        broker='amqp',
-        part=0.5,
-    ),
-    library(
-        'pika',
-        'pika',
-        names('processes'),
-        '`AsyncioConnection` for each publisher, `basic_publish` with up to 10,000 unconfirmed; a'
-        ' fortieth of the messages',
-        broker='amqp',
-        part=1 / 40,
-    ),
-    library(
-        'aio-pika',
-        'aio_pika',
-        names('latency', 'each', 'unconfirmed'),
-        '`Exchange.publish` to a stream queue, using AMQP 0.9.1, with and without'
-        ' `publisher_confirms`',
-        broker='amqp',
-    ),
-    library(
-        'go',
-        '',
-        names('clients'),
-        'the official Go client: `BatchSend` of 500 messages with up to 10,000 unconfirmed; a'
-        ' consumer from the first offset that decodes bodies; socket buffer sizes left to the OS',
-        program='go',
-    ),
-    library(
-        'java',
-        '',
-        names('clients'),
-        'the official Java client: a producer with its defaults and up to 10,000 unconfirmed; a'
-        ' consumer from the first offset that decodes bodies',
-        program='java',
-    ),
-    library(
-        'go',
-        '',
-        ('super-publish', 'super-consume'),
-        'the official Go client: `SuperStreamProducer.Send` with up to 40,000 unconfirmed; a'
-        ' `SuperStreamConsumer` from the first offset that decodes bodies',
-        program='go',
-    ),
-    library(
-        'java',
-        '',
-        ('super-publish', 'super-consume'),
-        'the official Java client: a producer with `superStream` and up to 5,000 unconfirmed for'
-        ' each partition; a consumer from the first offset that decodes bodies',
-        program='java',
-    ),
-)

@@ -48,6 +48,7 @@ TARGETS = (
     Target('rbfly-batch', 'bare-uvloop-batch', 0.97, 1.35),
     Target('rbfly-window', 'raw-socket-window', 0.9),
     Target('rbfly-tasks-100', 'bare-uvloop-tasks-100', 0.75),
+    Target('rbfly-super-tasks', 'raw-socket-super-tasks', 0.75),
     Target('rbfly-batches-consume', 'raw-socket-consume', 0.85),
     Target('rbfly-encode-into-seed', 'msgspec-encode-seed', 0.8),
     Target('rbfly-decode-seed', 'msgspec-decode-seed', 0.8),

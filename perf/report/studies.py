@@ -99,6 +99,11 @@ STUDIES = {
         },
     ),
     'values': Study('Value types', 'value', {'publish': 'published', 'read': 'consumed'}),
+    'super-nodes': Study(
+        'Super streams in a cluster',
+        'nodes that lead partitions',
+        {'publish': 'published by key', 'consume': 'consumed from all partitions'},
+    ),
     'growth': Study(
         'Growth',
         'number',
@@ -193,6 +198,8 @@ def sections(report: Report, scenario: str) -> Iterator[str]:
         yield from bullets(reading(report, kinds))
     if scenario == 'latency':
         yield from bullets(trips(report))
+    if scenario == 'super-nodes':
+        yield from bullets(spread(report))
     if study.marks:
         yield from paragraph(
             'The dotted lines in the figure are rates published elsewhere, measured on other'
@@ -334,6 +341,22 @@ def trips(report: Report) -> Iterator[str]:
         'In each round, each lane timed one request that publishes nothing. The shortest round'
         f' trips of all lanes, by injected latency, are {"; ".join(texts)}.'
     )
+
+
+def spread(report: Report) -> Iterator[str]:
+    """What it changes for each library that more nodes lead the partitions."""
+    for series, kinds in report.of_study('super-nodes').items():
+        first, *others = kinds
+        for kind in others:
+            parts = []
+            for library in libraries(report, kinds):
+                lane, base = lane_of(report, kind, library), lane_of(report, first, library)
+                if lane and base:
+                    parts.append(f'{title(library)} {ratio(lane.ratio(base))}')
+            yield (
+                f'{capital(STUDIES["super-nodes"].series[series])}, rate with leaders on'
+                f' {label(kind)} nodes ÷ rate with all leaders on one: {"; ".join(parts)}.'
+            )
 
 
 def sooner(report: Report) -> str:

@@ -1,5 +1,7 @@
 """The floors of super streams route and count as the official clients do."""
 
+from typing import Any
+
 import pytest
 
 from perf import spread, wire
@@ -43,10 +45,49 @@ def test_frames_hold_each_partition_s_messages_in_order() -> None:
     assert sent == [[x for x in data if spread.partition_of(x, 8) == i] for i in range(8)]
 
 
-def test_waves_end_frames() -> None:
-    counts = [count for _, count, _ in spread.spread(bodies(100), 2, 1_000, wave=10)]
-    assert sum(counts) == 100
-    assert max(counts) <= 10
+def test_slots_await_their_confirms() -> None:
+    data = bodies(60)
+    sent: list[bytes] = []
+    in_flight: dict[int, int] = {}  # partition by publishing id, which is the slot
+
+    class Broker:
+        """Confirms half of the messages in flight at each read, in two frames."""
+
+        rest = b''
+
+        @property
+        def socket(self) -> Any:
+            return self
+
+        def sendall(self, written: bytes) -> None:
+            partitions = []
+            pos = 0
+            while pos < len(written):
+                *_, partition, count = wire.PUBLISH_HEAD.unpack_from(written, pos)
+                partitions.append(partition)
+                pos += wire.PUBLISH_HEAD.size
+                for _ in range(count):
+                    slot, size = wire.ENTRY_HEAD.unpack_from(written, pos)
+                    pos += wire.ENTRY_HEAD.size + size
+                    assert slot not in in_flight
+                    in_flight[slot] = partition
+                    sent.append(written[pos - 10 : pos])
+                    assert spread.partition_of(sent[-1], 4) == partition
+            assert len(set(partitions)) == len(partitions)
+
+        def receive(self) -> bytes:
+            confirms = b''
+            for slot in [*in_flight][: (len(in_flight) + 1) // 2]:
+                head = wire.CONFIRM.pack(17, wire.PUBLISH_CONFIRM, 1, in_flight.pop(slot), 1)
+                confirms += head + slot.to_bytes(8, 'big')
+            return confirms
+
+    broker: Any = Broker()
+    assert spread.publish_slots(broker, spread.slots(data, 4, 6), 4) == 60
+    assert sorted(sent) == data
+    for slot in range(6):
+        own = data[slot * 10 : slot * 10 + 10]
+        assert [body for body in sent if body in own] == own
 
 
 def test_confirms_are_counted_by_partition() -> None:

@@ -173,6 +173,28 @@ def test_scenarios_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.M
     assert [row['scenario'] for row in results.rows] == 6 * ['processes'] + 3 * ['latency']
 
 
+def test_streams_that_are_spread_over_nodes_come_first() -> None:
+    created: list[int] = []
+
+    class Spread(FakeStore):
+        def create_super(self, stream: str, partitions: list[str], nodes: int) -> None:
+            created.append(nodes)
+
+        def delete_super(self, stream: str) -> None:
+            created.pop()
+
+    chosen = [
+        lanes.find(f'{library}-super-nodes-publish-{nodes}')
+        for library in ('raw-socket', 'rbfly')
+        for nodes in (1, 3)
+    ]
+    stores: Any = {'rabbitmq-cluster': Spread()}
+    settings: Any = None
+    with runner.streams(chosen, settings, stores, settings):
+        assert created == [3, 3, 1, 1]
+    assert not created
+
+
 @pytest.mark.rabbitmq
 def test_far_broker_delays_connections_through_its_proxies() -> None:
     with Far() as far:
@@ -316,6 +338,15 @@ def test_percentiles_cover_all_rounds(doc: Path) -> None:
 
 def test_page_contains_the_shortest_round_trips(doc: Path) -> None:
     assert '0 ms: 0.50 ms; 1 ms: 1.50 ms; 5 ms: 5.50 ms' in prose(doc)
+
+
+def test_page_tells_what_leaders_on_more_nodes_change(doc: Path) -> None:
+    text = prose(doc)
+    assert (
+        'Published by key, rate with leaders on 3 nodes ÷ rate with all leaders on one: RbFly'
+        ' 1.00 [1.00, 1.00]; blocking socket (floor) 1.00 [1.00, 1.00].' in text
+    )
+    assert 'share the processors of one machine' in text
 
 
 def test_run_is_complete_with_one_round_of_growth(doc: Path) -> None:

@@ -12,7 +12,10 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
+from perf import wire
+from rbfly.net.connection import Connection
 from rbfly.streams.types import AMQPBody, MessageCtx
+from rbfly.testing import StreamBroker
 from tests.supers import stored
 
 KEYS = ('a', 'b', 'c')
@@ -513,3 +516,51 @@ async def test_windows_of_all_partitions_stay_below_the_limit_of_a_connection(
             assert [*limits(first), *limits(second)] == [5000] * 6
             await asyncio.gather(first.send_many(orders(20_000)), second.send_many(orders(20_000)))
         assert [*limits(first)] == [10_000] * 3
+
+
+async def test_tasks_that_one_read_wakes_share_one_frame_per_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[tuple[int, int]] = []  # publisher id and number of messages of each frame
+    all_written = asyncio.Event()
+    write = Connection.write
+
+    def note(self: Connection, data: bytes) -> None:
+        if (found := wire.PUBLISH_HEAD.unpack_from(data.ljust(13)))[1] == wire.PUBLISH:
+            written.append(found[3:])
+            if sum(count for _, count in written) == 9:
+                all_written.set()
+        write(self, data)
+
+    def route(message: Any, names: Any) -> Any:
+        return names[int(message) % 3]
+
+    async def send(number: int) -> None:
+        await publisher.send(str(number % 3))
+        await publisher.send(str(number // 3))  # tasks of a partition use all of them
+
+    monkeypatch.setattr(Connection, 'write', note)
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=3)
+        publisher = await client.publisher('orders', route=route)
+        broker.withhold_confirms()
+        tasks = [asyncio.create_task(send(number)) for number in range(9)]
+        await all_written.wait()
+        written.clear()
+        all_written.clear()
+
+        used = [item._require_session().registration for item in publisher._publishers]
+        head = wire.CONFIRM.pack
+        confirms = b''.join(
+            head(33, wire.PUBLISH_CONFIRM, 1, item.id, 3) + b''.join(map(wire.U64.pack, (1, 2, 3)))
+            for item in used
+        )
+        connection = used[0].connection
+        assert connection is not None
+        connection.get_buffer(-1)[: len(confirms)] = confirms
+        connection.buffer_updated(len(confirms))
+        await all_written.wait()
+        assert sorted(written) == sorted((item.id, 3) for item in used)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

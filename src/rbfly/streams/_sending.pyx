@@ -1,6 +1,7 @@
 """Per-message and per-confirm work of publishers, compiled.
 
-One callback of the event loop wakes all tasks whose confirms arrived together, in order.
+One callback of the event loop wakes all tasks whose confirms arrived together, in order; what they
+send leaves when all of them have run.
 """
 
 cimport cython
@@ -31,6 +32,74 @@ cdef class SemaphoreState:
 
 
 @cython.final
+cdef class Wakeups:
+    """Wakes the tasks whose confirms arrived together, then writes what they have sent.
+
+    The partitions of a super stream share one: its tasks send to any partition.
+
+    :param loop: event loop of the publisher.
+    """
+
+    cdef object loop
+    cdef object confirmed   # a future that is done, to wake tasks with
+    cdef list woken         # futures whose tasks `_run` runs next
+    cdef list held          # cores that `_run` writes at its end
+    cdef bint running
+    cdef bint gathering     # `_run` is running several tasks
+
+    def __init__(self, loop):
+        self.loop = loop
+        self.confirmed = loop.create_future()
+        self.confirmed.set_result(None)
+        self.woken = []
+        self.held = []
+
+    cdef int add(self, ConfirmFuture wait) except -1:
+        if not self.woken:
+            self.loop.call_soon(self._run)
+        self.woken.append(wait)
+        return 0
+
+    cdef int hold(self, PublisherCore core) except -1:
+        # Write a core at the end of `_run`.
+        self.held.append(core)
+        core.scheduled = True
+        return 0
+
+    @cython.binding(False)
+    def _run(self):
+        cdef list woken = self.woken
+        cdef Py_ssize_t n = 0
+        self.woken = []
+        self.running = True
+        self.gathering = len(woken) > 1
+        try:
+            for wait in woken:
+                n += 1
+                (<ConfirmFuture> wait)._wake(self.confirmed)
+        finally:
+            self.running = self.gathering = False
+            if n < len(woken):      # e.g. KeyboardInterrupt
+                self.woken = woken[n:] + self.woken
+                self.loop.call_soon(self._run)
+            self._write()
+
+    @cython.binding(False)
+    def _write(self):
+        cdef list held = self.held
+        cdef Py_ssize_t n = 0
+        self.held = []
+        try:
+            for core in held:
+                n += 1
+                (<PublisherCore> core).write()
+        finally:
+            if n < len(held):
+                self.held = held[n:] + self.held
+                self.loop.call_soon(self._write)
+
+
+@cython.final
 cdef class PublisherCore:
     """Puts messages into the window, writes frames, and wakes the tasks that await confirms.
 
@@ -56,21 +125,17 @@ cdef class PublisherCore:
     cdef public object poll
     cdef public bint watched
     cdef readonly bint closed, scheduled
-    cdef object confirmed           # a future that is done, to wake tasks with
+    cdef Wakeups wakeups
     cdef unsigned long place        # thread of the loop
     cdef unsigned long forks        # number of forks before the process of the loop
     cdef rbfly_step step            # task step in which the loop was last checked
-    cdef bint waking                # `_wake` is running tasks
-    cdef list woken                 # futures whose tasks `_wake` runs next
 
     def __init__(self, error, loop, PublishWindow window not None, semaphore):
         self.error = error
         self.loop = loop
         self.window = window
         self.capacity = semaphore(self.has_capacity)
-        self.confirmed = loop.create_future()
-        self.confirmed.set_result(None)
-        self.woken = []
+        self.wakeups = Wakeups(loop)
         self.place = rbfly_place()
         self.forks = rbfly_forks
         window.listen(self.on_settled)
@@ -79,6 +144,10 @@ cdef class PublisherCore:
         """Take messages from now on, on behalf of a session."""
         self.session = session
         self.error = None
+
+    def wake_with(self, PublisherCore other not None):
+        """Wake tasks together with those of another publisher in the same event loop."""
+        self.wakeups = other.wakeups
 
     def resume(self, connection, publisher_id):
         """Write to a connection, beginning with all unsettled messages."""
@@ -141,8 +210,8 @@ cdef class PublisherCore:
         # Returns what to await; None if there is no capacity.
         cdef PublishWindow window = self.window
         cdef SemaphoreState capacity = self.capacity
-        # `_wake` runs tasks in the loop.
-        if not self.waking or rbfly_place() != self.place:
+        # `_run` runs tasks in the loop.
+        if not self.wakeups.running or rbfly_place() != self.place:
             self.check_loop()
         if self.closed or self.error is not None:
             self._check()
@@ -199,9 +268,15 @@ cdef class PublisherCore:
         return withdrawn
 
     cpdef int schedule(self) except -1:
-        """Write at once if nothing is in flight; else at the end of this turn of the loop."""
+        """Write at once if nothing is in flight; else at the end of this turn of the loop.
+
+        Of several tasks whose confirms arrived together, others may send to the same stream.
+        """
         cdef PublishWindow window = self.window
-        if window.in_flight == 0 or window.queued >= window.frame_entries:
+        if self.wakeups.gathering and window.queued < window.frame_entries:
+            if not self.scheduled:
+                self.wakeups.hold(self)
+        elif window.in_flight == 0 or window.queued >= window.frame_entries:
             self.write()
         elif not self.scheduled:
             self.scheduled = True
@@ -228,8 +303,6 @@ cdef class PublisherCore:
     @cython.binding(False)
     def on_settled(self, list done not None):
         """Wake the tasks of waiters whose messages are all settled."""
-        cdef list woken = self.woken
-        cdef bint begun = bool(woken)
         cdef Py_ssize_t n = 0
         try:
             for waiter in done:
@@ -247,14 +320,11 @@ cdef class PublisherCore:
         finally:
             if n < len(done):       # e.g. KeyboardInterrupt
                 self.loop.call_soon(self.on_settled, done[n:])
-            if woken and not begun:
-                self.loop.call_soon(self._wake)
         if self.poll is not None:
             self.poll.on_confirmed(self.window.in_flight == 0)
         if not self.scheduled:
-            if len(woken) > 1:
-                # `_wake` writes what these tasks send, in one go.
-                self.scheduled = True
+            if len(self.wakeups.woken) > 1:
+                self.wakeups.hold(self)
             elif len(done) > 1:
                 self.scheduled = True
                 self.loop.call_soon(self.write)
@@ -270,28 +340,8 @@ cdef class PublisherCore:
     cdef int _confirm(self, ConfirmFuture wait) except -1:
         if not wait.settled:
             wait.settled = True
-            self.woken.append(wait)
+            self.wakeups.add(wait)
         return 0
-
-    @cython.binding(False)
-    def _wake(self):
-        cdef list woken = self.woken
-        cdef Py_ssize_t n = 0
-        self.woken = []
-        self.waking = True
-        if len(woken) > 1:
-            self.scheduled = True
-        try:
-            for wait in woken:
-                n += 1
-                (<ConfirmFuture> wait)._wake(self.confirmed)
-        finally:
-            self.waking = False
-            if n < len(woken):
-                self.woken = woken[n:] + self.woken
-                self.loop.call_soon(self._wake)
-            if len(woken) > 1:
-                self.write()
 
 
 cdef class PublisherBase:

@@ -62,6 +62,7 @@ class Commits:
         manual = manual_tracking(self._tracking, of)
         if offset is not None:
             check_integer('offset', offset, 0, 2**64 - 1)
+            self._check_active()
         delivered = self._cursor.delivered
         if offset is None and delivered is not None:
             offset = delivered - 1
@@ -76,10 +77,18 @@ class Commits:
         """Return a connection to store an offset of the stream that was read."""
         connection, last_chunk = self._registration.connection, self._cursor.last_chunk
         if self._member is not None:
-            if connection is None or not self._member.may_store:
-                raise SubscriptionError(f'the {self._member!r} is no longer active')
+            self._check_active()
+            assert connection is not None
             return connection
         if connection is None or not connection.is_open or last_chunk.unverified:
             connection = await self._cluster.locator()
             await check_chunk(self._cluster, connection, self._stream, last_chunk.id)
         return connection
+
+    def _check_active(self) -> None:
+        """Check that no other member of the group can be active.
+
+        :raises SubscriptionError: one can.
+        """
+        if self._member is not None and not self._member.may_store:
+            raise SubscriptionError(f'the {self._member!r} is no longer active')

@@ -95,6 +95,8 @@ class RoutedPublisher(Generic[B]):
         self.name = info.name
         self.stream = info.stream
         self.partitions = names
+        for item in publishers[1:]:
+            item._core.wake_with(publishers[0]._core)
         parts = [Partition(i, item, item._core) for i, item in enumerate(publishers)]
         by_name = {item.publisher.stream: item for item in parts}
         self._router = Router(route, names, by_name, publishers[0]._batched)
