@@ -1,15 +1,21 @@
 """Workers in other languages, built here from source: the official clients for Go and Java.
 
-A worker is started as `PROGRAM KIND`, where KIND is `window` or `consume`, or one of these with
-`super-` for a super stream.  It reads commands from
-standard input and answers on standard output, one JSON line each.  The client logs to standard
-error.
+A worker is started as `PROGRAM KIND`, where KIND is `window`, `consume` or `group`, or one of these
+with `super-` for a super stream.  It reads commands from standard input and answers on standard
+output, one JSON line each.  The client logs to standard error.
 
     {"do": "open", "address": "...", "stream": "..."}   -> {"loop": "none"}
     {"do": "prepare", "count": 1000}                    -> {}
     {"do": "run"}                                       -> {"count": 1000, "begun": ..., ...}
 
-`begun` and `ended` are times of CLOCK_MONOTONIC, like those of `time.perf_counter` on Linux.  After
+A member of a group, which only tests use, has other commands after `open`; `report` answers with
+the messages since the last report:
+
+    {"do": "join", "group": "..."}  -> {}
+    {"do": "report"}                -> {"messages": [[TIME, "STREAM", OFFSET, "BODY"]]}
+    {"do": "leave"}                 -> {}, after the offsets are stored
+
+Times are those of CLOCK_MONOTONIC, like those of `time.perf_counter` on Linux.  After
 an error the program answers `{"error": "..."}` and exits with status 1.  At the end of its input it
 disconnects and exits.
 

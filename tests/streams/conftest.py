@@ -1,11 +1,14 @@
 """Fixtures of the tests of streams."""
 
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
+import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
 from tests.fake import CLOSING, FakeBroker, Step
+from tests.members import NewClient
 from tests.supers import super_stream_of
 
 
@@ -22,3 +25,23 @@ async def super_stream(client: rbs.StreamsClient) -> AsyncIterator[str]:
     """A super stream of three partitions."""
     async with super_stream_of(client, 3) as name:
         yield name
+
+
+@pytest.fixture
+def group() -> str:
+    """A name for a consumer group."""
+    return f'group-{uuid4().hex[:8]}'
+
+
+@pytest_asyncio.fixture
+async def clients(broker_uri: str) -> AsyncIterator[NewClient]:
+    """Creates clients, as several processes would have them; the fixture closes them."""
+    made: list[rbs.StreamsClient] = []
+
+    def new() -> rbs.StreamsClient:
+        made.append(rbs.streams_client(broker_uri))
+        return made[-1]
+
+    yield new
+    for client in made:
+        await client.disconnect()

@@ -169,3 +169,83 @@ def test_filter_accepts_values_from_a_generator() -> None:
 def test_filter_refuses_values_of_wrong_type(values: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r'(?i)filter'):
         rbs.streams_client(URI).subscribe('s', filter=rbs.MessageFilter(str, values))
+
+
+TRACKING = {'auto_offset': True}
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {'group': b'g'},
+        {'group': True},
+        {'handover_timeout': '3'},
+        {'handover_timeout': None},
+        {'handover_timeout': True},
+        {'handover_timeout': timedelta(seconds=3)},
+        {'stranded_after': '3'} | TRACKING,
+        {'stranded_after': False} | TRACKING,
+        {'stranded_after': timedelta(seconds=3)} | TRACKING,
+        {'auto_offset': 1},
+        {'auto_offset': 'g'},
+        {'auto_offset': rbs.OffsetTracking},
+    ],
+    ids=repr,
+)
+def test_group_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match=next(iter(argument))):
+        rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'text'),
+    [
+        ({'group': ''}, 'group must not be empty'),
+        ({'group': 'x' * 256}, "group 'x+...' is longer than 255 bytes"),
+        ({'group': '\ud800'}, 'not valid Unicode'),
+        *(
+            ({'handover_timeout': value}, f'above 0 and at most 50 seconds, .*, not {value}$')
+            for value in (0, -1, 50.1, float('inf'), float('nan'))
+        ),
+        *(
+            ({'stranded_after': value} | TRACKING, 'stranded_after must be 0 or more seconds')
+            for value in (-1, float('inf'), float('nan'))
+        ),
+        ({'stranded_after': 60}, 'stranded_after requires auto_offset'),
+        ({'auto_offset': rbs.OffsetTracking('h')}, "'g' stores its offset .* not under 'h'"),
+        ({'auto_offset': rbs.OffsetTracking('')}, "'g' stores its offset .* not under ''"),
+        ({'offset': rbs.Offset.reference('h')}, "'g' starts after the offset .* not under 'h'"),
+        (
+            {'offset': {'p': rbs.Offset.reference('h')}, 'super_stream': True},
+            "'g' starts after the offset .* not under 'h'",
+        ),
+        ({'offset': rbs.Offset.FIRST, 'until': 'now'}, 'a group has no end'),
+        ({'group': None, 'auto_offset': True}, 'pass group=..., or'),
+        ({'group': None, 'auto_offset': rbs.OffsetTracking()}, 'OffsetTracking needs a reference'),
+        ({'group': None, 'handover_timeout': 3}, 'handover_timeout and .* require group='),
+        ({'group': None, 'stranded_after': 60}, 'stranded_after require group='),
+    ],
+    ids=lambda item: repr(item) if isinstance(item, dict) else '',
+)
+def test_group_refuses_argument_out_of_range(argument: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [
+        {'group': 'x' * 255},
+        {'handover_timeout': 50},
+        {'stranded_after': None},
+        {'stranded_after': 60} | TRACKING,
+        {'auto_offset': False},
+        {'auto_offset': rbs.OffsetTracking('g')},
+        {'auto_offset': rbs.OffsetTracking(manual=True)},
+        {'offset': rbs.Offset.reference('g')},
+        {'group': None, 'stranded_after': 0},
+    ],
+    ids=repr,
+)
+def test_group_accepts_argument(argument: dict[str, Any]) -> None:
+    rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)

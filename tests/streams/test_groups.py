@@ -1,82 +1,15 @@
 """Consumer groups: one member at a time reads a stream, or each partition of a super stream."""
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
-
-HANG = 20.0  # seconds; only a bug makes a test wait that long
-
-NewClient = Callable[[], rbs.StreamsClient]
-
-
-@pytest_asyncio.fixture
-async def clients(broker_uri: str) -> AsyncIterator[NewClient]:
-    """Creates clients, as several processes would have them; the fixture closes them."""
-    async with contextlib.AsyncExitStack() as stack:
-        made: list[rbs.StreamsClient] = []
-
-        def new() -> rbs.StreamsClient:
-            made.append(rbs.streams_client(broker_uri))
-            return made[-1]
-
-        yield new
-        for client in made:
-            await client.disconnect()
-        await stack.aclose()
-
-
-@pytest.fixture
-def group() -> str:
-    return f'group-{uuid4().hex[:8]}'
-
-
-async def publish(client: rbs.StreamsClient, stream: str, numbers: Iterator[int] | range) -> None:
-    async with client.publisher(stream) as publisher:
-        await publisher.send_many(numbers)
-
-
-async def take(messages: Any, count: int) -> list[Any]:
-    """Return the next messages; the last one is not finished."""
-    found: list[Any] = []
-    async with asyncio.timeout(HANG):
-        async for body in messages:
-            found.append(body)
-            if len(found) == count:
-                break
-    return found
-
-
-async def until_active(messages: Any, active: Any = True) -> None:
-    await until(lambda: messages.active == active, 'the group has changed')
-
-
-class Reader:
-    """Reads a subscription in a task of its own."""
-
-    def __init__(self, messages: Any) -> None:
-        self.messages = messages
-        self.bodies: list[Any] = []
-        self.task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for body in self.messages:
-            self.bodies.append(body)
-
-    async def stop(self) -> None:
-        self.messages.stop()
-        async with asyncio.timeout(HANG):
-            await self.task
-
+from tests.members import NewClient, Reader, publish, take, until_active
 
 # -- a stream
 

@@ -260,14 +260,15 @@ func connect(address string) (*stream.Environment, error) {
 }
 
 type command struct {
-	Do, Address, Stream string
-	Count               int
+	Do, Address, Stream, Group string
+	Count                      int
 }
 
 func serve(kind string, reply func(any)) error {
 	kinds := map[string]work{
 		"window": &publish{}, "super-window": &superPublish{},
 		"consume": &consume{}, "super-consume": &superConsume{},
+		"group": &group{}, "super-group": &group{super: true},
 	}
 	work, known := kinds[kind]
 	if !known {
@@ -310,10 +311,30 @@ func serve(kind string, reply func(any)) error {
 			}
 			reply(answer)
 		default:
-			return fmt.Errorf("unknown command %s", order.Do)
+			member, is := work.(member)
+			if !is {
+				return fmt.Errorf("unknown command %s", order.Do)
+			}
+			answer, err := serveMember(member, order)
+			if err != nil {
+				return err
+			}
+			reply(answer)
 		}
 	}
 	return nil
+}
+
+func serveMember(member member, order command) (any, error) {
+	switch order.Do {
+	case "join":
+		return map[string]string{}, member.join(order.Group)
+	case "report":
+		return member.report()
+	case "leave":
+		return map[string]string{}, member.leave()
+	}
+	return nil, fmt.Errorf("unknown command %s", order.Do)
 }
 
 func main() {

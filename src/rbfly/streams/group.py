@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 HANDOVER_TIMEOUT = 30.0  # seconds
 HANDOVER_MAX = 50  # the broker closes the connection after 60
 STORE_TIMEOUT = 4.0  # seconds to store an offset after that; as many to start again
-BEFORE_FIRST = OFFSET_MAX  # stored for a start at offset 0: the offset before it, modulo 2**64
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,7 @@ class Member:
         self._start = start
         if start == 0 and self._offset.type not in BY_END:
             return None
-        offset = start - 1 if start else BEFORE_FIRST
+        offset = start - 1 if start else OFFSET_MAX  # the offset before, modulo 2**64
         connection.write(commands.store_offset(name, stream, offset))
         stored = await stored_offset(connection, stream, name)
         if stored is None:

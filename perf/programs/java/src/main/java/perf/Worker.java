@@ -237,6 +237,8 @@ public final class Worker {
           case "consume" -> new Consume();
           case "super-window" -> new SuperPublish();
           case "super-consume" -> new SuperConsume();
+          case "group" -> new Group(false);
+          case "super-group" -> new Group(true);
           default -> throw new IllegalArgumentException("unknown kind of work " + kind);
         };
     BufferedReader lines =
@@ -263,6 +265,15 @@ public final class Worker {
                 yield Map.of();
               }
               case "run" -> measure(work);
+              case "join" -> {
+                ((Group) work).join(command.get("group").getAsString());
+                yield Map.of();
+              }
+              case "report" -> ((Group) work).report();
+              case "leave" -> {
+                ((Group) work).leave();
+                yield Map.of();
+              }
               default -> throw new IllegalArgumentException("unknown command " + what);
             };
         out.println(gson.toJson(answer));

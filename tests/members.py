@@ -1,0 +1,50 @@
+"""Members of the tests of consumer groups."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import rbfly.streams as rbs
+from tests.brokers import until
+
+HANG = 20.0  # seconds; only a bug makes a test wait that long
+
+NewClient = Callable[[], rbs.StreamsClient]
+
+
+async def publish(client: rbs.StreamsClient, stream: str, numbers: Iterator[int] | range) -> None:
+    async with client.publisher(stream) as publisher:
+        await publisher.send_many(numbers)
+
+
+async def take(messages: Any, count: int) -> list[Any]:
+    """Return the next messages; the last one is not finished."""
+    found: list[Any] = []
+    async with asyncio.timeout(HANG):
+        async for body in messages:
+            found.append(body)
+            if len(found) == count:
+                break
+    return found
+
+
+async def until_active(messages: Any, active: Any = True) -> None:
+    await until(lambda: messages.active == active, 'the group has changed')
+
+
+class Reader:
+    """Reads a subscription in a task of its own."""
+
+    def __init__(self, messages: Any) -> None:
+        self.messages = messages
+        self.bodies: list[Any] = []
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for body in self.messages:
+            self.bodies.append(body)
+
+    async def stop(self) -> None:
+        self.messages.stop()
+        async with asyncio.timeout(HANG):
+            await self.task
