@@ -23,7 +23,7 @@ __all__ = ['Team', 'group_churn']
 
 RATE = 500  # messages per second
 BATCH = 50
-SETTLED = 2.0  # seconds after which a frame has arrived, if nothing has happened
+SETTLED = 1.0  # seconds after which a frame has arrived, if nothing has happened
 OVERLAP = 2.0  # seconds in which a member notices that it was cut off, or frozen for too long
 HEARTBEATS = (5, 5, 60)  # of members: RabbitMQ closes a connection after two silent intervals
 UPDATE = 60.0  # seconds after which RabbitMQ gives up on a member or node that does not answer
@@ -278,6 +278,9 @@ def check_group(
         ],
         'each activity starts after the last offset stored': [
             item for line in lines for item in line.early()
+        ],
+        'each activity starts with the first message after it': [
+            item for line in lines for item in line.skipping()
         ],
         'nothing is repeated after a member that leaves or hands over': [
             item for line in lines for item in line.reread()

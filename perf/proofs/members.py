@@ -27,7 +27,7 @@ __all__ = ['GROUP', 'HANDOVER', 'Member', 'Record', 'note_events', 'options', 'r
 
 GROUP = 'proof'
 EVERY = 50  # messages after which a member stores its offset
-INTERVAL = 2.0  # seconds after which it does
+INTERVAL = 5.0  # seconds after which it does
 HANDOVER = 10.0  # seconds in which it finishes its messages
 AGAIN = 0.05  # seconds between two attempts
 ACLOSE, STOP = signal.SIGTERM, signal.SIGUSR1  # how a member leaves
@@ -81,16 +81,28 @@ async def note_events(found: events.Events, note: Note) -> None:
             note(Record(time.monotonic(), kind, getattr(event, 'stream', '')))
 
 
-async def read(messages: Any, note: Note) -> None:
-    """Note the messages of a subscription until it ends."""
+async def read(messages: Any, note: Note, commit: int = 0) -> None:
+    """Note the messages of a subscription until it ends.
+
+    :param commit: store the offset after this many messages; 0 for never.
+    :raises ChunkError: a chunk is damaged: the subscription would continue after it.
+    """
+    left = commit
     while True:
         try:
             async for message in messages.messages():
-                number, offset = int(message.body), message.stream_offset
-                note(Record(time.monotonic(), 'message', message.stream, offset, number))
+                name, offset = message.stream, message.stream_offset
+                note(Record(time.monotonic(), 'message', name, offset, int(message.body)))
+                left -= 1
+                if not left:
+                    left = commit
+                    await messages.commit({name: offset})
+                    note(Record(time.monotonic(), 'stored', name, offset))
         except rbs.SubscriptionClosed:
             return
-        except RbFlyError as ex:
+        except rbs.ChunkError:
+            raise
+        except RbFlyError as ex:  # also if the member is not active when it commits
             note(Record(time.monotonic(), 'error', type(ex).__name__))
             await asyncio.sleep(AGAIN)
         else:

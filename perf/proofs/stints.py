@@ -100,17 +100,25 @@ class Timeline:
         stint: Stint | None = None
         troubles: list[Span] = []
         frozen: list[Span] = []
-        last = 0.0
+        early: list[Record] = []  # messages before the member was known to be active
         for record in records:
-            last = max(last, record.time)
             if record.partition not in ('', self.partition):
                 continue
             kind = record.kind
             if kind == 'active':
-                stint = Stint(member, record.time, troubles=troubles, frozen=frozen)
+                # another task of the member may have noted the first messages before
+                first = [item for item in early if item.time > record.time - LATER]
+                early = [item for item in early if item.time <= record.time - LATER]
+                begin = first[0].time if first else record.time
+                stint = Stint(member, begin, troubles=troubles, frozen=frozen)
+                for item in first:
+                    self._deliver(stint, item)
                 found.append(stint)
             elif kind == 'message':
-                self._deliver(stint, record, member)
+                if stint is None:
+                    early.append(record)
+                else:
+                    self._deliver(stint, record)
             elif kind == 'stored' and found:
                 found[-1].stored.append((record.time, record.offset))
             elif kind == 'late' and found:
@@ -124,17 +132,20 @@ class Timeline:
             if kind in ('inactive', 'left', 'killed') and stint is not None:
                 stint.end, stint.ended, stint = record.time, kind, None
         troubles += frozen
+        self.wrong += [
+            f'{self.partition}, member {member}: offset {item.offset} was delivered to a member'
+            ' that is not active'
+            for item in early
+        ]
         return found
 
-    def _deliver(self, stint: Stint | None, record: Record, member: int) -> None:
+    def _deliver(self, stint: Stint, record: Record) -> None:
         index = bisect_left(self._offsets, record.offset)
-        where = f'{self.partition}, member {member}: offset {record.offset}'
+        where = f'{self.partition}, member {stint.member}: offset {record.offset}'
         if index == len(self._offsets) or self._offsets[index] != record.offset:
             self.wrong.append(f'{where} holds no message')
         elif self._numbers[index] != record.number:
             self.wrong.append(f'{where} is {record.number}, not {self._numbers[index]}')
-        elif stint is None:
-            self.wrong.append(f'{where} was delivered to a member that is not active')
         else:
             stint.delivered.append((record.time, index))
 
@@ -167,21 +178,39 @@ class Timeline:
             if stint.delivered:
                 yield stint, self.stints[:i]
 
+    def _stored(self, stint: Stint, before: Iterable[Stint], *, settled: bool) -> int:
+        """The last offset that was sent to the broker before a stint; -1 for none."""
+        return max(
+            (
+                -1 if offset == BEFORE_FIRST else offset
+                for other in (stint, *before)
+                for when, offset in other.stored
+                if when < stint.begin and (not settled or self.settled(other, when))
+            ),
+            default=-1,
+        )
+
     def early(self) -> list[str]:
         """The stints that began before the last offset stored."""
         found = []
         for stint, before in self._started():
-            start = self._offsets[stint.first]
-            stored = [
-                -1 if offset == BEFORE_FIRST else offset
-                for other in before
-                for when, offset in other.stored
-                if when < stint.begin and self.settled(other, when)
-            ]
-            if stored and start <= max(stored):
+            start, stored = self._offsets[stint.first], self._stored(stint, before, settled=True)
+            if start <= stored:
                 found.append(
                     f'{self.partition}, member {stint.member}: began at offset {start}, though'
-                    f' {max(stored)} was stored'
+                    f' {stored} was stored'
+                )
+        return found
+
+    def skipping(self) -> list[str]:
+        """The stints that began later than after the last offset stored."""
+        found = []
+        for stint, before in self._started():
+            stored = self._stored(stint, before, settled=False)
+            if stint.first > (index := bisect_right(self._offsets, stored)):
+                found.append(
+                    f'{self.partition}, member {stint.member}: began at index {stint.first}, not'
+                    f' {index}'
                 )
         return found
 

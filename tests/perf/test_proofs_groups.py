@@ -46,6 +46,7 @@ def test_members_one_after_the_other() -> None:
     line = timeline(member(10, 0, 100), member(20, 100, 300), member(30, 300, COUNT))
     assert [stint.member for stint in line.stints] == [0, 1, 2]
     assert not line.wrong + line.missing() + line.unordered() + line.early() + line.reread()
+    assert not line.skipping()
     assert not line.repeats() + line.overlaps()
     assert line.repeated() == 0
 
@@ -64,7 +65,7 @@ def test_missing_and_skipped_messages() -> None:
 @pytest.mark.parametrize(
     ('record', 'wrong'),
     [
-        (Record(5, 'message', 'p', 0, 1_000), 'a member that is not active'),
+        (Record(5, 'message', 'p', 0, 1_000), 'was delivered to a member that is not active'),
         (Record(11, 'message', 'p', 1, 1_000), 'offset 1 holds no message'),
         (Record(11, 'message', 'p', 2 * COUNT, 1_000), 'holds no message'),
         (Record(11, 'message', 'p', 0, 1_001), 'offset 0 is 1001, not 1000'),
@@ -74,6 +75,14 @@ def test_wrong_messages(record: Record, wrong: str) -> None:
     line = timeline(sorted([record, *member(10, 0, COUNT)], key=lambda item: item.time))
     assert len(line.wrong) == 1
     assert wrong in line.wrong[0]
+
+
+def test_message_that_was_noted_before_the_activity() -> None:
+    records = member(10, 0, COUNT)
+    records.insert(5, records.pop(0)._replace(time=records[5].time))
+    line = timeline(records)
+    assert not line.wrong + line.missing()
+    assert line.stints[0].begin == 10
 
 
 def test_start_before_the_last_stored_offset() -> None:
@@ -86,6 +95,16 @@ def test_start_before_the_last_stored_offset() -> None:
     assert wrong == 'p, member 1: began at offset 100, though 100 was stored'
     moved = Fault(12, 14, 'leader moved', 'p')
     assert not timeline(first, member(20, 50, COUNT), faults=(moved,)).early()
+
+
+def test_start_after_messages_that_were_not_finished() -> None:
+    first = member(10, 0, 100, end='killed')
+    assert not timeline(first, member(20, 100, COUNT)).skipping()
+    assert not timeline(first, member(20, 90, COUNT)).skipping()
+    first = [item for item in first if item.kind != 'stored']
+    assert not timeline(first, member(20, 0, COUNT)).skipping()
+    (wrong,) = timeline(first, member(20, 1, COUNT)).skipping()
+    assert wrong == 'p, member 1: began at index 1, not 0'
 
 
 def test_repeats_after_a_member_that_hands_over() -> None:
