@@ -12,7 +12,7 @@ from typing import Any
 
 import rbfly.streams as rbs
 
-from .members import EVERY, HANDOVER, INTERVAL, Member
+from .members import EVERY, GROUP, HANDOVER, INTERVAL, Member
 from .run import Run
 from .site import Site, body
 from .stints import Fault, Timeline, causes, gaps
@@ -173,6 +173,18 @@ class Team:
             )
         return len(self._seen)
 
+    async def describe(self, partitions: Sequence[str]) -> dict[str, str]:
+        """What RabbitMQ says about the group in each partition."""
+        if isinstance(self._site, InMemory):
+            return {}
+        what = ('list_stream_group_consumers', '--reference', GROUP, '--stream')
+        columns = ('connection_name', 'state')
+        tool = self._site.broker.tool
+        return {
+            name: await asyncio.to_thread(tool, 'rabbitmq-streams', *what, name, *columns)
+            for name in partitions
+        }
+
     async def end(self) -> list[int | None]:
         """Let all members leave; return the exit codes of those that were asked to."""
         await self.thaw()
@@ -207,7 +219,7 @@ async def group_churn(run: Run, place: Site) -> None:
                 await team.thaw()
                 stored = {name: await site.stored(name) for name in partitions}
                 count = sum(len(numbers) for numbers, _ in stored.values())
-                await read_to_end(run, team, count)
+                await read_to_end(run, team, count, partitions)
                 end = time.monotonic()
                 codes = await team.end()
             finally:
@@ -233,7 +245,7 @@ async def publish(run: Run, site: Trouble, stream: str, end: float) -> int:
     return count
 
 
-async def read_to_end(run: Run, team: Team, count: int) -> None:
+async def read_to_end(run: Run, team: Team, count: int, partitions: Sequence[str]) -> None:
     """Wait until the members have received so many messages, or make no progress."""
     last = -1
     limit = time.monotonic() + READ
@@ -242,6 +254,8 @@ async def read_to_end(run: Run, team: Team, count: int) -> None:
             last, limit = now, time.monotonic() + READ
         run.done += 1
         await asyncio.sleep(TICK)
+    if last < count:
+        run.found['stuck'] = await team.describe(partitions)
 
 
 def check_stored(run: Run, stored: Sequence['array[int]'], confirmed: int) -> None:
