@@ -228,12 +228,12 @@ class SubscriptionSession(Owner):
 
     def on_activity(self, *, active: bool) -> None:
         """The subscription has become the active member of its group, or is no longer."""
+        if self._tracker is not None:
+            self._tracker.on_lost()  # count again: the cursor has started over
         if active:
             self._watch(is_time=False)
-            return
-        self._watchdog.stop()
-        if self._tracker is not None:
-            self._tracker.on_lost()
+        else:
+            self._watchdog.stop()
 
     def on_lost(self, error: RbFlyError) -> None:
         if self._tracker is not None:
