@@ -129,14 +129,16 @@ def note_stored(note: Note) -> None:
     Connection.write = look  # type: ignore[method-assign]
 
 
-async def take_part(uris: list[str], stream: str, heartbeat: int, note: Note) -> None:
+async def take_part(
+    uris: list[str], stream: str, heartbeat: int, stranded: float, note: Note
+) -> None:
     loop = asyncio.get_running_loop()
     aclose = asyncio.Event()
     async with rbs.streams_client(
         uris, connection_name='proof-member', heartbeat=heartbeat
     ) as client:
         watching = asyncio.create_task(note_events(client.events(), note))
-        messages = client.subscribe(stream, **options())
+        messages = client.subscribe(stream, **options(), stranded_after=stranded)
         reading = asyncio.create_task(read(messages, note))
         loop.add_signal_handler(ACLOSE, aclose.set)
         loop.add_signal_handler(STOP, messages.stop)
@@ -151,7 +153,7 @@ async def take_part(uris: list[str], stream: str, heartbeat: int, note: Note) ->
     note(Record(time.monotonic(), 'left'))
 
 
-def work(uris: list[str], stream: str, heartbeat: int, path: str) -> None:
+def work(uris: list[str], stream: str, heartbeat: int, stranded: float, path: str) -> None:
     """The process of a member."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the proof ends the process
     logging.getLogger('rbfly').addHandler(logging.NullHandler())  # faults are expected
@@ -165,7 +167,7 @@ def work(uris: list[str], stream: str, heartbeat: int, path: str) -> None:
             parent = multiprocessing.parent_process()
             assert parent is not None
             asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
-            await take_part(uris, stream, heartbeat, note)
+            await take_part(uris, stream, heartbeat, stranded, note)
 
         note_stored(note)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -178,16 +180,20 @@ def work(uris: list[str], stream: str, heartbeat: int, path: str) -> None:
 class Member:
     """A member as the proof sees it.
 
+    :param heartbeat: interval in seconds.
+    :param stranded: seconds after which it joins a stuck group again; 0 for never.
     :ivar records: what has happened to it so far, in order.
     """
 
-    def __init__(self, uris: list[str], stream: str, heartbeat: int, path: Path) -> None:
+    def __init__(
+        self, uris: list[str], stream: str, heartbeat: int, stranded: float, path: Path
+    ) -> None:
         self.records: list[Record] = []
         self.frozen = self.leaving = self.killed = False
         path.touch()
         self._log = path.open('rb')
         self._process = multiprocessing.get_context('spawn').Process(
-            target=work, args=(uris, stream, heartbeat, str(path)), daemon=True
+            target=work, args=(uris, stream, heartbeat, stranded, str(path)), daemon=True
         )
         self._process.start()
 
