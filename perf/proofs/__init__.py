@@ -23,6 +23,7 @@ SETTINGS = {
     'seconds': 'duration',
     'services': 'number of publishing services, one after the other',
     'partitions': 'number of partitions of the super stream',
+    'members': 'number of members of the group, at most',
     'how': "pause or partition the leader's node, or roll: restart the nodes one by one",
     'on': 'rabbitmq (a cluster of three) or memory (the in-memory broker)',
     'doing': 'activities of a soak: all, or names separated by commas (see perf/proofs/soak.py)',
@@ -210,6 +211,17 @@ PROOFS = {
             'publisher and subscription with 1,000 partitions: time to open, memory of idle links',
             'super_streams',
             partitions=1_000,
+        ),
+        proof(
+            'group-churn',
+            'members of a group join, leave, are killed and frozen, while connections are cut,'
+            ' nodes restarted and leaders moved',
+            'groups',
+            nodes=3,
+            seconds=600,
+            partitions=8,
+            members=4,
+            on='rabbitmq',
         ),
         proof(
             'soak',

@@ -15,6 +15,7 @@ from rbfly.error import RbFlyError
 
 from .ledger import MESSAGES, Log
 from .run import Run
+from .stints import Fault
 from .trouble import Trouble
 
 __all__ = ['AGAIN', 'SHARE', 'Activity', 'Scene']
@@ -30,6 +31,7 @@ class Scene:
     :ivar refusing: whether the broker may refuse messages, including some that no call reports.
     :ivar wrong: violations and their counts.
     :ivar failures: errors that calls may raise during faults, and their counts.
+    :ivar faults: the faults so far.
     """
 
     def __init__(self, run: Run, site: Trouble, client: rbs.StreamsClient, seconds: float) -> None:
@@ -42,6 +44,7 @@ class Scene:
         self.seconds = seconds
         self.wrong: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
+        self.faults: list[Fault] = []
 
     def over(self) -> bool:
         return asyncio.get_running_loop().time() > self.begin + self.seconds

@@ -25,10 +25,12 @@ class SuperStream(Activity):
     :ivar next: offset of the next message of each partition.
     """
 
+    label = 'super stream'
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with self.site.super_stream(PARTITIONS) as (name, partitions):
-            self.log_of_all = Log('super stream', name, True)
+            self.log_of_all = Log(self.label, name, True)
             self.partitions = partitions
             self.found = {partition: array('q') for partition in partitions}
             self.next = dict.fromkeys(partitions, 0)
@@ -99,14 +101,18 @@ class SuperStream(Activity):
             await self.until(lambda: self.found == self.stored)
 
     async def check(self) -> None:
+        self.check_stored()
+        if self.found != self.stored:
+            self.wrong('super stream: messages read differ from stored messages')
+
+    def check_stored(self) -> None:
+        """Compare what is stored with the outcomes of the calls that have published it."""
         stored = [*self.stored.values()]
         found = self.log_of_all.wrong(sorted(number for part in stored for number in part))
         for what, count in found.items():
-            self.wrong(f'super stream: {what}', count)
+            self.wrong(f'{self.label}: {what}', count)
         for wrong in (misplaced(stored), unordered(stored)):
             if wrong:
-                self.wrong(f'super stream: {wrong}')
-        if self.found != self.stored:
-            self.wrong('super stream: messages read differ from stored messages')
+                self.wrong(f'{self.label}: {wrong}')
         if CONFIRMED not in self.log_of_all.states:
-            self.wrong('super stream: nothing confirmed')
+            self.wrong(f'{self.label}: nothing confirmed')

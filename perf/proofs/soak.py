@@ -21,12 +21,14 @@ from rbfly.error import RbFlyError
 
 from .activity import AGAIN, Activity, Scene
 from .closing import Cancelling, Closing
+from .grouped import Groups
 from .ledger import CONFIRM, CONFIRMED, MESSAGES, REFUSED, Log
 from .memory import GROWTH, resident
 from .partitioned import SuperStream
 from .run import ProofError, Run
 from .site import Site, body
 from .starting import Recreating, Starting
+from .stints import Fault
 from .threads import Threads
 from .trouble import InMemory, OnCluster, Trouble
 
@@ -48,6 +50,7 @@ ACTIVITIES: dict[str, type[Activity]] = {
     'recreating': Recreating,
     'threads': Threads,
     'super': SuperStream,
+    'groups': Groups,
 }
 NAMES = ['everyday', *ACTIVITIES, 'clocks']
 SLOW = f'call of more than {2 * CONFIRM:.0f} s'
@@ -284,7 +287,7 @@ async def one_round(run: Run, site: Trouble, seconds: float) -> Counter[str]:
         )
         this = Round(run, site, client, seconds, streams)
         if this.corrupting:
-            names -= {'starting', 'recreating', 'super'}
+            names -= {'starting', 'recreating', 'super', 'groups'}
         wrong = this.wrong
         activities = [make(this) for name, make in ACTIVITIES.items() if name in names]
         for activity in activities:
@@ -364,7 +367,9 @@ async def disturb(this: Round, streams: Sequence[str], clocks: bool) -> None:
         while not this.over():
             await asyncio.sleep(min(this.seconds, rnd.uniform(0.05, 1.0)))
             name = rnd.choice(sorted(faults))
+            begin = time.monotonic()
             await faults[name]()
+            this.faults.append(Fault(begin, time.monotonic(), name))
             made[name] += 1
     finally:
         time.time = clock
