@@ -253,8 +253,8 @@ class Subscription(BaseSubscription[Body]):
         :param offset: offset of the last processed message, not after that of the last message
             received; it may be lower than a stored one.  None for everything received so far, with
             the current message or batch; before the first message, this does nothing.
-        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`; or the member of
-            a group is no longer active.
+        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`; or the
+            member of a group is no longer active.
         :raises ValueError: the message with this offset was not received.
         :raises OffsetNotStored: the broker has another offset, or none.
         :raises StreamDoesNotExist: the stream was deleted.
