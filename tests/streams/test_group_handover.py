@@ -14,10 +14,11 @@ from rbfly.protocol import commands
 from rbfly.protocol.const import Key
 from rbfly.streams import events, watchdog
 from rbfly.streams.group import Activity, Member
+from rbfly.streams.offsets import end_of_messages
 from rbfly.testing import StreamBroker
 from rbfly.testing.group import ACTIVE, WAITING
 from tests.brokers import until
-from tests.streams.test_groups import take
+from tests.members import take
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
 GROUP = 'billing'
@@ -179,7 +180,12 @@ async def test_late_answer_that_starts_delivery(monkeypatch: pytest.MonkeyPatch)
             left = asyncio.Event()
             registration = second._session.registration
             reset = registration.reset
-            monkeypatch.setattr(registration, 'reset', lambda: left.set() or reset())
+
+            def leave() -> object:
+                left.set()
+                return reset()
+
+            monkeypatch.setattr(registration, 'reset', leave)
 
             def update() -> None:
                 found = broker._cluster.groups[broker._stream('orders', None), GROUP].members
@@ -305,7 +311,6 @@ async def test_silent_stream(
     monkeypatch.setattr(watchdog, 'SILENCE', 0.01)
     monkeypatch.setattr(watchdog, 'GRACE', 0.001)
     looked = asyncio.Event()
-    end_of_messages = watchdog.end_of_messages
 
     async def look(*args: Any) -> int:
         found = await end_of_messages(*args)

@@ -51,7 +51,8 @@ class Commits:
         if self._lock is None:
             self._lock = asyncio.Lock()
         assert manual.reference is not None
-        connect = partial(self._connect, None if self._member is None else self._member.term)
+        term = None if self._member is None else self._member.term
+        connect = partial(self._connect, term)
         async with self._lock:
             await store_offset(self._cluster, connect, self._stream, manual.reference, offset)
 

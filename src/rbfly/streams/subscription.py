@@ -247,12 +247,14 @@ class Subscription(BaseSubscription[Body]):
         """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
 
         Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
-        then sends the offset again.  A program may also call it after the subscription has ended.
+        then sends the offset again.  A program may also call it after the subscription has ended;
+        not in a group, in which a member that is not active stores nothing.
 
         :param offset: offset of the last processed message, not after that of the last message
             received; it may be lower than a stored one.  None for everything received so far, with
             the current message or batch; before the first message, this does nothing.
-        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`.
+        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`; or the
+            member of a group is no longer active.
         :raises ValueError: the message with this offset was not received.
         :raises OffsetNotStored: the broker has another offset, or none.
         :raises StreamDoesNotExist: the stream was deleted.
