@@ -25,22 +25,32 @@ cdef MessageCtx decode_context(
 cdef int put_long_data(OutBuffer *out, object body) except -1
 
 
+cdef enum:
+    SHORT = 255         # longest data section whose size takes one byte
+    SHORT_HEAD = 5      # bytes before it
+
+
 # Size of exact bytes as a message with one data section.
 cdef inline Py_ssize_t data_size(object body) noexcept:
     cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
-    return n + 5 if n <= 255 else n + 8
+    return n + SHORT_HEAD if n <= SHORT else n + 8
+
+
+# Write what precedes `n` bytes, at most SHORT, in a data section; return its end.
+cdef inline uint8_t *store_short_head(uint8_t *p, Py_ssize_t n) noexcept:
+    store_u32(p, DATA8)
+    p[4] = <uint8_t> n
+    return p + SHORT_HEAD
 
 
 # Append exact bytes as a message with one data section.
 cdef inline int put_data(OutBuffer *out, object body) except -1:
     cdef Py_ssize_t n = PyBytes_GET_SIZE(body)
     cdef uint8_t *p
-    if n > 255:
+    if n > SHORT:
         return put_long_data(out, body)
-    out_reserve(out, n + 5)
-    p = out.p
-    store_u32(p, DATA8)
-    p[4] = <uint8_t> n
-    rbfly_copy(p + 5, <const uint8_t *> PyBytes_AS_STRING(body), n)
-    out.p = p + 5 + n
+    out_reserve(out, n + SHORT_HEAD)
+    p = store_short_head(out.p, n)
+    rbfly_copy(p, <const uint8_t *> PyBytes_AS_STRING(body), n)
+    out.p = p + n
     return 0

@@ -11,16 +11,19 @@ All messages of a sub-entry share one publishing id and one confirm.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from rbfly._turn cimport Turn
 from rbfly._wire cimport (
     OutBuffer, out_discard, out_finish, out_open, out_reserve, out_size, put_bytes, put_u8,
-    put_u16, put_u32, put_u64, store_u32,
+    put_u16, put_u32, put_u64, store_u32, store_u64,
 )
+from rbfly.amqp._codec cimport SHORT_HEAD, store_short_head
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._native cimport rbfly_copy
 from rbfly.protocol._entry cimport SubEntry, trim
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
@@ -119,6 +122,7 @@ cdef class FrameBuilder:
         self.next_id = next_id
         self.filter_extract = filter_extract
         self.amqp = amqp
+        self.plain = filter_extract is None and sub_entry is None
         self.batched = batched
         self.sub_entry_spans = []
         self.frames = []
@@ -138,6 +142,7 @@ cdef class FrameBuilder:
         self.max_unconfirmed = max(max_unconfirmed, unit)
         # A window of several frames: one is sent while another is being confirmed.
         self.frame_entries = max(1, self.max_unconfirmed // 10 // unit) * unit
+        self.room = 0
 
     cdef int _set_frame_max(self, Py_ssize_t frame_max) except -1:
         self.frame_max = frame_max if 0 < frame_max < UNLIMITED else UNLIMITED
@@ -183,7 +188,7 @@ cdef class FrameBuilder:
         try:
             for message in iterator:
                 left -= 1
-                self._append(message, waiter)
+                append_next(self, message, waiter)
                 if left == 0 or self.bytes_encoded >= full:
                     return True
                 if turn is not None and (
@@ -237,6 +242,7 @@ cdef class FrameBuilder:
         if self.busy:
             raise PublisherError('the publisher cannot be used while it encodes a message')
         self.busy = True
+        self.room = 0
         return 0
 
     # -- appending
@@ -279,6 +285,68 @@ cdef class FrameBuilder:
             return id
         finally:
             self.busy = False
+
+    @cython.final
+    cdef bint _append_ready(self, object message, PyObject *waiter) noexcept:
+        # Append a short message if `room` is for its waiter; else return False.  Nothing here can
+        # fail or run other code, so objects are borrowed.
+        cdef PyObject *open = <PyObject *> self.open
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(message)
+        cdef uint8_t *start = self.out.p
+        cdef uint8_t *p = start + MESSAGE_HEAD
+        cdef uint64_t id = self.next_id
+        cdef Entry *entry
+        if (
+            self.room == 0
+            or <PyObject *> (<Frame> open).last != waiter
+            or self.room_end - start < size
+        ):
+            return False
+        if self.amqp:
+            p = store_short_head(p, size)
+        rbfly_copy(p, <const uint8_t *> PyBytes_AS_STRING(message), size)
+        self.out.p = p + size
+        size = self.out.p - start
+        store_u64(start, id)
+        store_u32(start + 8, <uint32_t> (size - MESSAGE_HEAD))
+        entry = &self.ring[self.tail & self.mask]
+        entry.id = id
+        entry.frame = (<Frame> open).number
+        entry.waiter = (<Frame> open).last_index
+        entry.start = <uint32_t> (start - self.out.start)
+        entry.size = <uint32_t> size
+        entry.order = <uint32_t> (<PendingConfirms> waiter).count
+        entry.spans = 0
+        entry.settled = 0
+        # `+=` would count references
+        (<Frame> open).entries = (<Frame> open).entries + 1
+        (<Frame> open).unsettled = (<Frame> open).unsettled + 1
+        (<Frame> open).count = (<Frame> open).count + 1
+        (<PendingConfirms> waiter).count = (<PendingConfirms> waiter).count + 1
+        (<PendingConfirms> waiter).remaining = (<PendingConfirms> waiter).remaining + 1
+        self.bytes_encoded += <uint64_t> size
+        self.room -= 1
+        self.tail += 1
+        self.queued += 1
+        self.last_id = id
+        self.next_id = id + 1
+        return True
+
+    @cython.final
+    cdef int _append_first(self, object message, PendingConfirms waiter) except -1:
+        # Append a message, and prepare for short ones that follow.
+        cdef Py_ssize_t size
+        self._append(message, waiter)
+        if self.open is not None and self.batch_ids is None:
+            self.room = min(
+                self.frame_entries - 1 - self.open.count,
+                <Py_ssize_t> (self.mask + 1 - (self.tail - self.head)),
+            )
+            if LAST_ID - self.next_id < <uint64_t> self.room:
+                self.room = 0
+            size = min(self.out.end - self.out.start, self.frame_max + 4)
+            self.room_end = self.out.start + size - (MESSAGE_HEAD + SHORT_HEAD)
+        return 0
 
     @cython.final
     cdef uint64_t _append_to_sub_entry(self, object message, PendingConfirms waiter) except? 0xdead:

@@ -14,6 +14,8 @@ cdef class PublishWindow(FrameQueue):
     cdef object on_settled
     cdef list too_large             # waiters settled by a replay that has not returned them
 
+    cpdef bytes take(self)
+    cpdef release(self)
     cdef list _unsettled(self)
     cdef int _refuse_too_large(self) except -1
     cdef Entry *_find(self, uint64_t id) noexcept

@@ -50,7 +50,7 @@ cdef class PublishWindow(FrameQueue):
         """Highest publishing id that `take` has returned, on any connection; 0 for none (int)."""
         return self.written
 
-    def take(self):
+    cpdef bytes take(self):
         """Return the next frame to write (bytes); None if the queue is empty or the window full."""
         cdef Frame frame
         self._enter()
@@ -80,7 +80,7 @@ cdef class PublishWindow(FrameQueue):
         finally:
             self.busy = False
 
-    def release(self):
+    cpdef release(self):
         """Let `take` return the messages of the batch, ascending by id."""
         self._enter()
         try:
@@ -252,10 +252,8 @@ cdef class PublishWindow(FrameQueue):
             next = &self.ring[position & self.mask]
             if (
                 next.id != load_u64(p + 8 * run)
-                or next.waiter != entry.waiter
-                or next.frame != entry.frame
-                or next.spans
-                or next.settled
+                or place_of(next) != place_of(entry)
+                or next.spans | next.settled
             ):
                 break
             position += 1
@@ -316,6 +314,11 @@ cdef class PublishWindow(FrameQueue):
                 settle(self, p + 10 * i, 1, code, done)
         self._release()
         return done
+
+
+cdef inline uint64_t place_of(Entry *entry) noexcept:
+    # Its frame and waiter, in one load.
+    return <uint64_t> entry.waiter << 32 | entry.frame
 
 
 cdef inline int settle_messages(

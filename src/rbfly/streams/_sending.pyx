@@ -5,10 +5,12 @@ send leaves when all of them have run.
 """
 
 cimport cython
+from cpython.object cimport PyObject
 
 from rbfly._cpython cimport (
     rbfly_forks, rbfly_mark_step, rbfly_place, rbfly_same_step, rbfly_step, rbfly_watch_forks,
 )
+from rbfly.protocol._frames cimport append_next, is_short
 from rbfly.protocol._pending cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
@@ -296,6 +298,8 @@ cdef class PublisherCore:
             connection.write(data)
             if self.poll is not None:
                 self.poll.on_sent()
+            if window.queued == 0:
+                break
         if self.capacity.waiting:
             self.capacity.grant()
         return 0
@@ -446,6 +450,19 @@ cdef class BatchBase(PublisherBase):
         :raises MessageTooLarge: the message does not fit into a frame.
         :raises EventLoopError: the publisher belongs to another event loop, thread or process.
         """
+        # A condition that holds runs no other code, so objects are borrowed.
+        if not (
+            is_short(message)
+            and rbfly_same_step(&self._core.step)
+            and not self._core.closed
+            and self._core.error is None
+            and (<PublishWindow> <PyObject *> self._core.window)._append_ready(
+                message, <PyObject *> self._batches.filling
+            )
+        ):
+            self._append(message)
+
+    cdef int _append(self, object message) except -1:
         cdef PublisherCore core = self._core
         cdef Batches batches = self._batches
         if not rbfly_same_step(&core.step):
@@ -454,4 +471,4 @@ cdef class BatchBase(PublisherBase):
             core._check()
         if batches.filling.settled:     # the publisher gave it up: later messages need another one
             batches._next()
-        core.window._append(message, batches.filling)
+        append_next(core.window, message, batches.filling)
