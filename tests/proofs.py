@@ -15,9 +15,12 @@ from tests.seed import of_run
 Sites = Callable[[], AbstractAsyncContextManager[Site]]
 
 
-def sites(nodes: int) -> Iterator[Sites]:
-    """Start a broker whose nodes advertise the ports of proxies, with new proxies for each test."""
-    place = Place.private(nodes)
+def sites(nodes: int, version: str | None = None) -> Iterator[Sites]:
+    """Start a broker whose nodes advertise the ports of proxies, with new proxies for each test.
+
+    :param version: of RabbitMQ; None for that of the run.
+    """
+    place = Place.private(nodes, version=version)
     try:
         place.broker.start()
     except (BrokerError, OSError) as ex:

@@ -47,12 +47,15 @@ class Place:
     mqtt: int
 
     @classmethod
-    def private(cls, nodes: int, progress: Progress | None = None) -> Self:
+    def private(
+        cls, nodes: int, progress: Progress | None = None, version: str | None = None
+    ) -> Self:
         *ports, mqtt = free_ports(nodes + 1)
         if nodes > 1:
             mqtt = 0
         broker = RabbitMQ.private(
             nodes,
+            version=version,
             advertised_ports=ports,
             plugins=['rabbitmq_mqtt'] if mqtt else [],
             config=[f'mqtt.listeners.tcp.1 = 127.0.0.1:{mqtt}'] if mqtt else [],

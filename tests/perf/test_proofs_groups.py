@@ -166,7 +166,8 @@ async def test_group_churn_in_memory() -> None:
 
 @pytest.fixture(scope='module')
 def three_nodes() -> Iterator[Sites]:
-    yield from sites(3)
+    # RabbitMQ 4.0 can leave a partition without an active member (rabbitmq-server #13657).
+    yield from sites(3, version='4.3')
 
 
 @pytest.mark.broker
