@@ -118,13 +118,13 @@ async def test_limit_for_a_member_that_is_active_again(
             await asyncio.Event().wait()
         return rbs.Offset.FIRST
 
-    options: Any = {'group': GROUP, 'offset': ask, 'handover_timeout': 0.2}
-    async with client.subscribe('orders', **options) as messages:
+    async with client.subscribe('orders', group=GROUP, offset=ask) as messages:
         assert await anext(messages) == 0
         hang = True
         member = member_of(messages)
         member._on_update(100, False)
         member._on_update(101, True)
+        member._leave_by = 0  # long ago
         await until(lambda: not member._unanswered, 'the member has answered')
         with pytest.raises(rbs.StreamConnectionError, match=r'within 0\.1 s'):
             await anext(messages)
@@ -281,12 +281,12 @@ async def test_offsets_of_an_active_member_only(
 ) -> None:
     """After it has handed over, a member stores nothing, though the timer of its tracking runs."""
     tracking = rbs.OffsetTracking(interval=0.01)
-    options = OPTIONS | {'auto_offset': tracking, 'handover_timeout': 0.01}
-    async with client.subscribe('orders', **options) as messages:
+    async with client.subscribe('orders', **OPTIONS | {'auto_offset': tracking}) as messages:
         assert await anext(messages) == 0
         assert await anext(messages) == 1
         await until(lambda: broker.offsets('orders') == {GROUP: 0}, 'the offset is stored')
         member_of(messages)._on_update(100, False)
+        member_of(messages)._leave_by = 0  # long ago
         await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
         await client.write_offset('orders', GROUP, 7, wait=True)  # as the next member would
         waiting = asyncio.ensure_future(anext(messages))
@@ -338,7 +338,7 @@ async def test_commit_of_an_earlier_activity(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     """The member has lost its activity since, and another one may have stored a later offset."""
-    options = OPTIONS | {'auto_offset': rbs.OffsetTracking(manual=True), 'handover_timeout': 0.01}
+    options = OPTIONS | {'auto_offset': rbs.OffsetTracking(manual=True)}
     async with client.subscribe('orders', **options) as messages:
         assert await take(messages, 5) == [*range(5)]
         await messages.commit(0)
@@ -349,6 +349,7 @@ async def test_commit_of_an_earlier_activity(
             await asyncio.sleep(0)
             member_of(messages)._on_update(100, False)
             member_of(messages)._on_update(101, True)
+            member_of(messages)._leave_by = asyncio.get_running_loop().time()
             await until(lambda: member_of(messages).term == 2, 'it is active again')
             await client.write_offset('orders', GROUP, 7, wait=True)
         with pytest.raises(rbs.SubscriptionError, match='no longer active'):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -257,11 +258,14 @@ async def test_late_handover(clients: NewClient, super_stream: str, group: str) 
         'auto_offset': True,
         'offset': rbs.Offset.FIRST,
     }
-    first = client.subscribe(super_stream, handover_timeout=0.1, **options)
+    first: Any = client.subscribe(super_stream, **options)
     assert await take(first, 3) == [0, 1, 2]
     await until(lambda: len(first.active) == 3, 'all partitions are active')
+    member = first._session.sessions[partition]._member
+    patient, member.group = member.group, replace(member.group, handover_timeout=0.01)
     second = Reader(clients().subscribe(super_stream, **options))
     await until(lambda: len(second.bodies) == 8, 'the second member has read the rest')
+    member.group = patient  # for its next activity
     assert second.bodies == [*range(2, 10)]
     # finished too late: stores nothing
     rest = Reader(first)
