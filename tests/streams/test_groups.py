@@ -191,6 +191,16 @@ async def test_offset_function_that_takes_too_long(
 # -- a super stream
 
 
+def super_options(group: str) -> dict[str, Any]:
+    """Return the arguments of members that start at the first message of each partition."""
+    return {
+        'super_stream': True,
+        'group': group,
+        'auto_offset': True,
+        'offset': rbs.Offset.FIRST,
+    }
+
+
 async def test_members_share_the_partitions(
     clients: NewClient, super_stream: str, group: str
 ) -> None:
@@ -224,12 +234,7 @@ async def test_handover_waits_until_messages_are_finished(
     client = clients()
     _, partition, _ = await client.partitions(super_stream)
     await publish(client, partition, range(10))
-    options: Any = {
-        'super_stream': True,
-        'group': group,
-        'auto_offset': True,
-        'offset': rbs.Offset.FIRST,
-    }
+    options = super_options(group)
     first = client.subscribe(super_stream, **options)
     assert await take(first, 1) == [0]
     await until(lambda: len(first.active) == 3, 'all partitions are active')
@@ -252,12 +257,7 @@ async def test_late_handover(clients: NewClient, super_stream: str, group: str) 
     found = client.events()
     _, partition, _ = await client.partitions(super_stream)
     await publish(client, partition, range(10))
-    options: Any = {
-        'super_stream': True,
-        'group': group,
-        'auto_offset': True,
-        'offset': rbs.Offset.FIRST,
-    }
+    options = super_options(group)
     first: Any = client.subscribe(super_stream, **options)
     assert await take(first, 3) == [0, 1, 2]
     await until(lambda: len(first.active) == 3, 'all partitions are active')

@@ -18,7 +18,7 @@ from tests.raw import connected, opened
 
 
 async def test_mixed_groups_are_refused() -> None:
-    """RabbitMQ 4.3 refuses them as well; they crash the stream coordinator of 4.0."""
+    """RabbitMQ 4.3 also refuses them; they crash the stream coordinator of 4.0."""
     async with StreamBroker() as memory, scene(memory.uri, 1) as found:
         a, b, c = await found.peers(3)
         await a.join()

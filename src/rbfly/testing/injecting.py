@@ -117,11 +117,11 @@ class FaultMethods(Running):
     ) -> None:
         """Leave a group without an active member, as RabbitMQ 4.1.2 to 4.3.2 sometimes does.
 
-        The active member is told that it is no longer active, and no other member becomes active,
-        until a client subscribes to the stream as a member of the group, or until :meth:`heal`.
+        The broker deactivates the active member, and activates no other one until a client
+        subscribes to the stream as a member of the group, or until :meth:`heal`.
 
-        :param stubborn: the group counts that member as active, though its client knows better:
-            only closing its connection ends the fault.
+        :param stubborn: the broker still takes that member for active: only closing its connection
+            ends the fault.
         :raises StreamDoesNotExist: there is no such stream.
         :raises ArgumentError: the group has no members.
         """
