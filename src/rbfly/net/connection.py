@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from ..error import (
-    ArgumentError,
     ChunkError,
     FrameError,
     RequestTimeout,
@@ -342,14 +341,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
             raise disconnected()
         if timeout is None and self._step == 'open':
             timeout = self.request_timeout
-        frame, future = self._requests.add(command, timeout, self._on_timeout, on_response)
-        size = len(frame) - 4  # without the size itself
-        if 0 < self.frame_max < size:  # the broker would close the connection
-            future.cancel()
-            raise ArgumentError(
-                f'{type(command).__name__} needs a frame of {size} bytes, but the connection allows'
-                f' only {self.frame_max}'
-            )
+        frame, future = self._requests.add(
+            command, timeout, self._on_timeout, on_response, self.frame_max
+        )
         self.write(frame)
         return future
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..error import RbFlyError, copy_error
+from ..error import ArgumentError, RbFlyError, copy_error
 from ..protocol.commands import Command
 from .waiting import fail
 
@@ -39,6 +39,7 @@ class Requests:
         timeout: float | None,
         on_timeout: OnTimeout,
         on_response: Callable[[], object] | None = None,
+        frame_max: int = 0,
     ) -> tuple[bytes, asyncio.Future[bytes]]:
         """Assign a correlation id; return the frame to send, and a future of the response.
 
@@ -47,10 +48,18 @@ class Requests:
         :param timeout: seconds to wait for the response; None or 0 for no limit.
         :param on_timeout: called with the future and the text of the error.
         :param on_response: called when the response arrives, however late.
+        :param frame_max: maximum size of the frame in bytes; 0 for no limit.
+        :raises ArgumentError: the frame is larger.
         """
-        self.sent += 1
-        correlation_id = self.sent % 2**32
+        correlation_id = (self.sent + 1) % 2**32
         frame = command.encode(correlation_id)
+        size = len(frame) - 4  # without the size itself
+        if 0 < frame_max < size:  # the broker would close the connection
+            raise ArgumentError(
+                f'{type(command).__name__} needs a frame of {size} bytes, but the connection allows'
+                f' only {frame_max}'
+            )
+        self.sent += 1
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._pending[correlation_id] = future
         if on_response is not None:
