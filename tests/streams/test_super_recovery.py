@@ -105,10 +105,16 @@ async def test_partition_without_leader_delays_only_its_own_keys(
     assert [len(items) for items in stored(broker)[1:]] == [1101, 1101]
 
 
+@pytest.mark.parametrize('at_once', [1, 64])
 @pytest.mark.parametrize('name', [None, 'shop'])
 async def test_publisher_opens_while_a_partition_has_no_leader(
-    broker: StreamBroker, client: rbs.StreamsClient, name: str | None
+    broker: StreamBroker,
+    client: rbs.StreamsClient,
+    name: str | None,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr('rbfly.streams.opening_routed.AT_ONCE', at_once)
     await client.stream_exists('orders-1')
     node = node_of(broker, 0)
     broker.stop_node(node)

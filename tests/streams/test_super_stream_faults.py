@@ -150,6 +150,30 @@ async def test_partition_that_is_added_is_read_from_its_first_message(
     assert "super stream 'orders': partition 'orders-2' was added" in caplog.text
 
 
+@pytest.mark.parametrize('opens', [False, True])
+async def test_partitions_open_one_after_the_other(
+    opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there are many; one that is not available does not delay the others."""
+    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    async with StreamBroker(nodes=3) as broker, rbs.streams_client(broker.uris) as client:
+        broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
+        for i in range(3):
+            publish(broker, f'orders-{i}', [i])
+        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        async with asyncio.timeout(HANG):
+            if opens:
+                await messages.open()
+                assert messages.active == ('orders-0', 'orders-1', 'orders-2')
+            await client.stream_exists('orders-1')
+            node = broker.leader('orders-0')
+            broker.stop_node(node)
+            found = {await anext(messages), await anext(messages)}
+            broker.start_node(node)
+            assert found | {await anext(messages)} == {0, 1, 2}
+        await messages.aclose()
+
+
 async def test_partition_that_is_bound_twice_is_read_once() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from ..protocol._decoder import Decoder
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ._iteration import Turns
 from .consuming import SubscriptionSession
-from .partitions import query_partitions
+from .partitions import AT_ONCE, PACE, query_partitions
 from .reading import MessageWaiter, Source
 from .tracking import OffsetTracking, manual_tracking
 from .waiting import WaitingTasks
@@ -122,6 +123,8 @@ class MergedSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listing: asyncio.Task[tuple[str, ...]] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._unopened: deque[MessageCursor] = deque()
+        self._pace: asyncio.TimerHandle | None = None  # until the next ones open
         self._opening = WaitingTasks()  # in `open`
         self._closing = False
         self._closed = asyncio.Event()
@@ -199,6 +202,7 @@ class MergedSession:
         for name in listed:
             if name not in self.partitions:
                 self._add(name)
+        self._begin()
         self._is_listed = self._was_listed = True
         self._names.add(self.stream)
 
@@ -208,9 +212,24 @@ class MergedSession:
         cursor = partition.cursor = session.cursor
         cursor.super_stream = self.stream
         self.partitions[name] = self._by_cursor[cursor] = partition
-        self.turns.dry.add(cursor)
+        self._unopened.append(cursor)
         if self._was_listed:
             self._note(Observer.on_partition_added, name, 'was added: reading it')
+
+    def _begin(self) -> None:
+        """Let a task that waits open the next partitions."""
+        self._stop_pace()
+        for _ in range(min(AT_ONCE, len(self._unopened))):
+            self.turns.dry.add(self._unopened.popleft())
+        if self._unopened:
+            assert self._loop is not None
+            self._pace = self._loop.call_later(PACE, self._begin)
+        self.waiter.wake()
+
+    def _stop_pace(self) -> None:
+        if self._pace is not None:
+            self._pace.cancel()
+            self._pace = None
 
     def _start_of(self, name: str) -> Offset | OffsetSource:
         offset = self._offset
@@ -314,6 +333,7 @@ class MergedSession:
                 if partition.missing is not None:
                     pending = True
                 elif not partition.ended and partition.merged is not None:
+                    self.on_yield()  # those after it
                     try:
                         await self.sessions[partition.name].open()
                     except (StreamDoesNotExist, SubscriptionClosed):
@@ -363,6 +383,7 @@ class MergedSession:
         self._cluster.check_loop()
         if self._closing:
             return
+        self._stop_pace()
         for session in self.sessions.values():
             session.stop()
         self.waiter.end()
@@ -419,6 +440,7 @@ class MergedSession:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._stop_pace()
         for partition in self.partitions.values():
             partition.merged = None
         for session in self.sessions.values():

@@ -12,7 +12,7 @@ from ..net.connection import disconnected
 from ..net.observer import Life, Observer, State
 from .confirmation import set_attribute
 from .opening import Opener
-from .partitions import query_partitions
+from .partitions import AT_ONCE, PACE, query_partitions
 from .publishing import PublisherSession
 from .routing import Route
 from .super_stream import PUBLISHERS, RoutedPublisher, retried, share_windows
@@ -40,9 +40,11 @@ class OpenSuperStream(Opener[R]):
         declared = Declared(sessions)
         self.cluster.observers.add(declared)
         try:
-            for session in sessions:
+            for count, session in enumerate(sessions, 1):
                 session.registration.patient = not self.wait
                 session.registration.ensure_open()
+                if self.wait and count % AT_ONCE == 0 and count < len(sessions):
+                    await asyncio.wait([declared.first], timeout=PACE)
             if self.wait:
                 await declared.first
         finally:

@@ -8,6 +8,11 @@ from ..net.connection import Connection
 from ..protocol import commands
 from ..protocol.const import ResponseCode
 
+# How many partitions open at once, and seconds until the next ones do: opening a thousand at once
+# would use twice the memory that they need afterwards, and keep it.
+AT_ONCE = 64
+PACE = 0.05
+
 
 async def query_partitions(cluster: Cluster, stream: str) -> tuple[str, ...]:
     """Return the partitions of a super stream in order; one that is bound twice counts twice.
