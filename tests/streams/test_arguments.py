@@ -211,6 +211,14 @@ def test_group_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
             ({'stranded_after': value} | TRACKING, 'stranded_after must be 0 or more seconds')
             for value in (-1, float('inf'), float('nan'))
         ),
+        *(
+            ({'stranded_after': value} | TRACKING, 'stranded_after must be 0, or above 5 seconds')
+            for value in (0.001, 5)
+        ),
+        (
+            {'stranded_after': 1, 'auto_offset': rbs.OffsetTracking(manual=True)},
+            'stranded_after must be 0, or above 1 seconds',
+        ),
         ({'stranded_after': 60}, 'stranded_after requires auto_offset'),
         ({'auto_offset': rbs.OffsetTracking('h')}, "'g' stores its offset .* not under 'h'"),
         ({'auto_offset': rbs.OffsetTracking('')}, "'g' stores its offset .* not under ''"),

@@ -17,6 +17,7 @@ from rbfly.streams.group import Activity, Member
 from rbfly.streams.offsets import end_of_messages
 from rbfly.testing import StreamBroker
 from rbfly.testing.group import ACTIVE, WAITING
+from rbfly.testing.stream import Stream
 from tests.brokers import until
 from tests.members import take
 
@@ -84,6 +85,34 @@ async def test_repeated_requests_to_hand_over(
         assert answers.found == [(100, None), (101, None), (102, None)]
         assert await client.read_offset('orders', GROUP) == 1
         waiting.cancel()
+
+
+async def test_late_handover_is_reported_once(
+    client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ 4.3 may repeat its request while the member stores its offset."""
+    reached, stored = asyncio.Event(), asyncio.Event()
+
+    async def store(self: Member) -> None:
+        reached.set()
+        await stored.wait()
+
+    found = client.events()
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        member = member_of(messages)
+        monkeypatch.setattr(Member, '_store', store)
+        member._on_update(100, False)
+        member._leave_by = 0  # long ago
+        await reached.wait()
+        reached.clear()
+        member._on_update(101, False)
+        await reached.wait()
+        stored.set()
+        await until(lambda: not member._unanswered, 'the member has answered')
+    await client.disconnect()
+    kinds = [type(item) async for item in found]
+    assert kinds.count(events.HandoverLate) == 1
 
 
 async def test_active_again_before_the_answer(
@@ -382,7 +411,32 @@ async def test_start_before_the_first_message(
     async with client.subscribe('empty', group=GROUP, timeout=HANG) as messages:
         assert await anext(messages) == 'a'
     assert await client.lag('empty', GROUP) == 3  # the stored offset counts
-    assert await client.resolve_offset('empty', rbs.Offset.reference(GROUP)) == 0
+    after = rbs.Offset.reference(GROUP)
+    assert await client.resolve_offset('empty', after) == 0
+    async with client.subscribe('empty', offset=after, timeout=HANG) as plain:
+        assert await anext(plain) == 'a'
+
+
+async def test_start_is_stored_again(
+    broker: StreamBroker, client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stored offset can be lost together with the leader of the stream."""
+    broker.create_stream('empty')
+    lost: list[int] = []
+    store = Stream.store_offset
+
+    def lose(self: Stream, reference: str, offset: int) -> None:
+        if lost:
+            store(self, reference, offset)
+        else:
+            lost.append(offset)
+
+    monkeypatch.setattr(Stream, 'store_offset', lose)
+    async with client.subscribe('empty', group=GROUP) as messages:
+        await messages.open()
+        await until(lambda: messages.active, 'the member is active')
+    assert lost == [2**64 - 1]
+    assert broker.offsets('empty') == {GROUP: 2**64 - 1}
 
 
 async def test_group_on_a_stream_that_was_created_again(

@@ -62,6 +62,18 @@ async def test_no_consumer_update_timeout_after_an_answer() -> None:
         await a.join()
 
 
+async def test_connection_that_was_in_an_earlier_group_is_lost() -> None:
+    async with StreamBroker() as memory, scene(memory.uri, 1) as found:
+        a, b, c = await found.peers(3)
+        await a.join()
+        await a.leave()
+        await b.join()
+        a.client.writer.close()
+        await until(lambda: memory.connections == 4, 'the broker has closed the connection')
+        await c.join()
+        assert len(memory.members(found.stream, 'group')) == 2
+
+
 async def test_members() -> None:
     async with StreamBroker(nodes=2) as memory:
         memory.create_super_stream('orders', partitions=2)

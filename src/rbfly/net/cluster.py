@@ -173,12 +173,22 @@ class Cluster:
             connection = await self._get(Role.CONSUME, found.leader, deadline)
         return connection, connection.leads_to(found.leader)
 
-    async def retry(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an attempt until it succeeds, no further try helps, or the client disconnects."""
-        return await Backoff(deadline).retry(
-            attempt,
-            lambda ex: self.generation == deadline.generation and can_retry(ex, declared=False),
-        )
+    async def retry(
+        self,
+        deadline: Deadline,
+        attempt: Callable[[], Awaitable[T]],
+        also: type[RbFlyError] | tuple[()] = (),
+    ) -> T:
+        """Repeat an attempt until it succeeds, no further try helps, or the client disconnects.
+
+        :param also: an error after which another try helps, beside those of connections.
+        """
+
+        def helps(error: RbFlyError) -> bool:
+            wanted = isinstance(error, also) or can_retry(error, declared=False)
+            return wanted and self.generation == deadline.generation
+
+        return await Backoff(deadline).retry(attempt, helps)
 
     async def member(
         self, role: Role, stream: str, deadline: Deadline, declared: bool

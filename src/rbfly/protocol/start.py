@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..error import SubscriptionError
 from .offset import Offset, OffsetSource, OffsetType
 
 if TYPE_CHECKING:
@@ -61,17 +60,11 @@ class Start:
         return str(self.offset.value) if self.offset.type == OffsetType.REFERENCE else None
 
     def resolve(self, stored: int | None) -> None:
-        """Replace the reference by the stored offset; None for none.
-
-        :raises SubscriptionError: no message can follow the stored offset.
-        """
+        """Replace the reference by the stored offset; None for none."""
         if stored is None:
             self.offset = self.offset.default or Offset.FIRST
-        elif stored == OFFSET_MAX:
-            raise SubscriptionError(
-                f'the offset stored under {self.reference!r} is 2**64 - 1, which no message can'
-                ' follow; store another offset'
-            )
+        elif stored == OFFSET_MAX:  # a group has stored the offset before the first message
+            self.offset = Offset.offset(0)
         else:
             # The broker sends the last message read again; the cursor drops it: see LastChunk.
             self.offset = Offset.offset(stored)

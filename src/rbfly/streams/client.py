@@ -440,7 +440,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param handover_timeout: seconds, above 0 and at most 50, in which a member finishes its
             messages before another one receives the next, or finds out where it starts.
         :param stranded_after: seconds without progress of the group after which a member that
-            receives no messages joins again, see :ref:`stranded-groups`; None or 0 for never.
+            receives no messages joins again, see :ref:`stranded-groups`; None or 0 for never.  It
+            must be longer than the `interval` of `auto_offset`.
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """

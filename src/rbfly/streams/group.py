@@ -134,6 +134,7 @@ class Member:
         self._unanswered: list[int] = []  # correlation ids of updates, in order
         self._task: asyncio.Task[None] | None = None  # prepares the answer
         self._leave_by = 0.0  # time of the event loop until which it finishes its messages
+        self._is_late = False  # it has not finished them by then
         self._has_dropped = False  # messages have arrived since the last update
         self._finishing = WaitingTasks()
         self._stranded: StrandedCheck | None = None
@@ -225,6 +226,7 @@ class Member:
         self._cancel()
         if not self._unanswered:  # RabbitMQ 4.3 repeats itself
             self._leave_by = asyncio.get_running_loop().time() + self.group.handover_timeout
+            self._is_late = False
         self._unanswered.append(correlation_id)
         if active and self._session.ended:
             self._session.registration.reset()
@@ -277,7 +279,7 @@ class Member:
             limit = min(max(left, 0.1), self.group.handover_timeout)
             async with cluster.deadline(limit) as deadline:
                 deadline.progress.on_step(f'determining where the {self!r} starts')
-                start = await cluster.retry(deadline, self._find_start)
+                start = await cluster.retry(deadline, self._find_start, OffsetNotStored)
         except Exception as ex:
             self._task = None
             session.registration.fail(ex)
@@ -348,8 +350,10 @@ class Member:
             async with asyncio.timeout_at(self._leave_by):
                 await self._finish()
         except TimeoutError:
-            self._warn('has not finished its messages: another member may repeat them')
-            self._notify(Observer.on_handover_late)
+            if not self._is_late:
+                self._is_late = True
+                self._warn('has not finished its messages: another member may repeat them')
+                self._notify(Observer.on_handover_late)
         try:
             async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
                 await self._store()

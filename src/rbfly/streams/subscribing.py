@@ -139,6 +139,12 @@ def check_group(
                 f' under {tracking.reference!r}: omit the reference'
             )
         tracking = replace(tracking, reference=name)
+        least = 1.0 if tracking.manual else max(1.0, tracking.interval)
+        if 0 < (stranded_after or 0) <= least:
+            raise ArgumentError(
+                f'stranded_after must be 0, or above {least:g} seconds, within which auto_offset may'
+                f' not store an offset, not {stranded_after}'
+            )
     elif stranded_after:
         raise ArgumentError('stranded_after requires auto_offset: it looks at the stored offset')
     for start in offset.values() if isinstance(offset, Mapping) else [offset]:

@@ -110,7 +110,8 @@ class Group:
         active = self._active()
         self.members = [item for item in self.members if item not in members]
         if not self.members:
-            self._groups.pop(self._key, None)
+            if self._groups.get(self._key) is self:  # else a later group has the name
+                del self._groups[self._key]
         elif active in members:
             self._activate(self._chosen())
         elif active is not None and members:
