@@ -10,7 +10,7 @@ from ..protocol.const import ResponseCode
 
 # How many partitions open at once, and seconds until the next ones do: opening a thousand at once
 # would use twice the memory that they need afterwards, and keep it.
-AT_ONCE = 64
+AT_ONCE = 32
 PACE = 0.05
 
 
