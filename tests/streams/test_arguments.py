@@ -217,7 +217,7 @@ def test_group_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
         ),
         (
             {'stranded_after': 1, 'auto_offset': rbs.OffsetTracking(manual=True)},
-            'stranded_after must be 0, or above 1 seconds',
+            'stranded_after must be 0, or above 1 seconds, not 1',
         ),
         ({'stranded_after': 60}, 'stranded_after requires auto_offset'),
         ({'auto_offset': rbs.OffsetTracking('h')}, "'g' stores its offset .* not under 'h'"),

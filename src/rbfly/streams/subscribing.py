@@ -142,8 +142,8 @@ def check_group(
         least = 1.0 if tracking.manual else max(1.0, tracking.interval)
         if 0 < (stranded_after or 0) <= least:
             raise ArgumentError(
-                f'stranded_after must be 0, or above {least:g} seconds, within which auto_offset may'
-                f' not store an offset, not {stranded_after}'
+                f'stranded_after must be 0, or above {least:g} seconds, not {stranded_after}:'
+                ' auto_offset may not store an offset for so long'
             )
     elif stranded_after:
         raise ArgumentError('stranded_after requires auto_offset: it looks at the stored offset')
