@@ -333,8 +333,8 @@ class MessageTooLarge(PublisherError, ValueError):
 
 
 class SubscriptionError(RbFlyError):
-    """A subscription cannot be read: another task iterates it, it is to start after a stored offset
-    that no message can follow, or the broker is too old for `until`."""
+    """A subscription cannot be read: another task iterates it, the broker is too old for `until` or
+    for groups, or a member of a group commits an offset after it has lost its activity."""
 
 
 class SubscriptionClosed(SubscriptionError):

@@ -113,8 +113,8 @@ class Offset:
     def reference(reference: str, default: Offset | None = None) -> Offset:
         """Start after the offset stored with `write_offset` or by automatic tracking.
 
-        If the stored offset is 2**64 - 1, no message can follow it: waiting for a message raises
-        :class:`~rbfly.error.SubscriptionError`.
+        After 2**64 - 1, which a consumer group stores before it has received a message, it starts
+        at offset 0.
 
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param default: where to start if none is stored; None for the first message.
