@@ -1,4 +1,4 @@
-"""Proof that a group loses no message and repeats few, whatever happens to its members."""
+"""Proof that a group loses no message, and repeats few, through faults of members and brokers."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ STRANDED = 15.0  # RabbitMQ 4.0 can leave a group without an active member, see 
 LEAVE = 60.0  # seconds to leave
 READ = 150.0  # seconds without another message after which the group is stuck
 TICK = 0.1
-# Seconds until another member must be active, by what has happened.
+# Seconds until another member must be active, by kind of fault.
 LIMITS = {
     '': 5.0,
     'joins': HANDOVER,
@@ -45,12 +45,12 @@ LIMITS = {
     'node killed': UPDATE + RECONNECT,
     'frozen': 2.5 * max(HEARTBEATS) + HANDOVER,
 }
-# Faults in which what was sent may be lost, even if the connection is not.
+# Faults that may lose frames that a member has sent, even if its connection survives.
 LOSING = ('leader moved', 'node stopped', 'node killed')
 
 
 class Team:
-    """The members of the group, and what happens to them.
+    """The members of the group, and the faults that they suffer.
 
     :ivar all: all members so far.
     :ivar faults: all faults so far.
@@ -273,7 +273,7 @@ def check_stored(run: Run, stored: Sequence['array[int]'], confirmed: int) -> No
 def check_group(
     run: Run, team: Team, stored: dict[str, tuple['array[int]', 'array[int]']], end: float
 ) -> None:
-    """Check what the members have received, and when they were active."""
+    """Check the messages that the members have received, and when they were active."""
     histories = [sorted(member.records, key=lambda item: item.time) for member in team.all]
     losing = [item for item in team.faults if item.kind in LOSING]
     lines = [
@@ -311,7 +311,7 @@ def check_group(
 
 
 def check_repeats(run: Run, repeats: Sequence[tuple[int, float]]) -> None:
-    """Check that no more is repeated than was not stored, apart from what was under way."""
+    """Check that members repeat only messages without a stored offset, or just before a fault."""
     most = max((count for count, _ in repeats), default=0)
     longest = max((seconds for _, seconds in repeats), default=0.0)
     run.check(

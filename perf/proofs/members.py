@@ -1,6 +1,6 @@
 """Members of a consumer group in processes of their own, which can be killed and frozen.
 
-A member writes what happens to it to a log, without buffers, so that a killed process loses
+A member writes its messages and events to a log, without buffers: a killed process loses
 nothing.  The clock of all logs is CLOCK_MONOTONIC, which all processes share.
 """
 
@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
     :ivar kind: `message`: delivered; `stored`: the member has sent this offset to the broker; a
         value of `EVENTS`; `error`: the iteration has raised one; `joins`: it can be asked to leave;
-        `left`: the process ends in order; or what the proof has done to the process: `leaves`,
+        `left`: the process ends in order; or an action of the proof on the process: `leaves`,
         `frozen`, `thawed`, `killed`.
     :ivar partition: '' for all.
     """
@@ -182,7 +182,7 @@ class Member:
 
     :param heartbeat: interval in seconds.
     :param stranded: seconds after which it joins a stuck group again; 0 for never.
-    :ivar records: what has happened to it so far, in order.
+    :ivar records: its log so far, in order.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Member:
         self._process.start()
 
     def update(self) -> list[Record]:
-        """Read what the member has written since the last call."""
+        """Read the lines that the member has written since the last call."""
         found = []
         while (line := self._log.readline()).endswith(b'\n'):
             when, kind, partition, offset, number = line.decode().rstrip('\n').split('\t')

@@ -1,4 +1,4 @@
-"""What the members of a group have done, compared with what its partitions contain.
+"""The activities of the members of a group, compared with the contents of its partitions.
 
 A *stint* is the time in which one member is active in one partition.  What a member sends or
 delivers is *settled* if nothing happens in the next seconds that may lose it: the member is neither
@@ -23,7 +23,7 @@ Span = tuple[float, float]  # begin and end, in seconds
 
 
 class Fault(NamedTuple):
-    """A fault, or what has happened to a member.
+    """A fault of the brokers, or of a member.
 
     :ivar partition: '' for all.
     """
@@ -41,7 +41,7 @@ class Stint:
     :ivar delivered: time and index, in the partition, of each message.
     :ivar stored: time and offset of each offset that was sent to the broker.
     :ivar ended: how the stint has ended: `inactive`, `killed`, `left`, or '' if it has not.
-    :ivar troubles: when the member may have lost what it had sent before.
+    :ivar troubles: times at which the member may have lost frames that it had sent.
     :ivar late: it has handed over before its messages were finished.
     """
 
@@ -67,7 +67,7 @@ class Timeline:
     :param offsets: of all messages of the partition.
     :param numbers: of these messages.
     :param histories: the records of each member, in order.
-    :param faults: faults of the cluster that may lose what was sent.
+    :param faults: faults of the cluster that may lose frames that members have sent.
     :param seconds: in which something is settled.
     :ivar wrong: messages that contradict the partition, or that a member received without being
         active.
@@ -152,7 +152,7 @@ class Timeline:
     # -- what holds
 
     def settled(self, stint: Stint, moment: float) -> bool:
-        """Whether nothing lost what was sent at this moment."""
+        """Whether no fault has lost the frames that were sent at this moment."""
         end = moment + self._seconds
         return not any(
             a <= end and b >= moment for spans in (stint.troubles, self._faults) for a, b in spans
