@@ -256,6 +256,24 @@ async def test_stubborn_partition() -> None:
         assert await b.next() == ON
 
 
+async def test_strand_a_partition_of_an_old_version() -> None:
+    """Only a member that joins the empty group is activated."""
+    async with StreamBroker(version='4.0') as memory, scene(memory.uri, 1) as found:
+        a, b = await found.peers(2)
+        await a.join()
+        memory.strand(found.stream, 'group')
+        assert await a.heard() == [ON, OFF]
+        await a.answer()
+        await b.join()
+        await a.leave()
+        await a.join()
+        assert [await peer.heard() for peer in (a, b)] == [[], []]
+        await b.leave()
+        await a.leave()
+        await b.join()
+        assert [await peer.heard() for peer in (a, b)] == [[], [ON]]
+
+
 @pytest.mark.parametrize('stubborn', [False, True])
 @pytest.mark.parametrize('left', [False, True])
 async def test_heal(stranded: Stranded, stubborn: bool, left: bool) -> None:

@@ -89,7 +89,9 @@ class Group:
         self.stranded = False
         self._groups = groups
         self._key = key
-        self._repeats = version != '4.0'  # whether it repeats a deactivation without an answer
+        # It activates a partition's member only in an empty group or instead of the active one, and
+        # does not repeat a deactivation without an answer.
+        self._is_old = version == '4.0'
 
     def _chosen(self) -> 'Member':
         return self.members[max(self.partition, 0) % len(self.members)]
@@ -101,10 +103,12 @@ class Group:
         self._groups[self._key] = self
         self.members.append(member)
         active = self._active()
-        if active is None:
-            self._activate(member if self.partition < 0 else self._chosen())
-        else:
+        if active is not None:
             self._rebalance(active)
+        elif self.partition < 0:
+            self._activate(member)
+        elif not self.stranded or not self._is_old or len(self.members) == 1:
+            self._activate(self._chosen())
 
     def leave(self, members: 'list[Member]') -> None:
         active = self._active()
@@ -121,7 +125,7 @@ class Group:
         """Deactivate the active member if another one is to be active."""
         if self.partition < 0 or self._chosen() is active or self.stranded:
             return
-        if active.state == ACTIVE or self._repeats:
+        if active.state == ACTIVE or not self._is_old:
             active.state = DEACTIVATING
             active.notify(False)
 

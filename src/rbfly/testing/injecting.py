@@ -115,10 +115,11 @@ class FaultMethods(Running):
     def strand(
         self, stream: str, group: str, *, stubborn: bool = False, vhost: str | None = None
     ) -> None:
-        """Leave a group without an active member, as RabbitMQ 4.1.2 to 4.3.2 sometimes does.
+        """Leave a group without an active member, as RabbitMQ before 4.3.3 sometimes does.
 
         The broker deactivates the active member, and activates no other one until a client
-        subscribes to the stream as a member of the group, or until :meth:`heal`.
+        subscribes to the stream as a member of the group, or until :meth:`heal`.  With `version`
+        4.0, the group of a partition must then have no other members.
 
         :param stubborn: the broker still takes that member for active: only closing its connection
             ends the fault.
