@@ -349,7 +349,7 @@ def check_gaps(run: Run, team: Team, lines: Sequence[Timeline], end: float) -> N
         for gap in gaps(line.active(), end):
             seconds, kinds = gap[1] - gap[0], causes(gap, team.faults) or ['']
             found[kinds[0]].append(seconds)
-            if seconds > max(LIMITS[kind] for kind in kinds) + 2 * team.stranded:
+            if seconds > max(LIMITS[kind] for kind in kinds) + 3 * team.stranded:
                 late.append(f'{line.partition}: {seconds:.1f} s after {", ".join(kinds)}')
     run.check(
         'each partition has an active member again in time',

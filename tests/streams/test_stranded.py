@@ -1,15 +1,16 @@
 """A member of a group that makes no progress joins again, on a virtual clock."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
+from rbfly.net import cluster
 from rbfly.streams import stranded
 from rbfly.testing import StreamBroker
 from rbfly.testing import group as testing_group
@@ -17,7 +18,9 @@ from rbfly.testing import group as testing_group
 GROUP = 'billing'
 AFTER = 60.0  # seconds without progress
 LATEST = AFTER * (1 + 2 * 1.5 / stranded.POLLS) + 1  # until a member notices that
-REJOIN, CLOSE = 'subscribing again', 'closing the connection of its member'
+REJOIN = 'subscribing again'
+CLOSE = 'closing its connections and subscribing again'
+LATER = 'subscribing again after {:g} s'
 
 pytestmark = pytest.mark.own_clock
 
@@ -39,10 +42,17 @@ class Reader:
     """A member that reads in a task of its own.
 
     :param pause: seconds that it takes for each message.
+    :param client: options of the client.
     """
 
-    def __init__(self, broker: StreamBroker, pause: float = 0.0, **options: Any) -> None:
-        self.client = rbs.streams_client(broker.uri)
+    def __init__(
+        self,
+        broker: StreamBroker,
+        pause: float = 0.0,
+        client: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.client = rbs.streams_client(broker.uri, **client or {})
         arguments: dict[str, Any] = {
             'group': GROUP,
             'offset': rbs.Offset.FIRST,
@@ -52,7 +62,7 @@ class Reader:
         self.messages: Any = self.client.subscribe('orders', **arguments | options)
         self.bodies: list[Any] = []
         self._pause = pause
-        self._task = asyncio.create_task(self._read())
+        self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for body in self.messages:
@@ -60,17 +70,17 @@ class Reader:
             self.bodies.append(body)
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        self.task.cancel()
+        await asyncio.wait([self.task])
         await self.client.disconnect()
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def readers(
     *pauses: float, **options: Any
 ) -> AsyncIterator[tuple[StreamBroker, list[Reader]]]:
     """A broker and members that have joined; the first one is active, and has read a message."""
-    async with StreamBroker() as broker, contextlib.AsyncExitStack() as stack:
+    async with StreamBroker() as broker, AsyncExitStack() as stack:
         broker.create_stream('orders')
         found: list[Reader] = []
         for pause in pauses:
@@ -91,7 +101,9 @@ class Attempts:
         caplog.set_level(logging.CRITICAL)
 
         def warning(text: str, *arguments: Any) -> None:
-            assert arguments[1:4] == (GROUP, 'orders', AFTER)
+            assert arguments[1] == GROUP
+            assert arguments[2] in ('orders', 'orders-0')
+            assert arguments[3] == AFTER
             self.found.append((now(), arguments[4]))
 
         monkeypatch.setattr(stranded.logger, 'warning', warning)
@@ -148,6 +160,28 @@ async def test_member_that_the_broker_takes_for_the_active_one(
         assert [member.messages.active for member in members].count(True) == 1
 
 
+async def test_connection_that_the_member_has_left(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker still counts the subscription there; another partition keeps the connection."""
+    index = -1
+    monkeypatch.setattr(cluster, 'choice', lambda nodes: nodes[index])
+    async with StreamBroker(nodes=3) as broker, AsyncExitStack() as stack:
+        broker.create_super_stream('orders', partitions=2)
+        member = Reader(broker, super_stream=True)
+        stack.push_async_callback(member.close)
+        await member.messages.open()
+        await when(lambda: len(member.messages.active) == 2)
+        broker.strand('orders-0', GROUP, stubborn=True)
+        broker.publish('orders-0', 'first')
+        index = 0
+        await when(lambda: attempts.found != [])
+        await asyncio.sleep(1)
+        assert len({connection for connection, _ in broker.members('orders-0', GROUP)}) == 2
+        assert await when_read([member], 'first') <= stranded.PAUSE + LATEST
+        assert [what for _, what in attempts.found] == [REJOIN, CLOSE]
+
+
 async def test_attempts_alternate_with_pauses(
     attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +196,65 @@ async def test_attempts_alternate_with_pauses(
     assert found == (REJOIN, CLOSE) * 3
     for before, after in itertools.pairwise(times):
         assert stranded.PAUSE <= after - before <= stranded.PAUSE + LATEST
+
+
+@asynccontextmanager
+async def stranded_partition(*joins: float, **options: Any) -> AsyncIterator[list[Reader]]:
+    """A stranded group of an old broker, with a message to read, whose members have joined so many
+    seconds before and after that.
+    """
+    async with StreamBroker(version='4.0') as broker, AsyncExitStack() as stack:
+        broker.create_super_stream('orders', partitions=1)
+        found: list[Reader] = []
+        begun = now()
+        for at in joins:
+            await asyncio.sleep(begun + at - now())
+            found.append(Reader(broker, super_stream=True, **options))
+            stack.push_async_callback(found[-1].close)
+            await found[-1].messages.open()
+            if len(found) == 1:
+                await when(lambda: bool(found[0].messages.active))
+                broker.strand('orders-0', GROUP)
+                broker.publish('orders-0', 'first')
+        yield found
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+async def test_members_leave_an_old_broker_at_the_same_time(attempts: Attempts, count: int) -> None:
+    async with stranded_partition(*[0.0] * count) as members:
+        assert AFTER < await when_read(members, 'first') <= LATEST + AFTER
+        assert [what for _, what in attempts.found] == [LATER.format(AFTER)] * count
+        assert [bool(member.messages.active) for member in members].count(True) == 1
+
+
+async def test_members_that_have_joined_an_old_broker_at_different_times(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the last one leaves, the first one is back; they leave again at full ten minutes."""
+    monkeypatch.setattr(stranded, 'time', now)
+    async with stranded_partition(0.0, AFTER, 2 * AFTER) as members:
+        await when_read(members, 'first')
+        assert stranded.PAUSE + AFTER < now() < stranded.PAUSE + 2 * AFTER
+    times = [at for at, _ in attempts.found]
+    assert len(times) == 6
+    assert times[2] - times[0] > AFTER
+    assert times[3] >= stranded.PAUSE
+
+
+async def test_stays_away_for_less_than_the_reconnect_timeout(attempts: Attempts) -> None:
+    async with stranded_partition(0.0, client={'reconnect_timeout': AFTER}) as members:
+        assert AFTER < await when_read(members, 'first') <= LATEST + AFTER / 2
+        assert [what for _, what in attempts.found] == [LATER.format(AFTER / 2)]
+
+
+async def test_client_that_disconnects_while_its_member_stays_away(attempts: Attempts) -> None:
+    async with stranded_partition(0.0) as [member]:
+        await when(lambda: bool(attempts.found))
+        begun = now()
+        await member.client.disconnect()
+        with pytest.raises(rbs.StreamConnectionError):
+            await member.task
+        assert now() < begun + 1
 
 
 async def test_nothing_happens_without_lag(attempts: Attempts) -> None:

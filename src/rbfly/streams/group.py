@@ -161,6 +161,8 @@ class Member:
         """
         if not connection.knows_optional:
             raise SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
+        if self._stranded is not None:
+            await self._stranded.stay_away()
         # What is published from now on is read, whenever the member becomes active.
         if (
             self._source is None

@@ -6,10 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from random import uniform
+from time import time
+from weakref import WeakSet
 
 from ..error import RbFlyError, StreamConnectionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
+from ..net.handshake import broker_version
 from ..net.registration import Registration
 from .offsets import end_of_messages, next_offset, stored_offset
 
@@ -17,16 +20,20 @@ logger = logging.getLogger(__name__)
 
 PAUSE = 600.0  # seconds between two attempts of one member
 POLLS = 4  # in the time after which a group counts as stranded
+FIRST_MENDING = (4, 2)  # first broker version that activates a member when one joins or leaves
 
 
 class StrandedCheck:
     """Makes a member join its group again while the group makes no progress.
 
-    RabbitMQ 4.1.2 to 4.3.2 can leave a stream without an active member (rabbitmq-server #16975).
-    That is assumed if the offset stored under the group's name has not moved for some time, and the
-    stream has more messages.  Then a member that is not active subscribes again; next time, it
-    closes the connection of its subscription, because the broker may take this member for the
-    active one.
+    RabbitMQ before 4.3.3 can leave a stream without an active member.  That is assumed if the
+    offset stored under the group's name has not moved for some time, and the stream has more
+    messages.  Then a member that is not active subscribes again, because the broker may take it for
+    the active one (rabbitmq-server #16975).  Every second time, it also closes the connections that
+    it has used, because RabbitMQ 4.0 may still count a subscription that has ended.
+
+    An old broker knows that no member of a partition is active, but activates only one that joins
+    an empty group (#14070).  Members leave it for so long that all are away for a moment.
 
     :param seconds: time without progress.
     :param is_standby: returns whether the member is not active.
@@ -50,13 +57,23 @@ class StrandedCheck:
         self._stored: int | None = None
         self._since: float | None = None  # when the stored offset was first seen
         self._attempts = 0  # since it has moved
-        self._pause_until = 0.0
+        self._pause_until = self._away_until = 0.0
+        self._used: WeakSet[Connection] = WeakSet()  # connections of the member so far
+        self._is_old = False  # the broker
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to check: the member has subscribed."""
         self.stop()
+        connection = self._registration.connection
+        if connection is not None:
+            self._used.add(connection)
+            self._is_old = broker_version(connection.server_properties) < FIRST_MENDING
         self._task = asyncio.create_task(self._run())
+
+    async def stay_away(self) -> None:
+        """Wait until the member may subscribe again."""
+        await asyncio.sleep(self._away_until - asyncio.get_running_loop().time())
 
     def stop(self) -> None:
         """Stop checking: the member has left its connection."""
@@ -79,7 +96,7 @@ class StrandedCheck:
             except RbFlyError:
                 continue  # the registration handles a lost connection
             if stranded and self._is_standby():
-                self._act(connection)
+                self._act()
                 return
 
     async def _is_stranded(self, connection: Connection) -> bool:
@@ -92,11 +109,21 @@ class StrandedCheck:
         end = await end_of_messages(self._cluster, self._stream)
         return end > next_offset(stored)
 
-    def _act(self, connection: Connection) -> None:
+    def _act(self) -> None:
         self._task = None
         self._attempts += 1
-        self._pause_until = asyncio.get_running_loop().time() + PAUSE
-        again = self._attempts % 2 == 1
+        now = asyncio.get_running_loop().time()
+        self._pause_until = now + PAUSE
+        closes = self._attempts % 2 == 0
+        what = 'closing its connections and subscribing again' if closes else 'subscribing again'
+        if self._is_old:
+            away = self._seconds  # all members act within three quarters of this time
+            if limit := self._cluster.settings.reconnect_timeout:
+                away = min(away, limit / 2)
+            self._away_until = now + away
+            # Later attempts of all members are close to each other, whenever they have joined.
+            self._pause_until = now + PAUSE * 1.5 - (time() + PAUSE / 2) % PAUSE
+            what = f'{what} after {away:g} s'
         prefix = self._cluster.settings.log_prefix
         logger.warning(
             '%sgroup %r of stream %r has made no progress for %g s: %s',
@@ -104,11 +131,11 @@ class StrandedCheck:
             self._group,
             self._stream,
             self._seconds,
-            'subscribing again' if again else 'closing the connection of its member',
+            what,
         )
-        if again:
-            self._registration.reset()
-            self._registration.ensure_open()
-        else:
-            text = f'closed because group {self._group!r} made no progress'
-            connection.abort(StreamConnectionError(f'{connection.address}: {text}'))
+        self._registration.reset()
+        if closes:
+            for connection in [*self._used]:
+                text = f'closed because group {self._group!r} made no progress'
+                connection.abort(StreamConnectionError(f'{connection.address}: {text}'))
+        self._registration.ensure_open()
