@@ -121,8 +121,10 @@ class StrandedCheck:
             if limit := self._cluster.settings.reconnect_timeout:
                 away = min(away, limit / 2)
             self._away_until = now + away
-            # Later attempts of all members are close to each other, whenever they have joined.
-            self._pause_until = now + PAUSE * 1.5 - (time() + PAUSE / 2) % PAUSE
+            # Later attempts of all members begin at the same time, whenever they have joined; they
+            # come up to half of `seconds` later than that.
+            least = PAUSE - min(self._seconds, PAUSE / 2)
+            self._pause_until = now + least + -(time() + least) % PAUSE
             what = f'{what} after {away:g} s'
         prefix = self._cluster.settings.log_prefix
         logger.warning(
