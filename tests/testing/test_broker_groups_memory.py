@@ -74,6 +74,19 @@ async def test_connection_that_was_in_an_earlier_group_is_lost() -> None:
         assert len(memory.members(found.stream, 'group')) == 2
 
 
+@pytest.mark.parametrize('before', [b'', Subscribe.respond(1)])
+async def test_connection_is_cut_while_it_joins(before: bytes) -> None:
+    """No member stays behind, which would be active for good."""
+    async with StreamBroker() as memory:
+        memory.create_stream('orders')
+        async with opened(memory.uri) as client:
+            frame = Subscribe(0, 'orders', Offset.FIRST, 1, properties()).encode(1)
+            memory.cut(after=len(frame + before) + 3)  # within the response, or the ConsumerUpdate
+            client.write(frame)
+            assert await client.reader.read() == before + bytes(3)
+        assert memory.members('orders', 'group') == []
+
+
 async def test_members() -> None:
     async with StreamBroker(nodes=2) as memory:
         memory.create_super_stream('orders', partitions=2)
