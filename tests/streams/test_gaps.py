@@ -113,11 +113,20 @@ async def test_warning_at_the_start(
     assert f'removed offsets 5 to {now - 1} ' in line.getMessage()
 
 
-async def test_error_at_the_start(client: rbs.StreamsClient, short: str) -> None:
+async def five(stream: str) -> rbs.Offset:
+    return rbs.Offset.offset(5)
+
+
+@pytest.mark.parametrize('group', [None, 'group'])
+@pytest.mark.parametrize('start', [rbs.Offset.offset(5), five])
+async def test_error_at_the_start(
+    client: rbs.StreamsClient, short: str, start: Any, group: str | None
+) -> None:
     first = await publish(client, short, removed=5)
     gaps = Gaps(client)
-    start = rbs.Offset.offset(5)
-    async with client.subscribe(short, offset=start, on_gap='raise', timeout=HANG) as messages:
+    async with client.subscribe(
+        short, offset=start, on_gap='raise', timeout=HANG, group=group
+    ) as messages:
         with pytest.raises(OffsetGapError) as caught:
             await anext(messages)
         error = caught.value
@@ -129,13 +138,16 @@ async def test_error_at_the_start(client: rbs.StreamsClient, short: str) -> None
     assert gaps.found == [(short, 5, error.first)]
 
 
+@pytest.mark.parametrize('group', [None, 'group'])
 async def test_gap_can_be_ignored(
-    client: rbs.StreamsClient, short: str, caplog: pytest.LogCaptureFixture
+    client: rbs.StreamsClient, short: str, group: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = await publish(client, short, removed=5)
     gaps = Gaps(client)
     start = rbs.Offset.offset(5)
-    async with client.subscribe(short, offset=start, on_gap='ignore', timeout=HANG) as messages:
+    async with client.subscribe(
+        short, offset=start, on_gap='ignore', timeout=HANG, group=group
+    ) as messages:
         await anext(messages)
         assert offset() >= first
     assert gaps.found == []

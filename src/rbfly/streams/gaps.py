@@ -41,7 +41,9 @@ class GapCheck:
         :param first: id of the first chunk; -1 for none, None if it is unknown.
         :raises OffsetGapError: offsets are missing, and `on_gap` is `'raise'`.
         """
-        if wanted is None or first is None or first <= max(wanted, self._reported):
+        if self._on_gap == 'ignore' or wanted is None or first is None:
+            return
+        if first <= max(wanted, self._reported):
             return
         error = OffsetGapError(self._stream, max(wanted, self._reported), first)
         self._reported = first

@@ -30,7 +30,7 @@ from ..protocol._cursor import MessageCursor
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
 from .gaps import GapCheck
-from .offsets import chunk_ids, next_offset, resolve, stored_offset
+from .offsets import chunk_ids, look_up, next_offset, resolve, stored_offset
 from .stranded import StrandedCheck
 from .tracking import Tracker
 from .waiting import WaitingTasks
@@ -305,7 +305,7 @@ class Member:
         connection, stream = self._connection, self._stream
         assert connection is not None  # else the task was cancelled
         if self._source is not None:
-            start = await resolve(self._cluster, stream, await self._session.ask(self._source))
+            start = await self._resolve(await self._session.ask(self._source))
         else:
             stored = await stored_offset(connection, stream, self.group.name)
             if stored is None:
@@ -315,6 +315,14 @@ class Member:
         first, _ = await chunk_ids(connection, stream)
         self._gaps.check(start, first)
         return start
+
+    async def _resolve(self, offset: Offset) -> int:
+        """Return the offset of the first message to read, even if retention has removed it."""
+        offset = await look_up(self._cluster, self._stream, offset)
+        if offset.type == OffsetType.OFFSET:
+            assert isinstance(offset.value, int)
+            return offset.value
+        return await resolve(self._cluster, self._stream, offset)
 
     async def _store_start(self, connection: Connection) -> int | None:
         """Store the offset before the start: the next member must not start after this one did.
@@ -326,7 +334,7 @@ class Member:
             self.start_over()
         start = self._start
         if start is None:
-            start = await resolve(self._cluster, stream, self._offset)
+            start = await self._resolve(self._offset)
         self._start = start
         if start == 0 and self._offset.type not in BY_END:
             return None

@@ -161,12 +161,18 @@ class OffsetMethods:
         return max(0, await end_of_messages(self._cluster, stream) - next_offset(stored))
 
 
+async def look_up(cluster: Cluster, stream: str, offset: Offset) -> Offset:
+    """Return an offset with a reference replaced by the offset after the stored one."""
+    if offset.type != OffsetType.REFERENCE:
+        return offset
+    stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
+    default = offset.default or Offset.FIRST
+    return default if stored is None else Offset.offset(next_offset(stored))
+
+
 async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
     """Return the offset at which a subscription would start now, see `resolve_offset`."""
-    if offset.type == OffsetType.REFERENCE:
-        stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
-        default = offset.default or Offset.FIRST
-        offset = default if stored is None else Offset.offset(next_offset(stored))
+    offset = await look_up(cluster, stream, offset)
     connection, _ = await cluster.leader(stream)
     if Key.RESOLVE_OFFSET_SPEC in connection.commands:
         command = commands.ResolveOffsetSpec(stream, offset, {})
