@@ -115,6 +115,41 @@ async def test_late_handover_is_reported_once(
     assert kinds.count(events.HandoverLate) == 1
 
 
+async def test_handover_returns_the_credit(broker: StreamBroker, client: rbs.StreamsClient) -> None:
+    """Also that of chunks that still arrive: a later activity continues with what is left."""
+    for number in range(10, 15):
+        broker.publish('orders', number)
+    async with client.subscribe('orders', initial_credit=3, **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        [found] = broker._cluster.groups[broker._stream('orders', None), GROUP].members
+
+        def returned() -> bool:
+            return found._next == 6 and found._credit >= 3
+
+        await until(lambda: broker._call(lambda: found._credit) == 0, 'three chunks are sent')
+        member_of(messages)._on_update(100, False)
+        await until(lambda: broker._call(returned), 'the credit of all six chunks is returned')
+        assert broker._call(lambda: found._credit) == 3
+
+
+async def test_update_for_a_subscription_that_has_ended(
+    client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered, and not taken for one of the next subscription."""
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await anext(messages) == 0
+        answers = Answers(messages, monkeypatch)
+        registration = messages._session.registration
+        connection, found = registration.connection, registration.id
+        registration.reset()
+        request = commands.ConsumerUpdate(found, True).encode(100)
+        connection._on_consumer_update(request[8:])
+        assert answers.found == [(100, None)]
+        member = member_of(messages)
+        assert member.activity is Activity.STANDBY
+        assert member._task is None
+
+
 async def test_active_again_before_the_answer(
     client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
