@@ -16,6 +16,7 @@ import uvloop
 import rbfly.streams as rbs
 from rbfly.streams import watchdog
 from rbfly.streams.error import EventLoopError, MessageTimeout
+from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler
@@ -390,4 +391,43 @@ def test_next_loop_delivers_messages_without_the_connection_they_came_from(
             assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected
         finally:
             loop.close()
+    gc.collect()
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize('super_stream', [False, True])
+def test_member_of_a_group_joins_again_in_the_next_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], super_stream: bool
+) -> None:
+    """It drops its messages, which another member may have read since.
+
+    asyncio leaves the socket of the first loop open, with the member that was active.
+    """
+    options: Any = {'super_stream': True} if super_stream else {}
+    with StreamBroker() as broker:
+        if super_stream:
+            broker.create_super_stream('orders', partitions=1)
+        else:
+            broker.create_stream('orders')
+        broker.publish('orders-0' if super_stream else 'orders', *range(10))
+        client = rbs.streams_client(broker.uri)
+        messages: Any = client.subscribe(
+            'orders', group='billing', offset=rbs.Offset.FIRST, **options
+        )
+
+        async def read() -> list[int]:
+            return [await anext(messages) for _ in range(3)]
+
+        async def close() -> None:
+            await messages.aclose()
+            await client.disconnect()
+
+        for work, expected in ((read, [0, 1, 2]), (read, [0, 1, 2]), (close, None)):
+            loop = new_loop()
+            try:
+                assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected
+            finally:
+                loop.close()
     gc.collect()

@@ -124,6 +124,8 @@ class Cluster:
         self._unused.clear()
         self._sweepings.clear()
         for group in self._connections.values():
+            for connection in group:
+                connection.abort()
             group.clear()
 
     def deadline(self, limit: float | None = None) -> Deadline:

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import ssl as ssl_module
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
+from socket import SHUT_RDWR
 from typing import Any, Protocol, TypeVar, cast
 
 from ..error import (
@@ -228,6 +230,9 @@ class Connection(Engine, asyncio.BufferedProtocol):
                 self.closed.set_result(None)
         elif not self._loop.is_closed():
             self._transport.abort()
+        elif (socket := self._transport.get_extra_info('socket')) is not None:
+            with suppress(OSError, TypeError):  # TypeError: uvloop has closed it
+                socket.shutdown(SHUT_RDWR)  # asyncio leaves it open: the broker would not notice
 
     def abort_soon(self) -> None:
         """End the connection in the next turn of its event loop; from any thread."""

@@ -372,6 +372,18 @@ cdef int fail(NextMessage item) except -1:
     return 0
 
 
+# Notes the running task for the message that can be taken.  False if there is none any more: in the
+# next event loop, a member of a group drops its messages.
+cdef bint note(NextMessage item, int kind) except -1:
+    cdef SubscriptionBase source = item.source
+    source.note_task()
+    if not can_take(item, kind):
+        return False
+    if source.cursor.last is not LAST_SET:
+        source.note_task()          # the message is that of another cursor
+    return True
+
+
 cdef object take(object item):
     # The message; the item itself if none has arrived or other tasks should run.
     cdef int kind = (<NextMessage> item).kind
@@ -379,10 +391,12 @@ cdef object take(object item):
         kind < SPENT
         and not (<SubscriptionBase> (<NextMessage> item).source).cursor.turn._is_over()
         and can_take(<NextMessage> item, kind)
+        and (
+            (<SubscriptionBase> (<NextMessage> item).source).is_noted()
+            or note(<NextMessage> item, kind)
+        )
     ):
         (<NextMessage> item).kind = SPENT
-        if not (<SubscriptionBase> (<NextMessage> item).source).is_noted():
-            (<SubscriptionBase> (<NextMessage> item).source).note_task()
         if kind == BODY and (<SubscriptionBase> (<NextMessage> item).source).cursor.direct:
             return (<SubscriptionBase> (<NextMessage> item).source).cursor._take_body()
         return (<SubscriptionBase> (<NextMessage> item).source).cursor._take(kind)
