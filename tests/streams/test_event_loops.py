@@ -431,3 +431,27 @@ def test_member_of_a_group_joins_again_in_the_next_loop(
             finally:
                 loop.close()
     gc.collect()
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_next_loop_reads_every_partition() -> None:
+    with StreamBroker() as broker:
+        broker.create_super_stream('orders', partitions=3)
+        client = rbs.streams_client(broker.uri)
+        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+
+        async def read() -> list[Any]:
+            found = [await anext(messages) for _ in range(3)]
+            waiting = asyncio.ensure_future(anext(messages))
+            await until(messages._waiter.is_waiting, 'no partition has a message')
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            return found
+
+        for number in range(2):
+            for partition in broker.streams:
+                broker.publish(partition, number)
+            assert asyncio.run(asyncio.wait_for(read(), HANG)) == [number] * 3
+        asyncio.run(client.disconnect())
+    gc.collect()

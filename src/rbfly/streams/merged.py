@@ -148,6 +148,7 @@ class MergedSession:
             self._timer = None
         if self._loop is not loop:  # the client has moved to another event loop
             self._loop, self._listing = loop, None
+            self.turns.dry.update(self._by_cursor.keys() - set(self._unopened))  # open them again
         if self._listing is None:
             self._listing = asyncio.Task(self._query(), loop=loop)  # never an eager one
             self._listing.add_done_callback(self._on_answer)
