@@ -455,3 +455,25 @@ def test_next_loop_reads_every_partition() -> None:
             assert asyncio.run(asyncio.wait_for(read(), HANG)) == [number] * 3
         asyncio.run(client.disconnect())
     gc.collect()
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_next_loop_after_one_that_was_closed_while_a_task_waited_to_write() -> None:
+    with StreamBroker() as broker:
+        client = rbs.streams_client(broker.uri)
+
+        async def wait() -> asyncio.Task[Any]:
+            connection = await client._cluster.locator()
+            connection.pause_writing()
+            waiting = asyncio.create_task(connection.wait_writable())
+            await asyncio.sleep(0)
+            return waiting
+
+        loop = asyncio.new_event_loop()
+        waiting = loop.run_until_complete(wait())
+        loop.close()
+        assert not asyncio.run(asyncio.wait_for(client.stream_exists('orders'), HANG))
+        asyncio.run(client.disconnect())
+        del waiting
+    gc.collect()

@@ -242,12 +242,12 @@ class Connection(Engine, asyncio.BufferedProtocol):
         if self.error is not None:
             return
         self.error = error
-        self._writable.set()
         self.stop()
         if self._timer is not None:
             self._timer.cancel()
         if self._loop.is_closed():
-            return  # no task waits any more, and the registrations are idle
+            return  # no task runs any more, and the registrations are idle
+        self._writable.set()
         self._requests.fail(error)
         fail(self.tune, copy_error(error))
         if self._observers is not None and self._role is not None:
