@@ -264,7 +264,6 @@ def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) 
             return found
 
         assert asyncio.run(read(1)) | asyncio.run(finish()) == {0, 1, 2}
-    del client, messages, read, finish
     gc.collect()  # warns about the sockets of the first loop
 
 

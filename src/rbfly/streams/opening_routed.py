@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..net.connection import disconnected
 from ..net.observer import Life, Observer, State
-from ..net.waiting import fail
+from ..net.waiting import fail, outcome
 from .confirmation import set_attribute
 from .opening import Opener
 from .partitions import AT_ONCE, PACE, query_partitions
@@ -49,7 +49,7 @@ class OpenSuperStream(Opener[R]):
                     if declared.first.done():  # failed
                         break
             if self.wait:
-                await declared.first
+                await outcome(declared.first)  # its copy of the error forms no cycle
         finally:
             self.cluster.observers.remove(declared)
         self.windows |= set(sessions)
