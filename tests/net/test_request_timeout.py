@@ -7,8 +7,9 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.connection import Connection
+from rbfly.net.requests import Requests
 from rbfly.protocol import commands
-from rbfly.streams.error import FrameError, RequestTimeout, StreamConnectionError
+from rbfly.streams.error import ArgumentError, FrameError, RequestTimeout, StreamConnectionError
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import SILENT, FakeBroker, Frame, Step
@@ -233,3 +234,10 @@ async def test_busy_broker_is_not_mistaken_for_a_dead_one() -> None:
         found = await asyncio.gather(*(client.stream_exists(str(i)) for i in range(20)))
         assert all(found)
         assert len(fake.connections) == 1
+
+
+async def test_request_that_is_too_large_leaves_no_entry() -> None:
+    requests = Requests(asyncio.get_running_loop())
+    with pytest.raises(ArgumentError, match='Metadata needs a frame of'):
+        requests.add(commands.Metadata(('x' * 100,)), 1, lambda *_: None, frame_max=50)
+    assert (len(requests), requests.sent) == (0, 0)

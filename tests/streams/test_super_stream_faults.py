@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net.observer import Observer
+from rbfly.net.observer import Observer, State
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 
@@ -172,6 +172,99 @@ async def test_partitions_open_one_after_the_other(
             broker.start_node(node)
             assert found | {await anext(messages)} == {0, 1, 2}
         await messages.aclose()
+
+
+class Openings(Observer):
+    """Streams of the registrations that begin to open."""
+
+    def __init__(self, client: rbs.StreamsClient) -> None:
+        self.streams: list[str] = []
+        self.begun = asyncio.Event()
+        client._cluster.observers.add(self)
+
+    def on_transition(self, registration: Any, before: Any, after: Any, error: Any) -> None:
+        if after is State.OPENING:
+            self.streams.append(registration.owner.stream)
+            self.begun.set()
+
+
+async def test_disconnect_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next wait raises the error, and does not reconnect."""
+    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    monkeypatch.setattr('rbfly.streams.merged.PACE', 0)
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=300)
+        publish(broker, 'orders-0', 'a')
+        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        assert await anext(messages) == 'a'
+        await client.disconnect()
+        found = Openings(client)
+        with pytest.raises(rbs.StreamConnectionError):
+            await anext(messages)
+        assert found.streams == []
+        publish(broker, 'orders-299', 'b')
+        async with asyncio.timeout(HANG):
+            assert await anext(messages) == 'b'
+        await messages.aclose()
+
+
+async def test_close_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=3)
+        messages = client.subscribe('orders', super_stream=True)
+        found = Openings(client)
+        opening = asyncio.create_task(messages.open())
+        await found.begun.wait()
+        closing = asyncio.create_task(messages.aclose())
+        with pytest.raises(rbs.SubscriptionClosed):
+            await opening
+        await closing
+        assert found.streams == ['orders-0']
+
+
+async def test_publisher_is_not_opened_after_a_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('rbfly.streams.opening_routed.AT_ONCE', 1)
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=100)
+        found = Openings(client)
+
+        async def publisher() -> None:
+            async with client.publisher('orders', route=rbs.by_hash(str)):
+                pass
+
+        opening = asyncio.create_task(publisher())
+        await found.begun.wait()
+        await client.disconnect()
+        with pytest.raises(rbs.StreamConnectionError):
+            await opening
+        assert len(found.streams) < 100
+        assert not client._cluster.connected
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    with StreamBroker() as broker:
+        broker.create_super_stream('orders', partitions=3)
+        for i in range(3):
+            publish(broker, f'orders-{i}', [i])
+        client = rbs.streams_client(broker.uri)
+        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+
+        async def read(count: int) -> set[Any]:
+            async with asyncio.timeout(HANG):
+                return {await anext(messages) for _ in range(count)}
+
+        async def finish() -> set[Any]:
+            found = await read(2)
+            await messages.aclose()
+            await client.disconnect()
+            return found
+
+        assert asyncio.run(read(1)) | asyncio.run(finish()) == {0, 1, 2}
+    gc.collect()  # warns about the sockets of the first loop
 
 
 async def test_partition_that_is_bound_twice_is_read_once() -> None:

@@ -134,6 +134,10 @@ class MergedSession:
         return f'subscription of super stream {self.stream!r}'
 
     @property
+    def _has_ended(self) -> bool:
+        return self._closing or self.waiter.ended
+
+    @property
     def cursor(self) -> MessageCursor:
         """The cursor of the partition whose turn it is."""
         return self.turns.current
@@ -147,7 +151,7 @@ class MergedSession:
             self._timer.cancel()
             self._timer = None
         if self._loop is not loop:  # the client has moved to another event loop
-            self._loop, self._listing = loop, None
+            self._loop, self._listing, self._pace = loop, None, None
             self.turns.dry.update(self._by_cursor.keys() - set(self._unopened))  # open them again
         if self._listing is None:
             self._listing = asyncio.Task(self._query(), loop=loop)  # never an eager one
@@ -203,7 +207,6 @@ class MergedSession:
         for name in listed:
             if name not in self.partitions:
                 self._add(name)
-        self._begin()
         self._is_listed = self._was_listed = True
         self._names.add(self.stream)
 
@@ -218,13 +221,19 @@ class MergedSession:
             self._note(Observer.on_partition_added, name, 'was added: reading it')
 
     def _begin(self) -> None:
-        """Let a task that waits open the next partitions."""
-        self._stop_pace()
-        for _ in range(min(AT_ONCE, len(self._unopened))):
-            self.turns.dry.add(self._unopened.popleft())
+        """Let the task that waits open the next partitions.
+
+        The partitions before them reconnect the client if necessary, and report why.
+        """
+        if self._cluster.connected or len(self._unopened) >= len(self.partitions):
+            for _ in range(min(AT_ONCE, len(self._unopened))):
+                self.turns.dry.add(self._unopened.popleft())
         if self._unopened:
             assert self._loop is not None
-            self._pace = self._loop.call_later(PACE, self._begin)
+            self._pace = self._loop.call_later(PACE, self._on_pace)
+
+    def _on_pace(self) -> None:
+        self._pace = None
         self.waiter.wake()
 
     def _stop_pace(self) -> None:
@@ -263,6 +272,7 @@ class MergedSession:
         """The super stream was deleted: read the next one with its name from the beginning."""
         for partition in list(self.partitions.values()):
             self._forget(partition)
+        self._unopened.clear()
         self._is_listed = False
         self._names.discard(self.stream)
         self._errors = [error]
@@ -292,7 +302,7 @@ class MergedSession:
     def on_yield(self) -> None:
         """Other tasks have run: open the partitions that have no messages, or raise their error."""
         dry, errors = self.turns.dry, self._errors
-        while dry:
+        while dry and not self._has_ended:
             partition = self._by_cursor.get(cursor := dry.pop())
             if partition is None or partition.missing is not None or cursor.has_messages:
                 continue
@@ -309,6 +319,10 @@ class MergedSession:
                     errors.append(ex)
         if errors:
             raise copy_error(errors.pop(0))
+        if self._unopened and self._pace is None and not self._has_ended:
+            self._begin()
+            if dry:
+                self.on_yield()
 
     def parts(self) -> Sequence[Source]:
         """Return the sessions of the partitions that have messages, in turn."""
@@ -347,7 +361,7 @@ class MergedSession:
         self._check_open()
 
     def _check_open(self) -> None:
-        if self._closing or self.waiter.ended:
+        if self._has_ended:
             raise SubscriptionClosed(f'the {self!r} has ended')
 
     # -- offsets

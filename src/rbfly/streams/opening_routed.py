@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..net.connection import disconnected
 from ..net.observer import Life, Observer, State
+from ..net.waiting import fail, outcome
 from .confirmation import set_attribute
 from .opening import Opener
 from .partitions import AT_ONCE, PACE, query_partitions
@@ -44,9 +45,11 @@ class OpenSuperStream(Opener[R]):
                 session.registration.patient = not self.wait
                 session.registration.ensure_open()
                 if self.wait and count % AT_ONCE == 0 and count < len(sessions):
-                    await asyncio.wait([declared.first], timeout=PACE)
+                    await asyncio.sleep(PACE)
+                    if declared.first.done():  # failed
+                        break
             if self.wait:
-                await declared.first
+                await outcome(declared.first)  # its copy of the error forms no cycle
         finally:
             self.cluster.observers.remove(declared)
         self.windows |= set(sessions)
@@ -91,7 +94,7 @@ class Declared(Observer):
         if after is State.IDLE:
             failure = error or disconnected()
             set_attribute(failure, 'stream', self._streams[registration])
-            self.first.set_exception(failure)
+            fail(self.first, failure)
             return
         self._any |= after is State.OPEN
         if after in (State.OPEN, State.BACKING_OFF):
