@@ -196,10 +196,10 @@ def sections(report: Report, scenario: str) -> Iterator[str]:
             continue
         yield from rates(report, study, kinds)
         yield from bullets(reading(report, kinds))
+        if scenario == 'super-nodes':
+            yield from bullets(spread(report, kinds))
     if scenario == 'latency':
         yield from bullets(trips(report))
-    if scenario == 'super-nodes':
-        yield from bullets(spread(report))
     if study.marks:
         yield from paragraph(
             'The dotted lines in the figure are rates published elsewhere, measured on other'
@@ -292,8 +292,8 @@ def each(
 
 def listed(labels: Sequence[str], of: int) -> str:
     if len(labels) == of:
-        return 'throughout'
-    return f'at {", ".join(labels)}'
+        return ' throughout' if of > 1 else ''
+    return f' at {", ".join(labels)}'
 
 
 def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
@@ -309,18 +309,19 @@ def reading(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
         if not compared:
             continue
         values = [interval.value for _, interval, _ in compared]
-        span = f'{number(min(values))} to {number(max(values))} times'
+        limits = dict.fromkeys(map(number, (min(values), max(values))))
+        span = f'{" to ".join(limits)} times'
         if compared[0][2].is_floor:
             yield f'{title(OURS)} reaches {span} the rate of the {title(library)}.'
             continue
         parts = []
         for labels, text in (
-            ([name for name, x, _ in compared if x.low > 1], 'faster {}'),
+            ([name for name, x, _ in compared if x.low > 1], 'faster{}'),
             (
                 [name for name, x, _ in compared if x.low <= 1 <= x.high],
-                'not significantly different {}',
+                'not significantly different{}',
             ),
-            ([name for name, x, _ in compared if x.high < 1], '**slower** {}'),
+            ([name for name, x, _ in compared if x.high < 1], '**slower**{}'),
         ):
             if labels:
                 parts.append(text.format(listed(labels, len(compared))))
@@ -343,20 +344,19 @@ def trips(report: Report) -> Iterator[str]:
     )
 
 
-def spread(report: Report) -> Iterator[str]:
-    """What it changes for each library that more nodes lead the partitions."""
-    for series, kinds in report.of_study('super-nodes').items():
-        first, *others = kinds
-        for kind in others:
-            parts = []
-            for library in libraries(report, kinds):
-                lane, base = lane_of(report, kind, library), lane_of(report, first, library)
-                if lane and base:
-                    parts.append(f'{title(library)} {ratio(lane.ratio(base))}')
-            yield (
-                f'{capital(STUDIES["super-nodes"].series[series])}, rate with leaders on'
-                f' {label(kind)} nodes ÷ rate with all leaders on one: {"; ".join(parts)}.'
-            )
+def spread(report: Report, kinds: Sequence[Kind]) -> Iterator[str]:
+    """How the rate of each library changes when more nodes lead the partitions."""
+    first, *others = kinds
+    for kind in others:
+        parts = []
+        for library in libraries(report, kinds):
+            lane, base = lane_of(report, kind, library), lane_of(report, first, library)
+            if lane and base:
+                parts.append(f'{title(library)} {ratio(lane.ratio(base))}')
+        yield (
+            f'Rate with leaders on {label(kind)} nodes ÷ rate with all leaders on one:'
+            f' {"; ".join(parts)}.'
+        )
 
 
 def sooner(report: Report) -> str:

@@ -9,7 +9,8 @@ from ..protocol import commands
 from ..protocol.const import ResponseCode
 
 # How many partitions open at once, and seconds until the next ones do: opening a thousand at once
-# would use twice the memory that they need afterwards, and keep it.
+# would use twice the memory that they need afterwards, and keep it.  (A publisher that opens in the
+# background opens all of them at once.)
 AT_ONCE = 32
 PACE = 0.05
 
