@@ -1,6 +1,7 @@
 """Publishing to super streams through cuts and without leaders, on the in-memory broker."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import weakref
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 import rbfly.streams as rbs
 from rbfly.streams.partitions import query_route
+from rbfly.streams.publishing import PublisherSession
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 
@@ -141,6 +143,25 @@ async def test_publisher_does_not_open_without_any_leader(broker: StreamBroker) 
         with pytest.raises(rbs.StreamConnectionError) as caught:
             await opening
         assert caught.value.stream in NAMES
+
+
+def sessions() -> list[PublisherSession]:
+    return [item for item in gc.get_objects() if isinstance(item, PublisherSession)]
+
+
+async def test_opening_that_fails_leaves_no_reference_cycle(broker: StreamBroker) -> None:
+    for partition in range(2):
+        broker.stop_node(node_of(broker, partition))
+    broker.delete_stream('orders-2')
+    gc.collect()
+    gc.disable()
+    try:
+        async with rbs.streams_client(broker.uris, reconnect_timeout=0.2) as client:
+            with contextlib.suppress(rbs.StreamConnectionError):
+                await client.publisher('orders', route=route)
+            await until(lambda: not sessions(), 'the sessions are released')
+    finally:
+        gc.enable()
 
 
 async def test_errors_name_the_partition(broker: StreamBroker, client: rbs.StreamsClient) -> None:
