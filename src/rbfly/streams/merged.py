@@ -221,25 +221,23 @@ class MergedSession:
             self._note(Observer.on_partition_added, name, 'was added: reading it')
 
     def _begin(self) -> None:
-        """Let the task that waits open the next partitions.
+        """Let the task that waits open the next partitions, unless it is too early.
 
         The partitions before them reconnect the client if necessary, and report why.
         """
-        if self._cluster.connected or len(self._unopened) >= len(self.partitions):
-            for _ in range(min(AT_ONCE, len(self._unopened))):
-                self.turns.dry.add(self._unopened.popleft())
-        if self._unopened:
+        unopened = self._unopened
+        if not unopened or self._pace is not None or self._has_ended:
+            return
+        if self._cluster.connected or len(unopened) >= len(self.partitions):
+            for _ in range(min(AT_ONCE, len(unopened))):
+                self.turns.dry.add(unopened.popleft())
+        if unopened:
             assert self._loop is not None
             self._pace = self._loop.call_later(PACE, self._on_pace)
 
     def _on_pace(self) -> None:
         self._pace = None
         self.waiter.wake()
-
-    def _stop_pace(self) -> None:
-        if self._pace is not None:
-            self._pace.cancel()
-            self._pace = None
 
     def _start_of(self, name: str) -> Offset | OffsetSource:
         offset = self._offset
@@ -302,6 +300,7 @@ class MergedSession:
     def on_yield(self) -> None:
         """Other tasks have run: open the partitions that have no messages, or raise their error."""
         dry, errors = self.turns.dry, self._errors
+        self._begin()
         while dry and not self._has_ended:
             partition = self._by_cursor.get(cursor := dry.pop())
             if partition is None or partition.missing is not None or cursor.has_messages:
@@ -319,10 +318,6 @@ class MergedSession:
                     errors.append(ex)
         if errors:
             raise copy_error(errors.pop(0))
-        if self._unopened and self._pace is None and not self._has_ended:
-            self._begin()
-            if dry:
-                self.on_yield()
 
     def parts(self) -> Sequence[Source]:
         """Return the sessions of the partitions that have messages, in turn."""
@@ -398,7 +393,6 @@ class MergedSession:
         self._cluster.check_loop()
         if self._closing:
             return
-        self._stop_pace()
         for session in self.sessions.values():
             session.stop()
         self.waiter.end()
@@ -452,10 +446,10 @@ class MergedSession:
         listing, self._listing = self._listing, None
         if listing is not None and not listing.get_loop().is_closed():
             listing.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._stop_pace()
+        for timer in (self._timer, self._pace):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._pace = None
         for partition in self.partitions.values():
             partition.merged = None
         for session in self.sessions.values():
