@@ -59,7 +59,6 @@ class StrandedCheck:
         self._attempts = 0  # since it has moved
         self._pause_until = self._away_until = 0.0
         self._used: WeakSet[Connection] = WeakSet()  # connections of the member so far
-        self._is_old = False  # the broker
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -68,7 +67,6 @@ class StrandedCheck:
         connection = self._registration.connection
         if connection is not None:
             self._used.add(connection)
-            self._is_old = broker_version(connection.server_properties) < FIRST_MENDING
         self._task = asyncio.create_task(self._run())
 
     async def stay_away(self) -> None:
@@ -96,7 +94,7 @@ class StrandedCheck:
             except RbFlyError:
                 continue  # the registration handles a lost connection
             if stranded and self._is_standby():
-                self._act()
+                self._act(connection)
                 return
 
     async def _is_stranded(self, connection: Connection) -> bool:
@@ -109,14 +107,14 @@ class StrandedCheck:
         end = await end_of_messages(self._cluster, self._stream)
         return end > next_offset(stored)
 
-    def _act(self) -> None:
+    def _act(self, current: Connection) -> None:
         self._task = None
         self._attempts += 1
         now = asyncio.get_running_loop().time()
         self._pause_until = now + PAUSE
         closes = self._attempts % 2 == 0
         what = 'closing its connections and subscribing again' if closes else 'subscribing again'
-        if self._is_old:
+        if broker_version(current.server_properties) < FIRST_MENDING:
             away = self._seconds  # all members act within three quarters of this time
             if limit := self._cluster.settings.reconnect_timeout:
                 away = min(away, limit / 2)
