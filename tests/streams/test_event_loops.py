@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
@@ -21,6 +21,8 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
+
+T = TypeVar('T', bound=Callable[..., object] | type)
 
 HANG = 30.0  # seconds; only a safeguard
 
@@ -194,20 +196,38 @@ class Left:
                 await self.client.disconnect()
 
 
-ignore_unclosed_sockets = [
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-    pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
-]
+@pytest.fixture
+def collected() -> Iterator[None]:
+    yield
+    gc.collect()  # so that the sockets of the first loop warn now, not in another test
 
 
+def leaves_sockets(test: T) -> T:
+    """Mark a test, or a class of tests, that closes an event loop while sockets are open."""
+    for mark in (
+        pytest.mark.usefixtures('collected'),
+        pytest.mark.filterwarnings('ignore::ResourceWarning'),
+        pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
+    ):
+        test = mark(test)
+    return test
+
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run_each(new_loop: NewLoop, *steps: tuple[Callable[[], Awaitable[Any]], Any]) -> None:
+    """Run each function in an event loop of its own, and check its result."""
+    for work, expected in steps:
+        loop = new_loop()
+        try:
+            assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected
+        finally:
+            loop.close()
+
+
+@leaves_sockets
 class TestNextLoop:
-    pytestmark = ignore_unclosed_sockets
-
-    @pytest.fixture(autouse=True)
-    def _collected(self) -> Iterator[None]:
-        yield
-        gc.collect()  # so that the sockets of the first loop warn now, not in another test
-
     def test_next_loop_closes_a_subscription_that_was_opening(self) -> None:
         left = Left(FakeStream(), {wire.SUBSCRIBE: wire.SILENT})
         left.loop.close()
@@ -223,9 +243,7 @@ class TestNextLoop:
         left.loop.close()
 
     @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
-    def test_next_loop_delivers_messages_that_have_arrived(
-        self, new_loop: Callable[[], asyncio.AbstractEventLoop]
-    ) -> None:
+    def test_next_loop_delivers_messages_that_have_arrived(self, new_loop: NewLoop) -> None:
         left = Left(FakeStream(), new_loop=new_loop)
         left.loop.run_until_complete(left.receive(b'x', b'y'))
         left.stream.reader.live = False
@@ -308,8 +326,7 @@ def test_forked_child_cannot_use_its_parents_client() -> None:
     )
 
 
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@leaves_sockets
 def test_next_loop_closes_what_an_interrupted_loop_left_open(broker_uri: str, stream: str) -> None:
     """Closing does not wait for tasks of the interrupted loop, and the client can be used again."""
     client = rbs.streams_client(broker_uri)
@@ -334,11 +351,9 @@ def test_next_loop_closes_what_an_interrupted_loop_left_open(broker_uri: str, st
         asyncio.run(interrupted())
     asyncio.run(asyncio.wait_for(close(), HANG))
     assert asyncio.run(use())
-    gc.collect()  # so that the sockets of the first loop warn now, not in another test
 
 
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@leaves_sockets
 def test_publisher_dropped_after_its_loop_has_ended_frees_its_name(
     broker_uri: str, stream: str
 ) -> None:
@@ -353,14 +368,12 @@ def test_publisher_dropped_after_its_loop_has_ended_frees_its_name(
         asyncio.run(use())
         kept.clear()
     asyncio.run(client.disconnect())
-    gc.collect()
 
 
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@leaves_sockets
 @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_next_loop_delivers_messages_without_the_connection_they_came_from(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    new_loop: NewLoop,
 ) -> None:
     stream = FakeStream()
     for body in (b'0', b'1', b'2'):
@@ -385,25 +398,18 @@ def test_next_loop_delivers_messages_without_the_connection_they_came_from(
         await client.disconnect()
         return found
 
-    for work, expected in ((begin, b'0'), (resume, [b'1', b'2'])):
-        loop = new_loop()
-        try:
-            assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected
-        finally:
-            loop.close()
-    gc.collect()
+    run_each(new_loop, (begin, b'0'), (resume, [b'1', b'2']))
 
 
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@leaves_sockets
 @pytest.mark.parametrize('new_loop', [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize('super_stream', [False, True])
 def test_member_of_a_group_joins_again_in_the_next_loop(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], super_stream: bool
+    new_loop: NewLoop, super_stream: bool
 ) -> None:
-    """It drops its messages, which another member may have read since.
+    """The member drops its messages, because another member may have read them since.
 
-    asyncio leaves the socket of the first loop open, with the member that was active.
+    asyncio leaves the socket of the first loop open, and with it the member that was active.
     """
     options: Any = {'super_stream': True} if super_stream else {}
     with StreamBroker() as broker:
@@ -424,17 +430,10 @@ def test_member_of_a_group_joins_again_in_the_next_loop(
             await messages.aclose()
             await client.disconnect()
 
-        for work, expected in ((read, [0, 1, 2]), (read, [0, 1, 2]), (close, None)):
-            loop = new_loop()
-            try:
-                assert loop.run_until_complete(asyncio.wait_for(work(), HANG)) == expected
-            finally:
-                loop.close()
-    gc.collect()
+        run_each(new_loop, (read, [0, 1, 2]), (read, [0, 1, 2]), (close, None))
 
 
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@leaves_sockets
 def test_next_loop_reads_every_partition() -> None:
     with StreamBroker() as broker:
         broker.create_super_stream('orders', partitions=3)
@@ -454,11 +453,9 @@ def test_next_loop_reads_every_partition() -> None:
                 broker.publish(partition, number)
             assert asyncio.run(asyncio.wait_for(read(), HANG)) == [number] * 3
         asyncio.run(client.disconnect())
-    gc.collect()
 
 
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+@leaves_sockets
 def test_next_loop_after_one_that_was_closed_while_a_task_waited_to_write() -> None:
     with StreamBroker() as broker:
         client = rbs.streams_client(broker.uri)
@@ -476,4 +473,26 @@ def test_next_loop_after_one_that_was_closed_while_a_task_waited_to_write() -> N
         assert not asyncio.run(asyncio.wait_for(client.stream_exists('orders'), HANG))
         asyncio.run(client.disconnect())
         del waiting
-    gc.collect()
+
+
+@leaves_sockets
+def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
+    with StreamBroker() as broker:
+        broker.create_super_stream('orders', partitions=3)
+        for i in range(3):
+            broker.publish(f'orders-{i}', i)
+        client = rbs.streams_client(broker.uri)
+        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+
+        async def read(count: int) -> set[Any]:
+            async with asyncio.timeout(HANG):
+                return {await anext(messages) for _ in range(count)}
+
+        async def finish() -> set[Any]:
+            found = await read(2)
+            await messages.aclose()
+            await client.disconnect()
+            return found
+
+        assert asyncio.run(read(1)) | asyncio.run(finish()) == {0, 1, 2}

@@ -154,7 +154,7 @@ async def test_partition_that_is_added_is_read_from_its_first_message(
 async def test_partitions_open_one_after_the_other(
     opens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If there are many; one that is not available does not delay the others."""
+    """A partition that is not available does not delay those that open after it."""
     monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
     async with StreamBroker(nodes=3) as broker, rbs.streams_client(broker.uris) as client:
         broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
@@ -240,31 +240,6 @@ async def test_publisher_is_not_opened_after_a_disconnect(monkeypatch: pytest.Mo
             await opening
         assert len(found.streams) < 100
         assert not client._cluster.connected
-
-
-@pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
-    with StreamBroker() as broker:
-        broker.create_super_stream('orders', partitions=3)
-        for i in range(3):
-            publish(broker, f'orders-{i}', [i])
-        client = rbs.streams_client(broker.uri)
-        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
-
-        async def read(count: int) -> set[Any]:
-            async with asyncio.timeout(HANG):
-                return {await anext(messages) for _ in range(count)}
-
-        async def finish() -> set[Any]:
-            found = await read(2)
-            await messages.aclose()
-            await client.disconnect()
-            return found
-
-        assert asyncio.run(read(1)) | asyncio.run(finish()) == {0, 1, 2}
-    gc.collect()  # warns about the sockets of the first loop
 
 
 async def test_partition_that_is_bound_twice_is_read_once() -> None:
