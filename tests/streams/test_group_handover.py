@@ -116,7 +116,10 @@ async def test_late_handover_is_reported_once(
 
 
 async def test_handover_returns_the_credit(broker: StreamBroker, client: rbs.StreamsClient) -> None:
-    """Also that of chunks that still arrive: a later activity continues with what is left."""
+    """The member also returns the credit of chunks that arrive during the handover.
+
+    The broker grants no new credit when the member becomes active again.
+    """
     for number in range(10, 15):
         broker.publish('orders', number)
     async with client.subscribe('orders', initial_credit=3, **OPTIONS) as messages:
@@ -135,7 +138,7 @@ async def test_handover_returns_the_credit(broker: StreamBroker, client: rbs.Str
 async def test_update_for_a_subscription_that_has_ended(
     client: rbs.StreamsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is answered, and not taken for one of the next subscription."""
+    """The connection answers the update; the member does not act on it."""
     async with client.subscribe('orders', **OPTIONS) as messages:
         assert await anext(messages) == 0
         answers = Answers(messages, monkeypatch)

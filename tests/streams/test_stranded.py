@@ -200,8 +200,9 @@ async def test_attempts_alternate_with_pauses(
 
 @asynccontextmanager
 async def stranded_partition(*joins: float, **options: Any) -> AsyncIterator[list[Reader]]:
-    """A stranded group of an old broker, with a message to read, whose members have joined so many
-    seconds before and after that.
+    """Strand a partition of an old broker that has a message to read; yield the members.
+
+    :param joins: when each member joins, in seconds; the broker strands the group after the first.
     """
     async with StreamBroker(version='4.0') as broker, AsyncExitStack() as stack:
         broker.create_super_stream('orders', partitions=1)

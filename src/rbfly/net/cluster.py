@@ -183,7 +183,7 @@ class Cluster:
     ) -> T:
         """Repeat an attempt until it succeeds, no further try helps, or the client disconnects.
 
-        :param also: an error after which another try helps, beside those of connections.
+        :param also: class of the errors that are also retried.
         """
 
         def helps(error: RbFlyError) -> bool:
