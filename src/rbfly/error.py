@@ -345,25 +345,34 @@ class SubscriptionClosed(SubscriptionError):
 
 
 class OffsetGapError(SubscriptionError):
-    """Retention has removed messages that a subscription was to read; the iteration can continue.
+    """Messages that a subscription was to read are missing; the iteration can continue.
 
-    The missing offsets are `wanted` to `first - 1`.  Some of them may belong to stored offsets,
-    which use up offsets of the stream, or to messages that the subscription's filter does not
-    select.
+    Usually, retention has removed the offsets from `wanted` to `first - 1`.  Some of them may
+    belong to stored offsets, which use up offsets of the stream, or to messages that the
+    subscription's filter does not select.
+
+    If `wanted` is higher than `first`, the subscription starts after the end of the stream, which
+    was probably deleted and created again.  If the iteration continues, it waits for `wanted`.
 
     :ivar stream: name of the stream (str).
     :ivar wanted: offset of the next message to read (int).
-    :ivar first: first offset of the stream (int).
+    :ivar first: first offset of the stream, or that of the message that is published next (int).
     """
 
     stream: str
 
     def __init__(self, stream: str, wanted: int, first: int) -> None:
         gap = f'offset {wanted}' if first == wanted + 1 else f'offsets {wanted} to {first - 1}'
-        super().__init__(
+        text = (
             f'stream {stream!r} begins at offset {first}: retention has removed {gap} before the'
             ' subscription read them'
         )
+        if wanted > first:
+            text = (
+                f'the subscription starts at offset {wanted}, but stream {stream!r} ends before'
+                f' offset {first}: was the stream deleted and created again?'
+            )
+        super().__init__(text)
         self.stream = stream
         self.wanted = wanted
         self.first = first

@@ -77,10 +77,11 @@ class Observer:
         """The client disconnects; its registrations were notified."""
 
     def on_gap(self, stream: str, wanted: int, first: int) -> None:
-        """Retention has removed messages that a subscription was to read.
+        """Messages that a subscription was to read are missing.
 
         :param wanted: offset of the next message to read; it is missing.
-        :param first: first offset of the stream; the one before it is the last missing offset.
+        :param first: first offset of the stream, if retention has removed those before it; or, if
+            it is lower than `wanted`, the offset after the end of the stream.
         """
 
     def on_partition_added(self, super_stream: str, partition: str) -> None:

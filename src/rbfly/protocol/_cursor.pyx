@@ -137,7 +137,7 @@ cdef class MessageCursor:
         self._fail_with(None)
         self.chunk_done = self.has_delivered = False
         self.next_offset = 0
-        self.last_chunk.forget()
+        self.last_chunk = LastChunk()   # a member of a group keeps the former one
         self.notify_offset = NEVER
 
     def close(self):

@@ -17,9 +17,9 @@ cdef uint64_t UNKNOWN = 0xffffffffffffffff
 cdef class LastChunk:
     """The chunk that was read last, which distinguishes a stream from others of the same name.
 
-    A subscription requests that chunk again after a reconnect.  If another chunk is in its place,
-    or the stream begins before it but lacks it, the stream was deleted and created again.  Two
-    observations prove nothing:
+    A subscription requests that chunk again after a reconnect; a member of a group, when it joins
+    and when it becomes active.  If another chunk is in its place, or the stream begins before it
+    but lacks it, the stream was deleted and created again.  Two observations prove nothing:
 
     * The stream now begins after the chunk: retention has removed it.
     * Earlier chunks arrive: a lagging replica delivers chunks that were read before.  But a chunk
@@ -62,6 +62,15 @@ cdef class LastChunk:
         self.removed = first is None or first < 0 or first > self.id
         # A shorter stream shows its identity by its last chunk; after it, the broker would wait.
         return self.id if committed is None else min(committed, self.id)
+
+    def note(self, Chunk chunk not None):
+        """Set the last chunk of the stream."""
+        self.forget()
+        self._move(chunk, True)
+
+    def is_replaced(self, Chunk chunk not None):
+        """Return true if the chunk that arrives after `seek` is not of the stream that was read."""
+        return self._is_replaced(chunk)
 
     cdef bint _is_replaced(self, Chunk chunk) noexcept:
         """True if the chunk is not of the stream that was read."""

@@ -425,7 +425,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             after a reconnect, is missing because retention has removed it: `'raise'` an
             :class:`~rbfly.error.OffsetGapError`, after which the iteration can continue with the
             first message of the stream; log a warning (`'warn'`); or `'ignore'` it.  With a filter,
-            only the start is checked.
+            only the start is checked.  A start at an offset after the end of the stream is a gap
+            too; the subscription then waits for that offset.
         :param until: where to end, see :ref:`read-until`; None to wait for more messages.
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk

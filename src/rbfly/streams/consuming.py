@@ -26,13 +26,20 @@ from ..protocol import commands
 from ..protocol._chunk import Chunk
 from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
+from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import Start
 from .arguments import check_until
 from .committing import Commits
 from .gaps import GapCheck
 from .group import Group, Member
-from .offsets import chunk_ids, leader_ends_before, stored_offset
+from .offsets import (
+    check_identity,
+    chunk_ids,
+    end_before,
+    leader_ends_before,
+    stored_offset,
+)
 from .reading import Source, Waiter
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnDecodeError, OnGap
@@ -99,6 +106,7 @@ class SubscriptionSession(Owner):
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
+        self._former: LastChunk | None = None  # of the stream that a former session has read
         self._gaps = GapCheck(
             stream, settings.on_gap, settings.filter is not None, cluster.observers
         )
@@ -160,29 +168,34 @@ class SubscriptionSession(Owner):
             joining = self._properties | self._member.group.properties()
             return commands.Subscribe(id, self.stream, Offset.FIRST, self._credit, joining)
         if cursor.position is None:
+            if self._former is not None and self._former.id >= 0:
+                await check_identity(self._cluster, self.stream, self._former)
             if start.source is not None:
                 start.choose(await self.ask(start.source))
             if start.reference is not None:
                 start.resolve(await stored_offset(connection, self.stream, start.reference))
-        first = committed = None
+        first = committed = end = None
         until, properties = self._until, self._properties
         if until is not None:
             await until.prepare(connection, self.stream)
             if not until.is_complete:
                 properties = {}  # the filter may skip the chunk that reaches the end
-        if until or start.needs_chunks(cursor) or self._gaps.wanted(start, cursor) is not None:
+        wanted = self._gaps.wanted(start, cursor)
+        if until or start.needs_chunks(cursor) or wanted is not None:
             first, committed = await chunk_ids(connection, self.stream)
-            end = start.missing_end(cursor, committed)
-            if end is None and until is not None:
-                end = until.missing(committed)
-            if end is not None:
-                if await leader_ends_before(self._cluster, self.stream, end):
+            missing = start.missing_end(cursor, committed)
+            if missing is None and until is not None:
+                missing = until.missing(committed)
+            if missing is not None:
+                if await leader_ends_before(self._cluster, self.stream, missing):
                     raise StreamDoesNotExist(self.stream, 'was deleted and created again')
                 raise StreamConnectionError(
                     f'the replica of stream {self.stream!r} on this node lags behind'
                 )
+        if wanted is not None and cursor.position is None:
+            end = await end_before(self._cluster, self.stream, wanted, committed)
         # Nothing is awaited from here on: the program may have read on until now.
-        self._gaps.check(self._gaps.wanted(start, cursor), first)
+        self._gaps.check(self._gaps.wanted(start, cursor), first, end)
         self._position = cursor.position
         offset = start.subscribe_at(cursor, first, committed)
         connection.set_subscription(id, cursor.queue)
@@ -303,17 +316,35 @@ class SubscriptionSession(Owner):
 
     def _start_over(self) -> None:
         """The stream was deleted: start over at the beginning of a new one with its name."""
-        self._start.start_over(self.registration.declared)
+        opened = self.registration.declared or self._former is not None
+        self._former = None
+        self._start.start_over(opened)
         self.registration.reset()
         self.cursor.start_over()
         self._watchdog.start_over()
         self._gaps.start_over()
         if self._until is not None:
             self._until.start_over()
-        if self._member is not None and self.registration.declared:
+        if self._member is not None and opened:
             self._member.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
+
+    @property
+    def identity(self) -> LastChunk:
+        """The chunk that identifies the stream."""
+        return self.cursor.last_chunk if self._member is None else self._member.identity
+
+    def succeed(self, identity: LastChunk | None) -> None:
+        """Read the stream of a former session.
+
+        :param identity: of that session; None if the stream was deleted.
+        """
+        self._former = LastChunk() if identity is None else identity
+        if identity is None:
+            self._start_over()
+        elif self._member is not None:
+            self._member.resume(identity)
 
     def write(self, frame: bytes, last: bool) -> bool:
         """Write a frame that stores an offset; return false if this is not possible now.

@@ -114,9 +114,11 @@ class StreamDeleted(LinkEvent):
 class Gap(Event):
     """Retention removed messages before a subscription could read them.
 
+    If `first_missing` is higher than `next`, the subscription starts after the end of the stream.
+
     :ivar stream: name of the stream.
-    :ivar first_missing: offset of the first of them.
-    :ivar next: offset of the first message that is left.
+    :ivar first_missing: offset of the first of them; or where the subscription starts.
+    :ivar next: offset of the first message that is left; or that of the message published next.
     """
 
     stream: str

@@ -1,4 +1,4 @@
-"""Reports messages that retention has removed before a subscription could read them."""
+"""Reports messages that are missing: retention has removed them, or the stream ends before them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class GapCheck:
-    """Compares the offset that a subscription is to read next with the first one of the stream.
+    """Compares the offset that a subscription is to read next with those of the stream.
 
     :param on_gap: what to do about a gap, besides notifying the observers.
     :param is_filtered: the broker skips chunks.
@@ -25,7 +25,7 @@ class GapCheck:
         self._on_gap = on_gap
         self._is_filtered = is_filtered
         self._observers = observers
-        self._reported = 0  # offset before which every gap was reported
+        self.start_over()
 
     def wanted(self, start: Start, cursor: MessageCursor) -> int | None:
         """Return the offset to check; None for none."""
@@ -35,23 +35,29 @@ class GapCheck:
             return None  # the broker does not report how many chunks it has skipped since
         return start.wanted(cursor)
 
-    def check(self, wanted: int | None, first: int | None) -> None:
+    def check(self, wanted: int | None, first: int | None, end: int | None) -> None:
         """Report the offsets that are missing, each one once.
 
         :param first: id of the first chunk; -1 for none, None if it is unknown.
+        :param end: end of the stream if it is before the offset, else None.
         :raises OffsetGapError: offsets are missing, and `on_gap` is `'raise'`.
         """
         if self._on_gap == 'ignore' or wanted is None or first is None:
             return
-        if first <= max(wanted, self._reported):
+        if end is not None and not self._is_end_reported:
+            self._is_end_reported = True
+            error = OffsetGapError(self._stream, wanted, end)
+        elif first > max(wanted, self._reported):
+            error = OffsetGapError(self._stream, max(wanted, self._reported), first)
+            self._reported = first
+        else:
             return
-        error = OffsetGapError(self._stream, max(wanted, self._reported), first)
-        self._reported = first
-        self._observers.notify(Observer.on_gap, error.stream, error.wanted, first)
+        self._observers.notify(Observer.on_gap, error.stream, error.wanted, error.first)
         if self._on_gap == 'raise':
             raise error
         logger.warning('%s', error)
 
     def start_over(self) -> None:
         """The stream was deleted."""
-        self._reported = 0
+        self._reported = 0  # offset before which every gap was reported
+        self._is_end_reported = False

@@ -27,10 +27,19 @@ from ..net.registration import Registration
 from ..net.retry import backoff
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
+from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
 from .gaps import GapCheck
-from .offsets import chunk_ids, look_up, next_offset, resolve, stored_offset
+from .offsets import (
+    check_identity,
+    chunk_ids,
+    end_before,
+    look_up,
+    next_offset,
+    resolve,
+    stored_offset,
+)
 from .stranded import StrandedCheck
 from .tracking import Tracker
 from .waiting import WaitingTasks
@@ -130,6 +139,8 @@ class Member:
             self._offset = self._offset.default or Offset.FIRST
         self._start: int | None = None  # the same as a number, from the first attempt on
         self._is_stored = False  # an offset was stored under the group's name
+        self._known = LastChunk()  # identifies the stream while this member receives nothing
+        self._is_new = False  # the stream: the program has received no message of it
         self._connection: Connection | None = None  # on which it is subscribed
         self._unanswered: list[int] = []  # correlation ids of updates, in order
         self._task: asyncio.Task[None] | None = None  # prepares the answer
@@ -154,6 +165,12 @@ class Member:
 
     # -- what the subscription calls
 
+    @property
+    def identity(self) -> LastChunk:
+        """The chunk that identifies the stream."""
+        last_chunk = self._session.cursor.last_chunk
+        return last_chunk if last_chunk.id >= 0 else self._known
+
     async def prepare(self, connection: Connection, id: int) -> None:
         """Prepare to receive updates for a subscription id.
 
@@ -163,6 +180,7 @@ class Member:
             raise SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
         if self._stranded is not None:
             await self._stranded.stay_away()
+        await check_identity(self._cluster, self._stream, self._known)
         # What is published from now on is read, whenever the member becomes active.
         if (
             self._source is None
@@ -171,8 +189,7 @@ class Member:
             and await stored_offset(connection, self._stream, self.group.name) is None
         ):
             self._start = await resolve(self._cluster, self._stream, self._offset)
-        self._session.cursor.start_over()
-        self._session.cursor.drop()
+        self._forget()
         connection.members[id] = self._on_update
         self._connection = connection
 
@@ -218,9 +235,14 @@ class Member:
         """The program may have finished the messages that it has received."""
         self._finishing.wake()
 
+    def resume(self, identity: LastChunk) -> None:
+        """Check that the stream is still the one with that chunk before messages arrive."""
+        self._known = identity
+
     def start_over(self) -> None:
         """The stream was deleted: start at the first message of the next one."""
         self._offset, self._start, self._is_stored = Offset.FIRST, None, False
+        self._known, self._is_new = LastChunk(), True
 
     # -- what the broker says
 
@@ -304,16 +326,20 @@ class Member:
     async def _find_start(self) -> int:
         connection, stream = self._connection, self._stream
         assert connection is not None  # else the task was cancelled
+        await check_identity(self._cluster, stream, self._known)
         if self._source is not None:
-            start = await self._resolve(await self._session.ask(self._source))
+            # An offset that the program keeps may be one of the stream before.
+            offset = Offset.FIRST if self._is_new else await self._session.ask(self._source)
+            start = await self._resolve(offset)
         else:
             stored = await stored_offset(connection, stream, self.group.name)
             if stored is None:
                 stored = await self._store_start(connection)
             self._is_stored = stored is not None
             start = next_offset(stored)
-        first, _ = await chunk_ids(connection, stream)
-        self._gaps.check(start, first)
+        first, committed = await chunk_ids(connection, stream)
+        end = await end_before(self._cluster, stream, start, committed)
+        self._gaps.check(start, first, end)
         return start
 
     async def _resolve(self, offset: Offset) -> int:
@@ -330,8 +356,8 @@ class Member:
         :returns: the stored offset; None if there is none, because the start is the first message.
         """
         stream, name = self._stream, self.group.name
-        if self._is_stored:  # then the stream is another one, or retention removed the offset
-            self.start_over()
+        if self._is_stored:  # then retention has removed the offset
+            self._offset, self._start = Offset.FIRST, None
         start = self._start
         if start is None:
             start = await self._resolve(self._offset)
@@ -405,10 +431,18 @@ class Member:
         """Deliver nothing, and store no offset."""
         session, was_active = self._session, self.may_store
         self.activity = Activity.STANDBY
-        session.cursor.start_over()
-        session.cursor.drop()
+        self._forget()
         if was_active:
             session.on_activity(active=False)
             prefix = self._cluster.settings.log_prefix
             logger.info('%sthe %r is no longer active', prefix, self)
             self._notify(Observer.on_deactivated)
+
+    def _forget(self) -> None:
+        """Forget the messages; remember the stream that they are of."""
+        cursor = self._session.cursor
+        self._known = self.identity
+        if cursor.delivered is not None:
+            self._is_new = False
+        cursor.start_over()
+        cursor.drop()

@@ -21,6 +21,7 @@ from ..net.cluster import Cluster
 from ..net.observer import Observer
 from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
+from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ._iteration import Turns
 from .consuming import SubscriptionSession
@@ -110,6 +111,7 @@ class MergedSession:
         self.partitions: dict[str, Partition] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
         self._by_cursor: dict[MessageCursor, Partition] = {}
+        self._gone: dict[str, LastChunk | None] = {}  # by partition; None if it was deleted
         self._cluster = cluster
         self._offset = offset
         self._auto_offset = auto_offset
@@ -213,6 +215,8 @@ class MergedSession:
     def _add(self, name: str) -> None:
         partition = Partition(self, name)
         session = self.sessions[name] = self._new_session(partition, name, self._start_of(name))
+        if name in self._gone:
+            session.succeed(self._gone.pop(name))
         cursor = partition.cursor = session.cursor
         cursor.super_stream = self.stream
         self.partitions[name] = self._by_cursor[cursor] = partition
@@ -259,7 +263,9 @@ class MergedSession:
         del self.partitions[partition.name]
         del self._by_cursor[partition.cursor]
         self.turns.remove(partition.cursor)
-        self.sessions.pop(partition.name).release()
+        session = self.sessions.pop(partition.name)
+        self._gone[partition.name] = None if partition.missing else session.identity
+        session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
         self._cluster.observers.notify(event, self.stream, name)
@@ -270,6 +276,7 @@ class MergedSession:
         """The super stream was deleted: read the next one with its name from the beginning."""
         for partition in list(self.partitions.values()):
             self._forget(partition)
+        self._gone = dict.fromkeys(self._gone)  # their streams were deleted with it
         self._unopened.clear()
         self._is_listed = False
         self._names.discard(self.stream)

@@ -21,6 +21,7 @@ from ..net.observer import Role
 from ..net.sharing import missing
 from ..protocol import commands
 from ..protocol._chunk import Chunk, ChunkQueue
+from ..protocol._identity import LastChunk
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
@@ -229,6 +230,44 @@ async def check_chunk(cluster: Cluster, connection: Connection, stream: str, chu
         and await leader_ends_before(cluster, stream, chunk_id)
     ):
         raise StreamDoesNotExist(stream, 'was deleted and created again')
+
+
+async def check_identity(cluster: Cluster, stream: str, known: LastChunk) -> None:
+    """Check that a stream is the one that a chunk was read from, by reading that chunk again.
+
+    :param known: the chunk; if there is none, or retention has removed it, the last one is noted.
+    :raises StreamDoesNotExist: the stream was deleted and created again.
+    """
+    if known.id >= 0:
+        connection, is_leader = await cluster.leader(stream)
+        first, _ = await chunk_ids(connection, stream)
+        if first is None or first <= known.id:
+            chunk = await chunk_at(cluster, stream, Offset.offset(known.id))
+            if chunk is None and not is_leader:
+                raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
+            known.seek(first, None)
+            if chunk is None or known.is_replaced(chunk):
+                raise StreamDoesNotExist(stream, 'was deleted and created again')
+            return
+    chunk = await chunk_at(cluster, stream, Offset.LAST)
+    if chunk is not None:
+        known.note(chunk)
+
+
+async def end_before(
+    cluster: Cluster, stream: str, offset: int, committed: int | None
+) -> int | None:
+    """Return the end of a stream that ends before an offset; else, or if it is unknown, None.
+
+    :param committed: id of the last committed chunk, -1 for none, None if it is unknown.
+    """
+    if committed is None or offset <= committed + 1:
+        return None
+    _, is_leader = await cluster.leader(stream)
+    if not is_leader:  # another node may lag behind
+        return None
+    end = await resolve(cluster, stream, Offset.NEXT)
+    return end if end < offset else None
 
 
 async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | None:
