@@ -18,7 +18,7 @@ from ..error import (
     copy_error,
 )
 from ..net.cluster import Cluster
-from ..net.observer import Observer
+from ..net.observer import Observer, call_each
 from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
 from ..protocol.offset import Offset, OffsetSource, OffsetType
@@ -194,8 +194,8 @@ class MergedSession:
             self._timer = self._loop.call_later(self._interval, self._on_timer)
 
     def _on_listed(self, names: Sequence[str]) -> None:
-        if self.waiter.ended:
-            return  # stopped
+        if self._has_ended:
+            return
         listed = dict.fromkeys(names)  # a partition that is bound twice is read once
         for name, partition in list(self.partitions.items()):
             if name not in listed:
@@ -400,7 +400,7 @@ class MergedSession:
 
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
-        await self._close([session.finish for session in self.sessions.values()], wait=True)
+        await self._close([session.finish for session in self.sessions.values()])
 
     async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
         """Close the subscription, and end the iteration of a waiting task.
@@ -409,27 +409,26 @@ class MergedSession:
         :param reader: the task that has received the last message.
         """
         self._cluster.check_loop()
+        if not wait:
+            self._abort()
+            return
         last = self._by_cursor.get(self.cursor)
-        if wait and last is not None:  # all other messages are finished
-            await self.sessions[last.name].close(wait=True, reader=reader)
-        calls = [partial(session.close, wait=wait) for session in self.sessions.values()]
-        await self._close(calls, wait=wait)
+        try:
+            if last is not None:  # the messages of all other partitions are finished
+                await self.sessions[last.name].wait_asked(reader)
+        except BaseException:  # cancelled
+            self._abort()
+            raise
+        await self._close([partial(item.close, wait=True) for item in self.sessions.values()])
 
-    async def _close(self, calls: Sequence[Callable[[], Awaitable[None]]], *, wait: bool) -> None:
+    async def _close(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
         if self._closing:
-            if wait:
-                await self._closed.wait()
+            await self._closed.wait()
             return
         self._closing = True
-        self.waiter.remove(self)
-        self.waiter.wake()
-        self._opening.wake()
         try:
-            if wait:
-                await self._all([call() for call in calls])
-            else:
-                for call in calls:
-                    await call()
+            self._end_waiting()
+            await self._all([call() for call in calls])
         finally:
             self._end()
 
@@ -440,8 +439,19 @@ class MergedSession:
             if isinstance(item, BaseException):
                 raise item
 
+    def _end_waiting(self) -> None:
+        self.waiter.remove(self)
+        self.waiter.wake()
+        self._opening.wake()
+
+    def _abort(self) -> None:
+        """Close the subscription without waiting, unless another task closes it."""
+        if not self._closing:
+            self._closing = True
+            self._end_waiting()
+            self._end()
+
     def _end(self) -> None:
-        self._closing = True
         self.waiter.remove(self)
         listing, self._listing = self._listing, None
         if listing is not None and not listing.get_loop().is_closed():
@@ -452,8 +462,7 @@ class MergedSession:
         self._timer = self._pace = None
         for partition in self.partitions.values():
             partition.merged = None
-        for session in self.sessions.values():
-            session.release()
+        call_each([session.abort for session in self.sessions.values()])
         self._by_cursor.clear()
         self._closed.set()
 
@@ -466,6 +475,7 @@ class MergedSession:
             return
         loop = self._cluster.loop
         if loop is None or loop.is_closed():
+            self._closing = True
             self._end()
         else:  # never directly, see SubscriptionSession.release
-            loop.call_soon_threadsafe(self._end)
+            loop.call_soon_threadsafe(self._abort)

@@ -94,7 +94,8 @@ class BaseSubscription(SubscriptionBase[Body]):
 
         After `stop`, if another task has received the last message, `aclose` first waits until that
         task asks for the next message, or ends.  It gives up waiting for the task and for the
-        broker after the client's `close_timeout`.
+        broker after the client's `close_timeout`.  If it is cancelled, it closes the subscription
+        without waiting.
         """
         await self._session.close(wait=True, reader=self._reader())
 
