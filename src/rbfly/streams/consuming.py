@@ -226,6 +226,9 @@ class SubscriptionSession(Owner):
         if not self._properties and connection is not None and connection.knows_optional:
             self._watchdog.start(is_time=is_time)
 
+    def on_leave(self) -> None:
+        self.commits.on_leave()
+
     def on_activity(self, *, active: bool) -> None:
         """The subscription has become the active member of its group, or is no longer."""
         if self._tracker is not None:

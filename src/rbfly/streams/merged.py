@@ -12,6 +12,8 @@ from typing import Any
 from ..checks import check_type
 from ..error import (
     ArgumentError,
+    OffsetNotStored,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
@@ -377,14 +379,16 @@ class MergedSession:
         manual_tracking(self._auto_offset, self)  # also before the partitions are known
         sessions = self.sessions
         if offsets is None:
-            await self._all([session.commits.commit(None) for session in sessions.values()])
+            await self._all({name: item.commits.commit(None) for name, item in sessions.items()})
             return
         check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
             if name not in sessions:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')
             sessions[name].commits.check(offset)
-        await self._all([sessions[name].commits.commit(offset) for name, offset in offsets.items()])
+        await self._all(
+            {name: sessions[name].commits.commit(offset) for name, offset in offsets.items()}
+        )
 
     # -- ending
 
@@ -400,7 +404,7 @@ class MergedSession:
 
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
-        await self._close([session.finish for session in self.sessions.values()])
+        await self._close({name: item.finish for name, item in self.sessions.items()})
 
     async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
         """Close the subscription, and end the iteration of a waiting task.
@@ -419,25 +423,46 @@ class MergedSession:
         except BaseException:  # cancelled
             self._abort()
             raise
-        await self._close([partial(item.close, wait=True) for item in self.sessions.values()])
+        await self._close(
+            {name: partial(item.close, wait=True) for name, item in self.sessions.items()}
+        )
 
-    async def _close(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async def _close(self, calls: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
         if self._closing:
             await self._closed.wait()
             return
         self._closing = True
         try:
             self._end_waiting()
-            await self._all([call() for call in calls])
+            await self._all({name: call() for name, call in calls.items()})
         finally:
             self._end()
 
-    async def _all(self, calls: Sequence[Awaitable[None]]) -> None:
-        """Wait for several calls at once, then raise the first error."""
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for item in found:
-            if isinstance(item, BaseException):
-                raise item
+    async def _all(self, calls: Mapping[str, Awaitable[None]]) -> None:
+        """Wait for calls of all partitions at once, then raise one error."""
+        found = await asyncio.gather(*calls.values(), return_exceptions=True)
+        errors = {name: item for name, item in zip(calls, found, strict=True) if item is not None}
+        if errors:
+            try:
+                raise self._one_of(errors)
+            finally:
+                del found, errors  # their tracebacks refer to this frame
+
+    def _one_of(self, errors: Mapping[str, BaseException]) -> BaseException:
+        """Return the error that stands for those of partitions.
+
+        :class:`.OffsetNotStored` names all of them; an error that is none of RbFly goes first.
+        """
+        found = sorted(errors.values(), key=lambda item: isinstance(item, RbFlyError))
+        if not isinstance(found[0], RbFlyError) or len(found) == 1:
+            return found[0]
+        found.sort(key=lambda item: isinstance(item, OffsetNotStored))
+        if not isinstance(found[-1], OffsetNotStored):
+            return found[0]
+        names = ', '.join(map(repr, errors))
+        error = OffsetNotStored(f'{self!r}: no offset is stored for partitions {names}: {found[0]}')
+        error.__cause__ = found[0]
+        return error
 
     def _end_waiting(self) -> None:
         self.waiter.remove(self)
