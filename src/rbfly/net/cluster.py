@@ -73,7 +73,7 @@ class Cluster:
         self._last_error: StreamConnectionError | None = None  # of any connection
         self._timer: asyncio.TimerHandle | None = None
         self._unused: dict[Connection, int] = {}  # number of requests sent when last checked
-        self._sweepings: set[asyncio.Task[None]] = set()
+        self._sweepings: dict[Connection, asyncio.Task[None]] = {}  # that were unused
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
         self.idle_closing = CloseTimeout(min(IDLE_CLOSE, settings.close_timeout or IDLE_CLOSE))
@@ -259,6 +259,7 @@ class Cluster:
             return
         self._ended = ended = asyncio.Event()
         connections = [item for group in self._connections.values() for item in group]
+        connections += self._sweepings
         try:
             self.generation += 1
             call_each([registration.on_disconnect for registration in list(self.registrations)])
@@ -276,17 +277,14 @@ class Cluster:
                 is_idle = all(item.is_idle for item in connections)
                 try:
                     async with (self.idle_closing if is_idle else self.closing).limit():
-                        await asyncio.gather(
-                            *(item.close(None) for item in connections), *self._sweepings
-                        )
+                        await asyncio.gather(*(item.close(None) for item in connections))
                 except TimeoutError:
                     pass
             await asyncio.gather(*(item.close(0) for item in connections))
         finally:
             self._ended = None
             ended.set()
-            for item in connections:
-                item.abort()  # needed only if closing was cancelled
+            call_each([item.abort for item in connections])  # if closing was cancelled
             for role in Role:
                 self._open(role)  # removes closed connections
             self._last_error = None
@@ -501,9 +499,9 @@ class Cluster:
         for group in self._connections.values():
             group[:] = [item for item in group if item not in idle]
         for connection in idle:
-            task = asyncio.ensure_future(connection.close())
-            self._sweepings.add(task)
-            task.add_done_callback(self._sweepings.discard)
+            self._sweepings[connection] = task = asyncio.ensure_future(connection.close())
+            forget = functools.partial(self._sweepings.pop, connection)
+            task.add_done_callback(forget)  # which must not keep the client alive
         if len(opened) - len(idle) > 1:
             self._sweep_later()
 

@@ -148,6 +148,7 @@ cdef class MessageCursor:
         if delivered is not None:       # not beyond the error
             self.next_offset = delivered
         self.queue.wake = None
+        self.notify_offset = NEVER
         self.session = None
 
     @property

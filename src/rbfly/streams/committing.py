@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from ..checks import check_integer
-from ..error import ArgumentError, SubscriptionError
+from ..error import ArgumentError, OffsetNotStored
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.registration import Registration
@@ -23,7 +23,17 @@ class Commits:
     :param member: membership in a group; None without a group.
     """
 
-    __slots__ = ('_cluster', '_cursor', '_lock', '_member', '_registration', '_stream', '_tracking')
+    __slots__ = (
+        '_cluster',
+        '_committed',
+        '_cursor',
+        '_lock',
+        '_lost',
+        '_member',
+        '_registration',
+        '_stream',
+        '_tracking',
+    )
 
     def __init__(
         self,
@@ -41,31 +51,59 @@ class Commits:
         self._tracking = tracking
         self._member = member
         self._lock: asyncio.Lock | None = None  # an earlier offset must not replace a later one
+        self._committed = (
+            0  # offset after the last one that was committed since the member is active
+        )
+        self._lost: int | None = None  # last message of earlier activities that was not committed
 
     async def commit(self, offset: int | None) -> None:
-        """Store an offset; None for that of the last message delivered."""
+        """Store an offset; None for that of the last message delivered.
+
+        :raises OffsetNotStored: the member of a group is no longer active; without an offset, only
+            if it had delivered messages that are not committed, and once for them.
+        """
         self._cluster.check_loop()
-        manual, offset = self.check(offset)
-        if offset is None:
-            return  # no message was delivered
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        assert manual.reference is not None
-        term = None if self._member is None else self._member.term
-        connect = partial(self._connect, term)
-        async with self._lock:
-            await store_offset(self._cluster, connect, self._stream, manual.reference, offset)
+        manual, found = self.check(offset)
+        member = self._member
+        if found is not None:
+            if self._lock is None:
+                self._lock = asyncio.Lock()
+            assert manual.reference is not None
+            connect = partial(self._connect, None if member is None else member.term, found)
+            async with self._lock:
+                try:
+                    await store_offset(
+                        self._cluster, connect, self._stream, manual.reference, found
+                    )
+                except OffsetNotStored:
+                    self._lost = None
+                    raise
+            self._committed = found + 1
+            if self._lost is not None and self._lost <= found:
+                self._lost = None
+        if offset is None and self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise self._not_stored(lost)
+
+    def on_leave(self) -> None:
+        """The member is no longer active: note the messages that the program has not committed."""
+        delivered = self._cursor.delivered
+        if delivered is not None and delivered > self._committed:
+            self._lost = max(self._lost or 0, delivered - 1)
+        self._committed = 0
 
     def check(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
         """Check the offset to store; None for that of the last message delivered.
 
-        :returns: how to store it, and the offset; None if no message was delivered.
+        :returns: how to store it, and the offset; None if no message was delivered, or the member
+            of a group is not active.
         """
         of = f'subscription of stream {self._stream!r}'
         manual = manual_tracking(self._tracking, of)
         if offset is not None:
             check_integer('offset', offset, 0, 2**64 - 1)
-            self._check_active()
+        if self._member is not None and not self._member.may_store:
+            return manual, offset  # which `commit` cannot store
         delivered = self._cursor.delivered
         if offset is None and delivered is not None:
             offset = delivered - 1
@@ -76,28 +114,26 @@ class Commits:
             raise ArgumentError(f'offset {offset} of the {of} was not delivered; {last}')
         return manual, offset
 
-    async def _connect(self, term: int | None) -> Connection:
+    async def _connect(self, term: int | None, offset: int) -> Connection:
         """Return a connection to store an offset of the stream that was read.
 
         :param term: of the member when the offset was committed.
-        :raises SubscriptionError: it has lost its activity since, even if it is active again.
+        :raises OffsetNotStored: it has lost its activity since, even if it is active again.
         """
         connection, last_chunk = self._registration.connection, self._cursor.last_chunk
-        if self._member is not None:
-            self._check_active(term)
-            assert connection is not None
+        member = self._member
+        if member is not None:
+            if connection is None or not member.may_store or term != member.term:
+                raise self._not_stored(offset)
             return connection
         if connection is None or not connection.is_open or last_chunk.unverified:
             connection = await self._cluster.locator()
             await check_chunk(self._cluster, connection, self._stream, last_chunk.id)
         return connection
 
-    def _check_active(self, term: int | None = None) -> None:
-        """Check that no other member of the group can be active.
-
-        :param term: of the member when the offset was committed; None for its last one.
-        :raises SubscriptionError: one can, or could since.
-        """
-        member = self._member
-        if member is not None and not (member.may_store and term in (None, member.term)):
-            raise SubscriptionError(f'the {member!r} is no longer active')
+    def _not_stored(self, offset: int) -> OffsetNotStored:
+        """Return the error of an offset that the member must not store."""
+        return OffsetNotStored(
+            f'the {self._member!r} is no longer active: offset {offset} is not stored, and a member'
+            ' receives the messages after the stored one again'
+        )

@@ -239,6 +239,9 @@ class SubscriptionSession(Owner):
         if not self._properties and connection is not None and connection.knows_optional:
             self._watchdog.start(is_time=is_time)
 
+    def on_leave(self) -> None:
+        self.commits.on_leave()
+
     def on_activity(self, *, active: bool) -> None:
         """The subscription has become the active member of its group, or is no longer."""
         if self._tracker is not None:
@@ -441,10 +444,13 @@ class SubscriptionSession(Owner):
             self._asked.set()
         await self.close(wait=True)
 
-    async def _wait_asked(self, asked: asyncio.Event, reader: asyncio.Task[Any] | None) -> None:
-        """Wait until the task that has received the last message asks for another, or ends."""
-        cursor = self.cursor
-        if reader in (None, asyncio.current_task()) or cursor.unfinished == cursor.position:
+    async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
+        """After `stop`, wait until the task that has received the last message asks for another, or
+        ends, or the subscription is closed."""
+        cursor, asked = self.cursor, self._asked
+        if asked is None or self.closed or cursor.unfinished == cursor.position:
+            return
+        if reader in (None, asyncio.current_task()):
             return
         assert reader is not None
 
@@ -470,30 +476,38 @@ class SubscriptionSession(Owner):
         if registration.life is Life.CLOSED:
             return
         self._cluster.check_loop()
-        if wait and self._asked is not None and not self.closed:
-            await self._wait_asked(self._asked, reader)
+        if not wait:
+            self.abort()
+            return
+        try:
+            await self.wait_asked(reader)
+        except BaseException:  # cancelled
+            self.abort()
+            raise
         if self.closed:
-            if wait:
-                await registration.wait_closed()
+            await registration.wait_closed()
             return
         registration.begin_close()
+        try:
+            self._end_waiting()
+            self.cursor.drop()
+            cluster, connection = self._cluster, registration.connection
+            if self._tracker is not None:
+                verify = self._waiter.ended or self._member is not None
+                await self._tracker.close(cluster, connection, verify=verify)
+            connection = registration.connection
+            answer = registration.reset()
+            is_idle = connection is None or connection.is_idle
+            await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
+        finally:
+            self._end()
+
+    def _end_waiting(self) -> None:
         self._waiter.remove(self)
         self._waiter.wake()
         self._opening.wake()
-        self.cursor.drop()
-        try:
-            if self._tracker is not None:
-                verify = wait and (self._waiter.ended or self._member is not None)
-                await self._tracker.close(
-                    self._cluster, registration.connection, wait=wait, verify=verify
-                )
-            cluster, connection = self._cluster, registration.connection
-            answer = registration.reset()
-            if wait:
-                is_idle = connection is None or connection.is_idle
-                await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
-        finally:
-            self._end()
+        if self._asked is not None:
+            self._asked.set()
 
     def _end(self) -> None:
         self._waiter.remove(self)
@@ -514,13 +528,22 @@ class SubscriptionSession(Owner):
         self._released = True
         loop = self._cluster.loop
         if loop is None or loop.is_closed():
-            self._end()
+            self.abort()
         else:  # never directly: the garbage collector may run within any method of the registration
-            loop.call_soon_threadsafe(self._release)
+            loop.call_soon_threadsafe(self.abort)
 
-    def _release(self) -> None:
-        if self._tracker is not None:
-            self._tracker.stop()
-            if (data := self._tracker.pending()) is not None:
-                self.write(data, last=True)
-        self._end()
+    def abort(self) -> None:
+        """Close the subscription without waiting, unless another task closes it.
+
+        Stores the offset of the last finished message if there is a connection.
+        """
+        if self.registration.life is not Life.ACTIVE:
+            return
+        loop = self._cluster.loop
+        try:
+            if loop is not None and not loop.is_closed():
+                self._end_waiting()
+                if self._tracker is not None:
+                    self._tracker.abort(self._cluster)
+        finally:
+            self._end()

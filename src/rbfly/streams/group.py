@@ -100,6 +100,9 @@ class Session(Protocol):
     def drop_queue(self) -> None:
         """Drop the messages that the program has not received, and return their credit."""
 
+    def on_leave(self) -> None:
+        """The member is about to stand by, and to forget what it has delivered."""
+
     def on_activity(self, *, active: bool) -> None:
         """The member has become active, or is no longer."""
 
@@ -430,6 +433,8 @@ class Member:
     def _stand_by(self) -> None:
         """Deliver nothing, and store no offset."""
         session, was_active = self._session, self.may_store
+        if was_active:
+            session.on_leave()
         self.activity = Activity.STANDBY
         self._forget()
         if was_active:

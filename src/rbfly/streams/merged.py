@@ -12,13 +12,15 @@ from typing import Any
 from ..checks import check_type
 from ..error import (
     ArgumentError,
+    OffsetNotStored,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
     copy_error,
 )
 from ..net.cluster import Cluster
-from ..net.observer import Observer
+from ..net.observer import Observer, call_each
 from ..protocol._cursor import MessageCursor
 from ..protocol._decoder import Decoder
 from ..protocol._identity import LastChunk
@@ -196,8 +198,8 @@ class MergedSession:
             self._timer = self._loop.call_later(self._interval, self._on_timer)
 
     def _on_listed(self, names: Sequence[str]) -> None:
-        if self.waiter.ended:
-            return  # stopped
+        if self._has_ended:
+            return
         listed = dict.fromkeys(names)  # a partition that is bound twice is read once
         for name, partition in list(self.partitions.items()):
             if name not in listed:
@@ -384,14 +386,16 @@ class MergedSession:
         manual_tracking(self._auto_offset, self)  # also before the partitions are known
         sessions = self.sessions
         if offsets is None:
-            await self._all([session.commits.commit(None) for session in sessions.values()])
+            await self._all({name: item.commits.commit(None) for name, item in sessions.items()})
             return
         check_type('offsets', offsets, Mapping, None)
         for name, offset in offsets.items():
             if name not in sessions:
                 raise ArgumentError(f'{self!r} does not read a partition {name!r}')
             sessions[name].commits.check(offset)
-        await self._all([sessions[name].commits.commit(offset) for name, offset in offsets.items()])
+        await self._all(
+            {name: sessions[name].commits.commit(offset) for name, offset in offsets.items()}
+        )
 
     # -- ending
 
@@ -407,7 +411,7 @@ class MergedSession:
 
     async def finish(self) -> None:
         """Close the subscription: the program asks for a message after the last one."""
-        await self._close([session.finish for session in self.sessions.values()], wait=True)
+        await self._close({name: item.finish for name, item in self.sessions.items()})
 
     async def close(self, *, wait: bool, reader: asyncio.Task[Any] | None = None) -> None:
         """Close the subscription, and end the iteration of a waiting task.
@@ -416,39 +420,70 @@ class MergedSession:
         :param reader: the task that has received the last message.
         """
         self._cluster.check_loop()
+        if not wait:
+            self._abort()
+            return
         last = self._by_cursor.get(self.cursor)
-        if wait and last is not None:  # all other messages are finished
-            await self.sessions[last.name].close(wait=True, reader=reader)
-        calls = [partial(session.close, wait=wait) for session in self.sessions.values()]
-        await self._close(calls, wait=wait)
+        try:
+            if last is not None:  # the messages of all other partitions are finished
+                await self.sessions[last.name].wait_asked(reader)
+        except BaseException:  # cancelled
+            self._abort()
+            raise
+        await self._close(
+            {name: partial(item.close, wait=True) for name, item in self.sessions.items()}
+        )
 
-    async def _close(self, calls: Sequence[Callable[[], Awaitable[None]]], *, wait: bool) -> None:
+    async def _close(self, calls: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
         if self._closing:
-            if wait:
-                await self._closed.wait()
+            await self._closed.wait()
             return
         self._closing = True
-        self.waiter.remove(self)
-        self.waiter.wake()
-        self._opening.wake()
         try:
-            if wait:
-                await self._all([call() for call in calls])
-            else:
-                for call in calls:
-                    await call()
+            self._end_waiting()
+            await self._all({name: call() for name, call in calls.items()})
         finally:
             self._end()
 
-    async def _all(self, calls: Sequence[Awaitable[None]]) -> None:
-        """Wait for several calls at once, then raise the first error."""
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for item in found:
-            if isinstance(item, BaseException):
-                raise item
+    async def _all(self, calls: Mapping[str, Awaitable[None]]) -> None:
+        """Wait for calls of all partitions at once, then raise one error."""
+        found = await asyncio.gather(*calls.values(), return_exceptions=True)
+        errors = {name: item for name, item in zip(calls, found, strict=True) if item is not None}
+        if errors:
+            try:
+                raise self._one_of(errors)
+            finally:
+                del found, errors  # their tracebacks refer to this frame
+
+    def _one_of(self, errors: Mapping[str, BaseException]) -> BaseException:
+        """Return the error that stands for those of partitions.
+
+        :class:`.OffsetNotStored` names all of them; an error that is none of RbFly goes first.
+        """
+        found = sorted(errors.values(), key=lambda item: isinstance(item, RbFlyError))
+        if not isinstance(found[0], RbFlyError) or len(found) == 1:
+            return found[0]
+        found.sort(key=lambda item: isinstance(item, OffsetNotStored))
+        if not isinstance(found[-1], OffsetNotStored):
+            return found[0]
+        names = ', '.join(map(repr, errors))
+        error = OffsetNotStored(f'{self!r}: no offset is stored for partitions {names}: {found[0]}')
+        error.__cause__ = found[0]
+        return error
+
+    def _end_waiting(self) -> None:
+        self.waiter.remove(self)
+        self.waiter.wake()
+        self._opening.wake()
+
+    def _abort(self) -> None:
+        """Close the subscription without waiting, unless another task closes it."""
+        if not self._closing:
+            self._closing = True
+            self._end_waiting()
+            self._end()
 
     def _end(self) -> None:
-        self._closing = True
         self.waiter.remove(self)
         listing, self._listing = self._listing, None
         if listing is not None and not listing.get_loop().is_closed():
@@ -459,8 +494,7 @@ class MergedSession:
         self._timer = self._pace = None
         for partition in self.partitions.values():
             partition.merged = None
-        for session in self.sessions.values():
-            session.release()
+        call_each([session.abort for session in self.sessions.values()])
         self._by_cursor.clear()
         self._closed.set()
 
@@ -473,6 +507,7 @@ class MergedSession:
             return
         loop = self._cluster.loop
         if loop is None or loop.is_closed():
+            self._closing = True
             self._end()
         else:  # never directly, see SubscriptionSession.release
-            loop.call_soon_threadsafe(self._end)
+            loop.call_soon_threadsafe(self._abort)

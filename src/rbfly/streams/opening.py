@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..error import PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
-from ..net.observer import Life
+from ..net.observer import Life, call_each
 from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
 from .types import PublisherInfo
@@ -75,8 +75,7 @@ class Opener(AbstractAsyncContextManager[T]):
         try:
             publisher = await self._open(sessions)
         except BaseException:
-            for session in sessions:
-                session.registration.close()
+            call_each([session.registration.close for session in sessions])
             self._held = False
             raise
         if hold:
@@ -113,8 +112,7 @@ class Opener(AbstractAsyncContextManager[T]):
             else:  # a cancelled task does not wait
                 publisher._abort(PublisherError(f'{publisher!r} was closed because of {error!r}'))
         finally:
-            for session in sessions:
-                session.registration.close()
+            call_each([session.registration.close for session in sessions])
 
 
 class OpenPublisher(Opener[P]):

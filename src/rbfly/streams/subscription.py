@@ -94,7 +94,8 @@ class BaseSubscription(SubscriptionBase[Body]):
 
         After `stop`, if another task has received the last message, `aclose` first waits until that
         task asks for the next message, or ends.  It gives up waiting for the task and for the
-        broker after the client's `close_timeout`.
+        broker after the client's `close_timeout`.  If it is cancelled, it closes the subscription
+        without waiting.
         """
         await self._session.close(wait=True, reader=self._reader())
 
@@ -248,15 +249,16 @@ class Subscription(BaseSubscription[Body]):
 
         Returns when the broker has stored the offset.  Reconnects if the connection is lost, and
         then sends the offset again.  A program may also call it after the subscription has ended;
-        not in a group, in which a member that is not active stores nothing.
+        not in a group, in which only the active member stores offsets.
 
         :param offset: offset of the last processed message, not after that of the last message
             received; it may be lower than a stored one.  None for everything received so far, with
             the current message or batch; before the first message, this does nothing.
-        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`; or the
-            member of a group is no longer active.
+        :raises SubscriptionError: `auto_offset` of the subscription is not `manual`.
         :raises ValueError: the message with this offset was not received.
-        :raises OffsetNotStored: the broker has another offset, or none.
+        :raises OffsetNotStored: the broker has another offset, or none; or the member of a group is
+            no longer active.  Without an offset, this is raised once for messages that a member has
+            delivered and the program had not committed: a member receives them again.
         :raises StreamDoesNotExist: the stream was deleted.
         :raises StreamConnectionError: the client could not connect within `reconnect_timeout`, or
             was disconnected.
@@ -303,6 +305,8 @@ class SuperStreamSubscription(BaseSubscription[Body]):
             received so far, with the current message or batch.
         :raises ValueError: the subscription does not read this partition, or has not received the
             message with this offset; nothing was stored.
+        :raises OffsetNotStored: as `Subscription.commit`, after the offsets of all other partitions
+            are stored; it names the partitions.
         :raises RbFlyError: as `Subscription.commit`; the offsets of other partitions may be stored.
         """
         await self._session.commit(offsets)

@@ -25,6 +25,7 @@ from ..error import (
     copy_error,
 )
 from ..net.cluster import Cluster
+from ..net.observer import call_each
 from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
@@ -106,6 +107,7 @@ class RoutedPublisher(Generic[B]):
         self._windows = windows
         self._failures = Failures()
         self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+        self._closed: asyncio.Event | None = None  # set when closing has ended
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
@@ -140,22 +142,29 @@ class RoutedPublisher(Generic[B]):
         partitions fail, one error stands for all of them.
         """
         self._publishers[0]._core.check_loop()
-        try:
-            errors = await self._each([item.close for item in self._publishers])
-        finally:
-            self._end()
+        if self._closed is None:
+            self._closed = asyncio.Event()
+            try:
+                errors = await self._close_each()
+            finally:  # a cancelled task has not closed them
+                self._abort(PublisherError(f'{self!r} was closed before the confirm'))
+                self._closed.set()
+        else:  # another task closes it, or it was closed: raise what no call has raised
+            await self._closed.wait()
+            errors = await self._close_each()
         if self._failures.count:
             errors += self._failures.errors()
             self._failures = Failures()
         raise_summary(errors)
 
+    async def _close_each(self) -> list[Exception]:
+        """Close all partitions; return their errors."""
+        return await self._each([item.close for item in self._publishers])
+
     def _abort(self, error: Exception) -> None:
         """Send all queued messages, and close without waiting for confirms."""
-        try:
-            for item in self._publishers:
-                item._abort(error)
-        finally:
-            self._end()
+        call_each([item._abort for item in self._publishers], error)
+        self._end()
 
     def _end(self) -> None:
         for task in self._asking.values():
@@ -436,31 +445,32 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
 
         return await self._each([functools.partial(queue, key) for key in self._held])
 
-    async def close(self) -> None:
-        self._publishers[0]._core.check_loop()
+    async def _close_each(self) -> list[Exception]:
         errors: list[Exception] = []
         if self._held:
             closing = self._publishers[0]._require_session().closing
             try:
-                async with closing.limit():  # `super().close()` then waits less
+                async with closing.limit():  # the partitions then wait less
                     errors = await self._route_held(None, None)
             except TimeoutError:
-                count = sum(map(len, self._held.values()))
-                late = WindowTimeout(
-                    'the broker did not report the partitions of keys within'
-                    f' {closing.timeout} s; messages that were not sent: {count}'
-                )
-                late.unsent = count
-                errors = [late]
-            finally:
-                self._held.clear()
-        try:
-            await super().close()
-        except RbFlyError as ex:
-            errors.insert(0, ex)
-        raise_summary(errors)
+                errors = [self._drop_held(f'within {closing.timeout} s')]
+        return await super()._close_each() + errors
 
-    close.__doc__ = RoutedPublisher.close.__doc__
+    def _end(self) -> None:
+        super()._end()
+        if self._held:
+            self._failures.add(self._drop_held('before it was closed'))
+
+    def _drop_held(self, when: str) -> WindowTimeout:
+        """Drop the messages whose route is unknown, and return the error that says so."""
+        held, self._held = self._held, {}
+        count = sum(map(len, held.values()))
+        error = WindowTimeout(
+            f'the broker did not report the partitions of keys {when}; messages that were not'
+            f' sent: {count}'
+        )
+        error.unsent = count
+        return error
 
 
 class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):

@@ -144,13 +144,18 @@ class Tracker:
             self._timer.cancel()
             self._timer = None
 
-    async def close(
-        self, cluster: Cluster, connection: Connection | None, *, wait: bool, verify: bool
-    ) -> None:
+    def abort(self, cluster: Cluster) -> None:
+        """Store the offset of the last finished message, if there is a connection."""
+        self.stop()
+        if (data := self.pending()) is not None and not self._write(data, True):
+            self._log(cluster, 'no connection')
+
+    async def close(self, cluster: Cluster, connection: Connection | None, *, verify: bool) -> None:
         """Store the offset of the last finished message, on another connection if necessary.
 
+        Connects within the client's `close_timeout` if there is no connection.
+
         :param connection: the cursor's.
-        :param wait: connect if there is no connection, within the client's `close_timeout`.
         :param verify: read the stored offset back.
         """
         self.stop()
@@ -163,8 +168,6 @@ class Tracker:
             data = self.pending()
             if data is None:
                 return
-            if not wait:
-                raise StreamConnectionError('no connection')
             async with cluster.closing.limit() as on_progress:
                 connection = await cluster.locator()
                 on_progress()
@@ -175,9 +178,12 @@ class Tracker:
                 if verify:
                     await self.verify(connection)
         except (RbFlyError, TimeoutError) as ex:
-            prefix = cluster.settings.log_prefix
-            text = '%scannot store offset %r of stream %r: %s'
-            logger.warning(text, prefix, self.reference, self.stream, ex)
+            self._log(cluster, ex)
+
+    def _log(self, cluster: Cluster, reason: object) -> None:
+        prefix = cluster.settings.log_prefix
+        text = '%scannot store offset %r of stream %r: %s'
+        logger.warning(text, prefix, self.reference, self.stream, reason)
 
     async def verify(self, connection: Connection) -> None:
         """Check that the broker has stored the offset of the last finished message.

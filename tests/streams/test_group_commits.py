@@ -1,0 +1,128 @@
+"""Offsets that the members of a group store with `commit` and `write_offset`."""
+
+from typing import Any
+
+import pytest
+
+import rbfly.streams as rbs
+from tests.brokers import until
+from tests.members import NewClient, Reader, publish, take, until_active
+
+MANUAL: dict[str, Any] = {
+    'auto_offset': rbs.OffsetTracking(manual=True),
+    'offset': rbs.Offset.FIRST,
+}
+
+
+async def lose_activity(messages: rbs.Subscription) -> None:
+    connection = messages._session.registration.connection
+    assert connection is not None
+    connection.abort()
+    await until_active(messages, False)
+
+
+# -- commit
+
+
+async def test_commit_reports_once_what_it_could_not_store(
+    clients: NewClient, stream: str, group: str
+) -> None:
+    client = clients()
+    await publish(client, stream, range(10))
+    async with client.subscribe(stream, group=group, **MANUAL) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        await messages.commit(1)
+        await lose_activity(messages)
+        with pytest.raises(rbs.OffsetNotStored, match='offset 4 is not stored'):
+            await messages.commit()
+        await messages.commit()
+        for _ in range(2):
+            with pytest.raises(rbs.OffsetNotStored, match='no longer active'):
+                await messages.commit(3)
+    assert await client.read_offset(stream, group) == 1
+
+
+async def test_commit_after_the_end(clients: NewClient, stream: str, group: str) -> None:
+    """The member has left: another one receives again what was not committed."""
+    client = clients()
+    await publish(client, stream, range(10))
+    for committed in (False, True):
+        async with client.subscribe(stream, group=group, **MANUAL) as messages:
+            assert await take(messages, 5) == [*range(5)]
+            if committed:
+                await messages.commit()
+        if not committed:
+            with pytest.raises(rbs.OffsetNotStored, match='offset 4 is not stored'):
+                await messages.commit()
+        await messages.commit()
+
+
+@pytest.mark.parametrize('again', [3, 7])
+async def test_commit_of_a_member_that_is_active_again(
+    clients: NewClient, stream: str, group: str, again: int
+) -> None:
+    client = clients()
+    await publish(client, stream, range(10))
+    async with client.subscribe(stream, group=group, **MANUAL) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        await lose_activity(messages)
+        assert await take(messages, again) == [*range(again)]
+        if again < 5:
+            with pytest.raises(rbs.OffsetNotStored, match='offset 4 is not stored'):
+                await messages.commit()
+        await messages.commit()
+        assert await client.read_offset(stream, group) == again - 1
+
+
+@pytest.mark.parametrize('committed', [False, True])
+async def test_commit_after_partitions_were_handed_over(
+    clients: NewClient, super_stream: str, group: str, committed: bool
+) -> None:
+    client = clients()
+    async with client.publisher(super_stream, route=rbs.by_hash(str)) as publisher:
+        await publisher.send_many(range(60))
+    options = MANUAL | {'super_stream': True, 'group': group}
+    first = Reader(client.subscribe(super_stream, **options))
+    await until(lambda: len(first.bodies) == 60, 'the first member has read everything')
+    if committed:
+        await first.messages.commit()
+    second = Reader(clients().subscribe(super_stream, **options))
+
+    def settled() -> bool:
+        kept, taken = first.messages.active, second.messages.active
+        return bool(kept) and bool(taken) and len(kept) + len(taken) == 3
+
+    await until(settled, 'the partitions are distributed')
+    taken = second.messages.active
+    if not committed:
+        with pytest.raises(rbs.OffsetNotStored) as caught:
+            await first.messages.commit()
+        for name in await client.partitions(super_stream):
+            assert (repr(name) in str(caught.value)) == (name in taken)
+    await first.messages.commit()
+    for name in await client.partitions(super_stream):
+        stored = await client.read_offset(name, group)
+        assert (stored is not None) == (committed or name not in taken)
+    await first.stop()
+    await second.stop()
+
+
+async def test_commit_of_several_partitions_raises_one_error(
+    clients: NewClient, super_stream: str, group: str
+) -> None:
+    client = clients()
+    async with client.publisher(super_stream, route=rbs.by_hash(str)) as publisher:
+        await publisher.send_many(range(60))
+    options = MANUAL | {'super_stream': True, 'group': group}
+    reader = Reader(client.subscribe(super_stream, **options))
+    await until(lambda: len(reader.bodies) == 60, 'everything is read')
+    position = reader.messages.position
+    await reader.stop()
+    names = await client.partitions(super_stream)
+    for offsets in (None, {name: position[name] - 1 for name in names[:2]}):
+        with pytest.raises(rbs.OffsetNotStored) as caught:
+            await reader.messages.commit(offsets)
+        missing = f'for partitions {", ".join(map(repr, offsets or names))}: '
+        assert missing in str(caught.value)
+        assert isinstance(caught.value.__cause__, rbs.OffsetNotStored)
+    await reader.messages.commit()
