@@ -3,6 +3,7 @@
 import random
 import string
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -123,3 +124,15 @@ def test_id_of_a_message_that_was_not_sent_does_not_exclude_automatic_ids() -> N
     router.claim('automatic')
     with pytest.raises(rbs.ArgumentError, match='an explicit publishing id'):
         router.claim(message)
+
+
+@pytest.mark.parametrize('partitions', [[], (), range(0), {}])
+def test_hash_routing_without_partitions_is_an_error(partitions: Any) -> None:
+    with pytest.raises(rbs.ArgumentError, match='by_hash cannot choose a partition'):
+        rbs.by_hash(str)('x', partitions)
+
+
+def test_hash_routing_counts_partitions_beyond_32_bits() -> None:
+    partitions: Any = range(2**32)
+    chosen: object = rbs.by_hash(str)('x', partitions)
+    assert chosen == hash32('x')

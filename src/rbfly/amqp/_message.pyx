@@ -277,11 +277,15 @@ is_set_stream_publish_id=None)\n--\n
 
 
 def restore_message(*args):
-    cdef MessageCtx ctx = MessageCtx(
-        *args[:7], stream_offset=args[7], stream_timestamp=args[8], stream_publish_id=args[9],
-        is_set_stream_publish_id=args[10],
+    cdef MessageCtx ctx
+    cdef bytes raw
+    if len(args) == 11:         # an old pickle
+        args += (None,)
+    *sections, offset, timestamp, publish_id, is_set, raw = args
+    ctx = MessageCtx(
+        *sections, stream_offset=offset, stream_timestamp=timestamp, stream_publish_id=publish_id,
+        is_set_stream_publish_id=is_set,
     )
-    cdef bytes raw = args[11] if len(args) > 11 else None   # missing in old pickles
     if raw is not None:
         ctx._owner = raw
         ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)

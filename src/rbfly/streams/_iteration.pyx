@@ -21,7 +21,7 @@ from types import GenericAlias
 from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
-from rbfly.error import MessageContextError
+from rbfly.error import MessageContextError, SubscriptionError
 
 cdef extern from *:
     """
@@ -337,6 +337,8 @@ cdef class NextMessage:
 
 cdef NextMessage next_message(SubscriptionBase subscription, int kind, Py_ssize_t limit):
     cdef NextMessage item = NextMessage.__new__(NextMessage)
+    if subscription.cursor is None:     # only `__new__` was called
+        raise SubscriptionError('the subscription is not open: use client.subscribe(...)')
     item.source = subscription
     item.kind = kind
     item.limit = limit

@@ -12,8 +12,9 @@ from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmGroup
 
-from rbfly.error import ArgumentError, ArgumentTypeError, NoRouteError
+from rbfly.error import ArgumentError, ArgumentTypeError, NoRouteError, PublisherError
 from rbfly.net.sharing import named
+from rbfly.streams._sending import NOT_OPEN
 
 cdef enum:
     SEED = 104729
@@ -73,7 +74,11 @@ cdef class HashRoute:
         self.key = key
 
     def __call__(self, message, partitions):
-        return partitions[hash_of(self.key(message)) % <uint32_t> len(partitions)]
+        cdef uint32_t found = hash_of(self.key(message))
+        cdef Py_ssize_t count = len(partitions)
+        if count == 0:
+            raise ArgumentError('by_hash cannot choose a partition: there are none')
+        return partitions[found % count]
 
 
 @cython.final
@@ -325,6 +330,8 @@ cdef class RoutedBase:
         # Raises its errors when it is awaited.
         cdef Router router = self._router
         cdef object found
+        if router is None:
+            raise PublisherError(NOT_OPEN)
         try:
             found = router._find(message)
             if type(found) is not Partition or has_id(message):

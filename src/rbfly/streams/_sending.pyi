@@ -17,6 +17,8 @@ class _Session(Protocol):
     def settle(self, waiter: Any) -> None: ...
     def after_settled(self) -> None: ...
 
+NOT_OPEN: str
+
 class SemaphoreState:
     reserved: int
     waiting: Any

@@ -17,7 +17,9 @@ from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
 from asyncio import _get_running_loop
 
-from rbfly.error import copy_error, wrong_loop
+from rbfly.error import PublisherError, copy_error, wrong_loop
+
+NOT_OPEN = 'the publisher is not open: use `await client.publisher(...)` to open one'
 
 rbfly_watch_forks()
 
@@ -356,6 +358,8 @@ cdef class PublisherBase:
     @cython.binding(False)
     def _begin(self, message):
         """Put a message into the window; return what to await, or None for lack of capacity."""
+        if self._core is None:      # only `__new__` was called
+            raise PublisherError(NOT_OPEN)
         return self._core._begin(message)
 
     @cython.binding(False)
@@ -450,6 +454,8 @@ cdef class BatchBase(PublisherBase):
         :raises MessageTooLarge: the message does not fit into a frame.
         :raises EventLoopError: the publisher belongs to another event loop, thread or process.
         """
+        if self._batches is None:
+            raise PublisherError(NOT_OPEN)
         # A condition that holds runs no other code, so objects are borrowed.
         if not (
             is_short(message)

@@ -20,14 +20,12 @@ from ..protocol._entry import SubEntry
 from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
 from ._confirm import ConfirmFuture
-from ._sending import PublisherBase, PublisherCore
+from ._sending import NOT_OPEN, PublisherBase, PublisherCore
 from .confirmation import Confirmation, Failures, confirm_timeout, summary
 from .publishing import PublisherSession
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
 from .waiting import WindowSemaphore, deadline, in_time
-
-NOT_OPEN = 'the publisher is not open: use `await client.publisher(...)` to open one'
 
 
 class BasePublisher(PublisherBase):

@@ -104,21 +104,29 @@ class PublisherBatchLimit(PublisherBatchFast):
         """
         until = None if timeout is None else deadline(timeout)
         check_integer('max_len', max_len, 1, MAX_LEN)
-        check = self._require_session().check
-        check()
+        await self._wait_capacity(max_len, timeout, until)
+        try:
+            self._require_session().check()
+            super().batch(message)
+        except BaseException:
+            self._batches.capacity.grant()  # the capacity that this message does not need
+            raise
+
+    async def _wait_capacity(
+        self, max_len: int, timeout: float | None, until: float | None
+    ) -> None:
+        """Wait, in turn, until fewer than `max_len` messages are queued."""
+        session = self._require_session()
+        session.check()
         queue = self._batches.capacity
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
-            raise WindowTimeout(
-                f'the batch was full for {timeout} s (max_len is {max_len});'
-                ' the message was not queued: call flush'
+            raise session.name_stream(
+                WindowTimeout(
+                    f'the batch was full for {timeout} s (max_len is {max_len});'
+                    ' the message was not queued: call flush'
+                )
             )
-        try:
-            check()
-            super().batch(message)
-        except BaseException:
-            queue.grant()  # the capacity that this message does not need
-            raise
 
 
 class PublisherBinBatch(PublisherBatchFast):

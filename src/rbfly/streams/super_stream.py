@@ -13,6 +13,7 @@ from collections.abc import (
     MutableSet,
     Sequence,
 )
+from operator import attrgetter
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ..checks import check_integer
@@ -29,7 +30,7 @@ from ..net.observer import call_each
 from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
-from .confirmation import Confirmation, Failures, JoinedConfirmation, summary
+from .confirmation import KEPT, Confirmation, Failures, JoinedConfirmation, summary
 from .partitions import query_route
 from .publisher import BasePublisher, Publisher
 from .publisher_batch import MAX_LEN, PublisherBatchFast, PublisherBatchLimit
@@ -37,7 +38,7 @@ from .publishing import PublisherSession
 from .routing import Route
 from .send_routed import RoutedMany
 from .types import AMQPBody, MessageCtx, PublisherInfo
-from .waiting import deadline, in_time
+from .waiting import WindowSemaphore, deadline, in_time
 
 # Messages in flight of all partitions together.  The broker stops reading from a connection that
 # has 50,000 unconfirmed messages; windows that shrink may still be full.
@@ -48,6 +49,9 @@ B = TypeVar('B', bound=BasePublisher)
 T = TypeVar('T')
 Message = AMQPBody | MessageCtx
 Targets = Sequence[Partition]
+# Confirms of the partitions that have taken a message, by its explicit publishing id, if not all
+# of its partitions have taken and confirmed it.
+Parts = dict[int, dict[Partition, Confirmation]]
 
 
 async def retried(
@@ -247,6 +251,10 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
     messages.
     """
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._parts: Parts = {}
+
     async def _send(
         self,
         found: Partition | tuple[Partition, ...] | str,
@@ -257,25 +265,24 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         until = None if timeout is None else deadline(timeout)
         targets = await self._targets(found, until, timeout)
         router, [first, *others] = self._router, targets
-        if router.is_used(message, first):
+        used = explicit_id(message)
+        if used not in self._parts and router.is_used(message, first):
             # Still in flight, or an error that the window knows more about.
             await first.publisher.send(message, left(until))
-            return
-        router.claim(message)
-        try:
-            if others:
-                joined = JoinedConfirmation(
-                    await self._submit(targets, message, until), self._failures
+        elif others or used in self._parts:
+            parts = await self._submit(targets, message, until)
+            if not await in_time(self._join(used, parts), until):
+                keep_parts(self._parts, used, parts)
+                raise ConfirmTimeout(
+                    f'the broker did not confirm the message on all partitions within {timeout} s;'
+                    ' it may still be stored'
                 )
-                if not await in_time(joined, until):
-                    raise ConfirmTimeout(
-                        f'the broker did not confirm the message on all partitions within {timeout}'
-                        ' s; it may still be stored'
-                    )
-            else:
+        else:
+            router.claim(message)
+            try:
                 await first.publisher.send(message, left(until))
-        finally:
-            router.release(message, targets)
+            finally:
+                router.release(message, targets)
 
     async def _fail(self, error: Exception) -> NoReturn:
         try:
@@ -285,21 +292,37 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
 
     async def _submit(
         self, targets: Targets, message: Message, until: float | None
-    ) -> list[Confirmation]:
-        found: list[Confirmation] = []
+    ) -> dict[Partition, Confirmation]:
+        """Put a message into the window of each of its partitions.
+
+        If an earlier call did so for some of them, put it into those of the others.
+        """
+        router, used = self._router, explicit_id(message)
+        parts = None if used is None else self._parts.pop(used, None)
+        if parts is None:
+            parts = {}
+            router.claim(message)
         try:
             for item in targets:
-                found.append(await item.publisher.submit(message, left(until)))
+                if item not in parts:
+                    parts[item] = await item.publisher.submit(message, left(until))
         except BaseException as ex:
-            for confirmation in found:  # this call reports the failure
+            for confirmation in parts.values():  # this call reports the failure
                 confirmation._see()
-            if found and isinstance(ex, RbFlyError):
-                ex.outcome, ex.retriable = 'unknown', False
-                name = targets[len(found)].publisher.stream
-                text = f'{ex} (partition {name!r}); other partitions may store the message'
-                ex.args = (text, *ex.args[1:])
+            if parts and isinstance(ex, RbFlyError):
+                note_partial(ex, item)
+            keep_parts(self._parts, used, parts)
             raise
-        return found
+        finally:
+            router.release(message, targets)
+        return parts
+
+    def _join(self, id: int | None, parts: dict[Partition, Confirmation]) -> JoinedConfirmation:
+        """Return a future of the confirms of a message's partitions."""
+        joined = JoinedConfirmation([*parts.values()], self._failures)
+        if id is not None:
+            joined.add_done_callback(functools.partial(keep_failed, self._parts, id, parts))
+        return joined
 
     async def submit(self, message: Message, timeout: float | None = None) -> Confirmation:
         """Send a message without waiting for its confirm.
@@ -317,12 +340,10 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         """
         until = None if timeout is None else deadline(timeout)
         targets = await self._targets(self._router.find(message), until, timeout)
-        self._router.claim(message)
-        try:
-            found = await self._submit(targets, message, until)
-        finally:
-            self._router.release(message, targets)
-        return found[0] if len(found) == 1 else JoinedConfirmation(found, self._failures)
+        parts = await self._submit(targets, message, until)
+        if len(parts) == 1:
+            return parts[targets[0]]
+        return self._join(explicit_id(message), parts)
 
     async def send_many(
         self,
@@ -394,12 +415,18 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
 
     def _put(self, targets: Targets, message: Message) -> None:
         """Queue a message, whose publishing id is claimed, for its partitions."""
+        queued = 0
         try:
             if len(targets) > 1:
                 for item in targets:  # all or none
                     item.publisher._require_session().check()
             for item in targets:
-                item.publisher.batch(message)
+                PublisherBatchFast.batch(item.publisher, message)
+                queued += 1
+        except RbFlyError as ex:
+            if queued:  # a publishing id that only later partitions have used
+                note_partial(ex, targets[queued])
+            raise
         finally:
             self._router.release(message, targets)
 
@@ -483,7 +510,8 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
         """Queue a message for its partition until `flush` or `close`.
 
         Waits while `max_len` messages are queued for the partition, until another task calls
-        `flush`, or while the broker is asked for the route of a new key.
+        `flush`, or while the broker is asked for the route of a new key.  A message to several
+        partitions is queued when all of them have capacity.
 
         :param message: body, or context with a body; bytes if the publisher is not `amqp`.
         :param max_len: maximum number of queued messages of a partition, at least 1.
@@ -496,11 +524,23 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
         check_integer('max_len', max_len, 1, MAX_LEN)
         targets = await self._targets(self._router.find(message), until, timeout)
         self._router.claim(message)
+        reserved: list[WindowSemaphore] = []
+        is_queued = False
         try:
-            for item in targets:
-                await item.publisher.batch(message, max_len=max_len, timeout=left(until))
+            # Calls that ask for capacity in the same order do not wait for each other.
+            for item in sorted(targets, key=attrgetter('index')):
+                await item.publisher._wait_capacity(max_len, timeout, until)
+                queue = item.publisher._batches.capacity
+                queue.reserved += 1
+                reserved.append(queue)
+            self._put(targets, message)
+            is_queued = True
         finally:
             self._router.release(message, targets)
+            for queue in reserved:
+                queue.reserved -= 1
+                if not is_queued:
+                    queue.grant()
 
 
 PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
@@ -513,6 +553,37 @@ PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
 
 def as_targets(found: Partition | tuple[Partition, ...]) -> tuple[Partition, ...]:
     return found if isinstance(found, tuple) else (found,)
+
+
+def explicit_id(message: Message) -> int | None:
+    """Return the explicit publishing id of a message; None if it has none."""
+    if isinstance(message, MessageCtx) and message.is_set_stream_publish_id:
+        return message.stream_publish_id
+    return None
+
+
+def keep_parts(kept: Parts, id: int | None, parts: dict[Partition, Confirmation]) -> None:
+    """Keep the confirms of a message, so that a later call can complete it."""
+    taken = {item: part for item, part in parts.items() if part.failure is None}
+    if id is None or not taken:
+        return
+    kept[id] = taken
+    if len(kept) > KEPT:
+        del kept[next(iter(kept))]
+
+
+def keep_failed(kept: Parts, id: int, parts: dict[Partition, Confirmation], joined: Any) -> None:
+    """Keep the confirms of a message if it is not confirmed by all of its partitions."""
+    if joined.cancelled() or joined.failure is not None:
+        keep_parts(kept, id, parts)
+
+
+def note_partial(error: RbFlyError, failed: Partition) -> None:
+    """Note in an error of one partition that other partitions have taken the message."""
+    error.outcome, error.retriable = 'unknown', False
+    name = failed.publisher.stream
+    text = f'{error} (partition {name!r}); other partitions may store the message'
+    error.args = (text, *error.args[1:])
 
 
 def left(until: float | None) -> float | None:
