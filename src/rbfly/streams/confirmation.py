@@ -221,18 +221,20 @@ def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
     )
 
 
-ENDS: dict[Outcome, str] = {
-    'not_sent': 'messages without a confirm were not sent',
-    'unknown': 'messages without a confirm may still be stored',
-}
+ENDS: dict[Outcome, str] = {'not_sent': 'not sent', 'unknown': 'may still be stored'}
 
 
-def with_outcome(error: Exception, outcome: Outcome) -> Exception:
-    """Return a copy of an error that says what became of the messages that await confirms."""
+def with_outcome(error: Exception, outcome: Outcome, count: int) -> Exception:
+    """Return a copy of an error that says what became of the messages that await confirms.
+
+    :param count: number of those messages.
+    """
     if not isinstance(error, RbFlyError):
         return error
     found = copy_error(error)
-    found.args = (f'{error}; {ENDS[outcome]}', *error.args[1:])
+    messages = 'the message' if count == 1 else 'messages without a confirm'
+    was = {'unknown': '', 'not_sent': 'was ' if count == 1 else 'were '}[outcome]
+    found.args = (f'{error}; {messages} {was}{ENDS[outcome]}', *error.args[1:])
     found.outcome = outcome
     found.retriable = found.retriable and outcome == 'not_sent'
     return found

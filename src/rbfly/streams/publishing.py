@@ -65,7 +65,6 @@ class PublisherSession(Owner):
         self.closing = cluster.closing
         self._cluster = cluster
         self._core: PublisherCore | None = None
-        self._label = f'publisher of stream {stream!r}'
         self._release: Callable[[], None]  # set by `bind`
         self._batched = False  # set by `bind`
         self._opened = False
@@ -77,7 +76,8 @@ class PublisherSession(Owner):
         self._reported = False  # a call has raised PublisherNameInUse
 
     def __repr__(self) -> str:
-        return self._label
+        name = f' {self.name!r}' if self.name else ''
+        return f'publisher{name} of {self.stream!r}'
 
     @property
     def core(self) -> PublisherCore:
@@ -85,14 +85,12 @@ class PublisherSession(Owner):
         assert self._core is not None
         return self._core
 
-    def bind(
-        self, core: PublisherCore, label: str, release: Callable[[], None] | None = None
-    ) -> None:
+    def bind(self, core: PublisherCore, release: Callable[[], None] | None = None) -> None:
         """Publish the messages of a core from now on.
 
         :param release: moves batched messages into the window; called when the publisher closes.
         """
-        self._core, self._label, self._release = core, label, release or core.write
+        self._core, self._release = core, release or core.write
         self.limit = core.window.max_unconfirmed
         core.bind(self)
         if self._cluster.busy_poll:
@@ -327,8 +325,10 @@ class PublisherSession(Owner):
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
-        unsent = self.name_stream(with_outcome(unsent or error, 'not_sent'))
-        error = self.name_stream(with_outcome(error, 'unknown'))
+        count: int = self.core.window.unsettled
+        count += sum(amount for queue in self.queues for _, amount in queue.waiting.values())
+        unsent = self.name_stream(with_outcome(unsent or error, 'not_sent', count))
+        error = self.name_stream(with_outcome(error, 'unknown', count))
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent if waiter.unsent else error)
         for queue in self.queues:

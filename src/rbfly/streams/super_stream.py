@@ -29,6 +29,7 @@ from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
 from .confirmation import Confirmation, Failures, JoinedConfirmation, summary
+from .misuse import BatchOnly, NoBatch
 from .partitions import query_route
 from .publisher import BasePublisher, Publisher
 from .publisher_batch import MAX_LEN, PublisherBatchFast, PublisherBatchLimit
@@ -108,7 +109,7 @@ class RoutedPublisher(Generic[B]):
         self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
+        return f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}>'
 
     @property
     def message_id(self) -> int:
@@ -231,7 +232,7 @@ class RoutedPublisher(Generic[B]):
         return found
 
 
-class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
+class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
     """Sends messages to the partitions of a super stream, and waits for their confirms.
 
     Safe to use from many tasks at once.  A partition that is not available delays only its own
@@ -344,7 +345,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         return await many.send(messages, timeout, progress)
 
 
-class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
+class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast], BatchOnly):
     """Queues messages for the partitions of a super stream, and sends them with `flush`."""
 
     def __init__(self, *args: Any) -> None:
