@@ -11,6 +11,7 @@ from typing import Any
 from ..error import (
     ConfirmTimeout,
     Outcome,
+    ProtocolError,
     PublishError,
     PublishErrorInfo,
     RbFlyError,
@@ -219,6 +220,19 @@ def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
     return ConfirmTimeout(
         f'the broker did not confirm the message within {timeout} s; it may still be stored'
     )
+
+
+def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyError:
+    """Return the error of a call whose time is up, or that it could not connect for good.
+
+    :param refusal: why the broker refuses the client; None if it does not.
+    """
+    if refusal is None:
+        return error
+    found = copy_error(refusal)
+    found.args = (f'{refusal}; {error}',)
+    found.outcome = error.outcome
+    return found
 
 
 ENDS: dict[Outcome, str] = {'not_sent': 'not sent', 'unknown': 'may still be stored'}

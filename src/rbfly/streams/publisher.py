@@ -210,7 +210,7 @@ class Publisher(BasePublisher, NoBatch):
             self._require_session().give_up(wait)
             raise
         session = self._require_session()
-        raise session.name_stream(confirm_timeout(timeout, session.give_up(wait)))
+        raise session.late(confirm_timeout(timeout, session.give_up(wait)))
 
     async def _wait_and_put(
         self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None

@@ -59,7 +59,7 @@ class PublisherBatchFast(BatchBase, BasePublisher, BatchOnly):
             elif not await in_time(batch.wait(), until):
                 for late in batches:
                     late.reported = True  # for `close`
-                raise session.name_stream(
+                raise session.late(
                     ConfirmTimeout(
                         f'the broker did not confirm all messages within {timeout} s;'
                         ' the others may still be stored'

@@ -23,7 +23,7 @@ from ..net.registration import Owner, Registration
 from ..protocol import commands
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
-from .confirmation import publish_error, set_attribute, with_outcome
+from .confirmation import or_refusal, publish_error, set_attribute, with_outcome
 from .sequence import SequenceCheck
 from .waiting import WaitingTasks, WindowSemaphore
 
@@ -254,14 +254,19 @@ class PublisherSession(Owner):
         in_time: bool = await core.capacity.wait(1, 0, until)
         return in_time
 
-    def window_timeout(self, timeout: float | None) -> WindowTimeout:
+    def late(self, error: ConfirmTimeout) -> RbFlyError:
+        """Return the error of a call whose time is up; without a connection, why it is refused."""
+        refusal = None if self.registration.is_open else self._cluster.refusal.error
+        return self.name_stream(or_refusal(error, refusal))
+
+    def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
         problem = (
             'the publisher was not declared within'
             if self.undeclared
             else 'the window of unconfirmed messages was full for'
         )
-        return self.name_stream(WindowTimeout(f'{problem} {timeout} s; the message was not sent'))
+        return self.late(WindowTimeout(f'{problem} {timeout} s; the message was not sent'))
 
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""

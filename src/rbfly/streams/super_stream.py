@@ -28,7 +28,7 @@ from ..net.cluster import Cluster
 from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
-from .confirmation import Confirmation, Failures, JoinedConfirmation, summary
+from .confirmation import Confirmation, Failures, JoinedConfirmation, or_refusal, summary
 from .misuse import BatchOnly, NoBatch
 from .partitions import query_route
 from .publisher import BasePublisher, Publisher
@@ -201,10 +201,11 @@ class RoutedPublisher(Generic[B]):
         finally:
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
-        raise WindowTimeout(
+        late = WindowTimeout(
             f'the broker did not report the partitions of key {found!r} within {timeout} s; the'
             ' message was not sent'
         )
+        raise or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
 
     async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
         """Ask the broker for the partitions of a key, and cache the answer.
@@ -260,10 +261,12 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
                     await self._submit(targets, message, until), self._failures
                 )
                 if not await in_time(joined, until):
-                    raise ConfirmTimeout(
+                    late = ConfirmTimeout(
                         f'the broker did not confirm the message on all partitions within {timeout}'
                         ' s; it may still be stored'
                     )
+                    connected = self._cluster.connected
+                    raise or_refusal(late, None if connected else self._cluster.refusal.error)
             else:
                 await first.publisher.send(message, left(until))
         finally:
