@@ -58,7 +58,7 @@ LAYERS = {
         ['outages'],
     ],
     'rbfly.streams': [
-        ['error', 'offset', 'types', '_confirm', '_iteration'],
+        ['error', 'offset', 'types', '_confirm', '_iteration', 'misuse'],
         ['_sending'],
         ['_routing'],
         ['waiting', 'confirmation', 'arguments', 'routing'],

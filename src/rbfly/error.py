@@ -165,6 +165,13 @@ class MessageContextError(RbFlyError, LookupError, ValueError):
     from another stream."""
 
 
+def no_message() -> MessageContextError:
+    """Create the error for a task that asks for the context of its last message and has none."""
+    return MessageContextError(
+        'this task has received no message: pass it the context, for example one from messages()'
+    )
+
+
 class MessageTypeError(RbFlyError, TypeError):
     """The body of the message has the wrong type for this access."""
 

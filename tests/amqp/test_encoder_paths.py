@@ -19,7 +19,7 @@ from rbfly.error import AMQPEncoderError, AMQPEncoderTypeError, AMQPEncoderValue
 from rbfly.types import AMQPArray, Described, Int, Symbol
 
 BAD: Any = Decimal('3.50')
-TEXT = "AMQP 1.0 has no type for Decimal: Decimal('3.50')"
+TEXT = "AMQP 1.0 has no type for Decimal: Decimal('3.50'); send str(value)"
 INTEGER: Any = {5: 1}
 
 

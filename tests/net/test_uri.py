@@ -64,10 +64,6 @@ def test_virtual_hosts(path: str, vhost: str) -> None:
     assert parse_uri(f'rabbitmq-stream://host{path}').virtual_host == vhost
 
 
-def test_virtual_host_with_an_at_sign() -> None:
-    assert parse_uri('rabbitmq-stream://u:p@host/a@b').virtual_host == 'a@b'
-
-
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [
@@ -207,6 +203,10 @@ def test_connection_info_does_not_show_the_password() -> None:
         f'rabbitmq-stream://user:1?{SECRET}@host',
         f'rabbitmq-stream://user:{SECRET}#x@host',
         f'rabbitmq-stream://user:1#{SECRET}@host',
+        f'rabbitmq-stream://user:x@{SECRET}/y@host',
+        f'rabbitmq-stream://user:x@y/{SECRET}@host/v',
+        f'rabbitmq-stream://user:1?{SECRET}',
+        f'{SECRET}:x@host',
         f'rabbitmq-stream://user:{SECRET}[x@host',
         f'rabbitmq-stream://user:[{SECRET}]@host',
         f'rabbitmq-stream://user:[{SECRET}@host',
@@ -235,7 +235,34 @@ def test_errors_are_value_errors() -> None:
     assert issubclass(URIError, ValueError)
 
 
-def test_query_is_ignored() -> None:
-    assert parse_uri('rabbitmq-stream://host/v?heartbeat=5') == parse_uri(
-        'rabbitmq-stream://host/v'
-    )
+@pytest.mark.parametrize(
+    ('query', 'named'),
+    [
+        ('heartbeat=5', "'heartbeat'"),
+        ('heartbeat=5&frame_max=1', "'heartbeat' and 'frame_max'"),
+        ('heartbeat=5&', "'heartbeat'"),
+        ('x', 'them'),
+        ('', 'them'),
+    ],
+)
+def test_query_is_refused(query: str, named: str) -> None:
+    with pytest.raises(URIError, match=f'no parameters: pass {named} to streams_client'):
+        parse_uri(f'rabbitmq-stream://host/v?{query}')
+
+
+@pytest.mark.parametrize('uri', ['127.0.0.1:5552', 'localhost:5552', 'user:secret@host', ''])
+def test_error_without_a_scheme_shows_an_example(uri: str) -> None:
+    with pytest.raises(URIError, match=r'example rabbitmq-stream://guest:guest@127\.0\.0\.1:5552/'):
+        parse_uri(uri)
+
+
+@pytest.mark.parametrize('special', '/?#@')
+@pytest.mark.parametrize('before', ['', '1', f'{SECRET}@'])
+def test_part_of_a_password_is_never_taken_for_a_host(special: str, before: str) -> None:
+    uri = f'rabbitmq-stream://user:{before}{special}{SECRET}@host/v'
+    if special == '@':
+        assert parse_uri(uri).host == 'host'
+        return
+    with pytest.raises(URIError) as caught:
+        parse_uri(uri)
+    assert SECRET not in str(caught.value)

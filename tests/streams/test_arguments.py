@@ -44,8 +44,29 @@ def test_client_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None
 
 @pytest.mark.parametrize('uri', [5, None, b'rabbitmq-stream://localhost/', [5], [URI, None]])
 def test_client_refuses_uri_of_wrong_type(uri: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match=r'(?i)uri must be str'):
+    with pytest.raises(ArgumentTypeError, match=r'(?i)uri must be str') as caught:
         rbs.streams_client(uri)
+    if isinstance(uri, bytes):
+        assert str(caught.value) == 'uri must be str, not bytes'
+
+
+def test_client_refuses_a_list_that_mixes_tls_and_plain_uris() -> None:
+    for uris in ([URI, 'rabbitmq-stream+tls://h'], ['rabbitmq-stream+tls://h', URI]):
+        with pytest.raises(rbs.URIError, match='all use TLS, or all use no TLS'):
+            rbs.streams_client(uris)
+    rbs.streams_client(['rabbitmq-stream+tls://h', 'rabbitmq-stream+tls://g'])
+
+
+def test_group_with_an_end_is_refused_before_its_start_is_checked() -> None:
+    with pytest.raises(ArgumentError, match='a group has no end'):
+        rbs.streams_client(URI).subscribe('s', group='g', until='now')
+
+
+@pytest.mark.parametrize('start', [5, {'p': 5}], ids=repr)
+def test_number_as_offset_names_the_class(start: Any) -> None:
+    client: Any = rbs.streams_client(URI)
+    with pytest.raises(ArgumentTypeError, match=r'must not be int: pass Offset.offset\(5\)$'):
+        client.subscribe('s', offset=start, super_stream=isinstance(start, dict))
 
 
 @pytest.mark.parametrize('infos', [5, URI, [URI], [None]], ids=repr)

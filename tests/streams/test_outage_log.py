@@ -22,7 +22,7 @@ from tests.streams.test_outage import lose, now, publishing_peers, subscribe
 from tests.streams.test_publish_recovery import default
 
 HANG = 20.0
-NEXT = r'; next attempt in (\d+\.\d) s'
+NEXT = r'; next attempt (?:at once|in (\d+\.\d) s)'
 
 own_clock = pytest.mark.own_clock
 
@@ -528,3 +528,10 @@ async def test_client_that_disconnects_during_an_outage(seconds: float, lines: L
         assert len(lines.found) == count
         assert peer.lost.done()
     assert not any('gave up' in text for _, _, text in lines.found)
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'text'), [(-1, 'at once'), (0.0, 'at once'), (0.04, 'at once'), (0.06, 'in 0.1 s')]
+)
+def test_line_says_when_the_next_attempt_is(seconds: float, text: str) -> None:
+    assert outages.next_attempt(seconds) == f'next attempt {text}'

@@ -1,6 +1,7 @@
 """Encode single Python values as AMQP values (part 1 of the specification)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.datetime cimport PyDateTime_Check, import_datetime
@@ -448,7 +449,18 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
         if depth >= MAX_DEPTH:
             fail_depth()
         return encode_sequence(out, plain_list(value), depth)
-    raise AMQPEncoderTypeError(f'AMQP 1.0 has no type for {kind.__name__}: {clip(value)}')
+    raise AMQPEncoderTypeError(
+        f'AMQP 1.0 has no type for {kind.__name__}: {clip(value)}; send {substitute(value)}'
+    )
+
+
+cdef str substitute(object value):
+    # What to send instead of a value that AMQP 1.0 has no type for, as an expression.
+    if hasattr(type(value), '__dataclass_fields__'):
+        return 'dataclasses.asdict(value)'
+    if isinstance(value, Enum):
+        return 'value.value'
+    return 'list(value)' if isinstance(value, Iterable) else 'str(value)'
 
 
 cdef int encode_branch(OutBuffer *out, object value, int depth) except -1:

@@ -23,6 +23,7 @@ from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
 from rbfly.error import (
     AMQPEncoderOverflowError, AMQPEncoderTypeError, MessageContextError, MessageTypeError,
+    no_message,
 )
 
 cdef extern from *:
@@ -460,7 +461,7 @@ def get_message_ctx():
         return context
     current = getattr(context, '_current_message_ctx', None)
     if current is None:
-        raise MessageContextError('this task has received no message')
+        raise no_message()
     return current()
 
 

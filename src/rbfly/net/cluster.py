@@ -36,7 +36,7 @@ from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each
 from .polling import poll_limit
-from .retry import Backoff, Deadline, Progress, T, can_retry, is_cut
+from .retry import Backoff, Deadline, Progress, Refusal, T, can_retry, is_cut
 from .sharing import MetadataBatch, SharedConnect, existing, missing
 from .uri import ConnectionInfo, Settings, at
 from .waiting import IDLE_CLOSE, CloseTimeout
@@ -55,6 +55,7 @@ class Cluster:
     :ivar registrations: registrations that are not idle.
     :ivar observers: notified of the events of the client.
     :ivar counters: totals of all connections, including those that have ended.
+    :ivar refusal: why the broker refused the last connect for good.
     :ivar busy_poll: seconds to poll for each frame of messages; 0 to let the event loop sleep.
     """
 
@@ -81,6 +82,7 @@ class Cluster:
         self.registrations: dict[Attached, None] = {}
         self.observers = Observers()
         self.counters = Counters()
+        self.refusal = Refusal()
         self.busy_poll = poll_limit(settings.busy_poll)
 
     def __del__(self) -> None:
@@ -143,7 +145,8 @@ class Cluster:
         settings = self.settings
         if limit is None:
             limit = settings.reconnect_timeout if self._established else settings.connect_timeout
-        deadline = Deadline(limit or None, ', '.join(map(str, settings.infos)), self.generation)
+        where = ', '.join(map(str, settings.infos))
+        deadline = Deadline(limit or None, where, self.generation, self.refusal)
         deadline.on_wait = self._on_call_waiting  # unless it is that of a registration
         return deadline
 
@@ -287,7 +290,7 @@ class Cluster:
             call_each([item.abort for item in connections])  # if closing was cancelled
             for role in Role:
                 self._open(role)  # removes closed connections
-            self._last_error = None
+            self._last_error = self.refusal.error = None
 
     # -- nodes
 
@@ -441,16 +444,22 @@ class Cluster:
         except TimeoutError:
             text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
             progress.error = self._last_error = ConnectTimeout(text)
-        except (ProtocolError, FrameError):
+            self.refusal.on_timeout(progress.step)
+        except ProtocolError as ex:
+            self.refusal.set(ex, progress.step)
+            raise  # no retry helps
+        except FrameError:
+            self.refusal.error = None
             raise  # no retry helps
         except StreamConnectionError as ex:
+            self.refusal.error = None
             if is_cut(ex):
                 ex.retriable = self._established  # else it may be the wrong port
             elif isinstance(ex, TLSError):
                 raise
             progress.error = self._last_error = without_frames(ex)
         else:
-            progress.error = self._last_error = None
+            progress.error = self._last_error = self.refusal.error = None
             self._established = True
             self.closing.left = self.idle_closing.left = None
             self._failed.pop(info, None)

@@ -43,6 +43,7 @@ WRITE_LOW = 2**18
 CLOSE_TIMEOUT = 5.0  # seconds for the broker to answer a Close
 UNKNOWN_MAX = 100  # kinds of unknown frames that are logged
 IDS = 256  # publishers, and subscriptions, of one connection
+FIRST_STEP = 'exchanging peer properties'
 PING = commands.Metadata(())  # any broker answers it, at once
 
 
@@ -273,6 +274,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         else:
             detail = f': {exc}' if exc else ''
             state = '' if self._step == 'open' else f' while {self._step}'
+            if self._step == FIRST_STEP and self.address.ssl is None:
+                detail += '; is it a TLS port?'
             error = StreamConnectionError(f'{self.address}: connection lost{state}{detail}')
         error.__cause__ = exc
         try:

@@ -13,7 +13,7 @@ from ..protocol import commands
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker
 from ..protocol.const import Key, ResponseCode
-from .connection import Connection
+from .connection import FIRST_STEP, Connection
 from .uri import ConnectionInfo, Settings
 
 FIRST_OPTIONAL = (3, 11)  # first broker version with ExchangeCommandVersions and StreamStats
@@ -72,7 +72,7 @@ async def handshake(
         on_step(step)
 
     # One frame at a time, each in one write: brokers before 4.2.5 accept nothing else.
-    enter('exchanging peer properties')
+    enter(FIRST_STEP)
     name, mechanism = settings.connection_name, settings.auth_mechanism
     properties = PROPERTIES | ({'connection_name': name} if name else {})
     server = await connection.request(commands.PeerProperties(properties))

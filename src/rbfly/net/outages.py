@@ -121,8 +121,8 @@ class OutageLog(Observer):
         now = asyncio.get_running_loop().time()
         if now >= self._calls.next:
             self._calls.advance(now)
-            delay = max(0.0, retry_at - now)
-            self._log(logging.WARNING, f'a call waits: {error}; next attempt in {delay:.1f} s')
+            following = next_attempt(retry_at - now)
+            self._log(logging.WARNING, f'a call waits: {error}; {following}')
 
     def on_disconnect(self) -> None:
         if self._has_news():
@@ -233,7 +233,7 @@ class OutageLog(Observer):
                 waiting.append(outage)
         following = 'connecting'
         if attempts:
-            following = f'next attempt in {max(0.0, min(attempts) - now):.1f} s'
+            following = next_attempt(min(attempts) - now)
         lines: list[tuple[int, str]] = []
         if lost:
             lines.append((logging.WARNING, text_of_lost(lost)))
@@ -269,6 +269,11 @@ def listed(names: Sequence[str]) -> str:
     if others:
         shown.append(f'{others} more')
     return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
+
+
+def next_attempt(seconds: float) -> str:
+    rounded = f'{max(0.0, seconds):.1f}'
+    return 'next attempt at once' if rounded == '0.0' else f'next attempt in {rounded} s'
 
 
 def all_of(outages: Sequence[Outage]) -> str:

@@ -94,22 +94,46 @@ class Progress:
         self.step = step
 
 
+class Refusal:
+    """Why the broker refused the last connect of a client for good, e.g. a wrong password.
+
+    :ivar error: None if the last connect succeeded, failed otherwise, or there was none.
+    :ivar step: the step of the handshake that was refused.
+    """
+
+    def __init__(self) -> None:
+        self.error: ProtocolError | None = None
+        self.step = ''
+
+    def set(self, error: ProtocolError, step: str) -> None:
+        """Keep a copy of the error."""
+        self.error, self.step = without_frames(copy_error(error)), step
+
+    def on_timeout(self, step: str) -> None:
+        """A connect has timed out; RabbitMQ delays a refusal by 3 seconds."""
+        if step != self.step:
+            self.error = None
+
+
 class Deadline:
     """Limits one call or one outage, including all tries.
 
     An `async with` block that exceeds the limit raises a timeout; its cause is the last error.
+    If it was connecting, and the broker refuses the client, it raises the refusal.
 
     :param limit: seconds from now on; None for no limit.
     :param where: addresses of the broker.
     :param generation: generation of the cluster, which does not connect for an older one.
+    :param refusal: the client's last refusal.
     :ivar when: time of the event loop; infinity for no limit.
     :ivar on_wait: called with the error when waiting for another try, and the time of that try;
         called with None when trying again.
     """
 
-    def __init__(self, limit: float | None, where: str, generation: int) -> None:
+    def __init__(self, limit: float | None, where: str, generation: int, refusal: Refusal) -> None:
         self.limit = limit
         self.generation = generation
+        self._refusal = refusal
         self.progress = Progress(where)
         self.when = inf if limit is None else asyncio.get_running_loop().time() + limit
         self.on_wait: Callable[[RbFlyError | None, float], None] = ignore
@@ -135,6 +159,8 @@ class Deadline:
 
     def _timeout(self) -> RbFlyError:
         progress, error = self.progress, self.progress.error
+        if self._refusal.error is not None and progress.timeout is ConnectTimeout:
+            return copy_error(self._refusal.error)
         if error is None:
             text = f'{progress.where}: no answer within {self.limit:g} s, while {progress.step}'
         else:

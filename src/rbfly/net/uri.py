@@ -129,17 +129,30 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     scheme = next((item for item in Scheme if item.value == parts.scheme), None)
     if scheme is None:
         known = ' or '.join(item.value for item in Scheme)
-        raise URIError(f'scheme must be {known}, not {parts.scheme!r}')
+        found = uri.partition('://')[0] if '://' in uri else ''
+        raise URIError(
+            f'scheme must be {known}, not {found!r}: for example'
+            f' {Scheme.PLAIN.value}://guest:guest@127.0.0.1:{DEFAULT_PORT}/'
+        )
     if not uri[len(parts.scheme) :].startswith('://'):
         raise URIError('malformed URI: no // after the scheme')
     if parts.fragment or uri.endswith('#'):
         raise URIError('malformed URI: write a # in a password or vhost as %23')
     if '@' in parts.query:
         raise URIError('malformed URI: write a ? in a password or vhost as %3F')
+    if '@' in parts.path:  # the host that was parsed may be a part of the password
+        raise URIError(
+            'malformed URI: write a / in a password as %2F and an @ as %40; also an @ in a vhost'
+        )
+    if parts.query or uri.endswith('?'):
+        pairs = [item.partition('=') for item in parts.query.split('&')]
+        names = [name for name, equals, _ in pairs if equals and name.isidentifier()]
+        raise URIError(
+            f'a URI has no parameters: pass {" and ".join(map(repr, names)) or "them"} to'
+            ' streams_client, or write a ? in a vhost as %3F'
+        )
     if port == 0:
         raise URIError('malformed URI: the port is 0')
-    if '@' in parts.path and '@' not in parts.netloc:
-        raise URIError('malformed URI: write a / in a password as %2F, an @ in a vhost as %40')
     if scheme is Scheme.PLAIN and ssl is not None:
         raise URIError(f'an SSL context requires the scheme {Scheme.TLS.value}')
     if scheme is Scheme.TLS and ssl is None:

@@ -21,6 +21,7 @@ from rbfly.protocol._chunk cimport Chunk, ChunkQueue, parse_chunk
 from rbfly.protocol._publish cimport PublishWindow
 
 from rbfly.error import FrameError
+from rbfly.protocol.fields import too_long
 
 
 cdef enum:
@@ -167,7 +168,7 @@ cdef class Engine:
             if size < 4:
                 raise FrameError(f'a frame of size {size} is too short')
             if size > self.frame_cap:
-                raise FrameError(f'a frame of {size} bytes exceeds the limit of {self.frame_cap}')
+                raise too_long(size, self.frame_cap)
             if left - 4 < <Py_ssize_t> size:
                 if <Py_ssize_t> size + 4 > BLOCK:
                     self.large_size = <Py_ssize_t> size + 4

@@ -35,6 +35,19 @@ NULL_BYTES = 0xFFFF_FFFF
 TIME_MAX = 2**50  # milliseconds, to the year 37,648; larger values are not exact in seconds
 
 
+def too_long(size: int, limit: int) -> FrameError:
+    """Return the error for a frame above the limit; its size shows what a wrong port sends."""
+    first = size.to_bytes(4, 'big')
+    problem = f'a frame of {size} bytes exceeds the limit of {limit}'
+    if first == b'AMQP':
+        problem = "the port is one for AMQP: it answered 'AMQP'; streams usually have port 5552"
+    elif first == b'HTTP':
+        problem = "the port is one for HTTP: it answered 'HTTP'; streams usually have port 5552"
+    elif first[:2] in (b'\x15\x03', b'\x16\x03'):
+        problem = f'it answered with TLS {first.hex()}; is it a TLS port?'
+    return FrameError(problem)
+
+
 class Reader:
     """Reads the fields of a frame in order.
 

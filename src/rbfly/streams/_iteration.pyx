@@ -21,7 +21,7 @@ from types import GenericAlias
 from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
-from rbfly.error import MessageContextError, SubscriptionError
+from rbfly.error import SubscriptionError, no_message
 
 cdef extern from *:
     """
@@ -98,7 +98,7 @@ cdef class TaskMessage(LastMessage):
 
     def _current_message_ctx(self):
         if self.task is None or self.task() is not running_task():
-            raise MessageContextError('this task has received no message')
+            raise no_message()
         return self.context()
 
 

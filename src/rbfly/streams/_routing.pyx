@@ -53,7 +53,9 @@ cdef uint32_t hash_of(object key) except? 0xdead:
     cdef Py_ssize_t size = 0
     cdef const char *text
     if type(key) is not str and not isinstance(key, str):
-        raise ArgumentTypeError(f'the key of a message must be str, not {type(key).__name__}')
+        raise ArgumentTypeError(
+            f'the key of a message must be str, not {type(key).__name__}: return str(key)'
+        )
     try:
         text = PyUnicode_AsUTF8AndSize(key, &size)
     except UnicodeEncodeError as ex:

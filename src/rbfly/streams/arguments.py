@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
-from ..error import ArgumentError, ArgumentTypeError
+from ..error import ArgumentError, ArgumentTypeError, URIError
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings
 from ..protocol import commands
 from ..protocol.compression import Compression, compressor
@@ -28,6 +28,8 @@ def check_settings(settings: Settings) -> Settings:
     """Check the settings of a client, and return them."""
     for info in settings.infos:
         check_type('connection_info', info, ConnectionInfo)
+    if len({info.scheme for info in settings.infos}) > 1:
+        raise URIError('the URIs of a client must all use TLS, or all use no TLS')
     check_type('auth_mechanism', settings.auth_mechanism, AuthMechanism)
     check_type('connection_name', settings.connection_name, str)
     commands.string(settings.connection_name)
@@ -163,6 +165,8 @@ def check_starts(offset: object, until: object, super_stream: bool) -> None:
     if super_stream and 'offset' in starts:
         types = (Offset, Callable, Mapping)
     for name, start in starts.items():
+        if isinstance(start, int) and not isinstance(start, bool):
+            raise ArgumentTypeError(f'{name} must not be int: pass Offset.offset({start})')
         check_type(name, start, *types)
         check_until(until, start)
         if isinstance(start, Offset) and start.type == OffsetType.REFERENCE:

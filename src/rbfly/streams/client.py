@@ -76,7 +76,9 @@ def streams_client(
     """Create a client; it connects when it is first used.
 
     :param uri: `rabbitmq-stream://user:password@host:port/vhost`, each part percent-encoded, or
-        `rabbitmq-stream+tls://...`; or several of them, tried in turn.
+        `rabbitmq-stream+tls://...`; or several of them, all with TLS or all without, tried in turn.
+        User and password are `guest` by default, the host `localhost`, the port 5552, or 5551 for
+        TLS, and the virtual host `/`.  There are no parameters after a `?`.
     :param auth_mechanism: how to authenticate; also takes an SSL context.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI, and of the client
@@ -104,12 +106,15 @@ def streams_client(
         publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms arrive
         earlier, for more processor time; see :ref:`busy-polling`.  0 to sleep.  It needs two
         processors: with fewer, the client logs a warning and does not poll.
-    :raises URIError: a URI is malformed, or `ssl` was passed with the scheme without TLS.
+    :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
+        scheme without TLS.
     :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range.
     """
     if isinstance(auth_mechanism, ssl_module.SSLContext):
         ssl, auth_mechanism = auth_mechanism, AuthMechanism.PLAIN
+    if isinstance(uri, bytes | bytearray | memoryview):
+        check_type('uri', uri, str)
     check_type('uri', uri, str, Iterable)
     check_type('ssl', ssl, ssl_module.SSLContext, None)
     uris = [uri] if isinstance(uri, str) else list(uri)

@@ -11,6 +11,7 @@ from typing import Any
 from ..error import (
     ConfirmTimeout,
     Outcome,
+    ProtocolError,
     PublishError,
     PublishErrorInfo,
     RbFlyError,
@@ -221,18 +222,33 @@ def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
     )
 
 
-ENDS: dict[Outcome, str] = {
-    'not_sent': 'messages without a confirm were not sent',
-    'unknown': 'messages without a confirm may still be stored',
-}
+def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyError:
+    """Return the error of a call whose time is up, or that it could not connect for good.
+
+    :param refusal: why the broker refuses the client; None if it does not.
+    """
+    if refusal is None:
+        return error
+    found = copy_error(refusal)
+    found.args = (f'{refusal}; {error}',)
+    found.outcome = error.outcome
+    return found
 
 
-def with_outcome(error: Exception, outcome: Outcome) -> Exception:
-    """Return a copy of an error that says what became of the messages that await confirms."""
+ENDS: dict[Outcome, str] = {'not_sent': 'not sent', 'unknown': 'may still be stored'}
+
+
+def with_outcome(error: Exception, outcome: Outcome, count: int) -> Exception:
+    """Return a copy of an error that says what became of the messages that await confirms.
+
+    :param count: number of those messages.
+    """
     if not isinstance(error, RbFlyError):
         return error
     found = copy_error(error)
-    found.args = (f'{error}; {ENDS[outcome]}', *error.args[1:])
+    messages = 'the message' if count == 1 else 'messages without a confirm'
+    was = {'unknown': '', 'not_sent': 'was ' if count == 1 else 'were '}[outcome]
+    found.args = (f'{error}; {messages} {was}{ENDS[outcome]}', *error.args[1:])
     found.outcome = outcome
     found.retriable = found.retriable and outcome == 'not_sent'
     return found

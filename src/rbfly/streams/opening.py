@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ..error import PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
 from ..net.observer import Life, call_each
+from .misuse import AsyncWith
 from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
 from .types import PublisherInfo
@@ -33,7 +34,7 @@ class Closing(Protocol):
 
 
 @dataclass(eq=False, repr=False)
-class Opener(AbstractAsyncContextManager[T]):
+class Opener(AsyncWith, AbstractAsyncContextManager[T]):
     """The result of `client.publisher(...)`: await it, or use it in `async with`.
 
     :param client: kept alive by the publisher.
@@ -54,6 +55,14 @@ class Opener(AbstractAsyncContextManager[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._enter(hold=False).__await__()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f'{type(self).__name__} has no attribute {name!r}: await client.publisher(...)'
+                ' first, or use `async with`'
+            )
 
     def __aenter__(self) -> Coroutine[Any, Any, T]:
         return self._enter(hold=True)

@@ -22,6 +22,7 @@ from ..protocol.compression import compressor
 from ._confirm import ConfirmFuture
 from ._sending import NOT_OPEN, PublisherBase, PublisherCore
 from .confirmation import Confirmation, Failures, confirm_timeout, summary
+from .misuse import NoBatch
 from .publishing import PublisherSession
 from .send_many import ManyMessages
 from .types import AMQPBody, MessageCtx, PublisherInfo
@@ -104,7 +105,7 @@ class BasePublisher(PublisherBase):
         return core.free()
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
+        return f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}>'
 
     def __del__(self) -> None:
         if self._session is not None:
@@ -113,7 +114,7 @@ class BasePublisher(PublisherBase):
     def _attach(self, session: PublisherSession) -> None:
         """Publish through a session."""
         self._session = session
-        session.bind(self._core, repr(self))
+        session.bind(self._core)
 
     def _require_session(self) -> PublisherSession:
         if self._session is None:
@@ -157,7 +158,7 @@ class BasePublisher(PublisherBase):
         self._require_session().abort(error)
 
 
-class Publisher(BasePublisher):
+class Publisher(BasePublisher, NoBatch):
     """Sends messages and waits for their confirms; safe to use from many tasks at once."""
 
     async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
@@ -207,7 +208,7 @@ class Publisher(BasePublisher):
             self._require_session().give_up(wait)
             raise
         session = self._require_session()
-        raise session.name_stream(confirm_timeout(timeout, session.give_up(wait)))
+        raise session.late(confirm_timeout(timeout, session.give_up(wait)))
 
     async def _wait_and_put(
         self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None

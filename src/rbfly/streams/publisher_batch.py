@@ -10,6 +10,7 @@ from ..checks import check_integer
 from ..error import ConfirmTimeout, PublisherNameInUse, WindowTimeout
 from ._sending import BatchBase, Batches
 from .confirmation import summary
+from .misuse import BatchOnly
 from .publisher import BasePublisher
 from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
@@ -19,7 +20,7 @@ MAX_LEN = 2**63 - 1
 USER = 5  # stack level of `client.publisher(...)` being awaited or entered, from `warn`
 
 
-class PublisherBatchFast(BatchBase, BasePublisher):
+class PublisherBatchFast(BatchBase, BasePublisher, BatchOnly):
     """A publisher that queues messages with `batch` and sends them with `flush`."""
 
     _batched = True
@@ -28,7 +29,7 @@ class PublisherBatchFast(BatchBase, BasePublisher):
     def _attach(self, session: PublisherSession) -> None:
         self._session = session
         self._batches = Batches(self._core, self._semaphore)
-        session.bind(self._core, repr(self), self._batches.release)
+        session.bind(self._core, self._batches.release)
         if self._batches.capacity is not None:
             session.queues.append(self._batches.capacity)
 
@@ -58,7 +59,7 @@ class PublisherBatchFast(BatchBase, BasePublisher):
             elif not await in_time(batch.wait(), until):
                 for late in batches:
                     late.reported = True  # for `close`
-                raise session.name_stream(
+                raise session.late(
                     ConfirmTimeout(
                         f'the broker did not confirm all messages within {timeout} s;'
                         ' the others may still be stored'

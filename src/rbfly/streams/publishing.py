@@ -23,7 +23,7 @@ from ..net.registration import Owner, Registration
 from ..protocol import commands
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
-from .confirmation import publish_error, set_attribute, with_outcome
+from .confirmation import or_refusal, publish_error, set_attribute, with_outcome
 from .sequence import SequenceCheck
 from .waiting import WaitingTasks, WindowSemaphore
 
@@ -65,7 +65,6 @@ class PublisherSession(Owner):
         self.closing = cluster.closing
         self._cluster = cluster
         self._core: PublisherCore | None = None
-        self._label = f'publisher of stream {stream!r}'
         self._release: Callable[[], None]  # set by `bind`
         self._batched = False  # set by `bind`
         self._opened = False
@@ -77,7 +76,8 @@ class PublisherSession(Owner):
         self._reported = False  # a call has raised PublisherNameInUse
 
     def __repr__(self) -> str:
-        return self._label
+        name = f' {self.name!r}' if self.name else ''
+        return f'publisher{name} of {self.stream!r}'
 
     @property
     def core(self) -> PublisherCore:
@@ -85,14 +85,12 @@ class PublisherSession(Owner):
         assert self._core is not None
         return self._core
 
-    def bind(
-        self, core: PublisherCore, label: str, release: Callable[[], None] | None = None
-    ) -> None:
+    def bind(self, core: PublisherCore, release: Callable[[], None] | None = None) -> None:
         """Publish the messages of a core from now on.
 
         :param release: moves batched messages into the window; called when the publisher closes.
         """
-        self._core, self._label, self._release = core, label, release or core.write
+        self._core, self._release = core, release or core.write
         self.limit = core.window.max_unconfirmed
         core.bind(self)
         if self._cluster.busy_poll:
@@ -256,14 +254,19 @@ class PublisherSession(Owner):
         in_time: bool = await core.capacity.wait(1, 0, until)
         return in_time
 
-    def window_timeout(self, timeout: float | None) -> WindowTimeout:
+    def late(self, error: ConfirmTimeout) -> RbFlyError:
+        """Return the error of a call whose time is up; without a connection, why it is refused."""
+        refusal = None if self.registration.is_open else self._cluster.refusal.error
+        return self.name_stream(or_refusal(error, refusal))
+
+    def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
         problem = (
             'the publisher was not declared within'
             if self.undeclared
             else 'the window of unconfirmed messages was full for'
         )
-        return self.name_stream(WindowTimeout(f'{problem} {timeout} s; the message was not sent'))
+        return self.late(WindowTimeout(f'{problem} {timeout} s; the message was not sent'))
 
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""
@@ -327,8 +330,10 @@ class PublisherSession(Owner):
 
     def _give_up(self, error: Exception, unsent: Exception | None = None) -> None:
         """Raise `error` in all waiting calls, or `unsent` if their messages were never sent."""
-        unsent = self.name_stream(with_outcome(unsent or error, 'not_sent'))
-        error = self.name_stream(with_outcome(error, 'unknown'))
+        count: int = self.core.window.unsettled
+        count += sum(amount for queue in self.queues for _, amount in queue.waiting.values())
+        unsent = self.name_stream(with_outcome(unsent or error, 'not_sent', count))
+        error = self.name_stream(with_outcome(error, 'unknown', count))
         for waiter in self.core.window.fail_pending():
             self.settle(waiter, unsent if waiter.unsent else error)
         for queue in self.queues:

@@ -180,7 +180,7 @@ class ManyMessages:
             failure.__cause__ = error
         return failure
 
-    def _late(self, timeout: float | None, error: Exception | None) -> ConfirmTimeout:
+    def _late(self, timeout: float | None, error: Exception | None) -> RbFlyError:
         taken, missing = self._taken, len(self._unknown)
         confirmed = taken - missing - len(self._refused)
         messages = counted(taken, 'message')
@@ -188,7 +188,7 @@ class ManyMessages:
         failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
         failure.__cause__ = error
         failure.retriable = not taken
-        return failure
+        return self._session.late(failure)
 
     async def _send(self, messages: Messages) -> Exception | None:
         if isinstance(messages, AsyncIterable):

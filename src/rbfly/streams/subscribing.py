@@ -53,6 +53,8 @@ def subscribe(
         raise ArgumentError(f'refresh_interval must be above 0 seconds, not {refresh_interval}')
     if isinstance(offset, Mapping):
         offset = dict(offset)
+    if group is not None and until is not None:
+        raise ArgumentError('a group has no end: use either group or until')
     check_starts(offset, until, super_stream)
     check_type('filter', filter, MessageFilter, None)
     check_timeout('timeout', timeout)
@@ -69,7 +71,6 @@ def subscribe(
         stranded_after,
         offset,
         auto_offset or None,  # a bool is true now
-        until,
     )
     settings = ReadSettings(
         filter, amqp, on_decode_error, initial_credit, tracking, on_gap, until, membership
@@ -101,7 +102,6 @@ def check_group(
     stranded_after: float | None,
     offset: object,
     tracking: OffsetTracking | Literal[True] | None,
-    until: object,
 ) -> tuple[OffsetTracking | None, Group | None]:
     """Check the arguments of a subscription that concern its group, and how it stores offsets.
 
@@ -129,8 +129,6 @@ def check_group(
             f'handover_timeout must be above 0 and at most {HANDOVER_MAX} seconds, because RabbitMQ'
             f' waits no longer than 60, not {handover_timeout}'
         )
-    if until is not None:
-        raise ArgumentError('a group has no end: use either group or until')
     tracking = OffsetTracking() if tracking is True else tracking
     if tracking is not None:
         if tracking.reference not in (None, name):

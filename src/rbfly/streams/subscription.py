@@ -13,6 +13,7 @@ from ..protocol.offset import Offset, OffsetSource
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
 from .merged import MergedSession, Offsets
+from .misuse import AsyncFor
 from .reading import JoinedBatches, MessageWaiter
 from .tracking import OffsetTracking
 from .types import MessageCtx, MessageFilter, OnDecodeError, OnGap
@@ -63,7 +64,7 @@ class SuperStreamOptions(CommonOptions, total=False):
     refresh_interval: float
 
 
-class BaseSubscription(SubscriptionBase[Body]):
+class BaseSubscription(SubscriptionBase[Body], AsyncFor):
     """What subscriptions of a stream and of a super stream have in common."""
 
     _session: SubscriptionSession | MergedSession

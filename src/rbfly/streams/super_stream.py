@@ -30,7 +30,15 @@ from ..net.observer import call_each
 from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
 from ._routing import Partition, RoutedBase, Router
-from .confirmation import KEPT, Confirmation, Failures, JoinedConfirmation, summary
+from .confirmation import (
+    KEPT,
+    Confirmation,
+    Failures,
+    JoinedConfirmation,
+    or_refusal,
+    summary,
+)
+from .misuse import BatchOnly, NoBatch
 from .partitions import query_route
 from .publisher import BasePublisher, Publisher
 from .publisher_batch import MAX_LEN, PublisherBatchFast, PublisherBatchLimit
@@ -114,7 +122,7 @@ class RoutedPublisher(Generic[B]):
         self._closed: asyncio.Event | None = None  # set when closing has ended
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__} stream={self.stream!r} name={self.name!r}>'
+        return f'<{type(self).__name__} stream={self.stream!r} name={self.name or None!r}>'
 
     @property
     def message_id(self) -> int:
@@ -213,10 +221,11 @@ class RoutedPublisher(Generic[B]):
         finally:
             del limit  # it refers to the task
         # not in the handler: the TimeoutError refers to the task
-        raise WindowTimeout(
+        late = WindowTimeout(
             f'the broker did not report the partitions of key {found!r} within {timeout} s; the'
             ' message was not sent'
         )
+        raise or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
 
     async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
         """Ask the broker for the partitions of a key, and cache the answer.
@@ -244,7 +253,7 @@ class RoutedPublisher(Generic[B]):
         return found
 
 
-class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
+class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
     """Sends messages to the partitions of a super stream, and waits for their confirms.
 
     Safe to use from many tasks at once.  A partition that is not available delays only its own
@@ -273,10 +282,12 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
             parts = await self._submit(targets, message, until)
             if not await in_time(self._join(used, parts), until):
                 keep_parts(self._parts, used, parts)
-                raise ConfirmTimeout(
+                late = ConfirmTimeout(
                     f'the broker did not confirm the message on all partitions within {timeout} s;'
                     ' it may still be stored'
                 )
+                connected = self._cluster.connected
+                raise or_refusal(late, None if connected else self._cluster.refusal.error)
         else:
             router.claim(message)
             try:
@@ -374,7 +385,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         return await many.send(messages, timeout, progress)
 
 
-class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
+class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast], BatchOnly):
     """Queues messages for the partitions of a super stream, and sends them with `flush`."""
 
     def __init__(self, *args: Any) -> None:
