@@ -5,6 +5,7 @@ RabbitMQ may distribute the entries of a Publish frame over chunks, so frames he
 
 import struct
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -461,3 +462,67 @@ async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
     expected = await held(broker.uri, stream, conversation)
     assert found == expected
     assert found
+
+
+# -- chunks
+
+# The writes of a client, and the number of chunks that RabbitMQ 4.0 and 4.3 usually store.
+WRITES = {
+    (1, 1_000, 10, None): 6,
+    (20, 50, 10_000, None): 6,
+    (1_000, 1, 10_000, None): 8,
+    (100, 100, 1_000, None): 9,
+    (10_000, 1, 100, None): 10,
+    (100, 1, 1_000, 1): 100,
+    (100, 100, 100, 1): 201,
+    (100, 50, 10_000, 10): 25,
+}
+
+
+async def chunks_of(uri: str, frames: int, per_frame: int, size: int, in_flight: int | None) -> int:
+    """Publish frames, and return the number of their chunks.
+
+    :param size: bytes of a message.
+    :param in_flight: number of frames that the client sends without a confirm; None for all.
+    """
+    stream, total = f'test-{uuid4()}', frames * per_frame
+    frame = Publish(0, (PublishEntry(0, None, message(bytes(size))),) * per_frame).encode()
+    left = frames
+    async with opened(uri) as client, opened(uri) as reading:
+        await client.value(Create(stream, {}))
+        await client.value(DeclarePublisher(0, '', stream))
+
+        def send(count: int) -> None:
+            nonlocal left
+            client.write(frame * min(count, left))
+            left -= min(count, left)
+
+        send(in_flight or frames)
+        done = 0
+        while done < total:
+            before, done = done, done + len((await client.receive()).publishing_ids)
+            send(done // per_frame - before // per_frame)
+        await reading.value(Subscribe(0, stream, Offset.FIRST, 2 * frames + 100, {}))
+        found, read = 0, 0
+        while read < total:
+            read += Chunk.parse((await reading.receive()).chunk).records
+            found += 1
+        await client.value(Delete(stream))
+    return found
+
+
+@pytest.mark.parametrize('writes', WRITES)
+async def test_messages_per_chunk(writes: tuple[int, int, int, int | None]) -> None:
+    """The in-memory broker joins what arrives together as RabbitMQ does."""
+    async with StreamBroker() as memory:
+        found = await chunks_of(memory.uri, *writes)
+    assert WRITES[writes] / 2 <= found <= WRITES[writes] * 2
+
+
+@pytest.mark.parametrize('writes', WRITES)
+async def test_messages_per_chunk_of_rabbitmq(
+    broker: RabbitMQ, writes: tuple[int, int, int, int | None]
+) -> None:
+    """The numbers above are RabbitMQ's."""
+    found = [await chunks_of(broker.uri, *writes) for _ in range(5)]
+    assert WRITES[writes] / 2 <= median(found) <= WRITES[writes] * 2
