@@ -175,6 +175,35 @@ async def deduplicating(client: RawClient, stream: str) -> list[Any]:
     return [*found, stored, last]
 
 
+async def many_names(client: RawClient, stream: str) -> list[Any]:
+    """When a segment begins, the broker forgets all but the 255 names that were used last."""
+    small = f'{stream}-names'
+    await client.value(Create(small, {'stream-max-segment-size-bytes': '100000'}))
+
+    async def publish(name: str, number: int, size: int = 1) -> None:
+        await client.value(DeclarePublisher(0, name, small))
+        client.send(Publish(0, (PublishEntry(number, None, message(bytes(size))),)))
+        await confirmed(client, 1)
+        await client.value(DeletePublisher(0))
+
+    async def known() -> list[int]:
+        return [await client.value(QueryPublisherSequence(f'{i}', small)) for i in range(300)]
+
+    for i in range(300):
+        await publish(f'{i}', i + 10)
+    await publish('0', 1000)
+    found = [await known()]
+    for _ in range(3):
+        await publish('', 0, 50_000)
+    found.append(await known())
+    await publish('1', 11)  # a duplicate, but the broker does not know
+    found.append(await known())
+    assert [item.count(0) for item in found] == [0, 45, 44]
+    await client.value(Delete(small))
+    client.aside.clear()
+    return found
+
+
 async def sequence(client: RawClient, stream: str) -> list[Any]:
     """The sequence covers everything that the broker has read, stored and confirmed or not."""
     found: list[Any] = []
@@ -419,8 +448,8 @@ async def commands_of_the_version(client: RawClient, stream: str) -> list[Any]:
 CONVERSATIONS: dict[str, Conversation] = {
     item.__name__: item
     for item in (
-        creating, declaring, publishing, deduplicating, sequence, starting, crediting, filtering,
-        tracking, subscribing, deleting, super_streams, names_of_super_streams,
+        creating, declaring, publishing, deduplicating, many_names, sequence, starting, crediting,
+        filtering, tracking, subscribing, deleting, super_streams, names_of_super_streams,
         deleting_partitions, versions, versions_of_a_subscription, commands_of_the_version,
     )
 }  # fmt: skip

@@ -26,7 +26,7 @@ FIRST_MENDING = (4, 2)  # first broker version that activates a member when one 
 class StrandedCheck:
     """Makes a member join its group again while the group makes no progress.
 
-    RabbitMQ before 4.3.3 can leave a stream without an active member.  That is assumed if the
+    RabbitMQ before 4.3.4 can leave a stream without an active member.  That is assumed if the
     stream has had more messages for some time, and the offset stored under the group's name has not
     moved.  Then a member that is not active subscribes again, because the broker may take it for
     the active one (rabbitmq-server #16975).  Every second time, it also closes the connections that

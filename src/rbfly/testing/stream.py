@@ -21,6 +21,8 @@ CHUNK_ENTRIES = 8192  # maximum number of entries in a chunk
 FIRST_ENTRIES = 32  # the same, after chunks that had fewer
 TURN_BYTES = 2**17  # bytes that are written in a turn of the loop, in which about 2**18 are read
 CONFIRMS_MAX = 8192  # maximum number of publishing ids in a frame
+SEGMENT_SIZE = 500_000_000  # bytes
+NAMES_MAX = 255  # names of publishers that the stream knows when a segment begins
 SEQUENCE, OFFSET = range(2)  # kinds of values in the trailer of a chunk
 
 
@@ -112,9 +114,11 @@ class Stream:
     end: int = 0  # offset after the last chunk
     size: int = 0  # bytes of all chunks
     published: int = 0  # number of messages stored, including removed ones
-    sequences: dict[str, int] = field(default_factory=dict)  # last publishing id by publisher name
+    # Last publishing id by publisher name; the name used last is the last one.
+    sequences: dict[str, int] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)  # stored offsets by reference
     clients: dict['Client', None] = field(default_factory=dict)  # publishers and subscriptions
+    _segment: int = 0  # bytes of the last segment
     _waiting: Waiting = field(default_factory=Waiting)
     _limit: int = FIRST_ENTRIES  # of the next chunk
     _turns: int = 0  # in which the last chunk is still being written
@@ -141,6 +145,7 @@ class Stream:
                     self._waiting.known.setdefault(publisher, []).append(number)
             entries = entries.select(new)
         if entries.ids:
+            self.sequences.pop(publisher.reference, None)
             self.sequences[publisher.reference] = entries.ids[-1]
             self._waiting.tracked[SEQUENCE, publisher.reference] = entries.ids[-1]
         return entries
@@ -231,6 +236,11 @@ class Stream:
         self._turns = len(data) // TURN_BYTES
         if type == 0:
             self.published += count
+        self._segment += len(data)
+        if self._segment >= (self.arguments.segment or SEGMENT_SIZE):
+            self._segment = 0
+            for name in [*self.sequences][:-NAMES_MAX]:
+                del self.sequences[name]
 
     def retain(self) -> None:
         """Remove the oldest chunks that exceed the limits, but never the last chunk."""
