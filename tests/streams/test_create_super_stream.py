@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import pytest
@@ -155,6 +155,18 @@ async def test_names_that_do_not_fit_into_a_frame(client: rbs.StreamsClient) -> 
     with pytest.raises(rbs.ArgumentError, match='CreateSuperStream needs a frame of'):
         await client.create_super_stream('x' * 200, partitions=10_000)
     assert client.connected
+
+
+@pytest.mark.parametrize('version', ['4.0', '4.3'])
+async def test_limit_of_the_broker(version: Literal['4.0', '4.3']) -> None:
+    async with StreamBroker(version=version) as memory, rbs.streams_client(memory.uri) as client:
+        await client.create_super_stream('orders', partitions=1000)
+        if version == '4.0':
+            await client.create_super_stream('many', partitions=1001)
+        else:
+            with pytest.raises(rbs.ProtocolError) as caught:
+                await client.create_super_stream('many', partitions=1001)
+            assert caught.value.code == rbs.ResponseCode.PRECONDITION_FAILED
 
 
 async def test_super_stream_that_another_client_creates_slowly(

@@ -13,6 +13,7 @@ from rbfly.net import connection
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.const import Key
 from rbfly.streams import offsets
+from rbfly.streams.partitions import AT_ONCE
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
 from rbfly.testing.stream import Stream
@@ -539,6 +540,37 @@ async def test_user_that_may_not_read_cannot_store(own_broker: RabbitMQ, own_str
             assert await client.read_offset(own_stream, 'reader') is None
     finally:
         own_broker.ctl('delete_user', user)
+
+
+async def test_lag_of_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is a chunk, so the client does not ask for all partitions at once."""
+    end_of_messages = offsets.end_of_messages
+    asking = most = 0
+
+    async def count(*args: Any) -> int:
+        nonlocal asking, most
+        asking += 1
+        most = max(most, asking)
+        try:
+            return await end_of_messages(*args)
+        finally:
+            asking -= 1
+
+    monkeypatch.setattr(offsets, 'end_of_messages', count)
+    async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
+        memory.create_super_stream('orders', partitions=100)
+        names = await client.partitions('orders')
+        for number, name in enumerate(names):
+            memory.publish(name, *range(number + 1))
+            await client.write_offset(name, 'reader', 0, wait=True)
+        found = await client.lag('orders', 'reader', super_stream=True)
+        assert found == {name: number for number, name in enumerate(names)}
+    assert 1 < most <= AT_ONCE
+
+
+async def test_lag_of_no_name(client: rbs.StreamsClient) -> None:
+    with pytest.raises(rbs.ArgumentTypeError, match='stream'):
+        await client.lag(7, 'reader', super_stream=True)  # type: ignore[call-overload]
 
 
 async def test_lag_of_no_stream(client: rbs.StreamsClient) -> None:

@@ -186,6 +186,28 @@ async def test_explicit_publishing_ids(client: rbs.StreamsClient, stream: str) -
     assert len(await stored(client, stream)) == 202
 
 
+@pytest.mark.parametrize('others', [254, 255])
+async def test_broker_remembers_255_names(
+    client: rbs.StreamsClient, stream: str, others: int
+) -> None:
+    """A program that resumes after its last publishing id then publishes everything again."""
+
+    async def load() -> None:
+        async with client.publisher(stream, name='loader', amqp=False) as publisher:
+            await publisher.send_many([b'1', b'2', b'3'][publisher.message_id - 1 :])
+
+    await client.delete_stream(stream)
+    await client.create_stream(stream, segment_size=1000)
+    await load()
+    await load()
+    for number in range(others):  # each of them at a restart of a pod
+        async with client.publisher(stream, name=f'pod-{number}', amqp=False) as publisher:
+            await publisher.send(b'pod' * 500)  # begins a segment
+    await load()
+    found = [body for body in await stored(client, stream) if len(body) == 1]
+    assert found == [b'1', b'2', b'3'] * (1 if others < 255 else 2)
+
+
 async def test_second_publisher_of_a_client(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, name=NAME) as publisher:
         with pytest.raises(PublisherNameInUse, match=f'already has a publisher named {NAME!r}'):

@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -218,6 +218,61 @@ async def stranded_partition(*joins: float, **options: Any) -> AsyncIterator[lis
                 broker.strand('orders-0', GROUP)
                 broker.publish('orders-0', 'first')
         yield found
+
+
+@asynccontextmanager
+async def partition(
+    *pauses: float, version: Literal['4.0', '4.3'] = '4.0', **options: Any
+) -> AsyncIterator[tuple[StreamBroker, list[Reader]]]:
+    """A broker with one partition, and members that have joined its group."""
+    async with StreamBroker(version=version) as broker, AsyncExitStack() as stack:
+        broker.create_super_stream('orders', partitions=1)
+        found: list[Reader] = []
+        for pause in pauses:
+            found.append(Reader(broker, pause, super_stream=True, **options))
+            stack.push_async_callback(found[-1].close)
+            await found[-1].messages.open()
+        await when(lambda: any(member.messages.active for member in found))
+        yield broker, found
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+async def test_idle_group_of_an_old_broker(attempts: Attempts, count: int) -> None:
+    """The formerly active member and the others count from the same message."""
+    async with partition(*[0.0] * count) as (broker, members):
+        await asyncio.sleep(3600)
+        broker.strand('orders-0', GROUP)
+        broker.publish('orders-0', 'first')
+        assert AFTER < await when_read(members, 'first') <= LATEST + AFTER
+        assert [what for _, what in attempts.found] == [LATER.format(AFTER)] * count
+
+
+@pytest.mark.parametrize('count', [2, 3])
+async def test_group_of_an_old_broker_that_has_messages_left(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The formerly active member has counted while it was active, as the others have."""
+    monkeypatch.setattr(stranded, 'uniform', lambda least, _: least)
+    async with partition(*[AFTER * 3] * count, handover_timeout=1) as (broker, members):
+        await asyncio.sleep(3600)
+        broker.publish('orders-0', 'first', 'second')
+        await asyncio.sleep(AFTER * 0.9)
+        broker.strand('orders-0', GROUP)
+        await when(lambda: len(attempts.found) == count)
+        times = [at for at, _ in attempts.found]
+        assert times[-1] - times[0] < AFTER / 2
+        assert await when(lambda: any(member.messages.active for member in members)) <= AFTER + 1
+
+
+@pytest.mark.parametrize('version', ['4.0', '4.3'])
+async def test_quiet_group(attempts: Attempts, version: Literal['4.0', '4.3']) -> None:
+    """Each message is processed in time, but they come more seldom than `stranded_after`."""
+    async with partition(AFTER / 2, AFTER / 2, version=version) as (broker, members):
+        for number in range(50):
+            await asyncio.sleep(AFTER * 3)
+            broker.publish('orders-0', number)
+        await when(lambda: sum(len(member.bodies) for member in members) == 50)
+        assert not attempts.found
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])

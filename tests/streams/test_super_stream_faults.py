@@ -13,7 +13,10 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.observer import Observer, State
+from rbfly.protocol.const import Key
 from rbfly.testing import StreamBroker
+from rbfly.testing.arguments import Refused
+from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
 
 HANG = 20.0  # seconds; only a bug makes a test wait that long
@@ -372,3 +375,61 @@ async def test_nothing_is_left_of_a_subscription(how: str) -> None:
         left = await asyncio.create_task(use())
         await until(lambda: not client._cluster.registrations, 'the subscription is closed')
         await until(lambda: not any(ref() for ref in left), 'nothing is left of it', 5)
+
+
+async def test_refusal_of_all_partitions_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=30)
+        names = await client.partitions('orders')
+        for name in names:
+            broker.publish(name, name)
+
+        def refuse(*_: Any) -> None:
+            refused.append(None)
+            raise Refused(rbs.ResponseCode.ACCESS_REFUSED)
+
+        refused: list[None] = []
+        bodies: set[Any] = set()
+        errors = 0
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST
+        ) as messages:
+            with monkeypatch.context() as patched:
+                patched.setitem(HANDLERS['4.3'], Key.SUBSCRIBE, refuse)
+                waiting = asyncio.create_task(anext(messages))
+                await until(lambda: len(refused) == len(names), 'all partitions are refused')
+            async with asyncio.timeout(HANG):
+                await asyncio.wait([waiting])
+                assert isinstance(waiting.exception(), rbs.ProtocolError)
+                while len(bodies) < len(names):
+                    try:
+                        bodies.add(await anext(messages))
+                    except rbs.ProtocolError:
+                        errors += 1
+    assert errors < len(names) / 2  # some may come after the next task waits
+
+
+async def test_refused_refreshes_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+
+        def refuse(*_: Any) -> None:
+            refused.append(None)
+            raise Refused(rbs.ResponseCode.ACCESS_REFUSED)
+
+        refused: list[None] = []
+        async with client.subscribe(
+            'orders', super_stream=True, offset=rbs.Offset.FIRST, refresh_interval=0.001
+        ) as messages:
+            await messages.open()
+            with monkeypatch.context() as patched:
+                patched.setitem(HANDLERS['4.3'], Key.PARTITIONS, refuse)
+                await until(lambda: len(refused) > 10, 'several refreshes are refused')
+            async with asyncio.timeout(HANG):
+                with pytest.raises(rbs.ProtocolError):
+                    await anext(messages)
+                for body in ('first', 'second', 'third'):
+                    waiting = asyncio.create_task(anext(messages))
+                    await asyncio.sleep(0)
+                    broker.publish('orders-0', body)
+                    assert await waiting == body

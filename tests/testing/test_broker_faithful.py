@@ -5,6 +5,7 @@ RabbitMQ may distribute the entries of a Publish frame over chunks, so frames he
 
 import struct
 from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -172,6 +173,35 @@ async def deduplicating(client: RawClient, stream: str) -> list[Any]:
         last = (await delivered(client, 1))[0]
         stored += Chunk.parse(last.chunk).messages()
     return [*found, stored, last]
+
+
+async def many_names(client: RawClient, stream: str) -> list[Any]:
+    """When a segment begins, the broker forgets all but the 255 names that were used last."""
+    small = f'{stream}-names'
+    await client.value(Create(small, {'stream-max-segment-size-bytes': '100000'}))
+
+    async def publish(name: str, number: int, size: int = 1) -> None:
+        await client.value(DeclarePublisher(0, name, small))
+        client.send(Publish(0, (PublishEntry(number, None, message(bytes(size))),)))
+        await confirmed(client, 1)
+        await client.value(DeletePublisher(0))
+
+    async def known() -> list[int]:
+        return [await client.value(QueryPublisherSequence(f'{i}', small)) for i in range(300)]
+
+    for i in range(300):
+        await publish(f'{i}', i + 10)
+    await publish('0', 1000)
+    found = [await known()]
+    for _ in range(3):
+        await publish('', 0, 50_000)
+    found.append(await known())
+    await publish('1', 11)  # a duplicate, but the broker does not know
+    found.append(await known())
+    assert [item.count(0) for item in found] == [0, 45, 44]
+    await client.value(Delete(small))
+    client.aside.clear()
+    return found
 
 
 async def sequence(client: RawClient, stream: str) -> list[Any]:
@@ -418,8 +448,8 @@ async def commands_of_the_version(client: RawClient, stream: str) -> list[Any]:
 CONVERSATIONS: dict[str, Conversation] = {
     item.__name__: item
     for item in (
-        creating, declaring, publishing, deduplicating, sequence, starting, crediting, filtering,
-        tracking, subscribing, deleting, super_streams, names_of_super_streams,
+        creating, declaring, publishing, deduplicating, many_names, sequence, starting, crediting,
+        filtering, tracking, subscribing, deleting, super_streams, names_of_super_streams,
         deleting_partitions, versions, versions_of_a_subscription, commands_of_the_version,
     )
 }  # fmt: skip
@@ -461,3 +491,67 @@ async def test_same_conversation(broker: RabbitMQ, name: str) -> None:
     expected = await held(broker.uri, stream, conversation)
     assert found == expected
     assert found
+
+
+# -- chunks
+
+# The writes of a client, and the number of chunks that RabbitMQ 4.0 and 4.3 usually store.
+WRITES = {
+    (1, 1_000, 10, None): 6,
+    (20, 50, 10_000, None): 6,
+    (1_000, 1, 10_000, None): 8,
+    (100, 100, 1_000, None): 9,
+    (10_000, 1, 100, None): 10,
+    (100, 1, 1_000, 1): 100,
+    (100, 100, 100, 1): 201,
+    (100, 50, 10_000, 10): 25,
+}
+
+
+async def chunks_of(uri: str, frames: int, per_frame: int, size: int, in_flight: int | None) -> int:
+    """Publish frames, and return the number of their chunks.
+
+    :param size: bytes of a message.
+    :param in_flight: number of frames that the client sends without a confirm; None for all.
+    """
+    stream, total = f'test-{uuid4()}', frames * per_frame
+    frame = Publish(0, (PublishEntry(0, None, message(bytes(size))),) * per_frame).encode()
+    left = frames
+    async with opened(uri) as client, opened(uri) as reading:
+        await client.value(Create(stream, {}))
+        await client.value(DeclarePublisher(0, '', stream))
+
+        def send(count: int) -> None:
+            nonlocal left
+            client.write(frame * min(count, left))
+            left -= min(count, left)
+
+        send(in_flight or frames)
+        done = 0
+        while done < total:
+            before, done = done, done + len((await client.receive()).publishing_ids)
+            send(done // per_frame - before // per_frame)
+        await reading.value(Subscribe(0, stream, Offset.FIRST, 2 * frames + 100, {}))
+        found, read = 0, 0
+        while read < total:
+            read += Chunk.parse((await reading.receive()).chunk).records
+            found += 1
+        await client.value(Delete(stream))
+    return found
+
+
+@pytest.mark.parametrize('writes', WRITES)
+async def test_messages_per_chunk(writes: tuple[int, int, int, int | None]) -> None:
+    """The in-memory broker joins what arrives together as RabbitMQ does."""
+    async with StreamBroker() as memory:
+        found = await chunks_of(memory.uri, *writes)
+    assert WRITES[writes] / 2 <= found <= WRITES[writes] * 2
+
+
+@pytest.mark.parametrize('writes', WRITES)
+async def test_messages_per_chunk_of_rabbitmq(
+    broker: RabbitMQ, writes: tuple[int, int, int, int | None]
+) -> None:
+    """The numbers above are RabbitMQ's."""
+    found = [await chunks_of(broker.uri, *writes) for _ in range(5)]
+    assert WRITES[writes] / 2 <= median(found) <= WRITES[writes] * 2

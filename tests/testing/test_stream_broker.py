@@ -224,7 +224,7 @@ async def test_publish_splits_messages_into_chunks(
         sizes: list[int] = []
         while sum(sizes) < 14_096:
             sizes.append(len(await anext(messages.batches())))
-    assert sizes == [4096, 4096, 4096, 1808]
+    assert sizes == [4096, 8192, 1808]
 
 
 # -- threads

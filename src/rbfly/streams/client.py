@@ -308,7 +308,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.  Each
             process needs its own name, e.g. `name=f'shop-{socket.gethostname()}'`: if two
             publishers use the same one, messages that the broker has confirmed may be lost, with or
-            without an error.  See :ref:`publisher-names`.
+            without an error.  It must be the same after a restart, because RabbitMQ remembers 255
+            names of a stream.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
         :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.

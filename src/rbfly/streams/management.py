@@ -123,13 +123,15 @@ class ManagementMethods:
         arguments of partitions that exist are not compared.
 
         :param stream: name of the super stream.
-        :param partitions: number of partitions, up to 10,000: `orders-0`, `orders-1`, ...
+        :param partitions: number of partitions: `orders-0`, `orders-1`, ...  At most 10,000; since
+            RabbitMQ 4.2.9 and 4.3.3, at most 1,000 unless the broker is configured otherwise.
         :param binding_keys: or a key for each partition: `orders-emea`, `orders-apac`, ...  See
             `by_key`.
         :param leader_locator: how the broker chooses the node of each leader; by default the
             leaders are distributed over all nodes.
         :raises ProtocolError: the broker refused, e.g. because the super stream exists with other
-            partitions, or a stream has the name of a partition (code 0x05).
+            partitions, or a stream has the name of a partition (code 0x05), or because there are
+            too many partitions (code 0x11).
         :raises TypeError: an argument has the wrong type.
         :raises ValueError: an argument is out of range, or not exactly one of `partitions` and
             `binding_keys` is given.

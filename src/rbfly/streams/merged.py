@@ -13,6 +13,7 @@ from ..checks import check_type
 from ..error import (
     ArgumentError,
     OffsetNotStored,
+    ProtocolError,
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
@@ -182,7 +183,7 @@ class MergedSession:
         elif isinstance(error, StreamDoesNotExist):
             self._start_over(error)
         elif not self._is_listed or not isinstance(error, StreamConnectionError):
-            self._errors.append(error)
+            self._keep(error)
         if self._is_listed and not self._fixed:
             assert self._loop is not None
             self._timer = self._loop.call_later(self._interval, self._on_timer)
@@ -284,6 +285,18 @@ class MergedSession:
         self._names.discard(self.stream)
         self._errors = [error]
 
+    def _keep(self, error: Exception) -> None:
+        """Keep an error for the next task that waits; of an outage, or of a refusal, only one."""
+        match error:
+            case StreamConnectionError():
+                is_known = bool(self._errors)
+            case ProtocolError(code=code):
+                is_known = any(getattr(item, 'code', None) == code for item in self._errors)
+            case _:
+                is_known = False
+        if not is_known:
+            self._errors.append(error)
+
     def on_partition_end(self) -> None:
         """A partition has ended; the subscription ends with the last one, if it has an end."""
         if self.partitions and all(item.ended for item in self.partitions.values()):
@@ -322,9 +335,7 @@ class MergedSession:
                 self._list()
             except Exception as ex:
                 self.turns.add(cursor)
-                # one outage, one error
-                if not isinstance(ex, StreamConnectionError) or not errors:
-                    errors.append(ex)
+                self._keep(ex)
         if errors:
             raise copy_error(errors.pop(0))
 

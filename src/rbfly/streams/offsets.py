@@ -25,7 +25,7 @@ from ..protocol._identity import LastChunk
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
-from .partitions import query_partitions
+from .partitions import AT_ONCE, query_partitions
 
 
 class OffsetMethods:
@@ -142,7 +142,7 @@ class OffsetMethods:
 
         The leader of the stream sends its last chunk of messages for this, so ask every few
         seconds, not all the time.  If the client cannot reach the leader, it asks another node,
-        which may not have the last messages.
+        which may not have the last messages.  It asks for 32 partitions of a super stream at once.
 
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
@@ -153,9 +153,14 @@ class OffsetMethods:
         :raises ProtocolError: the broker refused the request.
         """
         if super_stream:
-            names = dict.fromkeys(await query_partitions(self._cluster, stream))
-            found = await asyncio.gather(*(self.lag(name, reference) for name in names))
-            return dict(zip(names, found, strict=True))
+            check_stream(stream)
+            names = [*dict.fromkeys(await query_partitions(self._cluster, stream))]
+            found: dict[str, int | None] = {}
+            for start in range(0, len(names), AT_ONCE):
+                part = names[start : start + AT_ONCE]
+                lags = await asyncio.gather(*(self.lag(name, reference) for name in part))
+                found.update(zip(part, lags, strict=True))
+            return found
         stored = await self.read_offset(stream, reference)
         if stored is None:
             return None

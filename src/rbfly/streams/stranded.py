@@ -26,14 +26,15 @@ FIRST_MENDING = (4, 2)  # first broker version that activates a member when one 
 class StrandedCheck:
     """Makes a member join its group again while the group makes no progress.
 
-    RabbitMQ before 4.3.3 can leave a stream without an active member.  That is assumed if the
-    offset stored under the group's name has not moved for some time, and the stream has more
-    messages.  Then a member that is not active subscribes again, because the broker may take it for
+    RabbitMQ before 4.3.4 can leave a stream without an active member.  That is assumed if the
+    stream has had more messages for some time, and the offset stored under the group's name has not
+    moved.  Then a member that is not active subscribes again, because the broker may take it for
     the active one (rabbitmq-server #16975).  Every second time, it also closes the connections that
     it has used, because RabbitMQ 4.0 may still count a subscription that has ended.
 
     An old broker knows that no member of a partition is active, but activates only one that joins
-    an empty group (#14070).  Members leave it for so long that all are away for a moment.
+    an empty group (#14070).  Members leave it for so long that all are away for a moment.  All must
+    count from the same time, so the active member counts too.
 
     :param seconds: time without progress.
     :param is_standby: returns whether the member is not active.
@@ -55,7 +56,7 @@ class StrandedCheck:
         self._seconds = seconds
         self._is_standby = is_standby
         self._stored: int | None = None
-        self._since: float | None = None  # when the stored offset was first seen
+        self._since: float | None = None  # when a message after the stored offset was first seen
         self._attempts = 0  # since it has moved
         self._pause_until = self._away_until = 0.0
         self._used: WeakSet[Connection] = WeakSet()  # connections of the member so far
@@ -86,9 +87,6 @@ class StrandedCheck:
             connection = self._registration.connection
             if connection is None:
                 return
-            if not self._is_standby():
-                self._since = None
-                continue
             try:
                 stranded = await self._is_stranded(connection)
             except RbFlyError:
@@ -101,11 +99,11 @@ class StrandedCheck:
         now = asyncio.get_running_loop().time()
         stored = await stored_offset(connection, self._stream, self._group)
         if self._since is None or stored != self._stored:
-            self._stored, self._since, self._attempts = stored, now, 0
-        if now < max(self._since + self._seconds, self._pause_until):
-            return False
-        end = await end_of_messages(self._cluster, self._stream)
-        return end > next_offset(stored)
+            self._stored, self._since, self._attempts = stored, None, 0
+            if await end_of_messages(self._cluster, self._stream) <= next_offset(stored):
+                return False
+            self._since = now
+        return now >= max(self._since + self._seconds, self._pause_until)
 
     def _act(self, current: Connection) -> None:
         self._task = None

@@ -45,7 +45,7 @@ class Arguments:
 
     max_bytes: int | None  # size that removes the oldest chunks; no limit if not positive
     max_age: int | str | None  # milliseconds that remove a chunk; RabbitMQ ignores a str
-    segment: int | None  # bytes of a segment; no effect here
+    segment: int | None  # bytes of a segment; None for the default
     replicas: int | None  # number of nodes that have the stream; None for all
     locator: str | None  # how to choose the leader
     filter_size: int | None  # bytes of a chunk's Bloom filter

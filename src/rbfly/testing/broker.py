@@ -378,7 +378,7 @@ class StreamBroker(FaultMethods):
     def publish(
         self, stream: str, *messages: AMQPBody | MessageCtx, vhost: str | None = None
     ) -> None:
-        """Store messages as if a client had published them, in chunks of at most 4,096 messages.
+        """Store messages as if a client had published them, in chunks of at most 8,192 messages.
 
         :raises StreamDoesNotExist: there is no such stream.
         :raises AMQPEncoderError: a message cannot be encoded as AMQP 1.0.

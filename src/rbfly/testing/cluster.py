@@ -16,6 +16,7 @@ from .stream import Clock, Stream
 from .wire import Wire
 
 LINE_ENDS = str.maketrans('', '', '\r\n')
+PARTITIONS_MAX = 1000  # of a super stream, since RabbitMQ 4.3.3
 
 
 class Binding(NamedTuple):
@@ -153,6 +154,8 @@ class Cluster:
         for item in (name, *partitions):
             check_name(item)
         if not len(command.binding_keys) == len(partitions) == len({*partitions}):
+            raise Refused(ResponseCode.PRECONDITION_FAILED)
+        if len(partitions) > PARTITIONS_MAX and self.version != '4.0':
             raise Refused(ResponseCode.PRECONDITION_FAILED)
         if name in found or not streams.keys().isdisjoint(partitions):
             raise Refused(ResponseCode.STREAM_ALREADY_EXISTS)

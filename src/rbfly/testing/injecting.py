@@ -115,7 +115,7 @@ class FaultMethods(Running):
     def strand(
         self, stream: str, group: str, *, stubborn: bool = False, vhost: str | None = None
     ) -> None:
-        """Leave a group without an active member, as RabbitMQ before 4.3.3 sometimes does.
+        """Leave a group without an active member, as RabbitMQ before 4.3.4 sometimes does.
 
         The broker deactivates the active member, and activates no other one until a client
         subscribes to the stream as a member of the group, or until :meth:`heal`.  With `version`

@@ -2,6 +2,7 @@
 
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,8 +17,12 @@ from ..protocol.offset import Offset, OffsetType
 from .arguments import FILTER_SIZE, Arguments
 from .wire import Wire
 
-CHUNK_ENTRIES = 4096  # maximum number of entries in a chunk
+CHUNK_ENTRIES = 8192  # maximum number of entries in a chunk
+FIRST_ENTRIES = 32  # the same, after chunks that had fewer
+TURN_BYTES = 2**17  # bytes that are written in a turn of the loop, in which about 2**18 are read
 CONFIRMS_MAX = 8192  # maximum number of publishing ids in a frame
+SEGMENT_SIZE = 500_000_000  # bytes
+NAMES_MAX = 255  # names of publishers that the stream knows when a segment begins
 SEQUENCE, OFFSET = range(2)  # kinds of values in the trailer of a chunk
 
 
@@ -61,16 +66,37 @@ class Entries(NamedTuple):
         columns: Any = ([column[i] for i in rows] for column in self)
         return Entries(*columns)
 
+    def part(self, start: int, stop: int | None) -> 'Entries':
+        columns: Any = (column[start:stop] for column in self)
+        return Entries(*columns)
 
-class Batch:
-    """What the stream writes in the next turn of the loop."""
+
+class Waiting:
+    """What the stream has not written."""
 
     def __init__(self) -> None:
-        self.filters: list[bytes | None] = []
-        self.data: list[bytes] = []
+        self.entries: deque[tuple[Publisher | None, Entries]] = deque()
         self.tracked: dict[tuple[int, str], int] = {}
-        self.stored: dict[Publisher, list[int]] = {}
         self.known: dict[Publisher, list[int]] = {}  # duplicates, which are confirmed again
+
+    def __bool__(self) -> bool:
+        return bool(self.entries or self.tracked or self.known)
+
+    def take(self, limit: int) -> tuple[Entries, 'dict[Publisher, list[int]]']:
+        """Return the next entries, and their ids by publisher."""
+        taken = Entries([], [], [])
+        ids: dict[Publisher, list[int]] = {}
+        while self.entries and (room := limit - len(taken.data)):
+            publisher, entries = self.entries.popleft()
+            if len(entries.data) > room:
+                self.entries.appendleft((publisher, entries.part(room, None)))
+                entries = entries.part(0, room)
+            taken.ids.extend(entries.ids)
+            taken.filters.extend(entries.filters)
+            taken.data.extend(entries.data)
+            if publisher is not None:
+                ids.setdefault(publisher, []).extend(entries.ids)
+        return taken, ids
 
 
 @dataclass(eq=False, repr=False)
@@ -88,30 +114,26 @@ class Stream:
     end: int = 0  # offset after the last chunk
     size: int = 0  # bytes of all chunks
     published: int = 0  # number of messages stored, including removed ones
-    sequences: dict[str, int] = field(default_factory=dict)  # last publishing id by publisher name
+    # Last publishing id by publisher name; the name used last is the last one.
+    sequences: dict[str, int] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)  # stored offsets by reference
     clients: dict['Client', None] = field(default_factory=dict)  # publishers and subscriptions
-    _batch: Batch | None = None
+    _segment: int = 0  # bytes of the last segment
+    _waiting: Waiting = field(default_factory=Waiting)
+    _limit: int = FIRST_ENTRIES  # of the next chunk
+    _turns: int = 0  # in which the last chunk is still being written
+    _scheduled: bool = False
 
     # -- writing
 
-    @property
-    def batch(self) -> Batch:
-        if self._batch is None:
-            self._batch = Batch()
-            self.call_soon(self.flush)
-        return self._batch
-
     def publish(self, publisher: 'Publisher', entries: Entries) -> None:
-        """Store entries in the next chunk, except duplicates from a named publisher."""
-        batch = self.batch
+        """Store entries in the next chunks, except duplicates from a named publisher."""
         if publisher.reference:
-            entries = self._deduplicate(batch, publisher, entries)
-        batch.stored.setdefault(publisher, []).extend(entries.ids)
-        batch.data += entries.data
-        batch.filters += entries.filters
+            entries = self._deduplicate(publisher, entries)
+        self._waiting.entries.append((publisher, entries))
+        self._schedule()
 
-    def _deduplicate(self, batch: Batch, publisher: 'Publisher', entries: Entries) -> Entries:
+    def _deduplicate(self, publisher: 'Publisher', entries: Entries) -> Entries:
         last = self.sequences.get(publisher.reference, -1)
         if not all(map(int.__lt__, [last, *entries.ids], entries.ids)):
             new = []
@@ -120,46 +142,76 @@ class Stream:
                     new.append(i)
                     last = number
                 else:
-                    batch.known.setdefault(publisher, []).append(number)
+                    self._waiting.known.setdefault(publisher, []).append(number)
             entries = entries.select(new)
         if entries.ids:
+            self.sequences.pop(publisher.reference, None)
             self.sequences[publisher.reference] = entries.ids[-1]
-            batch.tracked[SEQUENCE, publisher.reference] = entries.ids[-1]
+            self._waiting.tracked[SEQUENCE, publisher.reference] = entries.ids[-1]
         return entries
 
     def append(self, messages: Iterable[bytes]) -> None:
         """Store messages without a publisher, at once."""
         data = [*map(message, messages)]
-        self.batch.data += data
-        self.batch.filters += [None] * len(data)
+        self._waiting.entries.append((None, Entries([], [None] * len(data), data)))
         self.flush()
 
     def store_offset(self, reference: str, offset: int) -> None:
         if len(reference.encode()) <= NAME_MAX:
             self.offsets[reference] = offset
-            self.batch.tracked[OFFSET, reference] = offset
+            self._waiting.tracked[OFFSET, reference] = offset
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        """Write the next chunk, unless the last one is still being written.
+
+        As RabbitMQ does, let entries wait meanwhile, and double the limit of a chunk while more
+        entries wait.
+        """
+        self._scheduled = False
+        if self._turns:
+            self._turns -= 1
+        elif self._waiting:
+            limit = self._limit
+            count = self._write_next(limit)
+            self._limit = min(limit * 2, CHUNK_ENTRIES) if count == limit else limit // 2
+            self._limit = max(self._limit, FIRST_ENTRIES)
+        if self._turns or self._waiting:
+            self._schedule()
 
     def flush(self) -> None:
-        """Write the batch, confirm its messages, and deliver them to subscriptions."""
-        batch, self._batch = self._batch, None
-        if batch is None:
-            return
+        """Write all that waits."""
+        self._scheduled = False
+        while self._waiting:
+            self._write_next(CHUNK_ENTRIES)
+        self._turns = 0
+
+    def _write_next(self, limit: int) -> int:
+        """Write a chunk, confirm its messages, and deliver them; return the number of entries."""
+        waiting = self._waiting
+        entries, ids = waiting.take(limit)
         trailer = b''.join(
             bytes((kind, len(name.encode()))) + name.encode() + value.to_bytes(8)
-            for (kind, name), value in batch.tracked.items()
+            for (kind, name), value in waiting.tracked.items()
         )
-        for start in range(0, len(batch.data), CHUNK_ENTRIES):
-            stop = start + CHUNK_ENTRIES
-            self._write(batch.data[start:stop], batch.filters[start:stop], trailer)
-            trailer = b''
-        if trailer:  # without messages, the trailer needs a chunk of its own
+        waiting.tracked = {}
+        if entries.data:
+            self._write(entries.data, entries.filters, trailer)
+        elif trailer:  # without messages, the trailer needs a chunk of its own
             self._write([message(trailer)], [], b'', type=1)
-        for confirmed in (batch.known, batch.stored):
-            for publisher, ids in confirmed.items():
-                publisher.confirm(ids)
+        known, waiting.known = waiting.known, {}
+        for confirmed in (known, ids):
+            for publisher, numbers in confirmed.items():
+                publisher.confirm(numbers)
         self.resume()
         self.retain()
         self.stored()
+        return len(entries.data)
 
     def _write(
         self, entries: list[bytes], filters: list[bytes | None], trailer: bytes, type: int = 0
@@ -181,8 +233,14 @@ class Stream:
         self.chunks.append(chunk)
         self.end += count
         self.size += len(data)
+        self._turns = len(data) // TURN_BYTES
         if type == 0:
             self.published += count
+        self._segment += len(data)
+        if self._segment >= (self.arguments.segment or SEGMENT_SIZE):
+            self._segment = 0
+            for name in [*self.sequences][:-NAMES_MAX]:
+                del self.sequences[name]
 
     def retain(self) -> None:
         """Remove the oldest chunks that exceed the limits, but never the last chunk."""
