@@ -27,6 +27,11 @@ class GapCheck:
         self._observers = observers
         self.start_over()
 
+    def start_over(self) -> None:
+        """The stream was deleted."""
+        self._reported = 0  # offset before which every gap was reported
+        self._is_end_reported = False
+
     def wanted(self, start: Start, cursor: MessageCursor) -> int | None:
         """Return the offset to check; None for none."""
         if self._on_gap == 'ignore':
@@ -56,8 +61,3 @@ class GapCheck:
         if self._on_gap == 'raise':
             raise error
         logger.warning('%s', error)
-
-    def start_over(self) -> None:
-        """The stream was deleted."""
-        self._reported = 0  # offset before which every gap was reported
-        self._is_end_reported = False
