@@ -92,7 +92,7 @@ async def test_rows_and_position_in_one_transaction(
 ) -> None:
     """Each message has its effect exactly once, whenever the program is killed."""
     await client.create_stream(stream_name, max_length_bytes=20 * 2**30)
-    worker = Worker('sqlite3', broker_uri, stream_name, tmp_path)
+    worker = Worker('orders.db', broker_uri, stream_name, tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / 'orders.db')) as db:
 
         def rows() -> int:

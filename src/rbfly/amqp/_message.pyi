@@ -45,6 +45,8 @@ class MessageCtx(Generic[_Body]):
     footer: _Attribute[dict[Any, Any], Mapping[Any, Any] | None]
     @property
     def stream(self) -> str | None: ...
+    @property
+    def next_offset(self) -> int: ...
     stream_offset: int
     stream_timestamp: float
     stream_publish_id: _Attribute[int, int | None]

@@ -187,6 +187,12 @@ is_set_stream_publish_id=None)\n--\n
         self._offset = check_u64(value, 'stream_offset')
 
     @property
+    def next_offset(self):
+        """Offset after that of the message (int): a program that keeps offsets stores it."""
+        cdef object offset = self._offset
+        return offset + 1
+
+    @property
     def stream_timestamp(self):
         """Time when the broker stored the message, seconds since 1970 UTC (float)."""
         return self._timestamp

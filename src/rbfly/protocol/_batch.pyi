@@ -14,6 +14,7 @@ class MessageBatch(Sequence[_T_co]):
     stream: Final[str | None]
     timestamp: Final[float]
     offsets: Final[Sequence[int]]
+    next_offset: Final[int]
     committed_chunk_id: Final[int | None]
     def context(self, index: int) -> MessageCtx[_T_co]: ...
     def contexts(self) -> Iterator[MessageCtx[_T_co]]: ...

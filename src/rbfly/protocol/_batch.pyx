@@ -61,6 +61,8 @@ cdef class MessageBatch:
     :ivar timestamp: time when the broker stored the first message, and all others of its chunk,
         seconds since the epoch (float); 0.0 if the batch is empty.
     :ivar offsets: offset of each message (sequence of int).
+    :ivar next_offset: offset after the last message (int): a program that keeps offsets stores it,
+        and starts there.  An empty batch raises IndexError.
     :ivar committed_chunk_id: offset of the first message of the last chunk that was committed when
         the broker sent the batch (int): the end of the stream is at least there.  None if the
         broker does not report it.
@@ -260,6 +262,14 @@ cdef class MessageBatch:
             return [ctx.stream_offset for ctx in self.filtered]
         first: object = self.start
         return range(first, first + len(self.bodies))
+
+    @property
+    def next_offset(self):
+        cdef Py_ssize_t count = len(self.bodies)
+        if not count:
+            raise IndexError('the batch is empty')
+        last: object = self.offset_at(count - 1)
+        return last + 1
 
     def context(self, Py_ssize_t index):
         """Return the context of a message: offset, time, header, properties and annotations.

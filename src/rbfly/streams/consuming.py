@@ -106,6 +106,7 @@ class SubscriptionSession(Owner):
         self._waiter = waiter
         self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
+        self._kept: int | None = None  # offset after the last message, if the cursor forgets it
         self._former: LastChunk | None = None  # of the stream that a former session has read
         self._gaps = GapCheck(
             stream, settings.on_gap, settings.filter is not None, cluster.observers
@@ -320,7 +321,7 @@ class SubscriptionSession(Owner):
     def _start_over(self) -> None:
         """The stream was deleted: start over at the beginning of a new one with its name."""
         opened = self.registration.declared or self._former is not None
-        self._former = None
+        self._former = self._kept = None
         self._start.start_over(opened)
         self.registration.reset()
         self.cursor.start_over()
@@ -338,11 +339,23 @@ class SubscriptionSession(Owner):
         """The chunk that identifies the stream."""
         return self.cursor.last_chunk if self._member is None else self._member.identity
 
-    def succeed(self, identity: LastChunk | None) -> None:
+    @property
+    def position(self) -> int | None:
+        """Offset after the last message received; None before the first."""
+        found = self.cursor.delivered
+        return self._kept if found is None else found
+
+    def keep_position(self) -> None:
+        """Keep the position, for a program that still works on its last messages."""
+        self._kept = self.position
+
+    def succeed(self, position: int | None, identity: LastChunk | None) -> None:
         """Read the stream of a former session.
 
+        :param position: of that session.
         :param identity: of that session; None if the stream was deleted.
         """
+        self._kept = position
         self._former = LastChunk() if identity is None else identity
         if identity is None:
             self._start_over()

@@ -97,6 +97,9 @@ class Session(Protocol):
     def ask(self, source: OffsetSource) -> Coroutine[Any, Any, Offset]:
         """Return the offset that the program keeps."""
 
+    def keep_position(self) -> None:
+        """Keep the offset after the last message received: the cursor forgets it."""
+
     def drop_queue(self) -> None:
         """Drop the messages that the program has not received, and return their credit."""
 
@@ -449,5 +452,6 @@ class Member:
         self._known = self.identity
         if cursor.delivered is not None:
             self._is_new = False
+            self._session.keep_position()
         cursor.start_over()
         cursor.drop()

@@ -114,7 +114,8 @@ class MergedSession:
         self.partitions: dict[str, Partition] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
         self._by_cursor: dict[MessageCursor, Partition] = {}
-        self._gone: dict[str, LastChunk | None] = {}  # by partition; None if it was deleted
+        # position and last chunk, by partition; no chunk if it was deleted
+        self._gone: dict[str, tuple[int | None, LastChunk | None]] = {}
         self._cluster = cluster
         self._offset = offset
         self._auto_offset = auto_offset
@@ -219,7 +220,7 @@ class MergedSession:
         partition = Partition(self, name)
         session = self.sessions[name] = self._new_session(partition, name, self._start_of(name))
         if name in self._gone:
-            session.succeed(self._gone.pop(name))
+            session.succeed(*self._gone.pop(name))
         cursor = partition.cursor = session.cursor
         cursor.super_stream = self.stream
         self.partitions[name] = self._by_cursor[cursor] = partition
@@ -267,7 +268,8 @@ class MergedSession:
         del self._by_cursor[partition.cursor]
         self.turns.remove(partition.cursor)
         session = self.sessions.pop(partition.name)
-        self._gone[partition.name] = None if partition.missing else session.identity
+        identity = None if partition.missing else session.identity
+        self._gone[partition.name] = session.position, identity
         session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
@@ -279,7 +281,8 @@ class MergedSession:
         """The super stream was deleted: read the next one with its name from the beginning."""
         for partition in list(self.partitions.values()):
             self._forget(partition)
-        self._gone = dict.fromkeys(self._gone)  # their streams were deleted with it
+        # its partitions were deleted with it
+        self._gone = {name: (position, None) for name, (position, _) in self._gone.items()}
         self._unopened.clear()
         self._is_listed = False
         self._names.discard(self.stream)
@@ -389,7 +392,10 @@ class MergedSession:
     @property
     def position(self) -> dict[str, int | None]:
         """Offset after the last message delivered, by partition."""
-        return {name: session.cursor.delivered for name, session in self.sessions.items()}
+        gone = {
+            name: position for name, (position, _) in self._gone.items() if position is not None
+        }
+        return gone | {name: session.position for name, session in self.sessions.items()}
 
     async def commit(self, offsets: Mapping[str, int] | None) -> None:
         """Store offsets, by partition; None for those of the last messages delivered."""

@@ -241,9 +241,11 @@ class Subscription(BaseSubscription[Body]):
         """Offset of the next message, or a lower one: that after the last message received.
 
         None before the first message.  Stored offsets take up offsets, so the next message may have
-        a higher one.  With a filter, messages that it dropped count as received.
+        a higher one.  With a filter, messages that it dropped count as received.  A member of a
+        group keeps the value until its next message, also while another member is active: a
+        program that keeps offsets stores the `next_offset` of its message or batch instead.
         """
-        return self._session.cursor.delivered
+        return self._session.position
 
     async def commit(self, offset: int | None = None) -> None:
         """Store how far the program has processed the stream: see `manual` of `OffsetTracking`.
@@ -296,7 +298,10 @@ class SuperStreamSubscription(BaseSubscription[Body]):
 
     @property
     def position(self) -> dict[str, int | None]:
-        """Offset of the next message of each partition, as `Subscription.position`."""
+        """Offset of the next message of each partition, as `Subscription.position`.
+
+        A partition that is deleted keeps its value.
+        """
         return self._session.position
 
     async def commit(self, offsets: Mapping[str, int] | None = None) -> None:
