@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal
@@ -149,6 +149,24 @@ class SubscriptionSession(Owner):
     def active(self) -> bool:
         """True if the broker delivers messages."""
         return self.registration.is_open and (self._member is None or self._member.is_active)
+
+    # -- the group
+
+    def is_member_of(self, group: str, stream: str) -> bool:
+        """True if it has joined this group on this stream, and is not closed."""
+        member = self._member
+        if member is None or self.closed or not self.registration.declared:
+            return False
+        return (member.group.name, self.stream) == (group, stream)
+
+    @property
+    def may_store(self) -> bool:
+        """True if no other member of the group can be active."""
+        return self._member is not None and self._member.may_store
+
+    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
+        """Return a function that returns the connection on which to store an offset."""
+        return self.commits.connect(offset)
 
     # -- the registration
 
