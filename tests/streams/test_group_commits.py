@@ -212,3 +212,37 @@ async def test_one_of_several_members_of_a_client_is_active(
             await client.write_offset(name, group, 8, wait=True)
     for reader in readers:
         await reader.stop()
+
+
+# -- closing
+
+
+@pytest.mark.parametrize('kind', ['single', 'super'])
+async def test_close_of_a_member_reports_an_offset_that_it_could_not_store(
+    clients: NewClient, stream: str, super_stream: str, group: str, kind: str
+) -> None:
+    """The connection is lost while the member waits until the broker has stored the offset."""
+    client, name = clients(), stream if kind == 'single' else super_stream
+    route = None if kind == 'single' else rbs.by_hash(str)
+    async with client.publisher(name, route=route) as publisher:
+        await publisher.send_many(range(60))
+    options: dict[str, Any] = {'group': group, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+    messages = client.subscribe(name, **options | {'super_stream': kind == 'super'})
+    await take(messages, 60)
+    session = messages._session
+    parts = [session] if kind == 'single' else [*session.sessions.values()]
+    connections = {item.registration.connection for item in parts}
+    for connection in connections:
+        connection.write = lambda data: None
+    closing = asyncio.ensure_future(messages.aclose())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for connection in connections:
+        connection.abort()
+    with pytest.raises(rbs.OffsetNotStored) as caught:
+        await closing
+    for part in parts:
+        assert repr(part.stream) in str(caught.value)
+    await messages.aclose()
+    for part in parts:
+        assert await client.read_offset(part.stream, group) is None

@@ -100,6 +100,10 @@ class Commits:
             self._lost = max(self._lost or 0, delivered - 1)
         self._committed = 0
 
+    def start_over(self) -> None:
+        """The stream was deleted, and its offsets with it."""
+        self._committed, self._lost = 0, None
+
     def check(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
         """Check the offset to store; None for that of the last message delivered.
 

@@ -335,6 +335,7 @@ class SubscriptionSession(Owner):
             self._member.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
+        self.commits.start_over()
 
     def write(self, frame: bytes, last: bool) -> bool:
         """Write a frame that stores an offset; return false if this is not possible now.
@@ -458,6 +459,7 @@ class SubscriptionSession(Owner):
 
         :param wait: wait for the broker's answers; after `stop`, first for the program.
         :param reader: the task that has received the last message.
+        :raises OffsetNotStored: the offset of the last finished message could not be stored.
         """
         registration = self.registration
         if registration.life is Life.CLOSED:
@@ -479,11 +481,14 @@ class SubscriptionSession(Owner):
             self._end_waiting()
             self.cursor.drop()
             cluster, connection = self._cluster, registration.connection
-            if self._tracker is not None:
-                verify = self._waiter.ended or self._member is not None
-                await self._tracker.close(cluster, connection, verify=verify)
-            connection = registration.connection
-            answer = registration.reset()
+            try:
+                if self._tracker is not None:
+                    in_group = self._member is not None
+                    verify = self._waiter.ended or in_group
+                    await self._tracker.close(cluster, connection, verify=verify, in_group=in_group)
+            finally:
+                connection = registration.connection
+                answer = registration.reset()
             is_idle = connection is None or connection.is_idle
             await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
         finally:
