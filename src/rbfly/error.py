@@ -386,7 +386,10 @@ class OffsetGapError(SubscriptionError):
 
 
 class OffsetNotStored(RbFlyError):
-    """The broker did not store an offset, or another program has replaced it since."""
+    """The broker did not store an offset, or another program has replaced it since.
+
+    Or the member of a group that was to store it is not active.
+    """
 
 
 class EventLoopError(RbFlyError, RuntimeError):

@@ -141,6 +141,8 @@ async def test_interrupted_close_of_a_subscription(
                 messages.stop()
             close = partial(WAYS.get(how, WAYS['aclose']), messages)
             interrupted = await interrupt(close, turns)
+            if how == 'stop':  # perhaps cancelled before it closes
+                await messages.aclose()
             await forgotten(memory)
             if reading is not None:
                 reading.cancel()

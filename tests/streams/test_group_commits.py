@@ -1,12 +1,13 @@
 """Offsets that the members of a group store with `commit` and `write_offset`."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
-from tests.members import NewClient, Reader, publish, take, until_active
+from tests.members import HANG, NewClient, Reader, publish, take, until_active
 
 MANUAL: dict[str, Any] = {
     'auto_offset': rbs.OffsetTracking(manual=True),
@@ -126,3 +127,122 @@ async def test_commit_of_several_partitions_raises_one_error(
         assert missing in str(caught.value)
         assert isinstance(caught.value.__cause__, rbs.OffsetNotStored)
     await reader.messages.commit()
+
+
+# -- write_offset
+
+
+@pytest.mark.parametrize('wait', [False, True])
+async def test_offset_is_written_on_the_connection_of_the_active_member(
+    clients: NewClient, stream: str, group: str, wait: bool
+) -> None:
+    """A member that does not know yet that it has lost its connection changes nothing."""
+    client, other = clients(), clients()
+    await publish(client, stream, range(10))
+    first = client.subscribe(stream, group=group, offset=rbs.Offset.FIRST)
+    assert await take(first, 5) == [*range(5)]
+    await client.write_offset(stream, group, 3, wait=True)
+    connection = first._session.registration.connection
+    assert connection is not None
+    sent = connection.requests_sent
+    await client.write_offset(stream, group, 4, wait=wait)
+    assert connection.requests_sent > sent or not wait
+    async with other.subscribe(stream, group=group, offset=rbs.Offset.FIRST) as second:
+        connection.abort()
+        assert await take(second, 5) == [*range(5, 10)]
+        await other.write_offset(stream, group, 9, wait=True)
+        with pytest.raises(rbs.OffsetNotStored, match='no longer active'):
+            await client.write_offset(stream, group, 4, wait=wait)
+        assert await client.read_offset(stream, group) == 9
+        await first.aclose()
+    await client.write_offset(stream, group, 4, wait=True)  # no member any more
+    assert await client.read_offset(stream, group) == 4
+
+
+@pytest.mark.parametrize('wait', [False, True])
+async def test_offset_is_not_written_again_after_a_lost_connection(
+    clients: NewClient, stream: str, group: str, wait: bool
+) -> None:
+    """While it waits to write, or for the answer, the member loses its connection."""
+    client, other = clients(), clients()
+    await publish(client, stream, range(10))
+    async with client.subscribe(stream, group=group, offset=rbs.Offset.FIRST) as messages:
+        assert await take(messages, 5) == [*range(5)]
+        connection = messages._session.registration.connection
+        assert connection is not None
+        if wait:
+            connection.write = lambda data: None  # type: ignore[method-assign]
+        else:
+            connection.pause_writing()
+        writing = asyncio.ensure_future(client.write_offset(stream, group, 4, wait=wait))
+        await asyncio.sleep(0)
+        connection.abort()
+        with pytest.raises(rbs.OffsetNotStored, match='no longer active'):
+            await asyncio.wait_for(writing, HANG)
+        assert await other.read_offset(stream, group) is None
+
+
+async def test_one_of_several_members_of_a_client_is_active(
+    clients: NewClient, super_stream: str, group: str
+) -> None:
+    client = clients()
+    names = await client.partitions(super_stream)
+    options: dict[str, Any] = {'group': group, 'offset': rbs.Offset.FIRST, 'super_stream': True}
+    readers = [Reader(client.subscribe(super_stream, **options)) for _ in range(2)]
+
+    def settled() -> bool:
+        active = [reader.messages.active for reader in readers]
+        return all(active) and sum(map(len, active)) == 3
+
+    await until(settled, 'the partitions are distributed')
+    for name in names:
+        await client.write_offset(name, group, 7, wait=True)
+    third = Reader(clients().subscribe(super_stream, **options))
+    readers.append(third)
+    await until(settled, 'the partitions are distributed again')
+    [taken] = third.messages.active
+    for name in names:
+        if name == taken:
+            with pytest.raises(
+                rbs.OffsetNotStored, match=f'on stream {name!r} is no longer active'
+            ):
+                await client.write_offset(name, group, 8)
+            await client.write_offset(name, 'other', 8, wait=True)
+        else:
+            await client.write_offset(name, group, 8, wait=True)
+    for reader in readers:
+        await reader.stop()
+
+
+# -- closing
+
+
+@pytest.mark.parametrize('kind', ['single', 'super'])
+async def test_close_of_a_member_reports_an_offset_that_it_could_not_store(
+    clients: NewClient, stream: str, super_stream: str, group: str, kind: str
+) -> None:
+    """The connection is lost while the member waits until the broker has stored the offset."""
+    client, name = clients(), stream if kind == 'single' else super_stream
+    route = None if kind == 'single' else rbs.by_hash(str)
+    async with client.publisher(name, route=route) as publisher:
+        await publisher.send_many(range(60))
+    options: dict[str, Any] = {'group': group, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
+    messages = client.subscribe(name, **options | {'super_stream': kind == 'super'})
+    await take(messages, 60)
+    session = messages._session
+    parts = [session] if kind == 'single' else [*session.sessions.values()]
+    connections = {item.registration.connection for item in parts}
+    for connection in connections:
+        connection.write = lambda data: None
+    closing = asyncio.ensure_future(messages.aclose())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for connection in connections:
+        connection.abort()
+    with pytest.raises(rbs.OffsetNotStored) as caught:
+        await closing
+    for part in parts:
+        assert repr(part.stream) in str(caught.value)
+    await messages.aclose()
+    for part in parts:
+        assert await client.read_offset(part.stream, group) is None

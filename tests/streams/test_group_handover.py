@@ -355,7 +355,8 @@ async def test_offsets_of_an_active_member_only(
         member_of(messages)._on_update(100, False)
         member_of(messages)._leave_by = 0  # long ago
         await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
-        await client.write_offset('orders', GROUP, 7, wait=True)  # as the next member would
+        async with rbs.streams_client(broker.uri) as other:  # as the next member would
+            await other.write_offset('orders', GROUP, 7, wait=True)
         waiting = asyncio.ensure_future(anext(messages))
         await asyncio.sleep(0.05)  # several intervals
         waiting.cancel()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -326,9 +325,7 @@ async def test_offset_is_stored_again_if_the_connection_is_lost_before_it_is_rea
             assert [frame.offset for frame in frames] == [3]
 
 
-async def test_offset_that_the_broker_ignores_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_offset_that_the_broker_ignores_is_reported() -> None:
     stream = filled(5)
 
     def stored(peer: Peer, request: Frame) -> None:
@@ -336,12 +333,15 @@ async def test_offset_that_the_broker_ignores_is_logged(
 
     handlers = stream.handlers() | {wire.QUERY_OFFSET: stored}
     async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
-        with caplog.at_level(logging.WARNING):
-            messages = subscribe(client, 'test', amqp=False)
-            async for item in messages:
-                if item == b'3':
-                    messages.stop()
-    assert 'offset 3 of stream' in caplog.text
+        messages = subscribe(client, 'test', amqp=False)
+        async for item in messages:
+            if item == b'3':
+                messages.stop()
+                break
+        with pytest.raises(rbs.OffsetNotStored, match='offset 3 of stream'):
+            await anext(messages)
+        assert await anext(messages, None) is None
+        await messages.aclose()
 
 
 @pytest.mark.own_clock

@@ -254,20 +254,45 @@ async def test_close_on_a_lagging_replica_stores_the_offset(
         assert await client.read_offset('test', REFERENCE) == 1
 
 
-async def test_close_that_cannot_connect_logs_the_unstored_offset(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize('how', ['aclose', 'async with', 'stop', 'failed', 'cancelled'])
+async def test_close_that_cannot_connect_reports_the_unstored_offset(
+    how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with FakeBroker(on=filled(9).handlers()) as fake:
-        async with rbs.streams_client(
-            fake.uri, connection_name='shop', reconnect_timeout=0.2
-        ) as client:
-            messages = subscribe(client)
-            await take(messages, 3)
-            fake.handlers[wire.Step.OPEN] = wire.RESETTING
-            fake.connection.transport.abort()
-            await until(lambda: not client.connected, 'the connection is lost')
+    async def close(messages: rbs.Subscription) -> None:
+        if how == 'aclose':
             await messages.aclose()
-        assert caplog.messages[-1].startswith('[shop] cannot store offset ')
+        elif how == 'stop':
+            messages.stop()
+            await anext(messages)
+        async with messages:
+            if how == 'failed':
+                raise KeyError('order')
+            if how == 'cancelled':
+                raise asyncio.CancelledError
+
+    async with (
+        FakeBroker(on=filled(9).handlers()) as fake,
+        rbs.streams_client(fake.uri, connection_name='shop', reconnect_timeout=0.2) as client,
+    ):
+        messages = subscribe(client)
+        await take(messages, 3)
+        fake.handlers[wire.Step.OPEN] = wire.RESETTING
+        fake.connection.transport.abort()
+        await until(lambda: not client.connected, 'the connection is lost')
+        raised = {'failed': KeyError, 'cancelled': asyncio.CancelledError}
+        with pytest.raises(raised.get(how, rbs.OffsetNotStored)) as caught:
+            await close(messages)
+        if how == 'failed':
+            [note] = caught.value.__notes__
+            assert 'closing the subscription also failed: OffsetNotStored' in note
+        elif how == 'cancelled':
+            assert caplog.messages[-1].startswith('[shop] cannot store offset ')
+        else:
+            lost = 2 if how == 'stop' else 1
+            assert f'offset {lost} of stream' in str(caught.value)
+            assert isinstance(caught.value.__cause__, rbs.StreamConnectionError)
+        await messages.aclose()
+        assert await anext(messages, None) is None
 
 
 async def test_due_offset_is_stored_after_a_reconnect() -> None:

@@ -25,7 +25,7 @@ from .events import Events
 from .group import HANDOVER_TIMEOUT
 from .management import ManagementMethods
 from .merged import Offsets
-from .offsets import OffsetMethods
+from .offsets import GroupMember, OffsetMethods
 from .opening import OpenPublisher, P
 from .opening_routed import OpenSuperStream
 from .publisher import BasePublisher, Publisher
@@ -160,6 +160,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
         self._super_streams = set[str]()
+        self._members = WeakSet[GroupMember]()
         self._users = 0
         self._windows = WeakSet[PublisherSession]()  # of the partitions of super streams
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
@@ -455,6 +456,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         return subscribe(
             self._cluster,
             self._super_streams,
+            self._members,
             stream,
             super_stream,
             offset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ..checks import check_integer
@@ -64,12 +65,11 @@ class Commits:
         """
         self._cluster.check_loop()
         manual, found = self.check(offset)
-        member = self._member
         if found is not None:
             if self._lock is None:
                 self._lock = asyncio.Lock()
             assert manual.reference is not None
-            connect = partial(self._connect, None if member is None else member.term, found)
+            connect = self.connect(found)
             async with self._lock:
                 try:
                     await store_offset(
@@ -85,12 +85,24 @@ class Commits:
             lost, self._lost = self._lost, None
             raise self._not_stored(lost)
 
+    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
+        """Return a function that returns the connection on which to store an offset.
+
+        That of a member of a group raises :class:`.OffsetNotStored` unless the member is active,
+        and was all the time.
+        """
+        return partial(self._connect, None if self._member is None else self._member.term, offset)
+
     def on_leave(self) -> None:
         """The member is no longer active: note the messages that the program has not committed."""
         delivered = self._cursor.delivered
         if delivered is not None and delivered > self._committed:
             self._lost = max(self._lost or 0, delivered - 1)
         self._committed = 0
+
+    def start_over(self) -> None:
+        """The stream was deleted, and its offsets with it."""
+        self._committed, self._lost = 0, None
 
     def check(self, offset: int | None) -> tuple[OffsetTracking, int | None]:
         """Check the offset to store; None for that of the last message delivered.
@@ -123,7 +135,8 @@ class Commits:
         connection, last_chunk = self._registration.connection, self._cursor.last_chunk
         member = self._member
         if member is not None:
-            if connection is None or not member.may_store or term != member.term:
+            is_same = member.may_store and member.term == term
+            if connection is None or not connection.is_open or not is_same:
                 raise self._not_stored(offset)
             return connection
         if connection is None or not connection.is_open or last_chunk.unverified:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal
@@ -158,6 +158,24 @@ class SubscriptionSession(Owner):
     def active(self) -> bool:
         """True if the broker delivers messages."""
         return self.registration.is_open and (self._member is None or self._member.is_active)
+
+    # -- the group
+
+    def is_member_of(self, group: str, stream: str) -> bool:
+        """True if it has joined this group on this stream, and is not closed."""
+        member = self._member
+        if member is None or self.closed or not self.registration.declared:
+            return False
+        return (member.group.name, self.stream) == (group, stream)
+
+    @property
+    def may_store(self) -> bool:
+        """True if no other member of the group can be active."""
+        return self._member is not None and self._member.may_store
+
+    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
+        """Return a function that returns the connection on which to store an offset."""
+        return self.commits.connect(offset)
 
     # -- the registration
 
@@ -333,6 +351,7 @@ class SubscriptionSession(Owner):
             self._member.start_over()
         if self._tracker is not None:
             self._tracker.on_lost()  # the stored offset was deleted with the stream
+        self.commits.start_over()
 
     @property
     def identity(self) -> LastChunk:
@@ -484,6 +503,7 @@ class SubscriptionSession(Owner):
 
         :param wait: wait for the broker's answers; after `stop`, first for the program.
         :param reader: the task that has received the last message.
+        :raises OffsetNotStored: the offset of the last finished message could not be stored.
         """
         registration = self.registration
         if registration.life is Life.CLOSED:
@@ -505,11 +525,14 @@ class SubscriptionSession(Owner):
             self._end_waiting()
             self.cursor.drop()
             cluster, connection = self._cluster, registration.connection
-            if self._tracker is not None:
-                verify = self._waiter.ended or self._member is not None
-                await self._tracker.close(cluster, connection, verify=verify)
-            connection = registration.connection
-            answer = registration.reset()
+            try:
+                if self._tracker is not None:
+                    in_group = self._member is not None
+                    verify = self._waiter.ended or in_group
+                    await self._tracker.close(cluster, connection, verify=verify, in_group=in_group)
+            finally:
+                connection = registration.connection
+                answer = registration.reset()
             is_idle = connection is None or connection.is_idle
             await (cluster.idle_closing if is_idle else cluster.closing).wait(answer)
         finally:

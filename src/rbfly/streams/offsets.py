@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal, overload
+from typing import Literal, Protocol, overload
+from weakref import WeakSet
 
 from ..amqp._message import last_offset, last_partition
 from ..checks import check_stream, check_type
@@ -28,11 +29,29 @@ from ..protocol.start import OFFSET_MAX
 from .partitions import AT_ONCE, query_partitions
 
 
+class GroupMember(Protocol):
+    """A subscription that is a member of a group."""
+
+    def is_member_of(self, group: str, stream: str) -> bool:
+        """True if it has joined this group on this stream, and is not closed."""
+
+    @property
+    def may_store(self) -> bool:
+        """True if no other member can be active."""
+
+    def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
+        """Return a function that returns the connection on which to store an offset.
+
+        It raises :class:`.OffsetNotStored` unless the member is active, and was all the time.
+        """
+
+
 class OffsetMethods:
     """The methods of a client that concern offsets."""
 
     _cluster: Cluster
     _super_streams: set[str]  # names that this client has subscribed to
+    _members: WeakSet[GroupMember]  # of groups
 
     async def write_offset(
         self, stream: str, reference: str, value: int | None = None, *, wait: bool = False
@@ -41,6 +60,9 @@ class OffsetMethods:
 
         Reconnects if the connection is lost.  A stored offset replaces the one before it, even if
         that is higher.
+
+        If this client has members of the group `reference` on the stream, the active one stores the
+        offset, and only on its connection: another process may have become active.
 
         :param stream: name of the stream.  With that of a super stream that this client has
             subscribed to, the offset is stored for the partition of the message that this task
@@ -58,7 +80,8 @@ class OffsetMethods:
             meantime.
         :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
         :raises ProtocolError: `wait` is true, and the broker refused the query.
-        :raises OffsetNotStored: `wait` is true, and the broker has another offset, or none.
+        :raises OffsetNotStored: `wait` is true, and the broker has another offset, or none; or this
+            client has members of the group `reference` on the stream, and none of them is active.
         :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
@@ -75,14 +98,18 @@ class OffsetMethods:
             stream = partition
         if value is None:
             value = last_offset(stream)
-        locator = self._cluster.locator
+        connect: Callable[[], Awaitable[Connection]] = self._cluster.locator
+        members = [item for item in self._members if item.is_member_of(reference, stream)]
+        if members:  # another member may be active, and have stored a later offset
+            connect = max(members, key=lambda item: item.may_store).connect(value)
         if wait:
-            await store_offset(self._cluster, locator, stream, reference, value)
+            await store_offset(self._cluster, connect, stream, reference, value)
             return
         frame = commands.store_offset(reference, stream, value)
-        connection = await locator()
-        while not await connection.wait_writable():
-            connection = await locator()
+        connection = await connect()
+        while connection.paused or not connection.is_open:
+            await connection.wait_writable()
+            connection = await connect()
         connection.write(frame)
         connection.require_answer()
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSet
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
 from ..error import ArgumentError
 from ..net.cluster import Cluster
 from ..protocol import commands
-from ..protocol.offset import Offset, OffsetType
+from ..protocol.offset import Offset, OffsetSource, OffsetType
 from .arguments import check_choice, check_filter, check_starts
 from .consuming import ReadSettings, SubscriptionSession
 from .group import HANDOVER_MAX, HANDOVER_TIMEOUT, Group
 from .merged import MergedSession, Offsets
-from .reading import MessageWaiter
+from .offsets import GroupMember
+from .reading import MessageWaiter, Waiter
 from .subscription import Subscription, SuperStreamSubscription
 from .tracking import OffsetTracking
 from .types import MessageFilter, OnDecodeError, OnGap
@@ -25,6 +25,7 @@ from .types import MessageFilter, OnDecodeError, OnGap
 def subscribe(
     cluster: Cluster,
     super_streams: set[str],
+    members: MutableSet[GroupMember],
     stream: str,
     super_stream: bool,
     offset: Offsets,
@@ -44,6 +45,7 @@ def subscribe(
     """Check the arguments of :meth:`StreamsClient.subscribe`, and create the subscription.
 
     :param super_streams: names that the client knows as those of super streams.
+    :param members: the client's members of groups; refers to them weakly.
     """
     cluster.check_loop()
     check_stream(stream)
@@ -76,10 +78,18 @@ def subscribe(
         filter, amqp, on_decode_error, initial_credit, tracking, on_gap, until, membership
     )
     waiter = MessageWaiter(cluster.check_loop, timeout or None)
+
+    def new_session(
+        waiter: Waiter, stream: str, offset: Offset | OffsetSource
+    ) -> SubscriptionSession:
+        session = SubscriptionSession(cluster, waiter, stream, offset, settings)
+        if membership is not None:
+            members.add(session)
+        return session
+
     if not super_stream:
         assert not isinstance(offset, Mapping)
-        session = SubscriptionSession(cluster, waiter, stream, offset, settings)
-        return Subscription(session, waiter, offset)
+        return Subscription(new_session(waiter, stream, offset), waiter, offset)
     super_streams.add(stream)
     merged = MergedSession(
         cluster,
@@ -90,7 +100,7 @@ def subscribe(
         refresh_interval,
         until is not None,
         super_streams,
-        partial(SubscriptionSession, cluster, settings=settings),
+        new_session,
     )
     return SuperStreamSubscription(merged, waiter, offset)
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
 
 from ..checks import check_integer, check_timeout
+from ..error import OffsetNotStored
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
@@ -87,8 +88,15 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self._session.close(wait=can_wait(kind), reader=self._reader())
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        try:
+            await self._session.close(wait=can_wait(kind), reader=self._reader())
+        except OffsetNotStored as ex:
+            if error is None or isinstance(error, GeneratorExit):
+                raise
+            error.add_note(f'closing the subscription also failed: {ex!r}')
 
     async def aclose(self) -> None:
         """End the subscription, and the iteration of any task that waits for a message.
@@ -97,6 +105,9 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         task asks for the next message, or ends.  It gives up waiting for the task and for the
         broker after the client's `close_timeout`.  If it is cancelled, it closes the subscription
         without waiting.
+
+        :raises OffsetNotStored: the offset of the last finished message (`auto_offset`) could not
+            be stored; the subscription is closed.
         """
         await self._session.close(wait=True, reader=self._reader())
 
@@ -106,7 +117,8 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         The subscription delivers no more messages, not even those that have arrived.  When the
         program asks for the next message, it has finished the last one; then the iteration stores
         the offset (`auto_offset`), reads it back, unsubscribes and ends.  If a task waits for a
-        message, this happens at once.  If an error follows the last batch, it is raised first.
+        message, this happens at once.  If an error follows the last batch, it is raised first; if
+        the offset cannot be stored, :class:`.OffsetNotStored` is.
 
         Call it in the loop body or in another task, or pass it to the event loop's
         `add_signal_handler`.  It may be called before the first message, and more than once.

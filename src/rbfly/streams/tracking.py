@@ -9,7 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..checks import check_integer, check_timeout, check_type
-from ..error import ArgumentError, RbFlyError, StreamConnectionError, SubscriptionError
+from ..error import (
+    ArgumentError,
+    OffsetNotStored,
+    RbFlyError,
+    StreamConnectionError,
+    StreamDoesNotExist,
+    SubscriptionError,
+    copy_error,
+)
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..protocol import commands
@@ -26,7 +34,7 @@ class OffsetTracking:
     A message is finished when the program asks for the next one.  The stored offset is never that
     of an unfinished message: a program that restarts with :meth:`Offset.reference` misses no
     message, and receives again at most the messages since the offset was last stored.  Closing the
-    subscription also stores the offset.
+    subscription also stores the offset, and raises :class:`.OffsetNotStored` if that fails.
 
     A program that collects messages to process them later asks for the next one too early for this;
     with `manual`, it stores the offset itself.
@@ -150,21 +158,30 @@ class Tracker:
         if (data := self.pending()) is not None and not self._write(data, True):
             self._log(cluster, 'no connection')
 
-    async def close(self, cluster: Cluster, connection: Connection | None, *, verify: bool) -> None:
-        """Store the offset of the last finished message, on another connection if necessary.
+    async def close(
+        self, cluster: Cluster, connection: Connection | None, *, verify: bool, in_group: bool
+    ) -> None:
+        """Store the offset of the last finished message, and wait for that if necessary.
 
-        Connects within the client's `close_timeout` if there is no connection.
+        Without a connection, connects within the client's `close_timeout`, unless the subscription
+        is in a group.
 
         :param connection: the cursor's.
         :param verify: read the stored offset back.
+        :raises OffsetNotStored: this has failed, and the stream exists.
         """
         self.stop()
+        finished = self._cursor.finished
         self.store(last=True)
+        failure: RbFlyError
         try:
             if verify and connection is not None and self.pending() is None:
                 with suppress(StreamConnectionError):  # then it is stored again
                     async with cluster.closing.limit():
                         await self.verify(connection)
+                        return
+            if in_group and finished is not None:
+                raise StreamConnectionError('the member has lost its connection')
             data = self.pending()
             if data is None:
                 return
@@ -177,8 +194,22 @@ class Tracker:
                 connection.require_answer()
                 if verify:
                     await self.verify(connection)
-        except (RbFlyError, TimeoutError) as ex:
+                return
+        except StreamDoesNotExist as ex:  # no subscription misses the offset
             self._log(cluster, ex)
+            return
+        except OffsetNotStored:
+            raise
+        except RbFlyError as ex:
+            failure = copy_error(ex)
+        except TimeoutError:
+            text = f'no answer within {cluster.closing.timeout:g} s'
+            failure = StreamConnectionError(text)
+        # not in the handlers: the errors refer to the task
+        raise OffsetNotStored(
+            f'offset {finished} of stream {self.stream!r} is not stored under {self.reference!r}:'
+            f' {failure}'
+        ) from failure
 
     def _log(self, cluster: Cluster, reason: object) -> None:
         prefix = cluster.settings.log_prefix
