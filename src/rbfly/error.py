@@ -6,6 +6,7 @@ The `code` of an error is one of :class:`ResponseCode`.
 """
 
 import copy
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from .protocol.const import Key, ResponseCode
@@ -511,6 +512,41 @@ def copy_error(error: E) -> E:
     found = copy.copy(error)
     found.__cause__ = error.__cause__
     return found
+
+
+class CallbackError(Exception):
+    """Carries the error of a function of the program to the call that raises it.
+
+    Nothing on the way handles the error by its type.
+
+    :ivar error: what the call raises.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def __str__(self) -> str:
+        return str(self.error) or type(self.error).__name__
+
+
+def of_callback(error: BaseException, where: str) -> BaseException:
+    """Return what to raise for an error of a function of the program, with a note that says where.
+
+    The end of an iterator would end a loop of the program silently: it becomes a RuntimeError, as
+    in a generator.
+
+    :param where: the function, and what it was called for.
+    """
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        found = RuntimeError(f'{where} raised {type(error).__name__}')
+        found.__cause__ = error
+        return found
+    note = f'raised by {where}'
+    if note not in getattr(error, '__notes__', ()):  # the program may raise one object repeatedly
+        with suppress(Exception):  # its class may allow no attributes
+            error.add_note(note)
+    return error
 
 
 def without_frames(error: E) -> E:

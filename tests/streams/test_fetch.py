@@ -10,6 +10,7 @@ import pytest
 import rbfly.streams as rbs
 from rbfly.protocol.compression import Compression
 from rbfly.streams._iteration import SubscriptionBase
+from rbfly.streams.reading import Ended
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.brokers import until
@@ -257,7 +258,7 @@ async def test_fetch_from_two_sources() -> None:
     await waiting(reader, task)
     reader.waiter_.end()
     assert await asyncio.wait_for(task, HANG / 2) == [b'c']
-    with pytest.raises(rbs.SubscriptionClosed):
+    with pytest.raises(Ended):
         await fetch()
     assert isinstance(reader, SubscriptionBase)
 

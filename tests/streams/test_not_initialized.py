@@ -29,7 +29,7 @@ def test_subscription_that_was_never_opened(cls: Any) -> None:
     subscription = cls.__new__(cls)
     for iterator in (subscription, subscription.messages(), subscription.batches()):
         with pytest.raises(SubscriptionError, match='the subscription is not open'):
-            anext(iterator)
+            anext(iterator).send(None)
 
 
 @pytest.mark.parametrize('count', range(11))

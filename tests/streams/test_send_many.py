@@ -207,7 +207,8 @@ async def test_error_of_the_iterator(client: rbs.StreamsClient, stream: str) -> 
             with pytest.raises(KeyError) as caught:
                 await publisher.send_many(messages)
             assert caught.value.index == 1500  # type: ignore[attr-defined]
-            assert caught.value.__notes__ == ['message 1500 of send_many']
+            note = 'raised by the iterator given to send_many, after 1500 messages'
+            assert caught.value.__notes__ == [note]
     assert await count(client, stream) == 3000
 
 

@@ -170,7 +170,8 @@ async def test_iterator_that_fails(
         with pytest.raises(KeyError) as caught:
             await publisher.send_many(messages_of(failing(), asynchronous))
         error: Any = caught.value
-        assert (error.index, error.__notes__) == (3, ['message 3 of send_many'])
+        note = 'raised by the iterator given to send_many, after 3 messages'
+        assert (error.index, error.__notes__) == (3, [note])
         assert numbers(error.progress) == (3, 3, [], [])
 
 

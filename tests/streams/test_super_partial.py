@@ -73,7 +73,7 @@ async def test_batch_that_is_cancelled_is_queued_for_no_partition(
         await publisher.batch('1', max_len=1)
         call = asyncio.create_task(publisher.batch('01', max_len=1))
         queue = publisher._publishers[1]._batches.capacity
-        await until(lambda: queue.waiting, 'the call waits')
+        await until(lambda: bool(queue.waiting), 'the call waits')
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

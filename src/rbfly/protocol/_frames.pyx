@@ -24,11 +24,12 @@ from rbfly.amqp._codec cimport SHORT_HEAD, store_short_head
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.amqp._native cimport rbfly_copy
+from rbfly.amqp._types cimport clip
 from rbfly.protocol._entry cimport SubEntry, trim
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
 from rbfly.amqp._message import MessageCtx as _MessageCtx
-from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError
+from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
 
 
 cdef enum:
@@ -439,10 +440,13 @@ cdef class FrameBuilder:
         return 0
 
     cdef object _filter_value(self, object message):
-        cdef object value = self.filter_extract(
-            message if type(message) is MessageCtx
-            else _MessageCtx(message, None, None, None, None, None, None)
-        )
+        cdef object value
+        if type(message) is not MessageCtx:
+            message = _MessageCtx(message, None, None, None, None, None, None)
+        try:
+            value = self.filter_extract(message)
+        except BaseException as ex:
+            raise of_callback(ex, f'filter_extract for the message {clip(message)}')
         if value is not None and not isinstance(value, str):
             raise ArgumentTypeError(f'filter value must be str or None, not {type(value).__name__}')
         return value

@@ -22,6 +22,7 @@ from weakref import ref
 
 from rbfly.amqp._message import set_message_ctx
 from rbfly.error import SubscriptionError, no_message
+from rbfly.protocol._decoder import Decoder
 
 cdef extern from *:
     """
@@ -187,6 +188,10 @@ cdef class Turns:
         return False
 
 
+# That of a subscription of which only `__new__` was called.
+cdef MessageCursor NO_MESSAGES = MessageCursor(None, Decoder())
+
+
 cdef class SubscriptionBase:
     """Base of a subscription; iterates over the bodies of its messages.
 
@@ -204,6 +209,9 @@ cdef class SubscriptionBase:
     cdef rbfly_step noted           # in which the task was noted last
 
     __class_getitem__ = classmethod(GenericAlias)
+
+    def __cinit__(self):
+        self.cursor = NO_MESSAGES
 
     def __init__(self, MessageCursor cursor not None, waiter, Turns turns=None):
         self.cursor = cursor
@@ -255,6 +263,8 @@ cdef class SubscriptionBase:
         return LAST_SET is self.cursor.last and rbfly_same_step(&self.noted)
 
     cdef int check_loop(self) except -1:
+        if self.waiter is None:         # only `__new__` was called
+            raise SubscriptionError('the subscription is not open: use client.subscribe(...)')
         self.waiter.check_loop()
         rbfly_mark_step(&self.checked)
         return 0
@@ -337,8 +347,6 @@ cdef class NextMessage:
 
 cdef NextMessage next_message(SubscriptionBase subscription, int kind, Py_ssize_t limit):
     cdef NextMessage item = NextMessage.__new__(NextMessage)
-    if subscription.cursor is None:     # only `__new__` was called
-        raise SubscriptionError('the subscription is not open: use client.subscribe(...)')
     item.source = subscription
     item.kind = kind
     item.limit = limit

@@ -4,17 +4,26 @@ The hash is the 32-bit MurmurHash3 for x86, as in the other clients of RabbitMQ 
 """
 
 cimport cython
+from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._turn cimport Turn
+from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._types cimport clip
+from rbfly.protocol._decoder cimport rbfly_steal
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmGroup
 
-from rbfly.error import ArgumentError, ArgumentTypeError, NoRouteError, PublisherError
+from rbfly.error import (
+    ArgumentError, ArgumentTypeError, NoRouteError, PublisherError, of_callback,
+)
 from rbfly.net.sharing import named
 from rbfly.streams._sending import NOT_OPEN
+
+cdef extern from 'Python.h':
+    PyObject *PyObject_CallOneArg(object function, object argument) noexcept
 
 cdef enum:
     SEED = 104729
@@ -116,6 +125,22 @@ cdef class Partition:
         self.window = core.window
 
 
+# The key of a message.
+cdef inline object call_key(Router router, object message):
+    cdef PyObject *found = PyObject_CallOneArg(router.key, message)
+    if found is NULL:
+        fail_key(router, message)
+    return rbfly_steal(found)
+
+
+cdef int fail_key(Router router, object message) except -1:
+    name = 'by_hash' if router.hashed else 'by_key'
+    try:
+        keep_error()
+    except BaseException as ex:
+        raise of_callback(ex, f'the key function of {name} for the message {clip(message)}')
+
+
 cdef enum Ids:
     ANY                     # no message so far
     AUTOMATIC
@@ -160,9 +185,9 @@ cdef class Router:
     cdef object _find(self, object message):
         # A Partition, or a tuple of them; the key (str) if the broker must be asked.
         if self.hashed:
-            return <Partition> self.slots[hash_of(self.key(message)) % self.count]
+            return <Partition> self.slots[hash_of(call_key(self, message)) % self.count]
         if self.asked:
-            key = self.key(message)
+            key = call_key(self, message)
             hash_of(key)            # check it
             found = self.cache.get(key)
             if type(found) is Partition and (<Partition> found).core.error is None:
@@ -171,7 +196,13 @@ cdef class Router:
                 return found
             self.cache.pop(key, None)   # a partition may be gone
             return key
-        return self.targets(self.route(message, self.names))
+        try:
+            found = self.route(message, self.names)
+            if not isinstance(found, (str, tuple, list)) and hasattr(found, '__iter__'):
+                found = tuple(found)    # it may run code of the program
+        except BaseException as ex:
+            raise of_callback(ex, f'`route` for the message {clip(message)}')
+        return self.targets(found)
 
     def find(self, message):
         """Return the Partition of a message, or a tuple of several; a key to ask the broker for."""
@@ -339,7 +370,9 @@ cdef class RoutedBase:
             if type(found) is not Partition or has_id(message):
                 return self._send(found, message, timeout)
             router._check_id(message)
-        except Exception as ex:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as ex:
             return self._fail(ex)
         return (<Partition> found).publisher.send(message, timeout)
 

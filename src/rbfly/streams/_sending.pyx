@@ -350,6 +350,11 @@ cdef class PublisherCore:
         return 0
 
 
+cdef int fail_not_open() except -1:
+    # Only `__new__` of a publisher was called.
+    raise PublisherError(NOT_OPEN)
+
+
 cdef class PublisherBase:
     """Methods of publishers that run for each message."""
 
@@ -358,8 +363,8 @@ cdef class PublisherBase:
     @cython.binding(False)
     def _begin(self, message):
         """Put a message into the window; return what to await, or None for lack of capacity."""
-        if self._core is None:      # only `__new__` was called
-            raise PublisherError(NOT_OPEN)
+        if self._core is None:
+            fail_not_open()
         return self._core._begin(message)
 
     @cython.binding(False)
@@ -455,7 +460,7 @@ cdef class BatchBase(PublisherBase):
         :raises EventLoopError: the publisher belongs to another event loop, thread or process.
         """
         if self._batches is None:
-            raise PublisherError(NOT_OPEN)
+            fail_not_open()
         # A condition that holds runs no other code, so objects are borrowed.
         if not (
             is_short(message)

@@ -16,6 +16,7 @@ from ..error import (
     PublishErrorInfo,
     RbFlyError,
     copy_error,
+    of_callback,
     wrong_loop,
 )
 from ..protocol._pending import PendingConfirms
@@ -264,6 +265,14 @@ def of_message(error: Exception, index: int) -> Exception:
             error.add_note(text)
     set_attribute(error, 'index', index)
     return error
+
+
+def of_iterator(error: Exception, where: str, index: int) -> Exception:
+    """Add to the error of an iterator where it was raised, and the number of its next message."""
+    found = of_callback(error, where)
+    assert isinstance(found, Exception)
+    set_attribute(found, 'index', index)
+    return found
 
 
 def set_attribute(error: Exception, name: str, value: object) -> None:

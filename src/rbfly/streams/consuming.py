@@ -11,11 +11,13 @@ from typing import Any, Literal
 from ..checks import check_type
 from ..error import (
     ArgumentTypeError,
+    CallbackError,
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
     copy_error,
+    of_callback,
 )
 from ..net.cluster import Cluster
 from ..net.connection import Connection
@@ -44,7 +46,7 @@ from .reading import Source, Waiter
 from .tracking import OffsetTracking, Tracker
 from .types import MessageFilter, OnDecodeError, OnGap
 from .until import Until
-from .waiting import WaitingTasks
+from .waiting import WaitingTasks, is_foreign
 from .watchdog import DeliveryWatchdog
 
 
@@ -224,12 +226,19 @@ class SubscriptionSession(Owner):
 
     async def ask(self, source: OffsetSource) -> Offset:
         """Return the offset that the program keeps."""
-        found = source(self.stream)
+        try:
+            found = source(self.stream)
+            if isawaitable(found):
+                offset = await found
+        except BaseException as ex:
+            if is_foreign(ex):
+                raise
+            where = f'the function given as offset=, for stream {self.stream!r}'
+            raise CallbackError(of_callback(ex, where)) from None
         if not isawaitable(found):
             raise ArgumentTypeError(
                 f'offset must be an Offset or an async function; {source!r} is not async'
             )
-        offset = await found
         check_type('the result of the offset function', offset, Offset)
         check_until(self._wanted_end, offset)
         return offset

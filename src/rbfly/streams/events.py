@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..error import StreamDoesNotExist, copy_error
+from ..error import CallbackError, StreamDoesNotExist, copy_error
 from ..net.cluster import Cluster
 from ..net.observer import Life, Observer, Role, State
 from ..net.uri import Address
@@ -232,7 +232,9 @@ class EventQueue(Observer):
                 if isinstance(error, StreamDoesNotExist) and registration.declared:
                     self._add(StreamDeleted(*link(registration)))
                 else:
-                    self._add(GaveUp(*link(registration), copy_error(error)))
+                    own = error.error if isinstance(error, CallbackError) else None
+                    found = own if isinstance(own, Exception) else copy_error(error)
+                    self._add(GaveUp(*link(registration), found))
 
     def on_back_off(self, registration: Any, error: Exception, retry_at: float) -> None:
         attempt = self._attempts[registration] = self._attempts.get(registration, 0) + 1

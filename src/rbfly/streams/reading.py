@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, cast
 
 from .._turn import Turn
-from ..error import MessageTimeout, SubscriptionClosed, SubscriptionError
+from ..error import CallbackError, MessageTimeout, SubscriptionError
 from ..protocol._batch import MessageBatch
 from ..protocol._cursor import KINDS, MessageCursor
 from ._iteration import SubscriptionBase
@@ -64,6 +64,19 @@ class Source(Protocol):
         """Close the source: the program asks for a message after the last one."""
 
 
+class Ended(Exception):
+    """No more messages arrive.  The program cannot raise this: it ends an iteration."""
+
+
+def raise_own(failed: CallbackError | None) -> None:
+    """Raise the error of a function of the program, if there is one, without the carrier."""
+    if failed is not None:
+        try:
+            raise failed.error
+        finally:
+            del failed  # the traceback refers to this frame
+
+
 class MessageWaiter:
     """Waits for messages of its sources, for one task at a time.
 
@@ -116,6 +129,7 @@ class MessageWaiter:
         self._begin(subscription)
         until: float | None = None
         woken = True
+        failed: CallbackError | None = None
         try:
             while self._sources:
                 for source in self._sources:
@@ -136,8 +150,11 @@ class MessageWaiter:
                         source.on_wait()
                     if not self.ended:
                         woken = await self._wait_wakeup(until)
+        except CallbackError as ex:
+            failed = ex
         finally:
             self._iterating = False
+        raise_own(failed)
         await self._finish()
         raise StopAsyncIteration
 
@@ -165,11 +182,12 @@ class MessageWaiter:
         :param timeout: seconds to wait for the first one; None or 0 for no limit.
         :param subscription: kept alive until then.
         :returns: None if no message has arrived within the timeout.
-        :raises SubscriptionClosed: no more messages arrive.
+        :raises Ended: no more messages arrive.
         """
         self._begin(subscription)
         woken = True
         joining = False  # the last wait was for more messages of a batch
+        failed: CallbackError | None = None
         try:
             clock = asyncio.get_running_loop().time
             until = None if timeout is None else deadline(timeout)
@@ -197,10 +215,13 @@ class MessageWaiter:
                     joining = bool(ages)
                     if not self.ended:
                         woken = await self._wait_wakeup(due)
+        except CallbackError as ex:
+            failed = ex
         finally:
             self._iterating = False
+        raise_own(failed)
         await self._finish()
-        raise SubscriptionClosed(f'{subscription!r} has ended')
+        raise Ended
 
     async def _finish(self) -> None:
         for source in self._sources:  # none if the subscription was closed
@@ -248,7 +269,7 @@ class JoinedBatches(AsyncIterator[MessageBatch]):
             found = await waiter.wait_joined(
                 self._limit, self._max_wait, waiter.timeout, subscription
             )
-        except SubscriptionClosed:
+        except Ended:
             raise StopAsyncIteration from None
         if found is None:
             raise waiter.timed_out(subscription)

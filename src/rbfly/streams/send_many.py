@@ -12,6 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from typing import Any
 
 from .._turn import Turn
 from ..checks import check_timeout, check_type
@@ -23,12 +24,13 @@ from ..error import (
     SendProgress,
     copy_error,
     counted,
+    of_callback,
 )
 from ._confirm import ConfirmGroup
-from .confirmation import of_message, publish_error, set_attribute
+from .confirmation import of_iterator, of_message, publish_error, set_attribute
 from .publishing import PublisherSession
 from .types import AMQPBody, MessageCtx
-from .waiting import TURN, let_others_run
+from .waiting import TURN, is_foreign, let_others_run
 
 RUN = 200  # messages between two checks of the clock, if they are cheap
 CHECK = 10_000  # the same, while publishing ids are checked
@@ -64,6 +66,10 @@ class ManyMessages:
             error = await self._run(messages, timeout)
         except Exception as ex:
             error = ex
+        except BaseException as ex:
+            if not (is_foreign(ex) or hasattr(ex, '__notes__')):  # else it has said where
+                of_callback(ex, self._iterator)
+            raise
         finally:
             self._report(progress)
         if error is None:
@@ -191,12 +197,16 @@ class ManyMessages:
         return self._session.late(failure)
 
     async def _send(self, messages: Messages) -> Exception | None:
-        if isinstance(messages, AsyncIterable):
-            return await self._send_aiter_until(aiter(messages))
         if isinstance(messages, list | tuple):
             await self._check_ids(messages)
             return await self._send_iter(iter(messages), messages)
-        return await self._send_iter(iter(messages))
+        iterator: Any
+        is_async = isinstance(messages, AsyncIterable)
+        try:
+            iterator = aiter(messages) if isinstance(messages, AsyncIterable) else iter(messages)
+        except Exception as ex:
+            return self._of_last(ex)
+        return await (self._send_aiter_until if is_async else self._send_iter)(iterator)
 
     async def _send_iter(
         self, messages: Iterator[Message], source: Sequence[Message] = ()
@@ -226,11 +236,17 @@ class ManyMessages:
                 await self._yield()
         return None
 
+    @property
+    def _iterator(self) -> str:
+        """Where the iterator has failed."""
+        return f'the iterator given to send_many, after {counted(self._taken, "message")}'
+
     def _of_last(self, error: Exception) -> Exception:
-        """Attribute an error to the last message taken, or to the next if the iterator failed."""
+        """Attribute an error to the last message taken, or to the iterator."""
         count, missed = self._waiter.count, self._waiter.missed
-        in_hand = missed is not None and missed[1][-1:] == [count - 1]
-        return of_message(error, count - in_hand)
+        if missed is not None and missed[1][-1:] == [count - 1]:
+            return of_message(error, count - 1)
+        return of_iterator(error, self._iterator, count)
 
     def _fill(self, messages: Iterator[Message], step: int) -> bool:
         """Fill the window until the turn is over; return True if there may be more messages.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 
 from ..error import copy_error
 from ._routing import Partition, RoutedMessages, Router
-from .confirmation import of_message, publish_error, set_attribute
+from .confirmation import of_iterator, of_message, publish_error, set_attribute
 from .publishing import PublisherSession
 from .send_many import ManyMessages, Message
 
@@ -169,10 +169,11 @@ class RoutedMany(ManyMessages):
         self._routed.skip()
 
     def _of_last(self, error: Exception) -> Exception:
-        """Attribute an error to the message in hand, or to the next if the iterator failed."""
+        """Attribute an error to the message in hand, or to the iterator."""
         index = self._routed.taken
-        if self._routed.in_hand:
-            self._skip()
+        if not self._routed.in_hand:
+            return of_iterator(error, self._iterator, index)
+        self._skip()
         return of_message(error, index)
 
     async def _send_aiter(self, messages: AsyncIterator[Message]) -> Exception | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
 
 from ..checks import check_integer, check_timeout
-from ..error import OffsetNotStored
+from ..error import CallbackError, OffsetNotStored, SubscriptionClosed
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
@@ -15,7 +15,7 @@ from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
 from .merged import MergedSession, Offsets
 from .misuse import AsyncFor
-from .reading import JoinedBatches, MessageWaiter
+from .reading import Ended, JoinedBatches, MessageWaiter, raise_own
 from .tracking import OffsetTracking
 from .types import MessageCtx, MessageFilter, OnDecodeError, OnGap
 
@@ -145,7 +145,12 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         :raises ProtocolError: the broker refused the subscription.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        await self._session.open()
+        failed: CallbackError | None = None
+        try:
+            await self._session.open()
+        except CallbackError as ex:
+            failed = ex
+        raise_own(failed)
 
     def __del__(self) -> None:
         session = getattr(self, '_session', None)
@@ -205,7 +210,10 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         """
         limit = check_limit(max_messages)
         check_timeout('timeout', timeout)
-        found = await self._waiter.wait_joined(limit, 0, timeout, self)
+        try:
+            found = await self._waiter.wait_joined(limit, 0, timeout, self)
+        except Ended:
+            raise SubscriptionClosed(f'{self!r} has ended') from None
         return empty_batch() if found is None else found
 
 

@@ -295,7 +295,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
             finally:
                 router.release(message, targets)
 
-    async def _fail(self, error: Exception) -> NoReturn:
+    async def _fail(self, error: BaseException) -> NoReturn:
         try:
             raise error
         finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from ..amqp import MessageCtx
-from ..error import PublishErrorInfo, SendProgress
+from ..error import PublishErrorInfo, SendProgress, of_callback
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
 from ..types import AMQPBody
@@ -64,7 +64,11 @@ class MessageFilter:
 
     def matches(self, message: MessageCtx) -> bool:
         """Return True if the filter selects a message."""
-        value = self.extract(message) or ''
+        try:
+            value = self.extract(message) or ''
+        except BaseException as ex:
+            where = f'`extract` of MessageFilter for the message at offset {message.stream_offset}'
+            raise of_callback(ex, where)  # noqa: B904 - the same error
         return value in self.values or (self.match_unfiltered and not value)
 
     def properties(self) -> dict[str, str]:

@@ -25,6 +25,14 @@ async def let_others_run() -> None:
         await asyncio.sleep(0)
 
 
+def is_foreign(error: BaseException) -> bool:
+    """Return whether an error ends the running task or the program, wherever it was raised."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
 def deadline(timeout: float) -> float | None:
     """Return when a timeout ends, by the clock of the running loop; None for no limit."""
     check_timeout('timeout', timeout)
