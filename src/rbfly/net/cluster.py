@@ -86,7 +86,7 @@ class Cluster:
         self.observers = Observers()
         self.counters = Counters()
         self.refusal = Refusal()
-        self.busy_poll = poll_limit(settings.busy_poll)
+        self.busy_poll = poll_limit(settings.busy_poll, settings.log_prefix)
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]

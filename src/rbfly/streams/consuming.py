@@ -100,7 +100,11 @@ class SubscriptionSession(Owner):
         self._properties = {} if settings.filter is None else settings.filter.properties()
         self._start = Start(offset)
         self._gaps = GapCheck(
-            stream, settings.on_gap, settings.filter is not None, cluster.observers
+            stream,
+            settings.on_gap,
+            settings.filter is not None,
+            cluster.observers,
+            cluster.settings.log_prefix,
         )
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits
