@@ -31,7 +31,7 @@ class Selector(selectors.DefaultSelector):
 class ClockLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._clock = Selector()
-        self._servers: dict[int, tuple[asyncio.Server, Any]] = {}
+        self._servers: dict[tuple[str, int], tuple[asyncio.Server, Any]] = {}
         super().__init__(self._clock)
 
     def time(self) -> float:
@@ -40,15 +40,14 @@ class ClockLoop(asyncio.SelectorEventLoop):
     async def create_server(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
         server = await super().create_server(protocol_factory, *args, **kwargs)
         if not kwargs.get('ssl'):
-            port = server.sockets[0].getsockname()[1]
-            self._servers[port] = server, protocol_factory
+            self._servers[server.sockets[0].getsockname()[:2]] = server, protocol_factory
         return server
 
     async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **kwargs: Any
     ) -> Any:
-        if port in self._servers:
-            server, broker_factory = self._servers[port]
+        if (host, port) in self._servers:
+            server, broker_factory = self._servers[host, port]
             if server.is_serving():
                 ours, theirs = socket.socketpair()
                 try:

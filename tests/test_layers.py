@@ -48,7 +48,7 @@ LAYERS = {
         ['_engine'],
     ],
     'rbfly.net': [
-        ['', 'polling', 'uri', 'waiting'],
+        ['', 'polling', 'resolving', 'uri', 'waiting'],
         ['observer', 'requests'],
         ['connection', 'retry'],
         ['handshake'],

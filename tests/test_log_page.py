@@ -8,32 +8,78 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / 'doc' / 'logs.rst').read_text()
 SOURCE = ROOT / 'src'
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def calls() -> list[tuple[str, str, ast.expr]]:
-    """The logger, the level and the text of each call of a logger."""
+LEVELS = ('debug', 'info', 'warning', 'error', 'exception', 'critical', 'log')
+# Logs what may concern no client, or several.
+NO_CLIENT = ('rbfly.net.observer',)
+
+
+def all_calls() -> list[tuple[str, str, list[ast.expr], Function]]:
+    """The logger, the level, the text and its arguments, and the function of each call."""
     found = []
     for path in sorted(SOURCE.glob('rbfly/**/*.py')):
         name = '.'.join(path.relative_to(SOURCE).with_suffix('').parts)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and ast.unparse(node.func.value) == 'logger'
-                and node.func.attr in ('info', 'warning', 'error', 'log')
-            ):
-                found.append((name, node.func.attr.upper(), node.args[0]))
+        tree = ast.parse(path.read_text())
+        functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+        for function in functions:
+            for node in ast.walk(function):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and ast.unparse(node.func.value) == 'logger'
+                    and node.func.attr in LEVELS
+                ):
+                    skip = node.func.attr == 'log'  # the first argument is the level
+                    found.append((name, node.func.attr.upper(), node.args[skip:], function))
     return found
 
 
+def calls() -> list[tuple[str, str]]:
+    """The logger and the level of each call that the page has to explain."""
+    return [item[:2] for item in all_calls() if item[1] != 'DEBUG']
+
+
+def text_of(text: ast.expr, function: Function) -> str:
+    """The text of a line: a constant, or the last constant that its variable is set to."""
+    if isinstance(text, ast.Name):
+        values = [
+            node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == text.id
+        ]
+        text = values[-1]
+    assert isinstance(text, ast.Constant), ast.unparse(text)
+    return str(text.value)
+
+
 def test_calls_are_found() -> None:
-    assert ('rbfly.streams.watchdog', 'INFO') in [item[:2] for item in calls()]
-    assert ('rbfly.net.outages', 'LOG') in [item[:2] for item in calls()]
+    assert ('rbfly.streams.watchdog', 'INFO') in calls()
+    assert ('rbfly.net.outages', 'LOG') in calls()
+    written = sum(path.read_text().count(' logger.') for path in SOURCE.glob('rbfly/**/*.py'))
+    others = ('isEnabledFor', 'getLogger')
+    assert written - len(all_calls()) == sum(
+        path.read_text().count(f' logger.{name}(')
+        for path in SOURCE.glob('rbfly/**/*.py')
+        for name in others
+    )
 
 
-@pytest.mark.parametrize(('name', 'level'), [item[:2] for item in calls()])
+@pytest.mark.parametrize(('name', 'level'), calls())
 def test_page_has_the_logger_and_its_level(name: str, level: str) -> None:
     assert f'`{name}`' in PAGE
     if level != 'LOG':  # the lines on outages have a table of their own
         row = PAGE.split(f'* - `{name}`', 1)[1]
         assert level in row
+
+
+@pytest.mark.parametrize(
+    ('args', 'function'),
+    [item[2:] for item in all_calls() if item[0] not in NO_CLIENT],
+    ids=lambda item: item.name if isinstance(item, Function) else '',
+)
+def test_line_begins_with_the_name_of_the_client(args: list[ast.expr], function: Function) -> None:
+    text, first, *_ = args
+    assert text_of(text, function).startswith('%s')
+    assert ast.unparse(first).endswith('prefix')

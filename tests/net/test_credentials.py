@@ -61,7 +61,7 @@ async def test_traceback_with_local_variables_shows_no_password(
         client = rbs.streams_client(fake.uri.replace('guest:guest', f'user:{SECRET}'))
         settings = client._cluster.settings
         with pytest.raises(RbFlyError) as caught:
-            await connect(settings.infos[0], settings, lambda step: None, Counters())
+            await connect(settings.infos[0], '127.0.0.1', settings, lambda step: None, Counters())
         if step > Step.SASL_HANDSHAKE:
             assert users(fake)[0] == f'\0user\0{SECRET}'.encode()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)

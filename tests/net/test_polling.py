@@ -229,7 +229,7 @@ def test_two_processors_suffice(
     cgroups: Path, caplog: pytest.LogCaptureFixture, quota: str
 ) -> None:
     write(cgroups, cgroup='0::/', cpu__max=quota)
-    assert poll_limit(LIMIT) == LIMIT
+    assert poll_limit(LIMIT, '') == LIMIT
     assert not caplog.records
 
 

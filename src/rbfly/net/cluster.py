@@ -36,6 +36,7 @@ from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each
 from .polling import poll_limit
+from .resolving import Recent, Resolver
 from .retry import Backoff, Deadline, Progress, Refusal, T, can_retry, is_cut
 from .sharing import MetadataBatch, SharedConnect, existing, missing
 from .uri import ConnectionInfo, Settings, at
@@ -43,6 +44,7 @@ from .waiting import IDLE_CLOSE, CloseTimeout
 
 ADDRESS_TIMEOUT = 10.0  # seconds for one address
 UNREACHABLE = 10.0  # seconds to avoid a node after a failed connect, if another node will do
+MISMATCHES = 62, 64  # OpenSSL: the certificate is for another host name, or IP address
 UNUSED = 60.0  # seconds until an unused connection is closed
 
 
@@ -67,9 +69,10 @@ class Cluster:
         self._connects: dict[object, SharedConnect] = {}
         self._metadata: dict[Connection, MetadataBatch] = {}
         self._probes: dict[Connection, asyncio.Task[None]] = {}
-        self._reached: dict[Broker, ConnectionInfo] = {}
-        self._unreachable: dict[Broker, float] = {}  # time until which to avoid the node
-        self._failed: dict[ConnectionInfo, float] = {}  # time of the last failure
+        self._resolver = Resolver()
+        self._reached = Recent[Broker, ConnectionInfo]()
+        self._unreachable = Recent[Broker, float]()  # time until which to avoid the node
+        self._failed = Recent[ConnectionInfo, float]()  # time of the last failure
         self._established = False
         self._last_error: StreamConnectionError | None = None  # of any connection
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +86,7 @@ class Cluster:
         self.observers = Observers()
         self.counters = Counters()
         self.refusal = Refusal()
-        self.busy_poll = poll_limit(settings.busy_poll)
+        self.busy_poll = poll_limit(settings.busy_poll, settings.log_prefix)
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]
@@ -383,7 +386,7 @@ class Cluster:
         shortest = min((item.limit for item in waiting if item.limit is not None), default=inf)
         if is_ping and not self._failed.keys().isdisjoint(own):
             shortest = self.settings.connect_timeout or inf  # pings may be shorter than handshakes
-        limit = min(ADDRESS_TIMEOUT, shortest / len(own + others))
+        limit = shortest / len(own + others)
         progress.where = ', '.join(map(str, own + others))
         for info in own:
             connection = await self._dial(info, limit, progress)
@@ -393,6 +396,7 @@ class Cluster:
                 return self._keep(role, connection)
             if self.settings.load_balancer:
                 reached = connection.advertised
+                self._failed[info] = asyncio.get_running_loop().time()
                 await connection.close()
                 raise StreamConnectionError(f'{progress.where}: reached {reached}, not {node}')
             # Another node has that address now; one connection to that node is enough.
@@ -437,14 +441,46 @@ class Cluster:
     async def _dial(
         self, info: ConnectionInfo, limit: float, progress: Progress
     ) -> Connection | None:
-        """Connect to an address; if another try may succeed, set `progress.error`, return None."""
+        """Connect to an address of a host; each one has its share of the time.
+
+        If all fail, and another try may succeed, set `progress.error` and return None.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit
+        try:
+            progress.on_step('resolving the host name')
+            async with asyncio.timeout(first := min(ADDRESS_TIMEOUT, limit)):
+                hosts = await self._resolver.resolve(info.host, info.port, limit)
+        except TimeoutError:
+            self._on_timeout(info, first, progress)
+            hosts = []
+        except (OSError, ValueError, OverflowError) as ex:
+            error = StreamConnectionError(f'{info}: {ex}')
+            error.__cause__ = ex
+            self._on_failure(error, progress)
+            hosts = []
+        for index, host in enumerate(hosts):
+            share = min(ADDRESS_TIMEOUT, (end - loop.time()) / (len(hosts) - index))
+            self._resolver.on_try(host, info.port)
+            if connection := await self._dial_host(info, host, share, progress):
+                return connection
+        if hosts:
+            self._resolver.on_try(hosts[0], info.port)  # the next attempt begins with another one
+        self._failed[info] = loop.time()
+        return None
+
+    async def _dial_host(
+        self, info: ConnectionInfo, host: str, limit: float, progress: Progress
+    ) -> Connection | None:
+        """Connect to an IP address; if that fails, do as :meth:`_dial`."""
         try:
             async with asyncio.timeout(limit):
-                connection = await connect(info, self.settings, progress.on_step, self.counters)
+                connection = await connect(
+                    info, host, self.settings, progress.on_step, self.counters
+                )
         except TimeoutError:
-            text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
-            progress.error = self._last_error = ConnectTimeout(text)
-            self.refusal.on_timeout(progress.step)
+            self._on_timeout(info, limit, progress)
+            return None
         except ProtocolError as ex:
             self.refusal.set(ex, progress.step)
             raise  # no retry helps
@@ -452,23 +488,34 @@ class Cluster:
             self.refusal.error = None
             raise  # no retry helps
         except StreamConnectionError as ex:
-            self.refusal.error = None
             if is_cut(ex):
                 ex.retriable = self._established  # else it may be the wrong port
             elif isinstance(ex, TLSError):
+                self.refusal.error = None
+                if info not in self.settings.infos:
+                    explain_mismatch(ex)
                 raise
-            progress.error = self._last_error = without_frames(ex)
-        else:
-            progress.error = self._last_error = self.refusal.error = None
-            self._established = True
-            self.closing.left = self.idle_closing.left = None
-            self._failed.pop(info, None)
-            if connection.advertised is not None:
-                self._reached[connection.advertised] = info
-                self._unreachable.pop(connection.advertised, None)
-            return connection
-        self._failed[info] = asyncio.get_running_loop().time()
-        return None
+            self._on_failure(ex, progress)
+            return None
+        progress.error = self._last_error = self.refusal.error = None
+        self._established = True
+        self.closing.left = self.idle_closing.left = None
+        self._failed.pop(info, None)
+        if not self.settings.load_balancer:  # else the next attempt is to reach another node
+            self._resolver.on_success(host, info.port)
+        if connection.advertised is not None:
+            self._reached[connection.advertised] = info
+            self._unreachable.pop(connection.advertised, None)
+        return connection
+
+    def _on_timeout(self, info: ConnectionInfo, limit: float, progress: Progress) -> None:
+        text = f'{info}: no answer within {limit:.3g} s, while {progress.step}'
+        progress.error = self._last_error = ConnectTimeout(text)
+        self.refusal.on_timeout(progress.step)
+
+    def _on_failure(self, error: StreamConnectionError, progress: Progress) -> None:
+        progress.error = self._last_error = without_frames(error)
+        self.refusal.error = None
 
     def probe(self, connection: Connection) -> None:
         """Abort an unresponsive connection if its node does not accept a new one either."""
@@ -513,6 +560,15 @@ class Cluster:
             task.add_done_callback(forget)  # which must not keep the client alive
         if len(opened) - len(idle) > 1:
             self._sweep_later()
+
+
+def explain_mismatch(error: TLSError) -> None:
+    """Say what to do if a certificate does not have the name that the broker advertises."""
+    if getattr(error.__cause__, 'verify_code', None) in MISMATCHES:
+        error.args = (
+            f'{error}; the broker advertises this address: pass load_balancer=True to use only the'
+            ' addresses of the URIs, or configure the advertised host of the broker',
+        )
 
 
 def sweep(reference: weakref.ref[Cluster]) -> None:

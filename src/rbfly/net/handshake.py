@@ -27,10 +27,15 @@ PROPERTIES = {
 
 
 async def connect(
-    info: ConnectionInfo, settings: Settings, on_step: Callable[[str], None], counters: Counters
+    info: ConnectionInfo,
+    host: str,
+    settings: Settings,
+    on_step: Callable[[str], None],
+    counters: Counters,
 ) -> Connection:
     """Connect to a node, authenticate and open the virtual host.
 
+    :param host: IP address of the node.
     :param on_step: called with a description of each step; steps have no timeout of their own.
     :raises StreamConnectionError: the node cannot be reached, or the connection was lost.
     :raises ProtocolError: the broker refused the user, the mechanism or the virtual host.
@@ -38,14 +43,12 @@ async def connect(
     loop, address = asyncio.get_running_loop(), info.address
     on_step('connecting')
     try:
-        if not isinstance(loop, asyncio.BaseEventLoop):
-            # if cancelled during a lookup that fails, uvloop's create_connection leaks
-            await loop.getaddrinfo(address.host, address.port)
         _, connection = await loop.create_connection(
             lambda: Connection(address, settings.request_timeout, counters, settings.log_prefix),
-            address.host,
+            host,
             address.port,
             ssl=address.ssl,
+            server_hostname=address.host if address.ssl else None,
         )
     except (ssl_module.SSLError, ssl_module.CertificateError) as ex:
         raise TLSError(f'{address}: {ex}') from ex

@@ -106,13 +106,15 @@ class BusyPoll:
             self._skip, self._rest = self._rest, min(2 * self._rest, REST_LAST)
 
 
-def poll_limit(seconds: float) -> float:
+def poll_limit(seconds: float, log_prefix: str) -> float:
     """Return how long a client may poll: no time without a second processor for the broker's work.
 
     :param seconds: `busy_poll` of the client.
+    :param log_prefix: what the client's lines in the log begin with.
     """
     if seconds and (usable := processors()) < 2:
-        logger.warning('busy_poll is off: it needs 2 processors, this process may use %g', usable)
+        text = '%sbusy_poll is off: it needs 2 processors, this process may use %g'
+        logger.warning(text, log_prefix, usable)
         return 0.0
     return seconds
 

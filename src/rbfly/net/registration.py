@@ -167,7 +167,8 @@ class Registration:
         return after
 
     def _notify(self, before: State | Life, after: State | Life, error: Exception | None) -> None:
-        logger.debug('%r: %s -> %s', self._owner, before.value, after.value)
+        prefix = self.cluster.settings.log_prefix
+        logger.debug('%s%r: %s -> %s', prefix, self._owner, before.value, after.value)
         self.cluster.observers.notify(Observer.on_transition, self, before, after, error)
 
     # -- what the owner calls

@@ -111,7 +111,11 @@ class SubscriptionSession(Owner):
         self._kept: int | None = None  # offset after the last message, if the cursor forgets it
         self._former: LastChunk | None = None  # of the stream that a former session has read
         self._gaps = GapCheck(
-            stream, settings.on_gap, settings.filter is not None, cluster.observers
+            stream,
+            settings.on_gap,
+            settings.filter is not None,
+            cluster.observers,
+            cluster.settings.log_prefix,
         )
         self._credit = credit
         self._error: Exception | None = None  # for the next task that waits

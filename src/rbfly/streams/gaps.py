@@ -18,9 +18,18 @@ class GapCheck:
 
     :param on_gap: what to do about a gap, besides notifying the observers.
     :param is_filtered: the broker skips chunks.
+    :param log_prefix: what lines in the log begin with.
     """
 
-    def __init__(self, stream: str, on_gap: OnGap, is_filtered: bool, observers: Observers) -> None:
+    def __init__(
+        self,
+        stream: str,
+        on_gap: OnGap,
+        is_filtered: bool,
+        observers: Observers,
+        log_prefix: str,
+    ) -> None:
+        self._log_prefix = log_prefix
         self._stream = stream
         self._on_gap = on_gap
         self._is_filtered = is_filtered
@@ -60,4 +69,4 @@ class GapCheck:
         self._observers.notify(Observer.on_gap, error.stream, error.wanted, error.first)
         if self._on_gap == 'raise':
             raise error
-        logger.warning('%s', error)
+        logger.warning('%s%s', self._log_prefix, error)
