@@ -1,6 +1,7 @@
 """The programs of the documentation; `python -m tests.examples FOLDER` writes them to a folder."""
 
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,18 +12,36 @@ MAIN = 'async def main(client: rbs.StreamsClient) -> None:'
 RUNNER = 'from example import main'  # the program that runs those with `main(client)`
 
 
+def blocks(path: Path, language: str = 'python') -> list[tuple[int, str]]:
+    """Return where each code block of a page begins, and its code."""
+    if path.suffix == '.md':
+        pattern = rf'^```{language}\n(.*?)^```'
+    else:
+        pattern = rf'^\.\. code-block:: {language}\n\n((?: {{3}}.*\n|\n)+)'
+    found = re.finditer(pattern, path.read_text(), re.M | re.S if path.suffix == '.md' else re.M)
+    indent = 0 if path.suffix == '.md' else 3
+    return [(item.start(), re.sub(rf'^ {{{indent}}}', '', item[1], flags=re.M)) for item in found]
+
+
 def examples() -> list[tuple[str, str]]:
     """Return the name and the code of each program, such as `README.md:0`."""
-    found = []
-    for path in PAGES:
-        text = path.read_text()
-        if path.suffix == '.md':
-            blocks = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
-        else:
-            blocks = re.findall(r'^\.\. code-block:: python\n\n((?: {3}.*\n|\n)+)', text, re.M)
-            blocks = [re.sub(r'^ {3}', '', block, flags=re.M) for block in blocks]
-        found += [(f'{path.name}:{i}', block) for i, block in enumerate(blocks)]
-    return found
+    return [
+        (f'{path.name}:{i}', code) for path in PAGES for i, (_, code) in enumerate(blocks(path))
+    ]
+
+
+def installed(name: str) -> list[str]:
+    """Return the packages that a page installs before a program; the checkout is `.`."""
+    page, _, number = name.partition(':')
+    (path,) = [path for path in PAGES if path.name == page]
+    before = blocks(path)[int(number)][0]
+    return [
+        package
+        for start, code in blocks(path, 'sh')
+        if start < before
+        for arguments in re.findall(r'^pip install (.+)$', code, re.M)
+        for package in shlex.split(arguments, comments=True)
+    ]
 
 
 def write(folder: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -26,10 +25,11 @@ from brokers import RabbitMQ
 from rbfly.amqp import decode_amqp
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.environments import python_for
 from tests.examples import examples
 from tests.streams.test_publish import stored
 
-(PROGRAM,) = [code for name, code in examples() if name.startswith('service.rst')]
+[(NAME, PROGRAM)] = [item for item in examples() if item[0].startswith('service.rst')]
 
 PING = 1.0  # seconds; the timeout of the health check
 SLACK = 4.0  # seconds that a busy machine may add; less than any timeout that must not apply
@@ -126,7 +126,7 @@ async def serving(folder: Path, uri: str, program: str = PROGRAM) -> AsyncIterat
     command = ('-X', 'dev', '-m', 'uvicorn', 'service:app', '--port', '0', '--no-access-log')
     with log.open('wb') as file:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            python_for(NAME),
             *command,
             cwd=folder,
             env=os.environ | {'RABBITMQ_URI': uri},

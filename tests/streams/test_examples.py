@@ -1,5 +1,7 @@
 """Run the examples of the documentation unchanged, except for the broker's address.
 
+Each one runs in an environment that holds only what its page has installed before it.
+
 Examples with an in-memory broker run on that broker and on the broker of the tests.  Those that
 only define `main(client)` run with the program that the documentation shows for them.  The tests of
 doc/testing.rst are in tests/testing, those of doc/service.rst in tests/test_service.py.  Programs
@@ -8,11 +10,11 @@ that run until they are stopped, with a function `work`, are tested in test_work
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.environments import python_for
 from tests.examples import MAIN, PAGES, RUNNER, examples
 
 ADDRESS = 'rabbitmq-stream://guest:guest@localhost:5552/'
@@ -36,6 +38,16 @@ def test_examples_are_found() -> None:
     assert len(examples()) == count
 
 
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [('README.md:0', {'rbfly'}), ('getting-started.rst:0', {'rbfly', 'uvloop'})],
+)
+def test_environment_holds_only_what_the_page_installs(name: str, expected: set[str]) -> None:
+    program = 'import importlib.metadata as m; print(*(item.name for item in m.distributions()))'
+    printed = subprocess.check_output([python_for(name), '-c', program], text=True)
+    assert {*printed.split()} == expected
+
+
 @pytest.mark.parametrize('path', PAGES[1:], ids=lambda path: path.name)
 def test_no_code_is_wider_than_the_page(path: Path) -> None:
     blocks = re.findall(
@@ -47,9 +59,11 @@ def test_no_code_is_wider_than_the_page(path: Path) -> None:
 
 @pytest.mark.parametrize(('name', 'code'), EXAMPLES, ids=[name for name, _ in EXAMPLES])
 def test_example(name: str, code: str, broker_uri: str, stream_name: str, tmp_path: Path) -> None:
+    python = python_for(name)
+
     def check_on_broker(code: str) -> None:
         code = code.replace(ADDRESS, broker_uri)
-        check(name, code.replace("'orders'", repr(stream_name)), tmp_path)
+        check(name, python, code.replace("'orders'", repr(stream_name)), tmp_path)
 
     example = tmp_path / 'example.py'
     if ADDRESS in code:
@@ -61,12 +75,12 @@ def test_example(name: str, code: str, broker_uri: str, stream_name: str, tmp_pa
         check_on_broker(RUN)
     if IN_MEMORY in code:
         code = code.replace(IN_MEMORY, repr(broker_uri))
-        check(name, code.replace("'orders'", repr(stream_name + '-own')), tmp_path)
+        check(name, python, code.replace("'orders'", repr(stream_name + '-own')), tmp_path)
 
 
-def check(name: str, code: str, folder: Path) -> None:
+def check(name: str, python: str, code: str, folder: Path) -> None:
     result = subprocess.run(
-        [sys.executable, '-X', 'dev', '-W', 'error', '-c', code],
+        [python, '-X', 'dev', '-W', 'error', '-c', code],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -17,13 +16,14 @@ import pytest
 
 import rbfly.streams as rbs
 from tests.brokers import until
+from tests.environments import python_for
 from tests.examples import examples
 from tests.streams.test_examples import ADDRESS, WORKER
 
 pytestmark = pytest.mark.examples
 
 KILLS = 6
-WORKERS = [code for _, code in examples() if WORKER in code]
+WORKERS = [(name, code) for name, code in examples() if WORKER in code]
 
 
 class Worker:
@@ -33,7 +33,8 @@ class Worker:
     """
 
     def __init__(self, marker: str, uri: str, stream: str, folder: Path) -> None:
-        [code] = [code for code in WORKERS if marker in code]
+        [(name, code)] = [(name, code) for name, code in WORKERS if marker in code]
+        self._python = python_for(name)
         self._code = code.replace(ADDRESS, uri).replace("'orders'", repr(stream))
         self._folder = folder
         self.output = folder / 'output'
@@ -43,7 +44,7 @@ class Worker:
         """Run the program until a condition holds, then send a signal; return its exit status."""
         with self.output.open('ab') as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, '-W', 'error', '-c', self._code),
+                *(self._python, '-W', 'error', '-c', self._code),
                 cwd=self._folder,
                 env=os.environ | {'PYTHONUNBUFFERED': ''},  # a line is written at once
                 stdout=output,

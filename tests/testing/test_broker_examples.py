@@ -1,27 +1,32 @@
-"""The tests in doc/testing.rst pass."""
+"""The tests in doc/testing.rst pass as printed, with what the page installs before each of them."""
 
 import subprocess
-import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.examples import examples
+from tests.environments import python_for
+from tests.examples import ROOT, blocks, examples
 
 pytestmark = pytest.mark.examples
 
 
 def test_examples(tmp_path: Path) -> None:
-    programs = [code for name, code in examples() if name.startswith('testing.rst')]
-    for number, code in enumerate(programs):
-        (tmp_path / f'test_example_{number}.py').write_text(code)
-    expected = sum(code.count('def test_') for code in programs)
-    options = ['-o', 'asyncio_mode=auto', '-o', 'asyncio_default_fixture_loop_scope=function']
-    options += ['-W', 'error', '-p', 'no:cacheprovider', '-p', 'no:xdist']
-    result = subprocess.run(
-        [sys.executable, '-X', 'dev', '-m', 'pytest', '-q', *options],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout
-    assert f'{expected} passed' in result.stdout
-    assert expected >= 8
+    [(_, settings)] = blocks(ROOT / 'doc/testing.rst', 'toml')
+    (tmp_path / 'pyproject.toml').write_text(settings)
+    programs = [(name, code) for name, code in examples() if name.startswith('testing.rst')]
+    files: dict[str, list[str]] = defaultdict(list)
+    for number, (name, code) in enumerate(programs):
+        file = f'test_example_{number}.py'
+        (tmp_path / file).write_text(code)
+        files[python_for(name)].append(file)
+    for python, names in files.items():
+        result = subprocess.run(
+            [python, '-X', 'dev', '-m', 'pytest', '-q', '-W', 'error', *names],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        expected = sum((tmp_path / name).read_text().count('def test_') for name in names)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert f'{expected} passed' in result.stdout
+    assert len(programs) >= 8
