@@ -308,7 +308,9 @@ async def test_stored_offset_is_queried_once() -> None:
 
     handlers = stream.handlers() | {wire.QUERY_OFFSET: query}
     async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
-        async with subscribe(client, offset=rbs.Offset.reference('r')) as messages:
+        async with subscribe(
+            client, offset=rbs.Offset.reference('r'), on_gap='ignore'
+        ) as messages:
             waiting = asyncio.ensure_future(anext(messages))
             reader = await subscribed(stream)
             reader.live = False
@@ -520,7 +522,7 @@ async def test_start_after_the_end_survives_lost_connections() -> None:
     async with (
         FakeBroker(on=stream.handlers()) as fake,
         rbs.streams_client(fake.uri) as client,
-        subscribe(client, offset=rbs.Offset.offset(3)) as messages,
+        subscribe(client, offset=rbs.Offset.offset(3), on_gap='ignore') as messages,
     ):
         waiting = asyncio.ensure_future(anext(messages))
         for i in range(4):

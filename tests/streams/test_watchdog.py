@@ -118,7 +118,7 @@ async def test_stream_recreated_without_a_metadata_update() -> None:
 )
 async def test_idle_stream_causes_no_resubscription(offset: rbs.Offset) -> None:
     stream = filled(1, 1, 1)
-    async with reading(stream, offset=offset) as messages:
+    async with reading(stream, offset=offset, on_gap='ignore') as messages:
         waiting = asyncio.ensure_future(read_on(messages))
         await until(
             lambda: bool(stream.readers) and polls(stream) > 5, 'the client has polled repeatedly'
