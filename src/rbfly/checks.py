@@ -81,6 +81,11 @@ def check_folder(stream: str, vhosts: Sequence[str]) -> None:
     # retries forever, even after the stream is deleted: one core stays busy, and no leader appears.
     vhost = min(vhosts, key=len)
     limit = FOLDER_MAX - len(vhost) - len('__') - TIME_DIGITS
+    if limit < 1:
+        raise ArgumentError(
+            f'the name of the virtual host has {len(vhost)} characters: the file system of a broker'
+            f' allows no stream in a virtual host with more than {len(vhost) + limit - 1}'
+        )
     if len(stream) > limit:
         raise ArgumentError(
             f'stream name has {len(stream)} characters, but the file system of a broker allows only'

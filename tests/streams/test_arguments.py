@@ -1,6 +1,11 @@
 """The call that receives a wrong argument raises RbFly's own TypeError or ValueError."""
 
+import asyncio
+import copy
+import gc
+import pickle
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -8,8 +13,9 @@ from typing import Any
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.checks import check_timeout
+from rbfly.checks import check_folder, check_timeout
 from rbfly.streams.error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
+from tests.fake import FakeBroker
 
 URI = 'rabbitmq-stream://localhost:1/'
 
@@ -149,6 +155,9 @@ WRONG_TYPES: list[Call] = [
     lambda client: client.write_offset('s', 'r', '1'),  # type: ignore[arg-type]
     lambda client: client.write_offset('s', 5, 1),  # type: ignore[arg-type]
     lambda client: client.read_offset('s', None),  # type: ignore[arg-type]
+    lambda client: client.lag(5, 'r', super_stream=True),  # type: ignore[call-overload]
+    lambda client: client.lag('s', 5, super_stream=True),  # type: ignore[call-overload]
+    lambda client: client.lag(5, 'r'),  # type: ignore[call-overload]
     lambda client: client.publisher('s', name=5).__aenter__(),  # type: ignore[call-overload]
     lambda client: client.publisher('s', max_unconfirmed=1.5).__aenter__(),  # type: ignore[call-overload]
 ]
@@ -278,3 +287,42 @@ def test_group_refuses_argument_out_of_range(argument: dict[str, Any], text: str
 )
 def test_group_accepts_argument(argument: dict[str, Any]) -> None:
     rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)
+
+
+@pytest.mark.parametrize('make', [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_client_cannot_be_copied(
+    make: Callable[[Any], Any], recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, 'unraisablehook', unraisable.append)
+    client = rbs.streams_client(URI)
+    for item in [client] if make is copy.copy else [client, client.publisher('s')]:
+        with pytest.raises(ArgumentTypeError, match='cannot be copied or pickled'):
+            make(item)
+    gc.collect()
+    assert not unraisable
+    assert not recwarn.list
+
+
+async def test_virtual_host_with_a_long_name() -> None:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri + 'v' * 500) as client:
+        text = 'virtual host has 500 characters: .* no stream in a virtual host with more than 233$'
+        with pytest.raises(ArgumentError, match=text):
+            await client.create_stream('orders')
+    check_folder('s', ['v' * 233])
+    with pytest.raises(ArgumentError, match=r'more than 233$'):
+        check_folder('s', ['v' * 234])
+
+
+async def test_running_loop_is_looked_up_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries such as trio-asyncio replace the function, also after RbFly was imported."""
+    async with (
+        FakeBroker() as fake,
+        rbs.streams_client(fake.uri) as client,
+        client.publisher('orders') as publisher,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, '_get_running_loop', lambda: None)
+            for owner in (client._cluster, publisher._core):
+                with pytest.raises(rbs.EventLoopError):
+                    owner.check_loop()

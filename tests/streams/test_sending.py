@@ -13,6 +13,8 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.net.observer import Observers, State
+from rbfly.net.retry import Refusal
+from rbfly.net.uri import Settings
 from rbfly.net.waiting import CloseTimeout
 from rbfly.protocol._engine import Engine
 from rbfly.streams.error import PublisherError, PublishError, StreamConnectionError
@@ -69,6 +71,8 @@ class Cluster:
         self.busy_poll = 0.0
         self.registrations: dict[object, None] = {}
         self.observers = Observers()
+        self.settings = Settings([])
+        self.refusal = Refusal()
         self.closing = self.idle_closing = CloseTimeout(0.001)
 
     def check_loop(self) -> None:

@@ -15,7 +15,7 @@ from rbfly.protocol._pending cimport PendingConfirms
 from rbfly.protocol._publish cimport PublishWindow
 from rbfly.streams._confirm cimport ConfirmFuture, ConfirmGroup
 
-from asyncio import _get_running_loop
+import asyncio
 
 from rbfly.error import PublisherError, copy_error, wrong_loop
 
@@ -202,7 +202,7 @@ cdef class PublisherCore:
 
         :raises EventLoopError: the caller runs in another event loop, thread or process.
         """
-        cdef object running = _get_running_loop()
+        cdef object running = asyncio._get_running_loop()
         if running is self.loop and rbfly_forks == self.forks:
             self.place = rbfly_place()
             rbfly_mark_step(&self.step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_timeout, check_type
@@ -167,6 +167,12 @@ class StreamsClient(ManagementMethods, OffsetMethods):
 
     def __repr__(self) -> str:
         return f'<StreamsClient {", ".join(str(i) for i in self._cluster.settings.infos)}>'
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise ArgumentTypeError(
+            'a client cannot be copied or pickled, nor can its publishers and subscriptions: create'
+            ' another one with streams_client'
+        )
 
     # -- connection
 

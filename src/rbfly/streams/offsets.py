@@ -120,9 +120,7 @@ class OffsetMethods:
             so.
         :raises ProtocolError: the broker refused the request.
         """
-        check_stream(stream)
-        check_type('reference', reference, str)
-        commands.reference(reference, 'offset reference')
+        check_names(stream, reference)
         return await stored_offset(await self._cluster.locator(), stream, reference)
 
     async def resolve_offset(self, stream: str, offset: Offset) -> int:
@@ -179,6 +177,7 @@ class OffsetMethods:
         :raises StreamConnectionError: the client cannot connect, or lost its connection.
         :raises ProtocolError: the broker refused the request.
         """
+        check_names(stream, reference)
         if super_stream:
             check_stream(stream)
             names = [*dict.fromkeys(await query_partitions(self._cluster, stream))]
@@ -192,6 +191,13 @@ class OffsetMethods:
         if stored is None:
             return None
         return max(0, await end_of_messages(self._cluster, stream) - next_offset(stored))
+
+
+def check_names(stream: str, reference: str) -> None:
+    """Check the names of a stream and of an offset stored in it."""
+    check_stream(stream)
+    check_type('reference', reference, str)
+    commands.reference(reference, 'offset reference')
 
 
 async def look_up(cluster: Cluster, stream: str, offset: Offset) -> Offset:
