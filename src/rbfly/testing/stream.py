@@ -18,11 +18,11 @@ from .arguments import FILTER_SIZE, Arguments
 from .wire import Wire
 
 CHUNK_ENTRIES = 8192  # maximum number of entries in a chunk
-FIRST_ENTRIES = 32  # the same, after chunks that had fewer
+FIRST_ENTRIES = 32  # the same for the first chunk; it doubles while more entries wait
 TURN_BYTES = 2**17  # bytes that are written in a turn of the loop, in which about 2**18 are read
 CONFIRMS_MAX = 8192  # maximum number of publishing ids in a frame
 SEGMENT_SIZE = 500_000_000  # bytes
-NAMES_MAX = 255  # names of publishers that the stream knows when a segment begins
+NAMES_MAX = 255  # number of publisher names that the stream keeps when a segment begins
 SEQUENCE, OFFSET = range(2)  # kinds of values in the trailer of a chunk
 
 
