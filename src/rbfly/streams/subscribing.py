@@ -27,7 +27,7 @@ def subscribe(
     super_streams: set[str],
     stream: str,
     super_stream: bool,
-    offset: Offsets,
+    offset: Offsets | None,
     filter: MessageFilter | None,
     timeout: float | None,
     amqp: bool,
@@ -51,7 +51,9 @@ def subscribe(
     check_type('refresh_interval', refresh_interval, int, float)
     if not 0 < refresh_interval < float('inf'):
         raise ArgumentError(f'refresh_interval must be above 0 seconds, not {refresh_interval}')
-    if isinstance(offset, Mapping):
+    if offset is None:  # a member that joins late misses nothing
+        offset = Offset.NEXT if group is None else Offset.FIRST
+    elif isinstance(offset, Mapping):
         offset = dict(offset)
     check_starts(offset, until, super_stream)
     check_type('filter', filter, MessageFilter, None)
