@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import rbfly.streams as rbs
@@ -30,6 +31,12 @@ async def take(messages: Any, count: int) -> list[Any]:
 
 async def until_active(messages: Any, active: Any = True) -> None:
     await until(lambda: messages.active == active, 'the group has changed')
+
+
+def hand_over_late(messages: Any) -> None:
+    """Let the active members of a super stream wait no longer for the program's messages."""
+    for session in messages._session.sessions.values():
+        session._member.group = replace(session._member.group, handover_timeout=0.01)
 
 
 class Reader:

@@ -21,7 +21,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from tests.brokers import until
 from tests.examples import examples
-from tests.members import HANG, NewClient, publish
+from tests.members import HANG, NewClient, hand_over_late, publish
 
 pytestmark = pytest.mark.examples
 
@@ -228,11 +228,12 @@ async def test_members_with_overlapping_batches(
     client = clients()
     partition = (await client.partitions(super_stream))[1]
     await publish(client, partition, orders(COUNT))
-    options: Any = {'super_stream': True, 'handover_timeout': 0.05 if how == 'late' else 30.0}
     reported = client.events()
-    first = Program('group', super_stream, database, client, 10, **options)
+    first = Program('group', super_stream, database, client, 10, super_stream=True)
     await first.hold(1)
-    second = Program('group', super_stream, database, clients(), 7, **options)
+    if how == 'late':
+        hand_over_late(first.client.messages)
+    second = Program('group', super_stream, database, clients(), 7, super_stream=True)
     if how == 'late':
         async for event in reported:
             if isinstance(event, events.HandoverLate):
@@ -251,8 +252,8 @@ async def test_members_with_overlapping_batches(
     second.go(COUNT)
     first.go(COUNT)
     await all_copied(database)
-    await second.stop()
     await first.stop()
+    await second.stop()
     assert rows(database) == [*range(COUNT)]
 
 

@@ -442,12 +442,14 @@ async def test_start_before_the_first_message(
 ) -> None:
     """At `Offset.NEXT` in an empty stream, 2**64 - 1 is stored: the next member starts at 0."""
     broker.create_stream('empty')
-    async with client.subscribe('empty', group=GROUP) as messages:
+    async with client.subscribe('empty', group=GROUP, offset=rbs.Offset.NEXT) as messages:
         await messages.open()
         await until(lambda: messages.active, 'the member is active')
         assert broker.offsets('empty') == {GROUP: 2**64 - 1}
     broker.publish('empty', 'a', 'b')
-    async with client.subscribe('empty', group=GROUP, timeout=HANG) as messages:
+    async with client.subscribe(
+        'empty', group=GROUP, offset=rbs.Offset.NEXT, timeout=HANG
+    ) as messages:
         assert await anext(messages) == 'a'
     assert await client.lag('empty', GROUP) == 3  # the stored offset counts
     after = rbs.Offset.reference(GROUP)
@@ -471,7 +473,7 @@ async def test_start_is_stored_again(
             lost.append(offset)
 
     monkeypatch.setattr(Stream, 'store_offset', lose)
-    async with client.subscribe('empty', group=GROUP) as messages:
+    async with client.subscribe('empty', group=GROUP, offset=rbs.Offset.NEXT) as messages:
         await messages.open()
         await until(lambda: messages.active, 'the member is active')
     assert lost == [2**64 - 1]

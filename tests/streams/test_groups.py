@@ -51,12 +51,33 @@ async def test_messages_between_two_members_are_delivered(
 ) -> None:
     """Nothing was stored under the group's name, since no message was delivered."""
     client = clients()
-    async with client.subscribe(stream, group=group) as messages:
+    options: Any = {'group': group, 'offset': rbs.Offset.NEXT}
+    async with client.subscribe(stream, **options) as messages:
         await messages.open()
         await until_active(messages)
     await publish(client, stream, range(10))
-    async with clients().subscribe(stream, group=group) as messages:
+    async with clients().subscribe(stream, **options) as messages:
         assert await take(messages, 10) == [*range(10)]
+
+
+async def test_group_starts_at_the_first_message(
+    clients: NewClient, stream: str, super_stream: str, group: str
+) -> None:
+    """A member that starts late misses nothing; a subscription without a group starts at NEXT."""
+    client = clients()
+    partition = (await client.partitions(super_stream))[0]
+    for name in (stream, partition):
+        await publish(client, name, range(5))
+    async with (
+        client.subscribe(stream) as plain,
+        client.subscribe(stream, group=group) as messages,
+        client.subscribe(super_stream, super_stream=True, group=group) as merged,
+    ):
+        assert await take(messages, 5) == [*range(5)]
+        assert await take(merged, 5) == [*range(5)]
+        await plain.open()
+        await publish(client, stream, range(5, 6))
+        assert await take(plain, 1) == [5]
 
 
 async def test_messages_between_open_and_activity_are_delivered(
@@ -64,7 +85,7 @@ async def test_messages_between_open_and_activity_are_delivered(
 ) -> None:
     client = clients()
     await publish(client, stream, range(5))
-    async with client.subscribe(stream, group=group) as messages:
+    async with client.subscribe(stream, group=group, offset=rbs.Offset.NEXT) as messages:
         await messages.open()
         await publish(client, stream, range(5, 8))
         assert await take(messages, 3) == [5, 6, 7]

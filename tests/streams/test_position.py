@@ -8,7 +8,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from rbfly.testing import StreamBroker
 from tests.brokers import until
-from tests.members import HANG, NewClient, Reader, publish, until_active
+from tests.members import HANG, NewClient, Reader, hand_over_late, publish, until_active
 
 
 async def until_lost(session: Any) -> None:
@@ -45,12 +45,12 @@ async def test_position_of_a_member_that_hands_over_late(
         'super_stream': True,
         'group': group,
         'offset': rbs.Offset.FIRST,
-        'handover_timeout': 0.05,
         'timeout': HANG,
     }
     reported = client.events()
     async with client.subscribe(super_stream, **options) as first:
         batch = await anext(first.batches(6))
+        hand_over_late(first)
         second = Reader(clients().subscribe(super_stream, **options))
         async for event in reported:
             if isinstance(event, events.HandoverLate):

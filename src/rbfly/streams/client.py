@@ -399,7 +399,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         stream: str,
         *,
         super_stream: bool = False,
-        offset: Offsets = Offset.NEXT,
+        offset: Offsets | None = None,
         filter: MessageFilter | None = None,
         timeout: float | None = 0,
         amqp: bool = True,
@@ -418,8 +418,9 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param stream: name of the stream.
         :param super_stream: the name is that of a super stream: read all its partitions, see
             :class:`SuperStreamSubscription`.
-        :param offset: where to start; or an async function that returns it, for a program that
-            keeps offsets in its own database.  RbFly calls the function with the name of the stream
+        :param offset: where to start; None for `Offset.NEXT`, in a group for `Offset.FIRST`; or an
+            async function that returns it, for a program that keeps offsets in its own database.
+            RbFly calls the function with the name of the stream
             when the subscription first opens, not after a reconnect.  If it fails, waiting for a
             message raises its error, and the next wait calls it again.  For a super stream, this is
             where each partition starts; it may also be a mapping from partitions to their offsets,

@@ -28,7 +28,7 @@ def subscribe(
     members: MutableSet[GroupMember],
     stream: str,
     super_stream: bool,
-    offset: Offsets,
+    offset: Offsets | None,
     filter: MessageFilter | None,
     timeout: float | None,
     amqp: bool,
@@ -53,7 +53,9 @@ def subscribe(
     check_type('refresh_interval', refresh_interval, int, float)
     if not 0 < refresh_interval < float('inf'):
         raise ArgumentError(f'refresh_interval must be above 0 seconds, not {refresh_interval}')
-    if isinstance(offset, Mapping):
+    if offset is None:  # a member that joins late misses nothing
+        offset = Offset.NEXT if group is None else Offset.FIRST
+    elif isinstance(offset, Mapping):
         offset = dict(offset)
     if group is not None and until is not None:
         raise ArgumentError('a group has no end: use either group or until')

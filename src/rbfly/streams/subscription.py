@@ -55,13 +55,13 @@ class SubscribeOptions(CommonOptions, total=False):
     """The same, with those for a stream."""
 
     super_stream: Literal[False]
-    offset: Offset | OffsetSource
+    offset: Offset | OffsetSource | None
 
 
 class SuperStreamOptions(CommonOptions, total=False):
     """The same, with those for a super stream."""
 
-    offset: Offsets
+    offset: Offsets | None
     refresh_interval: float
 
 
