@@ -12,7 +12,7 @@ from rbfly._turn cimport Turn
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
-from rbfly.protocol._decoder cimport SKIP, Decoder, raw_context, rbfly_steal
+from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal, undecodable_context
 from rbfly.protocol._identity cimport LastChunk
 
 from rbfly.error import AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError
@@ -380,7 +380,7 @@ cdef class MessageCursor:
         try:
             return self.decoder._undecodable(p, n, offset)
         finally:
-            ctx = raw_context(p, n, offset, chunk.timestamp)
+            ctx = undecodable_context(p, n, offset, chunk.timestamp)
             ctx._stream = self.stream
             self.last.built = ctx
 
@@ -412,7 +412,7 @@ cdef class MessageCursor:
                     return ctx
             except AMQPDecoderError as ex:
                 if decoder._handle(ex, p, n, offset) is not None:
-                    ctx = raw_context(p, n, offset, chunk.timestamp)
+                    ctx = undecodable_context(p, n, offset, chunk.timestamp)
                     ctx._stream = self.stream
                     return ctx
             if self.turn._is_over():

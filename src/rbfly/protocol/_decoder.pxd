@@ -25,7 +25,12 @@ ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
 cdef enum:
     RAISE, SKIP, RAW
 
+# A context whose body is the bytes of a message: of one received as plain bytes, or of one that is
+# not AMQP 1.0 and is sent on as its bytes.
 cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
+cdef MessageCtx undecodable_context(
+    const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+)
 
 
 cdef class Decoder:
@@ -62,6 +67,6 @@ cdef class Decoder:
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
         cdef MessageCtx ctx = self._context(owner, p, n, offset, timestamp)
-        if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
+        if self.amqp and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
             ctx.take_body()
         return ctx
