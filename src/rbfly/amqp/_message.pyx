@@ -13,7 +13,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from rbfly._cpython cimport rbfly_keep_contexts
 from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._decode cimport Cursor, cursor_open
+from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._layout cimport (
     DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections,
     build_body, build_section, get_field, open_sections, set_field, skip_value, take_descriptor,
@@ -53,6 +53,16 @@ cdef extern from *:
     }
     """
     object rbfly_make_factory(object (*fast)(object), object full, str doc, object module)
+
+cdef extern from *:
+    """
+    /* Take over a reference. */
+    #define rbfly_given(found) (found)
+    """
+    object rbfly_given(PyObject *found)
+
+# `build_section`, but returns NULL with an exception set: cheaper than try and except.
+ctypedef PyObject *(*raw_build_section)(Cursor *c, int index) noexcept
 
 cdef extern from 'Python.h':
     object PyObject_GenericGetAttr(object o, object name)
@@ -142,6 +152,7 @@ is_set_stream_publish_id=None)\n--\n
     cdef object section(self, int index):
         cdef Sections sections = self._sections
         cdef Cursor c
+        cdef PyObject *found
         cdef object owner = self._owner     # hold a reference, as in take_body
         if sections is None:
             sections = self._sections = open_sections(self._p, self._n)
@@ -149,7 +160,10 @@ is_set_stream_publish_id=None)\n--\n
         if value is None:
             if sections.layout.at[index] >= 0 and owner is not None:
                 cursor_open(&c, self._p, self._p + sections.layout.at[index], self._p + self._n)
-                value = build_section(&c, index)
+                found = (<raw_build_section> build_section)(&c, index)
+                if found is NULL:
+                    fail_section(self)
+                value = rbfly_given(found)
             elif index == I_HEADER:
                 value = DEFAULT_HEADER
             elif index == I_PROPERTIES:
@@ -335,6 +349,18 @@ cdef enum:
 cdef str BODY = 'body'      # compared by identity: attribute names in code are interned
 cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
+
+
+cdef int fail_section(MessageCtx ctx) except -1:
+    """Add stream and offset of a received message to the current exception."""
+    try:
+        keep_error()
+    except AMQPDecoderError as ex:
+        if ctx._stream is not None:
+            ex.stream = ctx._stream
+            ex.offset = ctx._offset
+            ex.data = bytes(ctx.raw)
+        raise
 
 
 cdef bint has_data(const uint8_t *p, Cursor *c) except -1:

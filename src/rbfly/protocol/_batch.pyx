@@ -125,7 +125,7 @@ cdef class MessageBatch:
             if found is not NULL:
                 body = rbfly_steal(found)
             else:
-                body = decoder._undecodable(p, n, chunk.next_offset - 1)
+                body = decoder._undecodable(p, n, chunk.next_offset - 1, self.stream)
                 if body is None:
                     if self.bodies:
                         break

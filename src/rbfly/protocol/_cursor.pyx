@@ -378,7 +378,7 @@ cdef class MessageCursor:
         cdef uint64_t offset = chunk.next_offset - 1
         cdef MessageCtx ctx
         try:
-            return self.decoder._undecodable(p, n, offset)
+            return self.decoder._undecodable(p, n, offset, self.stream)
         finally:
             ctx = undecodable_context(p, n, offset, chunk.timestamp)
             ctx._stream = self.stream
@@ -411,7 +411,7 @@ cdef class MessageCursor:
                 if self.filter is None or self.filter.matches(ctx):
                     return ctx
             except AMQPDecoderError as ex:
-                if decoder._handle(ex, p, n, offset) is not None:
+                if decoder._handle(ex, p, n, offset, self.stream) is not None:
                     ctx = undecodable_context(p, n, offset, chunk.timestamp)
                     ctx._stream = self.stream
                     return ctx

@@ -37,8 +37,10 @@ cdef class Decoder:
     cdef readonly bint amqp
     cdef int policy
 
-    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset)
-    cdef object _handle(self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset)
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream)
+    cdef object _handle(
+        self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream
+    )
 
     # The body of a message, without the shortcut for data; NULL with an exception set.
     cdef inline PyObject *_decode(self, const uint8_t *p, Py_ssize_t n) noexcept:

@@ -41,19 +41,22 @@ cdef class Decoder:
         self.amqp = amqp
         self.policy = POLICIES[on_decode_error]
 
-    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream):
         """Handle the current exception: return the message's bytes, None to skip it, or raise."""
         try:
             keep_error()
         except AMQPDecoderError as ex:
-            return self._handle(ex, p, n, offset)
+            return self._handle(ex, p, n, offset, stream)
 
-    cdef object _handle(self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+    cdef object _handle(
+        self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream
+    ):
         """Like `_undecodable`, for an exception that was caught."""
         if self.policy == SKIP:
             return None
         if self.policy == RAW:
             return p[:n]
+        error.stream = stream
         error.offset = offset
         error.data = p[:n]
         raise error
