@@ -69,9 +69,10 @@ def test_round_trip_preserves_attributes(round_trip: Callable[[Any], Any]) -> No
     other = round_trip(refused)
     assert (other.code, other.publish_id, other.errors) == (5, 7, [(7, 5), (9, 5)])
     damaged = AMQPDecoderError('bad', 4)
-    damaged.offset, damaged.data = 11, b'\xff'
+    damaged.stream, damaged.offset, damaged.data = 's', 11, b'\xff'
     other = round_trip(damaged)
     assert (other.position, other.offset, other.data) == (4, 11, b'\xff')
+    assert str(other) == str(damaged) == "bad of the message at offset 11 of stream 's'"
 
 
 def test_deep_copy_shares_nothing() -> None:

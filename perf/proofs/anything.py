@@ -14,10 +14,10 @@ from .site import Site, body
 
 __all__ = ['consume_anything']
 
-# An empty message, a string that is not UTF-8, three invalid bytes, a huge array.
+# A section without a descriptor, a boolean of 2, three invalid bytes, a huge array.
 SHORT = (
-    b'',
-    b'\x00\x53\x77\xa1\x02\xc3\x28',
+    b'\x00',
+    b'\x00\x53\x77\x56\x02',
     b'\xff\x00\xff',
     b'\x00\x53\x77\xf0' + b'\xff' * 8 + b'\x40',
 )

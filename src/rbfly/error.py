@@ -185,6 +185,7 @@ class AMQPDecoderError(AMQPError):
     """Bytes that are not an AMQP 1.0 message.
 
     :ivar position: index of the byte, in the message, at which decoding stopped; None if unknown.
+    :ivar stream: name of the stream, or of the partition (str); None outside of a subscription.
     :ivar offset: offset of the message in its stream (int); None outside of a subscription.
     :ivar data: the undecodable message (bytes); None outside of a subscription.
     """
@@ -192,8 +193,15 @@ class AMQPDecoderError(AMQPError):
     def __init__(self, message: str = '', position: int | None = None) -> None:
         super().__init__(message)
         self.position = position
+        self.stream: str | None = None
         self.offset: int | None = None
         self.data: bytes | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.offset is not None:
+            text += f' of the message at offset {self.offset}'
+        return text if self.stream is None else f'{text} of stream {self.stream!r}'
 
 
 class AMQPEncoderError(AMQPError):

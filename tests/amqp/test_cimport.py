@@ -122,7 +122,7 @@ def test_errors_propagate_through_cimport(module: ModuleType) -> None:
     with pytest.raises(AMQPEncoderTypeError):
         module.write(object())
     data = encode_amqp_bytes(stream_message_ctx(b'abc', footer={'x-a': 1}))
-    for n in range(len(data)):
+    for n in range(1, len(data)):
         if n == 8:
             continue
         with pytest.raises(AMQPDecoderError):

@@ -1,8 +1,10 @@
 """The cursor returns the bodies, contexts or batches of chunks."""
 
 import asyncio
+import copy
 import gc
 import gzip
+import pickle
 import struct
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +26,7 @@ from tests.cursors import Cursor, amqp, batches, contexts, drain
 from tests.stream_wire import chunk, data_batch, message, plain_chunk, sub_batch
 
 JUNK = b'\xff junk'
-BAD_TEXT = b'\x00\x53\x77\xa1\x01\xff'  # a value section with a string that is not UTF-8
+BAD_VALUE = b'\x00\x53\x77\x56\x02'  # a value section with a boolean of 2
 
 # -- offsets
 
@@ -201,7 +203,7 @@ def test_undecodable_message_is_raised_and_iteration_continues() -> None:
     assert cursor.take() == 'b'
 
 
-@pytest.mark.parametrize('data', [JUNK, BAD_TEXT, b''])
+@pytest.mark.parametrize('data', [JUNK, BAD_VALUE, b'\0'])
 @pytest.mark.parametrize('policy', ['raise', 'raw'])
 def test_context_of_an_undecodable_message(data: bytes, policy: Any) -> None:
     """Its offset is known, and its body is its bytes."""
@@ -584,7 +586,7 @@ def everything(cursor: Cursor, kind: str) -> Outcome:
             found += [('body', body) for body in bodies]
 
 
-MIXED = [amqp('a'), JUNK, BAD_TEXT, amqp('b'), b'', amqp('c')]
+MIXED = [amqp('a'), JUNK, BAD_VALUE, amqp('b'), b'\0', amqp('c')]
 
 
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
@@ -596,9 +598,9 @@ def test_undecodable_messages_are_raised(kind: str) -> None:
     assert everything(cursor, kind) == [
         ('body', 'a'),
         ('error', (11, JUNK)),
-        ('error', (12, BAD_TEXT)),
+        ('error', (12, BAD_VALUE)),
         ('body', 'b'),
-        ('error', (14, b'')),
+        ('error', (14, b'\0')),
         ('body', 'c'),
         ('error', (20, JUNK)),
         ('body', 'd'),
@@ -626,13 +628,13 @@ def test_undecodable_messages_are_returned_raw(kind: str, filtered: bool) -> Non
     cursor = Cursor(True, every if filtered else None, 'raw')
     cursor.push(plain_chunk(MIXED, 10))
     assert everything(cursor, kind) == [
-        ('body', body) for body in ('a', JUNK, BAD_TEXT, 'b', b'', 'c')
+        ('body', body) for body in ('a', JUNK, BAD_VALUE, 'b', b'\0', 'c')
     ]
 
 
 def test_contexts_of_messages_returned_raw() -> None:
     """Contexts and batches agree: the sections before the damage are dropped."""
-    damaged = with_property('x', 'a')[:-1] + b'\xff'
+    damaged = with_property('x', 'a')[:-3] + b'\x56\x02'
     found = []
     for kind in ('context', 'batch'):
         cursor = Cursor(True, None, 'raw')
@@ -640,7 +642,26 @@ def test_contexts_of_messages_returned_raw() -> None:
         items = contexts(cursor) if kind == 'context' else list(batches(cursor)[0].contexts())
         found.append([(ctx.body, ctx.raw and bytes(ctx.raw), ctx.app_properties) for ctx in items])
     assert found[0] == found[1]
-    assert found[0][:2] == [(damaged, None, {}), ('a', amqp('a'), {})]
+    assert found[0][:2] == [(damaged, damaged, {}), ('a', amqp('a'), {})]
+
+
+@pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
+def test_undecodable_message_is_sent_on_as_its_bytes(kind: str) -> None:
+    cursor = Cursor(True, None, 'raw')
+    cursor.push(plain_chunk([JUNK], 10))
+    if kind == 'context':
+        ctx = contexts(cursor)[0]
+    elif kind == 'batch':
+        ctx = batches(cursor)[0].context(0)
+    else:
+        cursor.advance()
+        cursor.take()
+        ctx = cursor.last.context()
+    for other in (ctx, copy.copy(ctx), pickle.loads(pickle.dumps(ctx))):
+        assert (other.body, other.app_properties, other.stream_offset) == (JUNK, {}, 10)
+        assert encode_amqp_bytes(other) == JUNK
+    ctx.body = b'new'
+    assert encode_amqp_bytes(ctx) == encode_amqp_bytes(b'new')
 
 
 def test_offsets_of_batches_around_skipped_messages() -> None:
@@ -725,7 +746,7 @@ def test_error_of_a_filter_is_raised_and_iteration_continues(kind: str) -> None:
 @given(
     chunks=st.lists(
         st.lists(
-            st.sampled_from([amqp('a'), amqp(b'b'), amqp([1]), JUNK, BAD_TEXT])
+            st.sampled_from([amqp('a'), amqp(b'b'), amqp([1]), JUNK, BAD_VALUE])
             | st.lists(st.sampled_from([amqp('a'), amqp(7), JUNK]), min_size=1, max_size=4),
             min_size=1,
             max_size=5,

@@ -78,6 +78,7 @@ async def test_failed_consumer_leaves_no_reference_cycle(
     reading: tuple[rbs.StreamsClient, FakeStream],
 ) -> None:
     client, stream = reading
+    gc.collect()  # what other tests have left
     task = asyncio.create_task(consume(client, 'bodies', None))
     await until(lambda: bool(stream.readers), 'the client has subscribed')
     await client.disconnect()

@@ -150,10 +150,12 @@ async def test_byte_strings_between_clients(
     own_broker: RabbitMQ, own_stream: str, writer: str, reader: str, rng: random.Random
 ) -> None:
     bodies = BODIES + [rng.randbytes(size) for size in SIZES]
-    # rstream writes an empty body as a message of no bytes at all, which is not AMQP 1.0
-    bodies = [body for body in bodies if body or writer != 'rstream']
+    # rstream writes an empty body as a message of no bytes at all, which has no body
+    if writer == 'rstream' and reader != 'rbfly':
+        bodies.remove(b'')
     await WRITE[writer](own_broker, own_stream, bodies)
-    assert await READ[reader](own_broker, own_stream, len(bodies)) == bodies
+    expected = [None if writer == 'rstream' and not body else body for body in bodies]
+    assert await READ[reader](own_broker, own_stream, len(bodies)) == expected
 
 
 # -- other bodies, and application properties

@@ -302,7 +302,38 @@ async def test_undecodable_message_raises_and_is_skipped(
             await anext(messages)
         assert caught.value.offset == 0
         assert caught.value.data == b'\xff\xff not AMQP'
+        assert caught.value.stream == stream
+        assert str(caught.value).endswith(f'of the message at offset 0 of stream {stream!r}')
         assert await anext(messages) == 1
+
+
+@pytest.mark.parametrize('how', ['messages', 'batches', 'get_message_ctx'])
+async def test_malformed_section_names_its_message(
+    client: rbs.StreamsClient, stream: str, how: str
+) -> None:
+    from rbfly.error import AMQPDecoderError
+
+    data = bytes.fromhex('005374c10602a1016b5602' + '005375a00162')  # a boolean of 2
+    async with client.publisher(stream, amqp=False) as raw:
+        await raw.send(data)
+        await raw.send(data)
+    async with client.subscribe(stream, offset=rbs.Offset.FIRST, until='now') as messages:
+        match how:
+            case 'messages':
+                found = messages.messages()
+                ctx = [await anext(found) for _ in range(2)][1]
+            case 'batches':
+                found = [ctx async for batch in messages.batches(2) for ctx in batch.contexts()]
+                ctx = found[1]
+            case _:
+                _ = [await anext(messages) for _ in range(2)]
+                ctx = rbs.get_message_ctx()
+    assert ctx.body == b'b'
+    with pytest.raises(AMQPDecoderError) as caught:
+        _ = ctx.app_properties
+    error = caught.value
+    assert (error.stream, error.offset, error.data) == (stream, 1, data)
+    assert str(error).endswith(f'of the message at offset 1 of stream {stream!r}')
 
 
 async def test_stream_deleted_while_subscribed(client: rbs.StreamsClient, stream: str) -> None:

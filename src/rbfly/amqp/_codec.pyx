@@ -18,10 +18,9 @@ from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_STRING, encode_map, encode_sequence, encode_value,
 )
 from rbfly.amqp._layout cimport (
-    ANNOTATIONS, APP_PROPERTIES, DATA, DATA32, DELIVERY_ANNOTATIONS, FOOTER, HEADER, I_ANNOTATIONS,
-    I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS, I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES,
-    SEQUENCE, VALUE, Layout, Sections, build_body, data_head, get_field, is_one_section,
-    open_sections, scan,
+    DATA, DATA32, FOOTER, HEADER, I_ANNOTATIONS, I_APP_PROPERTIES, I_DELIVERY_ANNOTATIONS,
+    I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES, SEQUENCE, VALUE, Layout, Sections, build_body,
+    build_section, data_head, get_field, is_one_section, open_sections, scan, skip_value,
 )
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.amqp._path cimport name_part
@@ -29,7 +28,7 @@ from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
     AMQPHeader, AMQPProperties, encode_header, encode_properties, header_length, properties_length,
 )
-from rbfly.amqp._types cimport DECIMALS, clip, plain_dict
+from rbfly.amqp._types cimport DECIMALS, AMQPArray, Described, clip, plain_dict
 
 from rbfly.amqp._sections import DataBody, SequenceBody
 from rbfly.error import (
@@ -96,8 +95,6 @@ cdef int put_body(OutBuffer *out, object body) except -1:
 
 cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except -1:
     cdef dict pairs
-    if value is None:
-        return 0
     # copy a non-dict mapping first: only its items show whether it is empty
     pairs = value if type(value) is dict else plain_dict(value)
     if not pairs:
@@ -106,41 +103,118 @@ cdef int put_map(OutBuffer *out, uint8_t section, object value, int keys) except
     return encode_map(out, pairs, 0, keys)
 
 
-cdef inline object get_section(MessageCtx ctx, Sections sections, int index):
-    """A section, decoded if necessary; None if it is absent."""
-    return ctx.section(index) if sections.layout.at[index] >= 0 else get_field(sections, index)
-
-
-cdef int put_sections(OutBuffer *out, MessageCtx ctx, Sections sections) except -1:
-    """Write the sections before the body."""
-    cdef AMQPHeader header = get_section(ctx, sections, I_HEADER)
-    cdef AMQPProperties properties = get_section(ctx, sections, I_PROPERTIES)
-    cdef Py_ssize_t count = 0 if header is None else header_length(header)
+cdef int put_header(OutBuffer *out, AMQPHeader header) except -1:
+    cdef Py_ssize_t count = header_length(header)
     if count > 0:
         put_section_head(out, HEADER)
         encode_header(out, header, count)
-    put_map(
-        out, DELIVERY_ANNOTATIONS,
-        get_section(ctx, sections, I_DELIVERY_ANNOTATIONS), KEYS_ANNOTATION,
-    )
-    put_map(out, ANNOTATIONS, get_section(ctx, sections, I_ANNOTATIONS), KEYS_ANNOTATION)
-    count = 0 if properties is None else properties_length(properties)
+    return 0
+
+
+cdef int put_properties(OutBuffer *out, AMQPProperties properties) except -1:
+    cdef Py_ssize_t count = properties_length(properties)
     if count > 0:
         put_section_head(out, PROPERTIES)
         encode_properties(out, properties, count)
-    return put_map(out, APP_PROPERTIES, get_section(ctx, sections, I_APP_PROPERTIES), KEYS_STRING)
+    return 0
+
+
+cdef int put_received(
+    OutBuffer *out, const uint8_t *p, const uint8_t *end, uint8_t section
+) except -1:
+    """Write a section as it was received."""
+    cdef Cursor c
+    cursor_open(&c, p, p, end)
+    skip_value(&c)
+    put_section_head(out, section)
+    out_reserve(out, c.p - p)
+    put_bytes(out, p, c.p - p)
+    return 0
+
+
+cdef inline int put_section(OutBuffer *out, MessageCtx ctx, Sections sections, int index) except -1:
+    cdef uint8_t section = FOOTER if index == I_FOOTER else <uint8_t> (HEADER + index)
+    if sections.layout.at[index] >= 0 and keeps_section(ctx, sections, index):
+        return put_received(out, ctx._p + sections.layout.at[index], ctx._p + ctx._n, section)
+    value = get_field(sections, index)
+    if value is None:
+        return 0
+    if index == I_HEADER:
+        return put_header(out, value)
+    if index == I_PROPERTIES:
+        return put_properties(out, value)
+    return put_map(
+        out, section, value, KEYS_STRING if index == I_APP_PROPERTIES else KEYS_ANNOTATION
+    )
+
+
+cdef bint is_same(object value, object received) except -1:
+    """Whether a value, which was decoded, has not been changed: it is encoded as before."""
+    try:
+        return encode_amqp_bytes(value) == encode_amqp_bytes(received)
+    except AMQPError:
+        return False
+
+
+cdef bint keeps_section(MessageCtx ctx, Sections sections, int index) except -1:
+    """Whether a section of a received message, or its absence, is as received."""
+    cdef Cursor c
+    value = get_field(sections, index)
+    if sections.replaced >> index & 1:
+        return False
+    if value is None or index == I_HEADER or index == I_PROPERTIES:
+        return True
+    if sections.layout.at[index] < 0:
+        return not value
+    cursor_open(&c, ctx._p, ctx._p + sections.layout.at[index], ctx._p + ctx._n)
+    return is_same(value, build_section(&c, index))
+
+
+cdef bint keeps_body(MessageCtx ctx) except -1:
+    cdef Cursor c
+    if ctx._body_at < 0:
+        return False
+    if not ctx._body_ready or not isinstance(ctx._body, (list, dict, Described, AMQPArray)):
+        return True
+    cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
+    return is_same(ctx._body, build_body(&c))
+
+
+cdef bint is_as_received(MessageCtx ctx) except -1:
+    cdef Sections sections = ctx._sections
+    cdef int i
+    if not keeps_body(ctx):
+        return False
+    if sections is not None:
+        for i in range(6):
+            if not keeps_section(ctx, sections, i):
+                return False
+    return True
 
 
 cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
-    cdef Sections sections
     if ctx._sections is None and ctx._owner is None:
         return put_body(out, ctx._body)
+    return put_sections(out, ctx)
+
+
+cdef int put_sections(OutBuffer *out, MessageCtx ctx) except -1:
+    cdef Sections sections
+    cdef object owner = ctx._owner      # hold a reference: values may run foreign code
+    if owner is not None and is_as_received(ctx):
+        out_reserve(out, ctx._n)
+        put_bytes(out, ctx._p, ctx._n)
+        return 0
     if ctx._sections is None:
         ctx._sections = open_sections(ctx._p, ctx._n)
     sections = ctx._sections
-    put_sections(out, ctx, sections)
+    put_section(out, ctx, sections, I_HEADER)
+    put_section(out, ctx, sections, I_DELIVERY_ANNOTATIONS)
+    put_section(out, ctx, sections, I_ANNOTATIONS)
+    put_section(out, ctx, sections, I_PROPERTIES)
+    put_section(out, ctx, sections, I_APP_PROPERTIES)
     put_body(out, ctx.take_body())
-    return put_map(out, FOOTER, get_section(ctx, sections, I_FOOTER), KEYS_ANNOTATION)
+    return put_section(out, ctx, sections, I_FOOTER)
 
 
 cdef int encode_message(OutBuffer *out, object message) except -1:
@@ -258,6 +332,8 @@ cdef object decode_body(const uint8_t *p, Py_ssize_t n):
     if not is_one_section(p, n):
         scan(&c, &layout)
         c.p = p + layout.body_at
+        if layout.body_at == n:
+            return None
     return build_body(&c)
 
 
@@ -267,15 +343,15 @@ cdef MessageCtx decode_context(
     cdef MessageCtx ctx
     cdef Cursor c
     cdef Layout layout
-    layout.body_at = 0
+    ctx = MessageCtx.__new__(MessageCtx)
     if not is_one_section(p, n):
         cursor_open(&c, p, p, p + n)
         scan(&c, &layout)
-    ctx = MessageCtx.__new__(MessageCtx)
+        ctx._body_at = layout.body_at
+        ctx._body_ready = layout.body_at == n   # without a body section, the body is None
     ctx._owner = owner
     ctx._p = p
     ctx._n = n
-    ctx._body_at = layout.body_at
     ctx._offset = stream_offset
     ctx._timestamp = stream_timestamp
     return ctx
@@ -285,10 +361,12 @@ cdef MessageCtx decode_context(
 def decode_amqp(buffer):
     """Decode a message.
 
-    The structure of the message (its sections, their order, and that they fill the buffer) is
-    checked immediately; values are checked when their section is first accessed.  Both checks
-    raise AMQPDecoderError.  The context keeps `bytes` and read-only memoryviews alive without
-    copying them; it copies a writable buffer once.
+    The structure of the message (its sections, and that they fill the buffer) is checked
+    immediately; values are checked when their section is first accessed.  Both checks raise
+    AMQPDecoderError.  Sections may come in any order: of one that occurs twice, the last one
+    counts; several data or sequence sections are one body; without a body section, the body is
+    None.  The context keeps `bytes` and read-only memoryviews alive without copying them; it
+    copies a writable buffer once.
 
     Raises MessageTypeError if the argument has no buffer.
 

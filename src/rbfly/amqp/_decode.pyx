@@ -76,24 +76,23 @@ cdef object fail_depth_at(Cursor *c, const uint8_t *at):
     return decode_error(c, at, f'values nested more than {MAX_DEPTH} deep')
 
 
-cdef object decode_text(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssize_t n):
+cdef object decode_text(const uint8_t *p, Py_ssize_t n):
     if rbfly_is_ascii(p, n):
         return rbfly_ascii(p, n)
     try:
         return PyUnicode_DecodeUTF8(<const char *> p, n, NULL)
-    except UnicodeDecodeError as ex:
-        problem = f'string is not valid UTF-8 ({ex.reason})'
-    return decode_error(c, at, problem)
+    except UnicodeDecodeError:      # RabbitMQ converts AMQP 0.9.1 properties without checking them
+        return PyBytes_FromStringAndSize(<const char *> p, n)
 
 
-cdef object decode_symbol(Cursor *c, const uint8_t *at, const uint8_t *p, Py_ssize_t n):
+cdef object decode_symbol(const uint8_t *p, Py_ssize_t n):
     name = None
     if n <= RBFLY_CACHE_MAX:
         name = rbfly_cached_ascii(p, n)
     elif rbfly_is_ascii(p, n):
         name = rbfly_ascii(p, n)
     if name is None:
-        return decode_error(c, at, 'symbol is not ASCII')
+        name = PyUnicode_DecodeUTF8(<const char *> p, n, 'surrogateescape')
     return new_symbol(name)
 
 
@@ -216,12 +215,15 @@ cdef object decode_array(
         c.p += 1
         depth += 1
         descriptors.append(decode_value(c, depth))
-    if c.p >= end:
+    if c.p < end:
+        code = c.p[0]
+        c.p += 1
+    elif count == 0 and not descriptors:
+        code = codes.NULL           # pyamqp omits the constructor of an empty array
+    else:
         return decode_error(c, at, 'array without an element constructor')
-    code = c.p[0]
     if WIDE[code] == 0:
-        return decode_error(c, c.p, f'unknown constructor 0x{code:02x} for array elements')
-    c.p += 1
+        return decode_error(c, c.p - 1, f'unknown constructor 0x{code:02x} for array elements')
     need = rbfly_need(code)
     if need == 0:
         if count > c.zero_width:
@@ -261,11 +263,11 @@ cdef object decode_sized(Cursor *c, const uint8_t *at, uint8_t code, int depth):
         if code == codes.VBIN32:
             return PyBytes_FromStringAndSize(<const char *> p + 4, size)
         if code == codes.STR32:
-            return decode_text(c, at, p + 4, size)
-        return decode_symbol(c, at, p + 4, size)
+            return decode_text(p + 4, size)
+        return decode_symbol(p + 4, size)
     if code == codes.ARRAY8:
         size = p[0]
-        if size < 2:
+        if size < 1:
             return decode_error(c, at, f'array with invalid size {size}')
         if size > left - 1:
             return fail_short(c, at, code)
@@ -313,7 +315,7 @@ cdef object decode_payload(Cursor *c, uint8_t code, int depth):
         if n > left - 1:
             return fail_short(c, at, code)
         c.p = p + 1 + n
-        return decode_text(c, at, p + 1, n)
+        return decode_text(p + 1, n)
     elif code == codes.SMALLINT or code == codes.SMALLLONG or code == codes.BYTE:
         c.p = p + 1
         return rbfly_integer(<int8_t> p[0])
@@ -369,10 +371,11 @@ cdef object decode_rare(Cursor *c, uint8_t code, int depth):
         c.p = p + 1
         return rbfly_integer(p[0])
     elif code == codes.BOOLEAN:
-        if p[0] > 1:
+        # in arrays, pyamqp writes the constructors of true and false as values
+        if p[0] > 1 and p[0] != codes.TRUE and p[0] != codes.FALSE:
             return decode_error(c, at, f'boolean with invalid value 0x{p[0]:02x}')
         c.p = p + 1
-        return p[0] == 1
+        return p[0] & 1 == 1
     elif code == codes.USHORT:
         c.p = p + 2
         return PyLong_FromLong(load_u16(p))
@@ -399,7 +402,7 @@ cdef object decode_rare(Cursor *c, uint8_t code, int depth):
         if n > left - 1:
             return fail_short(c, at, code)
         c.p = p + 1 + n
-        return decode_symbol(c, at, p + 1, n)
+        return decode_symbol(p + 1, n)
     elif code == codes.CHAR:
         c.p = p + 4
         return decode_char(c, at, load_u32(p))

@@ -329,6 +329,14 @@ cdef int encode_payload(OutBuffer *out, object value, int code, int depth) excep
     return 0
 
 
+cdef bint is_utf8(bytes value) except -1:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
     cdef bytes data
     if code == codes.VBIN32 and isinstance(value, (bytes, bytearray, memoryview)):
@@ -338,8 +346,10 @@ cdef int encode_wide_text(OutBuffer *out, object value, int code) except -1:
             data = str.encode(value)
         except UnicodeEncodeError as ex:
             raise AMQPEncoderValueError(f'cannot encode a string as UTF-8: {ex}') from None
+    elif code == codes.STR32 and type(value) is bytes and not is_utf8(value):
+        data = value        # of a received array
     elif code == codes.SYM32 and type(value) is Symbol and (<Symbol> value).name is not None:
-        data = (<Symbol> value).name.encode()
+        data = (<Symbol> value).name.encode('utf-8', 'surrogateescape')
     else:
         return fail_element(value, code)
     if len(data) > 0xffffffff:
@@ -434,6 +444,8 @@ cdef int encode_other(OutBuffer *out, object value, int depth) except -1:
     if isinstance(value, str):
         return encode_text(out, value)
     if isinstance(value, int):
+        if int(value) != int.__pos__(value):
+            raise AMQPEncoderValueError(f'cannot encode {clip(value)}: it is not the int it stores')
         return encode_integer(out, value)
     if isinstance(value, float):
         return put_double(out, PyFloat_AS_DOUBLE(value))

@@ -27,7 +27,7 @@ cdef enum:
 cdef enum:
     I_HEADER, I_DELIVERY_ANNOTATIONS, I_ANNOTATIONS, I_PROPERTIES, I_APP_PROPERTIES, I_FOOTER
 
-# Positions of the section values; for the body, of its first section.
+# Positions of the section values; for the body, of its first section (the end: no body).
 ctypedef struct Layout:
     Py_ssize_t[6] at
     Py_ssize_t body_at
@@ -35,6 +35,7 @@ ctypedef struct Layout:
 cdef tuple SECTION_NAMES
 
 cdef int take_descriptor(Cursor *c) except -1
+cdef int skip_value(Cursor *c) except -1
 cdef int scan(Cursor *c, Layout *layout) except -1
 cdef object build_body(Cursor *c)
 cdef object build_section(Cursor *c, int index)
@@ -62,10 +63,12 @@ cdef inline Py_ssize_t data_head(const uint8_t *p, Py_ssize_t n) noexcept:
     return 0
 
 
-# The sections other than the body: their values, and positions (-1: absent or replaced).
+# The sections other than the body: their values, and positions (-1: absent or replaced).  The bits
+# of `replaced` are the indices of those that the program has set.
 cdef class Sections:
     cdef object header, delivery_annotations, annotations, properties, app_properties, footer
     cdef Layout layout
+    cdef int replaced
 
 
 cdef inline object get_field(Sections sections, int index):

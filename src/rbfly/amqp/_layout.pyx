@@ -9,11 +9,10 @@ from libc.stdint cimport uint8_t
 from rbfly._wire cimport load_u32, load_u64
 from rbfly.amqp cimport _constructors as codes
 from rbfly.amqp._decode cimport Cursor, cursor_open, decode_error, decode_value
-from rbfly.amqp._sections cimport AMQPHeader, decoded_properties
-from rbfly.amqp._types cimport Symbol
+from rbfly.amqp._sections cimport received_header, received_properties
+from rbfly.amqp._types cimport Symbol, new_symbol
 
 from rbfly.amqp._sections import DataBody, SequenceBody
-from rbfly.error import AMQPEncoderError
 
 cdef tuple SECTION_NAMES = (
     'header', 'delivery annotations', 'message annotations', 'properties',
@@ -122,31 +121,29 @@ USUAL[VALUE - HEADER] = 0xff
 
 
 cdef int check_kind(Cursor *c, int section) except -1:
-    """Check that the constructor of a section's value suits the section."""
-    cdef uint8_t code, usual = USUAL[section - HEADER]
+    """Check that a section has a value: in a data section, one that can always be decoded."""
     if c.p >= c.end:
         return fail_structure(c, c.p, 'section without a value')
-    code = c.p[0]
+    cdef uint8_t kind = c.p[0] & codes.NO_SIZE32
     if (
-        section == VALUE
-        or (code & codes.NO_SIZE32) == usual
-        or (code == codes.LIST0 and usual == codes.LIST8)
-        or (code == codes.NULL and not DATA <= section <= SEQUENCE)
+        section != DATA or c.p[0] == codes.NULL
+        or kind == codes.VBIN8 or kind == codes.STR8 or kind == codes.SYM8
     ):
         return 0
-    return fail_structure(c, c.p, f'constructor 0x{code:02x} in section 0x{section:02x}')
+    return fail_structure(c, c.p, f'constructor 0x{c.p[0]:02x} in section 0x{section:02x}')
 
 
 cdef int scan(Cursor *c, Layout *layout) except -1:
-    """Find the sections; check their order, and that they fill the message."""
-    cdef int section, last = 0, i
-    cdef bint allowed
+    """Find the sections, and check that they fill the message.
+
+    Other clients write them in any order, more than once, or without a body.
+    """
+    cdef int section, body = 0, i
     cdef const uint8_t *at
     cdef const uint8_t *p
     cdef Py_ssize_t n
     for i in range(6):
         layout.at[i] = -1
-    layout.body_at = -1
     while c.p < c.end:
         at = c.p
         if (
@@ -157,23 +154,15 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
             c.p = at + 3
         else:
             section = take_descriptor(c)
-        if section == last:
-            allowed = section == DATA or section == SEQUENCE
-        else:
-            # all sections of a body are of one kind
-            allowed = section > (VALUE if last >= DATA else last)
-            if DATA <= section <= VALUE:
-                layout.body_at = at - c.start
-        if not allowed:
-            return fail_structure(
-                c, at, f'section 0x{section:02x} after section 0x{last:02x}'
-            )
         p = c.p
+        # of a section that occurs twice, the last one counts; of several kinds of body, the first
         if section <= APP_PROPERTIES:
             layout.at[section - HEADER] = p - c.start
         elif section == FOOTER:
             layout.at[I_FOOTER] = p - c.start
-        last = section
+        elif body == 0 or (section == VALUE and body == VALUE):
+            body = section
+            layout.body_at = at - c.start
         # a fast path for the usual form
         if c.end - p >= 5 and (
             (p[0] & codes.NO_SIZE32) == USUAL[section - HEADER]
@@ -188,8 +177,8 @@ cdef int scan(Cursor *c, Layout *layout) except -1:
                 continue
         check_kind(c, section)
         skip_value(c)
-    if layout.body_at < 0:
-        return fail_structure(c, c.p, 'message without a body')
+    if body == 0:
+        layout.body_at = c.end - c.start
     return 0
 
 
@@ -208,42 +197,66 @@ cdef object build_body(Cursor *c):
 
 cdef object build_any_body(Cursor *c):
     cdef int section = take_descriptor(c)
-    cdef list parts = None
+    cdef int kind = section
+    cdef list parts
     value = decode_value(c, 0)
-    if section == VALUE:
+    if kind == VALUE or (kind == DATA and c.p >= c.end):
         return value
-    while c.p < c.end and take_descriptor(c) == section:
-        if parts is None:
-            parts = [value]
-        parts.append(decode_value(c, 0))
-    if section == SEQUENCE:
-        return SequenceBody([value] if parts is None else parts)
-    return value if parts is None else DataBody(parts)
+    parts = []
+    while True:
+        if section != kind:
+            skip_value(c)
+        elif value is not None:
+            # pyamqp writes a sequence section for each item
+            parts.append([value] if kind == SEQUENCE and type(value) is not list else value)
+        if c.p >= c.end:
+            break
+        section = take_descriptor(c)
+        value = decode_value(c, 0) if section == kind else None
+    if not parts:
+        return None
+    if kind == SEQUENCE:
+        return SequenceBody(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return DataBody([
+        part if type(part) is bytes else str(part).encode('utf-8', 'surrogateescape')
+        for part in parts
+    ])
 
 
 cdef object build_section(Cursor *c, int index):
     """Build a header, properties or map from the value at the cursor."""
     cdef const uint8_t *at = c.p
-    cdef Py_ssize_t position = 0
-    cdef PyObject *key = NULL
     value = decode_value(c, 0)
     if index == I_HEADER or index == I_PROPERTIES:
-        try:
-            return AMQPHeader(value) if index == I_HEADER else decoded_properties(value)
-        except AMQPEncoderError as ex:
-            problem = f'{SECTION_NAMES[index]} with an invalid field: {ex}'
-        return decode_error(c, at, problem)
-    if value is None:
+        if value is None or type(value) is list:
+            return received_header(value) if index == I_HEADER else received_properties(value)
+    elif value is None:
         return {}
-    while PyDict_Next(value, &position, &key, NULL):
+    elif type(value) is dict:
+        return value if has_usual_keys(value, index) else with_usual_keys(value, index)
+    kind = type(value).__name__
+    return decode_error(c, at, f'{SECTION_NAMES[index]} of type {kind}')
+
+
+cdef bint has_usual_keys(dict pairs, int index) except -1:
+    cdef Py_ssize_t position = 0
+    cdef PyObject *key = NULL
+    while PyDict_Next(pairs, &position, &key, NULL):
         if index == I_APP_PROPERTIES:
-            if type(<object> key) is str:
-                continue
-        elif type(<object> key) is Symbol or (type(<object> key) is int and <object> key >= 0):
-            continue
-        kind = type(<object> key).__name__
-        return decode_error(c, at, f'{SECTION_NAMES[index]} with a key of type {kind}')
-    return value
+            if type(<object> key) is Symbol:
+                return False
+        elif type(<object> key) is str:
+            return False
+    return True
+
+
+cdef dict with_usual_keys(dict pairs, int index):
+    """Convert keys of the other string type: application properties have str, others Symbol."""
+    if index == I_APP_PROPERTIES:
+        return {str(k) if type(k) is Symbol else k: v for k, v in pairs.items()}
+    return {new_symbol(k) if type(k) is str else k: v for k, v in pairs.items()}
 
 
 @cython.final

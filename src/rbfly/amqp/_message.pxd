@@ -7,7 +7,8 @@ from rbfly.amqp._layout cimport Sections
 
 cdef class MessageCtx:
     # Read the body with take_body().  `_body` is valid if `_body_ready` is set; otherwise the body
-    # is decoded from the bytes at `_p`, which `_owner` keeps alive.
+    # is decoded from the bytes at `_p`, which `_owner` keeps alive.  `_body_at` is -1 if the
+    # program has set the body.
     cdef object _body
     cdef object _owner
     cdef str _stream
@@ -23,6 +24,7 @@ cdef class MessageCtx:
 
     cdef object take_body(self)
     cdef object section(self, int index)
+    cdef object peek(self, int index)
 
 
 # The context that `set_message_ctx` has set last, in any task.

@@ -13,17 +13,16 @@ from libc.stdint cimport uint8_t, uint64_t
 from rbfly._cpython cimport rbfly_keep_contexts
 from rbfly._wire cimport load_u32
 from rbfly.amqp cimport _constructors as codes
-from rbfly.amqp._decode cimport Cursor, cursor_open
+from rbfly.amqp._decode cimport Cursor, cursor_open, keep_error
 from rbfly.amqp._layout cimport (
-    DATA, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections, build_body, build_section, get_field,
-    open_sections, set_field, take_descriptor,
+    DATA, I_ANNOTATIONS, I_APP_PROPERTIES, I_HEADER, I_PROPERTIES, SECTION_NAMES, Sections,
+    build_body, build_section, get_field, open_sections, set_field, skip_value, take_descriptor,
 )
 from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
 from rbfly.error import (
-    AMQPEncoderOverflowError, AMQPEncoderTypeError, MessageContextError, MessageTypeError,
-    no_message,
+    AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, MessageTypeError, no_message,
 )
 
 cdef extern from *:
@@ -54,6 +53,16 @@ cdef extern from *:
     """
     object rbfly_make_factory(object (*fast)(object), object full, str doc, object module)
 
+cdef extern from *:
+    """
+    /* Take over a reference. */
+    #define rbfly_given(found) (found)
+    """
+    object rbfly_given(PyObject *found)
+
+# `build_section`, but returns NULL with an exception set: cheaper than try and except.
+ctypedef PyObject *(*raw_build_section)(Cursor *c, int index) noexcept
+
 cdef extern from 'Python.h':
     object PyObject_GenericGetAttr(object o, object name)
 
@@ -73,8 +82,13 @@ is_set_stream_publish_id=None)\n--\n
     A message: body, other sections, and stream data.
 
     Sections of a received message are decoded on first access, which raises AMQPDecoderError if
-    they are malformed.  All sections that are set are encoded, except for empty ones: a header with
-    default values, properties without a value, or an empty map.
+    they are malformed.  A string that is not UTF-8 is decoded as bytes.  A received message that
+    the program has not changed is encoded as the bytes that were received.  Otherwise all sections
+    that are set are encoded, except for empty ones: a header with default values, properties
+    without a value, or an empty map.
+
+    A received context keeps the bytes of its chunk alive; a copy (:func:`copy.copy`) keeps only
+    those of the message.
 
     See part 3, section 3.2 of the specification.  The cyclic garbage collector does not track
     contexts: do not store a context in its own body.
@@ -137,6 +151,7 @@ is_set_stream_publish_id=None)\n--\n
     cdef object section(self, int index):
         cdef Sections sections = self._sections
         cdef Cursor c
+        cdef PyObject *found
         cdef object owner = self._owner     # hold a reference, as in take_body
         if sections is None:
             sections = self._sections = open_sections(self._p, self._n)
@@ -144,7 +159,10 @@ is_set_stream_publish_id=None)\n--\n
         if value is None:
             if sections.layout.at[index] >= 0 and owner is not None:
                 cursor_open(&c, self._p, self._p + sections.layout.at[index], self._p + self._n)
-                value = build_section(&c, index)
+                found = (<raw_build_section> build_section)(&c, index)
+                if found is NULL:
+                    fail_section(self)
+                value = rbfly_given(found)
             elif index == I_HEADER:
                 value = DEFAULT_HEADER
             elif index == I_PROPERTIES:
@@ -170,6 +188,7 @@ is_set_stream_publish_id=None)\n--\n
         if type(value) is MessageCtx:
             fail_body()
         self._body = value
+        self._body_at = -1
         self._body_ready = True
 
     @property
@@ -212,7 +231,7 @@ is_set_stream_publish_id=None)\n--\n
 
     @property
     def raw(self):
-        """Bytes the message was decoded from (memoryview); None if it was not decoded."""
+        """Bytes of the received message (memoryview); None if it was not received as AMQP 1.0."""
         if self._owner is None:
             return None
         return view_of(self._owner, self._p, self._n)
@@ -232,24 +251,30 @@ is_set_stream_publish_id=None)\n--\n
                 if c.p[0] == codes.VBIN8:
                     n = c.p[1]
                     c.p += 2
-                elif c.end - c.p >= 5:
+                elif c.p[0] == codes.VBIN32 and c.end - c.p >= 5:
                     n = load_u32(c.p + 1)
                     c.p += 5
-            if 0 <= n <= c.end - c.p and (
-                c.p + n == c.end or take_descriptor_at(c.p + n, &c) != DATA
-            ):
+            if 0 <= n <= c.end - c.p and not has_data(c.p + n, &c):
                 return view_of(self._owner, c.p, n)
         body = self.take_body()
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise MessageTypeError(f'a body of type {type(body).__name__} is not binary')
         return memoryview(body)
 
+    cdef object peek(self, int index):
+        """A section, or the body; what cannot be decoded is represented by the whole message."""
+        try:
+            return self.take_body() if index == I_BODY else self.section(index)
+        except AMQPDecoderError:
+            return b'undecodable: ' + self.raw
+
     def __repr__(self):
         return (
-            f'MessageCtx(body={clip_body(self.take_body())}, '
+            f'MessageCtx(body={clip_body(self.peek(I_BODY))}, '
             f'stream_offset={self._offset}, stream_timestamp={self._timestamp}, '
             f'stream_publish_id={self._publish_id}, '
-            f'annotations={self.annotations!r}, app_properties={self.app_properties!r})'
+            f'annotations={section_repr(self.peek(I_ANNOTATIONS))}, '
+            f'app_properties={section_repr(self.peek(I_APP_PROPERTIES))})'
         )
 
     def __eq__(self, other):
@@ -264,53 +289,94 @@ is_set_stream_publish_id=None)\n--\n
             self._offset != that._offset
             or self._timestamp != that._timestamp
             or self._publish_id != that._publish_id
-            or self.take_body() != that.take_body()
         ):
             return False
-        for i in range(6):
-            if self.section(i) != that.section(i):
+        for i in range(I_BODY + 1):
+            if self.peek(i) != that.peek(i):
                 return False
         return True
 
     __hash__ = None
 
     def __reduce__(self):
+        cdef Sections sections = self._sections
+        cdef int i
         return restore_message, (
-            self.take_body(), self.header, self.delivery_annotations, self.annotations,
-            self.properties, self.app_properties, self.footer, self._offset,
-            self._timestamp, self._publish_id, bool(self.is_set_stream_publish_id),
             None if self._owner is None else bytes(self.raw),
+            self._body,
+            bool(self._body_ready),
+            self._body_at,
+            None if sections is None else [get_field(sections, i) for i in range(6)],
+            0 if sections is None else sections.replaced,
+            self._stream, self._offset, self._timestamp, self._publish_id,
+            bool(self.is_set_stream_publish_id),
         )
 
 
-def restore_message(*args):
-    cdef MessageCtx ctx
-    cdef bytes raw
-    if len(args) == 11:         # an old pickle
-        args += (None,)
-    *sections, offset, timestamp, publish_id, is_set, raw = args
-    ctx = MessageCtx(
-        *sections, stream_offset=offset, stream_timestamp=timestamp, stream_publish_id=publish_id,
-        is_set_stream_publish_id=is_set,
-    )
+def restore_message(
+    bytes raw, body, bint body_ready, Py_ssize_t body_at, list fields, int replaced, str stream,
+    uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
+):
+    cdef MessageCtx ctx = MessageCtx.__new__(MessageCtx)
+    cdef int i
     if raw is not None:
         ctx._owner = raw
         ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
         ctx._n = len(raw)
+        if not -1 <= body_at <= ctx._n:
+            raise ValueError('not a pickled message')
+    ctx._body = body
+    ctx._body_ready = body_ready
+    ctx._body_at = body_at
+    if fields is not None:
+        try:
+            ctx._sections = open_sections(ctx._p, ctx._n)
+        except AMQPDecoderError:        # received with on_decode_error='raw'
+            ctx._sections = open_sections(NULL, 0)
+        ctx._sections.replaced = replaced
+        for i in range(6):
+            set_field(ctx._sections, i, fields[i])
+            if replaced >> i & 1:
+                ctx._sections.layout.at[i] = -1
+    ctx._stream = stream
+    ctx._offset = offset
+    ctx._timestamp = timestamp
+    ctx._publish_id = publish_id
+    ctx.is_set_stream_publish_id = is_set_publish_id
     return ctx
 
 
 rbfly_keep_contexts(MessageCtx, sizeof(MessageCtx))
+
+cdef enum:
+    I_BODY = 6      # the index of the body, for `peek`
 
 cdef str BODY = 'body'      # compared by identity: attribute names in code are interned
 cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
 
 
-cdef int take_descriptor_at(const uint8_t *p, Cursor *c) except -1:
+cdef int fail_section(MessageCtx ctx) except -1:
+    """Add stream and offset of a received message to the current exception."""
+    try:
+        keep_error()
+    except AMQPDecoderError as ex:
+        if ctx._stream is not None:
+            ex.stream = ctx._stream
+            ex.offset = ctx._offset
+            ex.data = bytes(ctx.raw)
+        raise
+
+
+cdef bint has_data(const uint8_t *p, Cursor *c) except -1:
+    """Whether a data section follows at `p`."""
     cdef Cursor other
     cursor_open(&other, c.start, p, c.end)
-    return take_descriptor(&other)
+    while other.p < other.end:
+        if take_descriptor(&other) == DATA:
+            return True
+        skip_value(&other)
+    return False
 
 
 cdef str clip_body(object body):
@@ -319,6 +385,10 @@ cdef str clip_body(object body):
             else repr(body)
     text = repr(body)
     return text if len(text) <= 10 else text[:10] + '...'
+
+
+cdef str section_repr(object value):
+    return '<undecodable>' if type(value) is bytes else repr(value)
 
 
 cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n):
@@ -349,6 +419,7 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
         ctx._sections = open_sections(ctx._p, ctx._n)
     sections = ctx._sections    # freeing the old value may replace the context's
     sections.layout.at[index] = -1
+    sections.replaced |= 1 << index
     set_field(sections, index, value)
     return 0
 

@@ -11,7 +11,7 @@ cdef extern from *:
     #define RBFLY_NATIVE_H
     /* Minimum number of bytes after a constructor, before its sizes are known. */
     static inline Py_ssize_t rbfly_need(uint8_t code) {
-        static const uint8_t by_width[16] = {1, 0, 0, 0, 0, 1, 2, 4, 8, 16, 1, 4, 2, 8, 3, 9};
+        static const uint8_t by_width[16] = {1, 0, 0, 0, 0, 1, 2, 4, 8, 16, 1, 4, 2, 8, 2, 8};
         return by_width[code >> 4];
     }
 

@@ -55,10 +55,13 @@ cdef int put_long_text(OutBuffer *out, object value) except -1:
 cdef int encode_symbol(OutBuffer *out, Symbol value) except -1:
     cdef Py_ssize_t n = 0
     cdef const char *data = NULL
-    # None if only Symbol.__new__ was called
-    if value.name is None or not rbfly_ascii_data(<PyObject *> value.name, &data, &n):
+    cdef bytes name
+    if value.name is None:      # only Symbol.__new__ was called
         raise AMQPEncoderValueError('symbol has no name: its __init__ was not called')
-    return put_sized(out, codes.SYM8, data, n)
+    if rbfly_ascii_data(<PyObject *> value.name, &data, &n):
+        return put_sized(out, codes.SYM8, data, n)
+    name = value.name.encode('utf-8', 'surrogateescape')
+    return put_sized(out, codes.SYM8, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
 
 
 cdef uint64_t unsigned(object value, uint64_t limit, str name) except? 0xdead:

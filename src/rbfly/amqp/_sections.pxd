@@ -7,8 +7,7 @@ from rbfly._wire cimport OutBuffer
 
 @cython.final
 cdef class AMQPHeader:
-    cdef readonly bint durable, first_acquirer
-    cdef readonly object priority, ttl, delivery_count
+    cdef readonly object durable, priority, ttl, first_acquirer, delivery_count
 
     cdef tuple astuple(self)
 
@@ -24,8 +23,10 @@ cdef tuple PROPERTY_NAMES
 # Check that a value is an int from 0 to `limit`, and return it; errors contain `name`.
 cdef object check_uint(object value, object limit, str name)
 
-# Create properties from the decoded value of their section: a list, or None.
-cdef AMQPProperties decoded_properties(object value)
+# Create a header or properties from the decoded value of the section: a list, or None.  Fields of
+# other types stay as they are.
+cpdef AMQPHeader received_header(list fields)
+cpdef AMQPProperties received_properties(list fields)
 
 # Write the list of fields; `count` is the nonzero result of header_length or properties_length.
 cdef Py_ssize_t header_length(AMQPHeader header) except -1

@@ -113,7 +113,8 @@ cdef class AMQPHeader:
 delivery_count=None)\n--\n
     Header section: delivery details of a message (part 3, section 3.2.1).
 
-    Immutable.  Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for an invalid value.
+    Immutable.  Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for an invalid value.  In a
+    received message, a field may have another type: then it is as the sender wrote it.
 
     :param fields: values in the order of the specification (list), in place of keywords.
     :param durable: whether the message survives the failure of an intermediary (bool, default
@@ -164,7 +165,24 @@ delivery_count=None)\n--\n
         return hash(self.astuple())
 
     def __reduce__(self):
-        return AMQPHeader, (list(self.astuple()),)
+        return received_header, (list(self.astuple()),)
+
+
+cdef tuple HEADER_DEFAULTS = (False, 4, None, False, 0)
+
+
+cpdef AMQPHeader received_header(list fields):
+    cdef AMQPHeader header = AMQPHeader.__new__(AMQPHeader)
+    cdef list values = [*HEADER_DEFAULTS]
+    cdef Py_ssize_t i
+    if fields is not None:
+        for i in range(min(len(fields), len(values))):
+            if fields[i] is not None:
+                values[i] = fields[i]
+    (
+        header.durable, header.priority, header.ttl, header.first_acquirer, header.delivery_count,
+    ) = values
+    return header
 
 
 cdef tuple PROPERTY_NAMES = (
@@ -256,9 +274,14 @@ cdef tuple pad(object fields):
     return tuple(items) + NO_FIELDS[len(items):]
 
 
-cdef AMQPProperties decoded_properties(object value):
+cpdef AMQPProperties received_properties(list fields):
     cdef AMQPProperties properties = AMQPProperties.__new__(AMQPProperties)
-    properties._fields = check_fields(pad(() if value is None else value))
+    cdef list values = [] if fields is None else fields[:PROPERTIES_FIELDS]
+    cdef Py_ssize_t i
+    for i in range(CONTENT_TYPE, min(CONTENT_ENCODING + 1, len(values))):
+        if type(values[i]) is str:
+            values[i] = new_symbol(values[i])
+    properties._fields = tuple(values) + NO_FIELDS[len(values):]
     return properties
 
 
@@ -271,7 +294,8 @@ reply_to_group_id=None)\n--\n
     Properties section (part 3, section 3.2.4).
 
     Immutable; absent fields are None.  Raises AMQPEncoderTypeError, AMQPEncoderValueError or
-    AMQPEncoderOverflowError for an invalid value.
+    AMQPEncoderOverflowError for an invalid value.  In a received message, a field may have another
+    type: then it is as the sender wrote it, and a string that is not UTF-8 is bytes.
 
     :param fields: values in the order of the keywords (list), in place of keywords.
     :param message_id: int (0 to 2**64 - 1), UUID, bytes or str.
@@ -320,7 +344,7 @@ reply_to_group_id=None)\n--\n
         return hash(self._fields)
 
     def __reduce__(self):
-        return AMQPProperties, (list(self._fields),)
+        return received_properties, (list(self._fields),)
 
 
 cdef object get_property(object properties, void *index):
@@ -332,38 +356,44 @@ rbfly_add_attributes(AMQPProperties, dict.fromkeys(PROPERTY_NAMES), get_property
 
 # --- encoding ---
 
+cdef int encode_field(OutBuffer *out, object value, int code) except -1:
+    """Append an int as uint or ulong; a received one may be out of range."""
+    if 0 <= value <= (0xffffffff if code == codes.UINT else 0xffffffffffffffff):
+        return encode_unsigned(out, value, code)
+    return encode_value(out, value, 0)
+
+
+cdef bint is_default(object value, Py_ssize_t index) except -1:
+    """Whether a header field has its default; a received one may have another type."""
+    cdef object default = HEADER_DEFAULTS[index]
+    return type(value) is type(default) and value == default
+
+
 cdef Py_ssize_t header_length(AMQPHeader header) except -1:
     """Number of fields up to the last one that differs from its default."""
-    if header.delivery_count != 0:
-        return 5
-    if header.first_acquirer:
-        return 4
-    if header.ttl is not None:
-        return 3
-    if header.priority != 4:
-        return 2
-    return 1 if header.durable else 0
+    cdef tuple fields = header.astuple()
+    cdef Py_ssize_t count = len(fields)
+    while count > 0 and is_default(fields[count - 1], count - 1):
+        count -= 1
+    return count
 
 
 cdef int encode_header(OutBuffer *out, AMQPHeader header, Py_ssize_t count) except -1:
     cdef Py_ssize_t first = open_compound(out, count)
-    encode_value(out, True if header.durable else None, 0)
-    if count >= 2:
-        if header.priority != 4:
+    cdef tuple fields = header.astuple()
+    cdef Py_ssize_t i
+    for i in range(count):
+        value = fields[i]
+        if is_default(value, i):
+            encode_value(out, None, 0)
+        elif type(value) is not int:
+            encode_value(out, value, 0)
+        elif i == 1 and 0 <= value <= 0xff:
             out_reserve(out, 2)
             put_u8(out, codes.UBYTE)
-            put_u8(out, header.priority)
+            put_u8(out, value)
         else:
-            encode_value(out, None, 0)
-    if count >= 3:
-        if header.ttl is not None:
-            encode_unsigned(out, header.ttl, codes.UINT)
-        else:
-            encode_value(out, None, 0)
-    if count >= 4:
-        encode_value(out, True if header.first_acquirer else None, 0)
-    if count >= 5:
-        encode_unsigned(out, header.delivery_count, codes.UINT)
+            encode_field(out, value, codes.UINT)
     return close_compound(out, first, count, codes.LIST8)
 
 
@@ -389,7 +419,7 @@ cdef int encode_properties(OutBuffer *out, AMQPProperties properties, Py_ssize_t
         elif type(value) is Symbol:
             encode_symbol(out, value)
         elif type(value) is int:
-            encode_unsigned(out, value, codes.UINT if i == GROUP_SEQUENCE else codes.ULONG)
+            encode_field(out, value, codes.UINT if i == GROUP_SEQUENCE else codes.ULONG)
         else:
             encode_value(out, value, 0)
     return close_compound(out, first, count, codes.LIST8)

@@ -7,13 +7,15 @@ import datetime
 import struct
 import uuid
 from functools import partial
+from itertools import islice
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.datetime cimport (
-    PyDelta_Check, datetime_day, datetime_hour, datetime_microsecond, datetime_minute,
-    datetime_month, datetime_new, datetime_second, datetime_tzinfo, datetime_year, get_utc,
-    import_datetime, timedelta_days, timedelta_microseconds, timedelta_seconds,
+    PyDateTime_CheckExact, PyDelta_Check, datetime_day, datetime_hour, datetime_microsecond,
+    datetime_minute, datetime_month, datetime_new, datetime_second, datetime_tzinfo,
+    datetime_year, get_utc, import_datetime, timedelta_days, timedelta_microseconds,
+    timedelta_seconds,
 )
 from libc.stdint cimport int64_t, uint8_t
 
@@ -37,7 +39,8 @@ cdef class Symbol:
     """AMQP symbol: an ASCII name from a constrained domain (part 1, section 1.6.21).
 
     A symbol is not a string: ``Symbol('a') != 'a'``.  Raises AMQPEncoderValueError for a name
-    that is not ASCII.
+    that is not ASCII.  Only a received symbol may have one: its bytes, decoded as UTF-8 with the
+    error handler `surrogateescape`.
 
     :param name: the name (str).
     """
@@ -66,13 +69,19 @@ cdef class Symbol:
         return self._hash
 
     def __reduce__(self):
-        return Symbol, (self.name,)
+        if self.name is None or self.name.isascii():
+            return Symbol, (self.name,)
+        return received_symbol, (self.name,)
 
     def __copy__(self):
         return self
 
     def __deepcopy__(self, memo):
         return self
+
+
+def received_symbol(str name not None):
+    return new_symbol(name)
 
 
 @cython.final
@@ -321,6 +330,7 @@ cdef dict WIRE_CLASSES = {
 }
 DECIMALS = (Decimal32, Decimal64, Decimal128)
 
+cdef tuple TEXT_CLASSES = (str, bytes, bytearray, memoryview)
 UUID = uuid.UUID
 cdef object UNKNOWN = uuid.SafeUUID.unknown
 
@@ -346,20 +356,36 @@ cdef bytes copy_buffer(object value):
 
 
 cdef dict plain_dict(object value):
+    cdef dict pairs
+    cdef list keys
     try:
-        return {key: value[key] for key in value}
+        keys = [key for key in value]       # without asking for its length
+        pairs = {key: value[key] for key in keys}
+        if len(pairs) != len(keys):
+            raise ValueError('a key occurs more than once')
+        return pairs
     except Exception as ex:
         raise AMQPEncoderValueError(f'cannot read a mapping: {clip(ex)}') from ex
 
 
 cdef list plain_list(object value):
+    # a proxy of a string has its class and items; a table has the length of its rows, but iterating
+    # over it returns its columns
+    if isinstance(value, TEXT_CLASSES) or hasattr(value, 'columns'):
+        raise AMQPEncoderTypeError(
+            f'AMQP 1.0 has no type for {type(value).__name__}: {clip(value)}'
+        )
     cdef Py_ssize_t n
+    cdef list items
     try:
-        # by length: iterating over a foreign object might never end
+        # not by index, which may not be the position, and not further than the length
         n = len(value)
         if n > MAX_ITEMS:
             raise ValueError(f'{n} items are too many')
-        return [value[i] for i in range(n)] if not isinstance(value, (list, tuple)) else list(value)
+        items = list(islice(value, n))
+        if len(items) != n:
+            raise ValueError(f'its length is {n}, but it has {len(items)} items')
+        return items
     except Exception as ex:
         raise AMQPEncoderValueError(f'cannot read a sequence: {clip(ex)}') from ex
 
@@ -379,8 +405,30 @@ cdef int64_t microseconds(object delta) except? -1:
     raise ValueError(f'the UTC offset {delta} is a day or more')
 
 
+cdef int check_moment(object value) except -1:
+    """Refuse an instance of a subclass that stores its time elsewhere, such as pandas.NaT."""
+    cdef tuple stored = (
+        datetime_year(value), datetime_month(value), datetime_day(value), datetime_hour(value),
+        datetime_minute(value), datetime_second(value), datetime_microsecond(value),
+    )
+    try:
+        shown = (
+            value.year, value.month, value.day, value.hour, value.minute, value.second,
+            value.microsecond,
+        )
+    except Exception as ex:
+        raise AMQPEncoderValueError(f'cannot read a time: {clip(ex)}') from ex
+    if stored != shown:
+        raise AMQPEncoderValueError(
+            f'cannot encode {clip(value)}: its fields are not those of a datetime'
+        )
+    return 0
+
+
 cdef int64_t milliseconds(object value) except? -1:
     """Convert a datetime to milliseconds since 1970 UTC, rounded down; a naive one is in UTC."""
+    if not PyDateTime_CheckExact(value):
+        check_moment(value)
     cdef int64_t year = datetime_year(value), month = datetime_month(value)
     cdef int64_t era, days, seconds, offset = 0
     # days of the proleptic Gregorian calendar, with years that begin in March

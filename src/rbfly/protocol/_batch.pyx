@@ -15,7 +15,9 @@ from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport data_head
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._chunk cimport Chunk
-from rbfly.protocol._decoder cimport Decoder, rbfly_bytes, rbfly_steal
+from rbfly.protocol._decoder cimport (
+    Decoder, raw_context, rbfly_bytes, rbfly_steal, undecodable_context,
+)
 
 from collections.abc import Sequence
 from types import GenericAlias
@@ -125,7 +127,7 @@ cdef class MessageBatch:
             if found is not NULL:
                 body = rbfly_steal(found)
             else:
-                body = decoder._undecodable(p, n, chunk.next_offset - 1)
+                body = decoder._undecodable(p, n, chunk.next_offset - 1, self.stream)
                 if body is None:
                     if self.bodies:
                         break
@@ -243,10 +245,10 @@ cdef class MessageBatch:
             ctx = self.decoder._context(owner, at.p, at.n, offset, self.chunk_timestamp)
             ctx._body = body
             ctx._body_ready = True
+        elif self.decoder.amqp:
+            ctx = undecodable_context(at.p, at.n, offset, self.chunk_timestamp)
         else:
-            ctx = MessageCtx(
-                body, stream_offset=offset, stream_timestamp=self.chunk_timestamp / 1000.0
-            )
+            ctx = raw_context(at.p, at.n, offset, self.chunk_timestamp)
         ctx._stream = self.stream
         return ctx
 

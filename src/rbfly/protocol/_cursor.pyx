@@ -12,7 +12,7 @@ from rbfly._turn cimport Turn
 from rbfly.amqp._message cimport MessageCtx
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
-from rbfly.protocol._decoder cimport SKIP, Decoder, raw_context, rbfly_steal
+from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal, undecodable_context
 from rbfly.protocol._identity cimport LastChunk
 
 from rbfly.error import AMQPDecoderError, ChunkError, MessageContextError, SubscriptionError
@@ -379,9 +379,9 @@ cdef class MessageCursor:
         cdef uint64_t offset = chunk.next_offset - 1
         cdef MessageCtx ctx
         try:
-            return self.decoder._undecodable(p, n, offset)
+            return self.decoder._undecodable(p, n, offset, self.stream)
         finally:
-            ctx = raw_context(p, n, offset, chunk.timestamp)
+            ctx = undecodable_context(p, n, offset, chunk.timestamp)
             ctx._stream = self.stream
             self.last.built = ctx
 
@@ -412,8 +412,8 @@ cdef class MessageCursor:
                 if self.filter is None or self.filter.matches(ctx):
                     return ctx
             except AMQPDecoderError as ex:
-                if decoder._handle(ex, p, n, offset) is not None:
-                    ctx = raw_context(p, n, offset, chunk.timestamp)
+                if decoder._handle(ex, p, n, offset, self.stream) is not None:
+                    ctx = undecodable_context(p, n, offset, chunk.timestamp)
                     ctx._stream = self.stream
                     return ctx
             if self.turn._is_over():

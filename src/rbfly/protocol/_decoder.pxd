@@ -25,15 +25,22 @@ ctypedef PyObject *(*raw_decode_body)(const uint8_t *p, Py_ssize_t n) noexcept
 cdef enum:
     RAISE, SKIP, RAW
 
+# A context whose body is the bytes of a message: of one received as plain bytes, or of one that is
+# not AMQP 1.0 and is sent on as its bytes.
 cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
+cdef MessageCtx undecodable_context(
+    const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+)
 
 
 cdef class Decoder:
     cdef readonly bint amqp
     cdef int policy
 
-    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset)
-    cdef object _handle(self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset)
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream)
+    cdef object _handle(
+        self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream
+    )
 
     # The body of a message, without the shortcut for data; NULL with an exception set.
     cdef inline PyObject *_decode(self, const uint8_t *p, Py_ssize_t n) noexcept:
@@ -62,6 +69,6 @@ cdef class Decoder:
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
         cdef MessageCtx ctx = self._context(owner, p, n, offset, timestamp)
-        if self.amqp and ctx._p[ctx._body_at + 2] != DATA:
+        if self.amqp and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
             ctx.take_body()
         return ctx

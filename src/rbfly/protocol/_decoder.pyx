@@ -1,9 +1,11 @@
 """Decodes received messages as AMQP 1.0, or not at all, and handles undecodable ones."""
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly.amqp._decode cimport keep_error
+from rbfly.amqp._layout cimport open_sections
 from rbfly.amqp._message cimport MessageCtx
 
 from rbfly.error import AMQPDecoderError
@@ -13,6 +15,17 @@ POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
 
 cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp):
     return MessageCtx(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
+
+
+cdef MessageCtx undecodable_context(
+    const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
+):
+    cdef MessageCtx ctx = raw_context(p, n, offset, timestamp)
+    ctx._owner = ctx._body
+    ctx._p = <const uint8_t *> PyBytes_AS_STRING(ctx._body)
+    ctx._n = n
+    ctx._sections = open_sections(NULL, 0)
+    return ctx
 
 
 @cython.final
@@ -28,19 +41,22 @@ cdef class Decoder:
         self.amqp = amqp
         self.policy = POLICIES[on_decode_error]
 
-    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+    cdef object _undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream):
         """Handle the current exception: return the message's bytes, None to skip it, or raise."""
         try:
             keep_error()
         except AMQPDecoderError as ex:
-            return self._handle(ex, p, n, offset)
+            return self._handle(ex, p, n, offset, stream)
 
-    cdef object _handle(self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+    cdef object _handle(
+        self, object error, const uint8_t *p, Py_ssize_t n, uint64_t offset, str stream
+    ):
         """Like `_undecodable`, for an exception that was caught."""
         if self.policy == SKIP:
             return None
         if self.policy == RAW:
             return p[:n]
+        error.stream = stream
         error.offset = offset
         error.data = p[:n]
         raise error
