@@ -13,6 +13,8 @@ UNREAD = 128 + signal.SIGPIPE  # how shells report that SIGPIPE ended a process
 
 def run(main: Callable[[], int]) -> int:
     """Run a command and return its exit status; end silently if standard output is closed."""
+    if sys.stdout is None:  # closed before the start: argparse would print help as an error
+        sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 - until the process ends
     try:
         try:
             return main()

@@ -352,6 +352,8 @@ def do_demo(args: argparse.Namespace) -> int:
             where, uri = '', target.address('rabbitmq')
         try:
             demo.run(uri, args.count, where)
+        except BrokenPipeError:  # of standard output
+            raise
         except (RbFlyError, OSError) as ex:
             host = uri.rpartition('@')[2]
             raise CommandError(f'{host}: {type(ex).__name__}: {ex}') from None

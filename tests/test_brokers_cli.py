@@ -11,6 +11,7 @@ import io
 import json
 import os
 import random
+import shlex
 import socket
 import struct
 import subprocess
@@ -827,19 +828,61 @@ def test_progress_on_a_terminal_and_elsewhere() -> None:
         assert ('\r' in text) is stream.isatty()
 
 
-@pytest.mark.parametrize(
+PRINTING = pytest.mark.parametrize(
     'command',
     [['perf', 'list'], ['perf', '--help'], ['perf', 'prove'], ['brokers', '--help'],
-     ['brokers', 'status', '--json'], ['rbfly', '--help']],
+     ['brokers', 'status', '--json'], ['rbfly', '--help'], ['rbfly', 'broker', '--help']],
     ids=' '.join,
 )  # fmt: skip
-def test_closed_output_is_silent(command: list[str]) -> None:
+# As in Python 3.11.2, whose argparse raises the error of a broken pipe, and flushes.
+RAISING_HELP = """
+import argparse, runpy, sys
+
+def print_message(self, message, file=None):
+    if message:
+        (file or sys.stderr).write(message)
+        (file or sys.stderr).flush()
+
+argparse.ArgumentParser._print_message = print_message
+sys.argv[0] = sys.argv[1]
+runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
+"""
+
+
+@PRINTING
+@pytest.mark.parametrize(
+    'how', [['-m'], ['-u', '-m'], ['-c', RAISING_HELP]], ids=lambda how: how[0]
+)
+def test_closed_output_is_silent(command: list[str], how: list[str]) -> None:
     """As with `| head`: neither the program nor Python's shutdown reports a broken pipe."""
     reader, writer = os.pipe()
-    os.close(reader)
+    os.close(reader)  # before the start
     result = subprocess.run(
-        [sys.executable, '-X', 'dev', '-m', *command],
+        [sys.executable, '-X', 'dev', *how, *command],
         cwd=CHECKOUT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
     )  # fmt: skip
     os.close(writer)
+    assert result.stderr == ''
+
+
+def test_demo_with_a_closed_output_shows_only_its_progress() -> None:
+    command = [sys.executable, '-m', 'perf', 'demo', '--count', '100', '--broker', 'memory']
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        command, cwd=CHECKOUT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert 'BrokenPipe' not in result.stderr
+    assert 'consume: 100 of 100 messages' in result.stderr or result.returncode == 141
+
+
+@PRINTING
+def test_output_that_is_closed_before_the_start_is_silent(command: list[str]) -> None:
+    """As with `>&-`: nothing is printed as an error instead."""
+    line = shlex.join([sys.executable, '-m', *command]) + ' >&-'
+    result = subprocess.run(
+        line, shell=True, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
     assert result.stderr == ''

@@ -64,10 +64,12 @@ def discard_output() -> None:
 
 
 def main() -> int:
+    if sys.stdout is None:  # closed before the start: argparse would print help as an error
+        sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 - until the process ends
     try:
         args = parser().parse_args()
         asyncio.run(serve(args))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or the reader of the output has gone
         pass
     except (OSError, ValueError) as ex:
         print(ex, file=sys.stderr)
