@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -134,18 +133,13 @@ def check_until(until: object, start: Offset | OffsetSource) -> None:
     check_type('until', until, str, Offset, None)
     if isinstance(until, str) and until != 'now':
         raise ArgumentError(f"until must be 'now' or an Offset, not {until!r}")
-    if isinstance(until, Offset):
-        if until.type not in (OffsetType.OFFSET, OffsetType.TIMESTAMP):
-            raise ArgumentError(
-                f"until must be 'now', Offset.offset(...) or Offset.timestamp(...), not {until!r}"
-            )
-        if until.type == OffsetType.TIMESTAMP and float(until.value or 0) > time.time():
-            raise ArgumentError(
-                f"until must be a time in the past, not {until!r}: a subscription with until='now'"
-                ' or a time ends with the messages that the stream has when it opens'
-            )
-    in_past = until == 'now' or (isinstance(until, Offset) and until.type == OffsetType.TIMESTAMP)
-    if in_past and start == Offset.NEXT:
+    bounds = (OffsetType.OFFSET, OffsetType.TIMESTAMP)
+    if isinstance(until, Offset) and until.type not in bounds:
+        raise ArgumentError(
+            f"until must be 'now', Offset.offset(...) or Offset.timestamp(...), not {until!r}"
+        )
+    ends_now = until == 'now' or (isinstance(until, Offset) and until.type == OffsetType.TIMESTAMP)
+    if ends_now and start == Offset.NEXT:
         raise ArgumentError(
             f'no message is published from now on and before until={until!r}: pass another'
             ' offset than Offset.NEXT, such as offset=Offset.FIRST'

@@ -444,8 +444,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param until: where to end, see :ref:`read-until`; None to wait for more messages.
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
-            written at that time, in the past, or later, or where `'now'` ends.  Each partition of a
-            super stream ends there, and partitions that are added later are not read.
+            written at that time or later, by the broker's clock, or where `'now'` ends.  Each
+            partition of a super stream ends there; partitions that are added later are not read.
         :param refresh_interval: seconds after which a subscription of a super stream asks for its
             partitions again.
         :param group: name of a consumer group, at most 255 bytes of UTF-8.  Of its members, one at
