@@ -308,9 +308,7 @@ async def test_stored_offset_is_queried_once() -> None:
 
     handlers = stream.handlers() | {wire.QUERY_OFFSET: query}
     async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
-        async with subscribe(
-            client, offset=rbs.Offset.reference('r'), on_gap='ignore'
-        ) as messages:
+        async with subscribe(client, offset=rbs.Offset.reference('r'), on_gap='ignore') as messages:
             waiting = asyncio.ensure_future(anext(messages))
             reader = await subscribed(stream)
             reader.live = False

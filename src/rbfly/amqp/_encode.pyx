@@ -1,6 +1,6 @@
 """Encode single Python values as AMQP values (part 1 of the specification)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -472,7 +472,7 @@ cdef str substitute(object value):
         return 'dataclasses.asdict(value)'
     if isinstance(value, Enum):
         return 'value.value'
-    return 'list(value)' if isinstance(value, Iterable) else 'str(value)'
+    return 'list(value)' if hasattr(type(value), '__iter__') else 'str(value)'
 
 
 cdef int encode_branch(OutBuffer *out, object value, int depth) except -1:

@@ -22,7 +22,8 @@ from rbfly.amqp._native cimport rbfly_add_attributes
 from rbfly.amqp._sections cimport AMQPHeader, AMQPProperties, check_uint
 
 from rbfly.error import (
-    AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, MessageTypeError, no_message,
+    AMQPDecoderError, AMQPEncoderOverflowError, AMQPEncoderTypeError, MessageContextError,
+    MessageTypeError, no_message,
 )
 
 cdef extern from *:
@@ -323,8 +324,8 @@ def restore_message(
         ctx._owner = raw
         ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
         ctx._n = len(raw)
-        if not -1 <= body_at <= ctx._n:
-            raise ValueError('not a pickled message')
+    if not -1 <= body_at <= ctx._n or (fields is not None and len(fields) != 6):
+        raise ValueError('not a pickled message')
     ctx._body = body
     ctx._body_ready = body_ready
     ctx._body_at = body_at
