@@ -26,21 +26,25 @@ class Address:
     port: int
     tls: bool = False
     user: str = 'guest'
-    password: str = 'guest'
+    password: str = dataclasses.field(default='guest', repr=False)
     vhost: str = '/'
+
+    def __str__(self) -> str:
+        name = f'[{self.host}]' if ':' in self.host else self.host
+        return f'{name}:{self.port}'
 
 
 def parse_uri(uri: str) -> Address:
     """Parse a stream URI."""
+    # Errors quote nothing: any part of a malformed URI may contain the password.
+    form = 'rabbitmq-stream://USER:PASSWORD@HOST:PORT/VHOST, each part percent-encoded'
     try:
         parts = urlsplit(uri)
         port = parts.port
-    except ValueError as error:
-        raise BrokerError(f'{uri!r} is not a stream URI: {error}') from None
-    if parts.scheme not in SCHEMES or not parts.hostname:
-        raise BrokerError(
-            f'{uri!r} is not a stream URI; use rabbitmq-stream://USER:PASSWORD@HOST:PORT/VHOST'
-        )
+    except ValueError:
+        raise BrokerError(f'not a stream URI; use {form}') from None
+    if parts.scheme not in SCHEMES or not parts.hostname or '@' in parts.path:
+        raise BrokerError(f'not a stream URI; use {form}')
     return Address(
         host=parts.hostname,
         port=SCHEMES[parts.scheme] if port is None else port,

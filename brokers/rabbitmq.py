@@ -588,16 +588,17 @@ def up(
     """Return the broker that RBFLY_URI names, or the shared one; start that if necessary."""
     progress = progress or Progress()
     if broker := RabbitMQ.named():
+        address = broker._address or Address('', 0)
         try:
-            peer = peer_properties(broker._address or Address('', 0))
+            peer = peer_properties(address)
         except OSError as error:
             raise BrokerError(
-                f'RBFLY_URI={broker.uri}: no stream listener answers there: {error}'
+                f'RBFLY_URI={address}: no stream listener answers there: {error}'
             ) from None
         product = f'{peer.get("product")} {peer.get("version")}'
         if version and not peer.get('version', '').startswith(f'{version}.'):
             raise BrokerError(
-                f'RBFLY_URI={broker.uri}: the broker is {product}, but {version} was requested'
+                f'RBFLY_URI={address}: the broker is {product}, but {version} was requested'
             )
         progress.say(f'using RBFLY_URI: {product}')
         return broker

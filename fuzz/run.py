@@ -94,8 +94,7 @@ def directives() -> dict[str, Any]:
     tree = ast.parse((ROOT / 'setup.py').read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'DIRECTIVES':
-            code = compile(ast.Expression(node.value), 'setup.py', 'eval')
-            directives: dict[str, Any] = eval(code, {'CHECKED': False, 'DEBUG': False})
+            directives: dict[str, Any] = ast.literal_eval(node.value)
             return directives
     raise Problem('setup.py does not define DIRECTIVES')
 

@@ -117,12 +117,18 @@ class Address:
 
 def parse_uri(uri: str) -> Address:
     """Parse a broker URI; the defaults are user guest, password guest, port 5552 and vhost /."""
-    parts = urlsplit(uri)
-    if parts.scheme != 'rabbitmq-stream' or not parts.hostname:
-        raise WireError('not a stream URI without TLS (rabbitmq-stream://user:password@host:port/)')
+    form = 'rabbitmq-stream://user:password@host:port/, each part percent-encoded'
+    problem = WireError(f'not a stream URI without TLS ({form})')
+    try:
+        parts = urlsplit(uri)
+        port = parts.port
+    except ValueError:  # its text may contain a part of the password
+        raise problem from None
+    if parts.scheme != 'rabbitmq-stream' or not parts.hostname or '@' in parts.path:
+        raise problem
     return Address(
         host=unquote(parts.hostname),
-        port=parts.port or 5552,
+        port=port or 5552,
         user=unquote(parts.username or 'guest'),
         password=unquote(parts.password or 'guest'),
         vhost=unquote(parts.path[1:]) or '/',

@@ -26,6 +26,7 @@ import pytest
 import brokers
 from brokers import cli, inside, install, kafka, node, probe, rabbitmq, room, state
 from perf import cli as perf
+from perf import wire
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -238,6 +239,41 @@ def test_parse_uri(uri: str, expected: probe.Address | None) -> None:
             probe.parse_uri(uri)
     else:
         assert probe.parse_uri(uri) == expected
+
+
+@pytest.mark.parametrize(
+    'uri',
+    [
+        'rabbitmq-stream://user:s3cret@host:x/',
+        'rabbitmq-stream://user:s3cret/x@host/',
+        'rabbitmq-stream://user:x@y/s3cret@host/',
+        'rabbitmq-stream://user:[s3cret@host/',
+        'amqp://user:s3cret@host/',
+        'user:s3cret@host',
+    ],
+)
+def test_errors_of_tools_do_not_show_the_password(uri: str) -> None:
+    with pytest.raises(brokers.BrokerError) as caught:
+        probe.parse_uri(uri)
+    assert 's3cret' not in str(caught.value)
+    with pytest.raises(wire.WireError) as refused:
+        wire.parse_uri(uri)
+    assert 's3cret' not in str(refused.value)
+
+
+def test_addresses_of_tools_do_not_show_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ('127.0.0.1', '::1'):
+        address = probe.Address(host, 5552, user='user', password='s3cret')
+        assert 's3cret' not in repr(address) + str(address)
+    with socket.socket() as unused:
+        unused.bind(('127.0.0.1', 0))
+        port = unused.getsockname()[1]
+        monkeypatch.setenv('RBFLY_URI', f'rabbitmq-stream://user:s3cret@127.0.0.1:{port}/')
+        with pytest.raises(
+            brokers.BrokerError, match=rf'RBFLY_URI=127\.0\.0\.1:{port}: '
+        ) as caught:
+            rabbitmq.up()
+    assert 's3cret' not in str(caught.value)
 
 
 @pytest.mark.parametrize(
