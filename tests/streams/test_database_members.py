@@ -85,7 +85,7 @@ async def main(uri, stream, path, kind, seed):
                         await asyncio.sleep(choice([0, 0, 0, 0.01, 0.05, 0.4]))
                         store(batch)
                     break
-                except rbs.StreamDoesNotExist:
+                except (rbs.StreamDoesNotExist, rbs.ConnectTimeout):  # within handover_timeout
                     expected.clear()
                     batches = messages.batches(7)
 
