@@ -25,7 +25,8 @@ class GapCheck:
         self._on_gap = on_gap
         self._is_filtered = is_filtered
         self._observers = observers
-        self.start_over()
+        self._reported = 0  # offset before which every gap was reported
+        self._is_end_reported = False
 
     def wanted(self, start: Start, cursor: MessageCursor) -> int | None:
         """Return the offset to check; None for none."""
@@ -59,5 +60,4 @@ class GapCheck:
 
     def start_over(self) -> None:
         """The stream was deleted."""
-        self._reported = 0  # offset before which every gap was reported
-        self._is_end_reported = False
+        self._reported, self._is_end_reported = 0, False
