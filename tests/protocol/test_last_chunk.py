@@ -264,3 +264,13 @@ def test_start_over_accepts_any_stream() -> None:
     assert not cursor.last_chunk.unverified
     cursor.push(piece(0, 2))
     assert offsets(cursor) == [0, 1]
+
+
+def test_missing_chunk_is_of_another_stream_if_it_was_read() -> None:
+    """If only its id is known, it may be a chunk of stored offsets, which is not delivered."""
+    cursor = reader()
+    assert cursor.last_chunk.is_replaced(None)
+    cursor.last_chunk.forget()
+    cursor.last_chunk.assume(10)
+    cursor.last_chunk.seek(0, None)
+    assert not cursor.last_chunk.is_replaced(None)

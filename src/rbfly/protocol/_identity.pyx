@@ -68,8 +68,13 @@ cdef class LastChunk:
         self.forget()
         self._move(chunk, True)
 
-    def is_replaced(self, Chunk chunk not None):
-        """Return true if the chunk that arrives after `seek` is not of the stream that was read."""
+    def is_replaced(self, Chunk chunk):
+        """Return true if the chunk that arrives after `seek` is not of the stream that was read.
+
+        :param chunk: None if the stream has no messages from there on.
+        """
+        if chunk is None:
+            return self.epoch != UNKNOWN    # else it may be a chunk of stored offsets
         return self._is_replaced(chunk)
 
     cdef bint _is_replaced(self, Chunk chunk) noexcept:

@@ -420,11 +420,11 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             :class:`SuperStreamSubscription`.
         :param offset: where to start; None for `Offset.NEXT`, in a group for `Offset.FIRST`; or an
             async function that returns it, for a program that keeps offsets in its own database.
-            RbFly calls the function with the name of the stream
-            when the subscription first opens, not after a reconnect.  If it fails, waiting for a
-            message raises its error, and the next wait calls it again.  For a super stream, this is
-            where each partition starts; it may also be a mapping from partitions to their offsets,
-            where partitions that are missing start at their first message.
+            RbFly calls the function with the name of the stream when the subscription first opens,
+            not after a reconnect.  If it fails, waiting for a message raises its error, and the
+            next wait calls it again.  For a super stream, this is where each partition starts; it
+            may also be a mapping from partitions to their offsets, where partitions that are
+            missing start at their first message.
         :param filter: selects messages; None for all.
         :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.

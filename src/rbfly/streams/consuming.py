@@ -369,7 +369,10 @@ class SubscriptionSession(Owner):
     @property
     def identity(self) -> LastChunk:
         """The chunk that identifies the stream."""
-        return self.cursor.last_chunk if self._member is None else self._member.identity
+        if self._member is not None:
+            return self._member.identity
+        last_chunk = self.cursor.last_chunk
+        return last_chunk if last_chunk.id >= 0 or self._former is None else self._former
 
     @property
     def position(self) -> int | None:

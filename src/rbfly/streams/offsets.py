@@ -284,7 +284,7 @@ async def check_identity(cluster: Cluster, stream: str, known: LastChunk) -> Non
             if chunk is None and not is_leader:
                 raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
             known.seek(first, None)
-            if chunk is None or known.is_replaced(chunk):
+            if known.is_replaced(chunk):
                 raise StreamDoesNotExist(stream, 'was deleted and created again')
             return
     chunk = await chunk_at(cluster, stream, Offset.LAST)
