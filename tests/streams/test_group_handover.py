@@ -507,3 +507,30 @@ async def test_dropped_member_is_released(broker: StreamBroker, client: rbs.Stre
         gc.enable()
     await until(lambda: not broker.members('orders', GROUP), 'the member has left')
     assert broker.offsets('orders') == {GROUP: 0}
+
+
+@pytest.mark.parametrize('active', [False, True])
+async def test_bug_while_handing_over_reaches_the_program(
+    client: rbs.StreamsClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    active: bool,
+) -> None:
+    """Only errors of the broker and of the network are logged as an offset that is not stored."""
+
+    async def fail(_: object) -> None:
+        raise TypeError('a bug')
+
+    async with client.subscribe('orders', **OPTIONS) as messages:
+        assert await take(messages, 10) == [*range(10)]
+        member = member_of(messages)
+        monkeypatch.setattr(member._tracker, 'verify', fail)
+        waiting = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0)
+        member._on_update(100, False)
+        if active:
+            member._on_update(101, True)
+        with pytest.raises(TypeError, match='a bug'):
+            await asyncio.wait_for(waiting, HANG)
+        monkeypatch.undo()
+    assert 'cannot store' not in caplog.text

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..error import OffsetNotStored, StreamConnectionError, SubscriptionError
+from ..error import OffsetNotStored, RbFlyError, StreamConnectionError, SubscriptionError
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Observer
@@ -254,9 +254,12 @@ class Member:
         self._task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        if task is self._task:  # the program has cancelled every task of the loop
+        if task is not self._task:
+            return
+        error: BaseException | None = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):  # the program has cancelled every task of the loop
             error = StreamConnectionError(f'the {self!r}: its task was cancelled')
-            self._session.registration.fail(error)
+        self._session.registration.fail(error)
 
     def _cancel(self) -> None:
         task, self._task = self._task, None
@@ -370,8 +373,8 @@ class Member:
         try:
             async with asyncio.timeout_at(self._leave_by + STORE_TIMEOUT):
                 await self._store()
-        except Exception as ex:
-            self._warn(f'cannot store its offset: {ex or type(ex).__name__}')
+        except (RbFlyError, TimeoutError) as ex:
+            self._warn(f'cannot store its offset: {str(ex) or type(ex).__name__}')
         self._stand_by()
 
     async def _finish(self) -> None:
