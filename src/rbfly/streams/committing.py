@@ -52,9 +52,7 @@ class Commits:
         self._tracking = tracking
         self._member = member
         self._lock: asyncio.Lock | None = None  # an earlier offset must not replace a later one
-        self._committed = (
-            0  # offset after the last one that was committed since the member is active
-        )
+        self._committed = 0  # offset after the last commit of a member that is active
         self._lost: int | None = None  # last message of earlier activities that was not committed
 
     async def commit(self, offset: int | None) -> None:

@@ -295,7 +295,7 @@ class SubscriptionSession(Owner):
     def on_progress(self) -> None:
         """Store the offset: the program has finished enough messages."""
         if self._tracker is not None:
-            self._tracker.store()
+            self._tracker.on_progress()
 
     def on_replaced(self) -> None:
         """Start over, and raise the error: the stream was deleted and created again."""
