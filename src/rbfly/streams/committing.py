@@ -86,8 +86,8 @@ class Commits:
     def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
         """Return a function that returns the connection on which to store an offset.
 
-        That of a member of a group raises :class:`.OffsetNotStored` unless the member is active,
-        and was all the time.
+        For a member of a group, that function raises :class:`.OffsetNotStored` unless the member
+        has been active since this call.
         """
         return partial(self._connect, None if self._member is None else self._member.term, offset)
 

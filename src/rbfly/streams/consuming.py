@@ -433,8 +433,11 @@ class SubscriptionSession(Owner):
         await self.close(wait=True)
 
     async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
-        """After `stop`, wait until the task that has received the last message asks for another, or
-        ends, or the subscription is closed."""
+        """After `stop`, wait for the task that has received the last message.
+
+        The wait ends when the task asks for the next message or ends, when another task closes the
+        subscription, or after the client's `close_timeout`.
+        """
         cursor, asked = self.cursor, self._asked
         if asked is None or self.closed or cursor.unfinished == cursor.position:
             return

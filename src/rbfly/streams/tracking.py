@@ -137,7 +137,7 @@ class Tracker:
             cursor.notify_at(unfinished - 1 + left)
 
     def on_progress(self) -> None:
-        """Store the offset if enough messages are finished, not counting those of other offsets."""
+        """Store the offset if enough of the messages that a filter selects are finished."""
         cursor = self._cursor
         count, unfinished = cursor.finished_count, cursor.unfinished
         if count is None or unfinished is None or count >= self._due:
