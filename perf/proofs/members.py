@@ -146,7 +146,10 @@ async def take_part(
         closing = asyncio.create_task(aclose.wait())
         await asyncio.wait([closing, reading], return_when=asyncio.FIRST_COMPLETED)
         if aclose.is_set():
-            await messages.aclose()
+            try:
+                await messages.aclose()
+            except rbs.OffsetNotStored as ex:
+                note(Record(time.monotonic(), 'error', type(ex).__name__))
         closing.cancel()
         await reading
     await watching

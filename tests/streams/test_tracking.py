@@ -325,6 +325,26 @@ async def test_undecodable_message_is_finished_when_the_next_one_is_taken() -> N
         await until(lambda: stored(fake) == [0, 1], 'two messages are finished')
 
 
+@pytest.mark.parametrize('how', ['bodies', 'contexts', 'batches', 'joined'])
+async def test_offset_is_stored_after_a_number_of_messages_that_a_filter_selects(how: str) -> None:
+    even = rbs.MessageFilter(lambda ctx: str(int(ctx.body) % 2), {'0'})
+    async with (
+        FakeBroker(on=filled(200).handlers()) as fake,
+        rbs.streams_client(fake.uri) as client,
+        subscribe(client, every=10, filter=even) as messages,
+    ):
+        ways: dict[str, Any] = {
+            'bodies': messages,
+            'contexts': messages.messages(),
+            'batches': messages.batches(5),
+            'joined': messages.batches(5, max_wait=HANG),
+        }
+        while rbs.get_message_ctx().stream_offset < 80 if messages.position else True:
+            await anext(ways[how])
+        # each begins after ten even numbers
+        await until(lambda: stored(fake) == [19, 39, 59, 79], 'forty messages are finished')
+
+
 async def test_messages_that_a_filter_drops_are_finished() -> None:
     stream = filled(20)
     only = rbs.MessageFilter(lambda ctx: str(ctx.body), {str(b'2')})

@@ -54,6 +54,8 @@ cdef class MessageCursor:
     cdef uint64_t first_offset      # of the first message that was
     cdef uint64_t current_offset    # of the first message that is not finished
     cdef uint64_t notify_offset
+    cdef uint64_t taken             # number of messages returned, if there is a filter
+    cdef uint64_t counted           # number of those that are finished
     cdef int chunks_since_yield
     cdef unsigned int counted_in    # the turn in which they were counted
     cdef bint is_ready              # waits for its turn, see Turns
@@ -70,6 +72,7 @@ cdef class MessageCursor:
     cdef bint _advance(self, int kind, Py_ssize_t limit) except -1
     cdef int _fail_with(self, object error) except -1
     cdef object _take(self, int kind)
+    cdef int _count(self, object held) except -1
     cdef object _take_body(self)
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n)
     cdef object _next(self, int kind, Py_ssize_t limit)

@@ -44,6 +44,7 @@ class MessageCursor:
     delivered: Final[int | None]
     unfinished: Final[int | None]
     finished: Final[int | None]
+    finished_count: Final[int | None]
     def __init__(
         self,
         session: _Session | None,

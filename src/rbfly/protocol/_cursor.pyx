@@ -205,6 +205,11 @@ cdef class MessageCursor:
             return self.current_offset - 1
         return None
 
+    @property
+    def finished_count(self):
+        """Number of finished messages that the filter has selected; None without a filter."""
+        return None if self.filter is None else self.counted
+
     def notify_at(self, offset):
         """Call `on_progress` when the message with that offset, or a later one, is finished."""
         self.notify_offset = min(offset + 1, <object> NEVER)
@@ -215,6 +220,7 @@ cdef class MessageCursor:
 
     cdef int _finish_all(self) except -1:
         if self.has_delivered:
+            self.counted = self.taken
             self._finish_below(self.position)
         return 0
 
@@ -355,12 +361,20 @@ cdef class MessageCursor:
         if (type(held) is MessageBatch) != (kind == BATCH):
             raise SubscriptionError('another iteration has requested the message that is ready')
         self.held = None
+        if self.filter is not None:
+            self._count(held)
         if kind == BATCH:
             self._note_built(held, (<MessageBatch> held).offset_at(0))
             return held
         ctx = held
         self._note_built(ctx, ctx._offset)
         return ctx if kind == CONTEXT else ctx.take_body()
+
+    cdef int _count(self, object held) except -1:
+        """Count the messages that are about to be returned; those before them are finished."""
+        self.counted = self.taken
+        self.taken += len(held) if type(held) is MessageBatch else 1
+        return 0
 
     cdef object _take_body(self):
         cdef Chunk chunk = self.chunk
@@ -458,6 +472,7 @@ cdef class MessageCursor:
         if not batch.size:
             batch.measure(self.chunk, now)
             if self.has_delivered:      # the program asks for more
+                self.counted = self.taken
                 self._finish_below(batch.offset_at(0))
         while self.failure is None and not batch.is_full(limit):
             # If the next chunk is of a new stream, reading it drops the batch.

@@ -52,9 +52,7 @@ class Commits:
         self._tracking = tracking
         self._member = member
         self._lock: asyncio.Lock | None = None  # an earlier offset must not replace a later one
-        self._committed = (
-            0  # offset after the last one that was committed since the member is active
-        )
+        self._committed = 0  # offset after the last commit of a member that is active
         self._lost: int | None = None  # last message of earlier activities that was not committed
 
     async def commit(self, offset: int | None) -> None:
@@ -88,8 +86,8 @@ class Commits:
     def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
         """Return a function that returns the connection on which to store an offset.
 
-        That of a member of a group raises :class:`.OffsetNotStored` unless the member is active,
-        and was all the time.
+        For a member of a group, that function raises :class:`.OffsetNotStored` unless the member
+        has been active since this call.
         """
         return partial(self._connect, None if self._member is None else self._member.term, offset)
 

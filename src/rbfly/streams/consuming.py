@@ -322,7 +322,7 @@ class SubscriptionSession(Owner):
     def on_progress(self) -> None:
         """Store the offset: the program has finished enough messages."""
         if self._tracker is not None:
-            self._tracker.store()
+            self._tracker.on_progress()
 
     def on_replaced(self) -> None:
         """Start over, and raise the error: the stream was deleted and created again."""
@@ -493,8 +493,11 @@ class SubscriptionSession(Owner):
         await self.close(wait=True)
 
     async def wait_asked(self, reader: asyncio.Task[Any] | None) -> None:
-        """After `stop`, wait until the task that has received the last message asks for another, or
-        ends, or the subscription is closed."""
+        """After `stop`, wait for the task that has received the last message.
+
+        The wait ends when the task asks for the next message or ends, when another task closes the
+        subscription, or after the client's `close_timeout`.
+        """
         cursor, asked = self.cursor, self._asked
         if asked is None or self.closed or cursor.unfinished == cursor.position:
             return

@@ -475,7 +475,7 @@ class MergedSession:
     def _one_of(self, errors: Mapping[str, BaseException]) -> BaseException:
         """Return the error that stands for those of partitions.
 
-        :class:`.OffsetNotStored` names all of them; an error that is none of RbFly goes first.
+        :class:`.OffsetNotStored` names all of them; errors of other libraries go first.
         """
         found = sorted(errors.values(), key=lambda item: isinstance(item, RbFlyError))
         if not isinstance(found[0], RbFlyError) or len(found) == 1:

@@ -42,7 +42,8 @@ class GroupMember(Protocol):
     def connect(self, offset: int) -> Callable[[], Awaitable[Connection]]:
         """Return a function that returns the connection on which to store an offset.
 
-        It raises :class:`.OffsetNotStored` unless the member is active, and was all the time.
+        That function raises :class:`.OffsetNotStored` unless the member has been active since this
+        call.
         """
 
 

@@ -100,6 +100,7 @@ class Tracker:
         self._write = write
         self._cursor = cursor
         self._stored: int | None = None
+        self._due = 0  # number of finished messages at which to store the next offset
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         if tracking.every:
@@ -131,11 +132,23 @@ class Tracker:
             self._stored = cursor.finished
         unfinished = cursor.unfinished
         if self.tracking.every and unfinished is not None:
-            cursor.notify_at(unfinished if lost else unfinished - 1 + self.tracking.every)
+            left = 1 if lost else self.tracking.every
+            self._due = left + (cursor.finished_count or 0)
+            cursor.notify_at(unfinished - 1 + left)
+
+    def on_progress(self) -> None:
+        """Store the offset if enough of the messages that a filter selects are finished."""
+        cursor = self._cursor
+        count, unfinished = cursor.finished_count, cursor.unfinished
+        if count is None or unfinished is None or count >= self._due:
+            self.store()
+        else:
+            cursor.notify_at(unfinished - 1 + self._due - count)
 
     def on_lost(self) -> None:
         """The connection was lost, perhaps before the broker has stored the last offset."""
         self._stored = None
+        self._due = 0
         if self.tracking.every:
             self._cursor.notify_at(-1)
 
