@@ -14,7 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from operator import attrgetter
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..checks import check_integer
 from ..error import (
@@ -28,6 +28,7 @@ from ..error import (
 from ..net.cluster import Cluster
 from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
+from ._confirm import ConfirmFuture
 from ._routing import Partition, RoutedBase, Router
 from .confirmation import KEPT, Confirmation, Failures, JoinedConfirmation, summary
 from .partitions import query_route
@@ -245,6 +246,31 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._parts: Parts = {}
+        self._direct = type(self._publishers[0]).send is Publisher.send
+
+    async def send(self, message: Message, timeout: float | None = None) -> None:
+        """Send a message to its partition and wait until the broker has confirmed it.
+
+        A message to several partitions is confirmed when all of them have confirmed it.  Waits only
+        while the window of its own partition is full, or while the broker is asked for the route
+        of a new key.  If the call is cancelled or times out, see :meth:`Publisher.send`.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
+        :raises NoRouteError: the message has no partition.
+        :raises ValueError: the explicit publishing id is not above the last one of all partitions;
+            or the publisher has used automatic ids.
+
+        And the errors of :meth:`Publisher.send`; their attribute `stream` is the partition.
+        """
+        wait = self._begin(message, timeout)
+        try:
+            await wait
+        except asyncio.CancelledError:
+            if isinstance(wait, ConfirmFuture):
+                for item in self._publishers:  # the others do not know the message
+                    item._require_session().give_up(wait)
+            raise
 
     async def _send(
         self,
@@ -274,12 +300,6 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
                 await first.publisher.send(message, left(until))
             finally:
                 router.release(message, targets)
-
-    async def _fail(self, error: BaseException) -> NoReturn:
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
 
     async def _submit(
         self, targets: Targets, message: Message, until: float | None
@@ -412,7 +432,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
                 for item in targets:  # all or none
                     item.publisher._require_session().check()
             for item in targets:
-                PublisherBatchFast.batch(item.publisher, message)
+                self._queue(item.publisher, message)
                 queued += 1
         except RbFlyError as ex:
             if queued:  # a publishing id that only later partitions have used
@@ -420,6 +440,10 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast]):
             raise
         finally:
             self._router.release(message, targets)
+
+    def _queue(self, publisher: PublisherBatchFast, message: Message) -> None:
+        """Queue a message for one partition."""
+        publisher.batch(message)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all queued messages, and wait until the broker has confirmed them.
@@ -514,6 +538,12 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
         check_integer('max_len', max_len, 1, MAX_LEN)
         targets = await self._targets(self._router.find(message), until, timeout)
         self._router.claim(message)
+        if len(targets) == 1:
+            try:
+                await targets[0].publisher.batch(message, max_len=max_len, timeout=left(until))
+            finally:
+                self._router.release(message, targets)
+            return
         reserved: list[WindowSemaphore] = []
         is_queued = False
         try:
@@ -531,6 +561,9 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
                 queue.reserved -= 1
                 if not is_queued:
                     queue.grant()
+
+    def _queue(self, publisher: PublisherBatchFast, message: Message) -> None:
+        PublisherBatchFast.batch(publisher, message)
 
 
 PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
