@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from ..error import (
-    ConfirmTimeout,
     Outcome,
     PublishError,
     PublishErrorInfo,
@@ -207,19 +206,6 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
         set_attribute(error, 'outcome', 'unknown')
         set_attribute(error, 'retriable', False)
     return error
-
-
-def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
-    """Return the error of a `send` that timed out after it put its message into the window."""
-    if withdrawn:
-        error = ConfirmTimeout(
-            f'the publisher could not send the message within {timeout} s, and has withdrawn it'
-        )
-        error.outcome, error.retriable = 'not_sent', True
-        return error
-    return ConfirmTimeout(
-        f'the broker did not confirm the message within {timeout} s; it may still be stored'
-    )
 
 
 ENDS: dict[Outcome, str] = {

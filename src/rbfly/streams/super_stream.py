@@ -176,6 +176,15 @@ class RoutedPublisher(Generic[B]):
         if session.is_closed:
             session.check()
 
+    def _timed_out(self, waited: Targets, text: str) -> ConfirmTimeout:
+        """Return the error of a call that has waited for the confirms of partitions."""
+        sessions = [item.publisher._require_session() for item in waited]
+        problems = [item for item in sessions if item.registration.problem is not None]
+        session = [*problems, *sessions, self._publishers[0]._require_session()][0]
+        error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
+        error.stream = session.stream if problems else None
+        return error
+
     async def _each(
         self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
     ) -> list[Exception]:
@@ -290,9 +299,10 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
             parts = await self._submit(targets, message, until)
             if not await in_time(self._join(used, parts), until):
                 keep_parts(self._parts, used, parts)
-                raise ConfirmTimeout(
+                raise self._timed_out(
+                    [item for item, part in parts.items() if not part.done()],
                     f'the broker did not confirm the message on all partitions within {timeout} s;'
-                    ' it may still be stored'
+                    ' it may still be stored',
                 )
         else:
             router.claim(message)
@@ -381,7 +391,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase):
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
         session = self._publishers[0]._require_session()
-        many = RoutedMany(session, self._router, self._targets, self._check_open)
+        many = RoutedMany(session, self._router, self._targets, self._check_open, self._timed_out)
         return await many.send(messages, timeout, progress)
 
 
@@ -628,6 +638,7 @@ def raise_summary(errors: list[Exception]) -> None:
         found.unsent = sum(error.unsent for error in late)
         found.stream = None if len(late) > 1 else found.stream
         found.add_note(f'{len(errors)} partitions failed in total')
-        raise found from summary([error for error in errors if error not in late])
+        others = summary([error for error in errors if error not in late])
+        raise found from others or found.__cause__
     if error := summary(errors):
         raise error
