@@ -471,6 +471,9 @@ class MessageTimeout(RbFlyError, TimeoutError):
 class ConfirmTimeout(RbFlyError, TimeoutError):
     """The broker did not confirm a message in time; `outcome` says whether it may still be stored.
 
+    The text names the publisher, the stream and, if there is no connection, the reason.  The error
+    of the connection is also the `__cause__`, unless that is an error of messages.
+
     :ivar unconfirmed: number of messages that were sent but not confirmed when `close` of a
         publisher gave up (int); they may be stored.  0 if another method raised this error.
     :ivar unsent: number of messages that `close` did not send (int); they are not stored.  0 if

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error
+from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error, without_frames
 from ..protocol.commands import Command
 from .cluster import Cluster
 from .connection import Connection, disconnected
@@ -128,6 +128,7 @@ class Registration:
         self._opened_at = 0.0
         self._lost: StreamConnectionError | None = None
         self._lost_at = 0.0
+        self._lost_by: RbFlyError | None = None  # until it is declared again
         self._outcome: asyncio.Future[int] | None = None  # of `open`
         self._closed: asyncio.Event | None = None  # of `wait_closed`
 
@@ -144,6 +145,14 @@ class Registration:
     def is_open(self) -> bool:
         """True if the publisher or subscription is declared."""
         return self.state is State.OPEN
+
+    @property
+    def problem(self) -> RbFlyError | None:
+        """Why it is not declared: the error of the last try, or of the loss; None if unknown."""
+        if self.is_open:
+            return None
+        tried = None if self._opening is None else self._opening.deadlines[0].progress.error
+        return tried or self._lost_by
 
     def _enter(self, state: State, error: Exception | None = None) -> None:
         """Change the state of the declaration."""
@@ -227,6 +236,7 @@ class Registration:
         if self not in self.cluster.registrations:  # the client disconnects
             self.fail(disconnected())
             return
+        self._lost_by = without_frames(copy_error(error))
         self._lost, self._lost_at = error, asyncio.get_running_loop().time()
         if self._lost_at > self._opened_at + STABLE:
             self._outage = None
@@ -341,7 +351,7 @@ class Registration:
         if connection is None or self.state is not State.OPENING:
             return  # closed in the same turn
         self._opened_at = asyncio.get_running_loop().time()
-        self._opening = None
+        self._opening = self._lost_by = None
         self.declared = True
         try:
             self._enter(State.OPEN)

@@ -5,7 +5,7 @@ from typing import Any, Final, final
 from .._turn import Turn
 from ..amqp import MessageCtx
 from ..types import AMQPBody
-from ._confirm import ConfirmGroup
+from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
 
 _Message = AMQPBody | MessageCtx
@@ -57,9 +57,10 @@ class Router:
 
 class RoutedBase:
     _router: Router
-    def send(
-        self, message: _Message, timeout: float | None = None
-    ) -> Coroutine[Any, Any, None]: ...
+    _direct: bool
+    def _begin(
+        self, message: _Message, timeout: float | None
+    ) -> ConfirmFuture | Coroutine[Any, Any, None]: ...
 
 @final
 class RoutedMessages:

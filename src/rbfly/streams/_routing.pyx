@@ -342,38 +342,26 @@ cdef class RoutedBase:
     """Methods of publishers over partitions that run for each message."""
 
     cdef public Router _router
+    cdef public bint _direct        # the publishers of the partitions have the usual `send`
 
     @cython.binding(False)
-    def send(self, message, timeout=None):
-        """send($self, message, timeout=None)\n--\n
-        Send a message to its partition and wait until the broker has confirmed it.
+    def _begin(self, message, timeout):
+        """Put a message into the window of its partition, if it can go there now.
 
-        A message to several partitions is confirmed when all of them have confirmed it.  Waits only
-        while the window of its own partition is full, or while the broker is asked for the route
-        of a new key.  If the call is cancelled or times out, see :meth:`Publisher.send`.
-
-        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
-        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
-        :raises NoRouteError: the message has no partition.
-        :raises ValueError: the explicit publishing id is not above the last one of all partitions;
-            or the publisher has used automatic ids.
-
-        And the errors of :meth:`Publisher.send`; their attribute `stream` is the partition.
+        Returns what to await: a ConfirmFuture; or a coroutine, which puts the message later.
         """
-        # Raises its errors when it is awaited.
         cdef Router router = self._router
-        cdef object found
-        if router is None:
+        cdef object found, wait
+        if router is None:          # only `__new__` was called
             raise PublisherError(NOT_OPEN)
-        try:
-            found = router._find(message)
-            if type(found) is not Partition or has_id(message):
-                return self._send(found, message, timeout)
-            router._check_id(message)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as ex:
-            return self._fail(ex)
+        found = router._find(message)
+        if type(found) is not Partition or has_id(message):
+            return self._send(found, message, timeout)
+        router._check_id(message)
+        if timeout is None and self._direct:
+            wait = (<Partition> found).publisher._begin(message)
+            if wait is not None:
+                return wait
         return (<Partition> found).publisher.send(message, timeout)
 
 

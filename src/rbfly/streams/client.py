@@ -304,6 +304,9 @@ class StreamsClient(ManagementMethods, OffsetMethods):
     ) -> OpenPublisher[Any] | OpenSuperStream[Any]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
+        The result is a coroutine: `asyncio.create_task` and `asyncio.run_coroutine_threadsafe` take
+        it.
+
         The end of the `async with` block closes the publisher; a publisher from `await` ends with
         `await publisher.close()`.
 

@@ -210,19 +210,6 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
     return error
 
 
-def confirm_timeout(timeout: float | None, withdrawn: bool) -> ConfirmTimeout:
-    """Return the error of a `send` that timed out after it put its message into the window."""
-    if withdrawn:
-        error = ConfirmTimeout(
-            f'the publisher could not send the message within {timeout} s, and has withdrawn it'
-        )
-        error.outcome, error.retriable = 'not_sent', True
-        return error
-    return ConfirmTimeout(
-        f'the broker did not confirm the message within {timeout} s; it may still be stored'
-    )
-
-
 def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyError:
     """Return the error of a call whose time is up, or that it could not connect for good.
 

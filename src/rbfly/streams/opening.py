@@ -34,8 +34,8 @@ class Closing(Protocol):
 
 
 @dataclass(eq=False, repr=False)
-class Opener(AsyncWith, AbstractAsyncContextManager[T]):
-    """The result of `client.publisher(...)`: await it, or use it in `async with`.
+class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
+    """The result of `client.publisher(...)`: await it, use it in `async with`, or start a task.
 
     :param client: kept alive by the publisher.
     :param names: sessions of the client's publishers, by stream and name; refers to them weakly.
@@ -52,6 +52,7 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T]):
     _sessions: list[PublisherSession] = field(default_factory=list, init=False)
     _publisher: T | None = field(default=None, init=False)  # in `async with`
     _held: bool = field(default=False, init=False)
+    _running: Coroutine[Any, Any, T] | None = field(default=None, init=False)  # in a task
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._enter(hold=False).__await__()
@@ -63,6 +64,21 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T]):
                 f'{type(self).__name__} has no attribute {name!r}: await client.publisher(...)'
                 ' first, or use `async with`'
             )
+    # A coroutine, for asyncio.create_task and asyncio.run_coroutine_threadsafe.
+
+    def send(self, value: Any, /) -> Any:
+        return self._coroutine().send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        return self._coroutine().throw(*raised)
+
+    def close(self) -> None:
+        self._coroutine().close()
+
+    def _coroutine(self) -> Coroutine[Any, Any, T]:
+        if self._running is None:
+            self._running = self._enter(hold=False)
+        return self._running
 
     def __aenter__(self) -> Coroutine[Any, Any, T]:
         return self._enter(hold=True)

@@ -21,7 +21,7 @@ from ..protocol._publish import PublishWindow
 from ..protocol.compression import compressor
 from ._confirm import ConfirmFuture
 from ._sending import NOT_OPEN, PublisherBase, PublisherCore
-from .confirmation import Confirmation, Failures, confirm_timeout, summary
+from .confirmation import Confirmation, Failures, summary
 from .misuse import NoBatch
 from .publishing import PublisherSession
 from .send_many import ManyMessages
@@ -143,7 +143,8 @@ class BasePublisher(PublisherBase):
             await session.close()
         except (ConfirmTimeout, PublisherNameInUse) as ex:
             self._reported = True
-            raise ex from summary([e for e in failures() if isinstance(e, PublishError)])
+            refused = summary([e for e in failures() if isinstance(e, PublishError)])
+            raise ex from refused or ex.__cause__
         if not self._reported:  # also if an earlier call was cancelled
             self._reported = True
             if error := summary(failures(), self._failures.count):
@@ -208,7 +209,7 @@ class Publisher(BasePublisher, NoBatch):
             self._require_session().give_up(wait)
             raise
         session = self._require_session()
-        raise session.late(confirm_timeout(timeout, session.give_up(wait)))
+        raise session.confirm_timeout(timeout, session.give_up(wait))
 
     async def _wait_and_put(
         self, message: AMQPBody | MessageCtx, timeout: float | None, until: float | None

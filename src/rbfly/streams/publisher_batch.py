@@ -60,9 +60,10 @@ class PublisherBatchFast(BatchBase, BasePublisher, BatchOnly):
                 for late in batches:
                     late.reported = True  # for `close`
                 raise session.late(
-                    ConfirmTimeout(
+                    session.timed_out(
+                        ConfirmTimeout,
                         f'the broker did not confirm all messages within {timeout} s;'
-                        ' the others may still be stored'
+                        ' the others may still be stored',
                     )
                 )
         if (errors := self._batches.report(batches)) and (error := summary(errors)):
@@ -122,11 +123,10 @@ class PublisherBatchLimit(PublisherBatchFast):
         queue = self._batches.capacity
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
-            raise session.name_stream(
-                WindowTimeout(
-                    f'the batch was full for {timeout} s (max_len is {max_len});'
-                    ' the message was not queued: call flush'
-                )
+            raise session.timed_out(
+                WindowTimeout,
+                f'the batch was full for {timeout} s (max_len is {max_len});'
+                ' the message was not queued: call flush',
             )
 
 

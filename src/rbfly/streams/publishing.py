@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 from ..error import (
     ConfirmTimeout,
+    ProtocolError,
     PublisherError,
     PublisherNameInUse,
     RbFlyError,
     StreamConnectionError,
     WindowTimeout,
     copy_error,
+    without_frames,
 )
 from ..net.cluster import Cluster
 from ..net.connection import Connection, disconnected
@@ -28,6 +30,7 @@ from .sequence import SequenceCheck
 from .waiting import WaitingTasks, WindowSemaphore
 
 E = TypeVar('E', bound=Exception)
+C = TypeVar('C', bound=ConfirmTimeout)
 
 ID_MAX = 2**64 - 1
 UNDECLARED = 2**62  # messages; more than any window, which may be resized meanwhile
@@ -254,19 +257,59 @@ class PublisherSession(Owner):
         in_time: bool = await core.capacity.wait(1, 0, until)
         return in_time
 
+    @property
+    def _refusal(self) -> ProtocolError | None:
+        """Why the broker refuses the client, if there is no connection."""
+        return None if self.registration.is_open else self._cluster.refusal.error
+
     def late(self, error: ConfirmTimeout) -> RbFlyError:
         """Return the error of a call whose time is up; without a connection, why it is refused."""
-        refusal = None if self.registration.is_open else self._cluster.refusal.error
-        return self.name_stream(or_refusal(error, refusal))
+        return self.name_stream(or_refusal(error, self._refusal))
 
     def window_timeout(self, timeout: float | None) -> RbFlyError:
         """Return the error of a message that had no capacity in time."""
         problem = (
-            'the publisher was not declared within'
+            'it was not declared within'
             if self.undeclared
             else 'the window of unconfirmed messages was full for'
         )
-        return self.late(WindowTimeout(f'{problem} {timeout} s; the message was not sent'))
+        text = f'{problem} {timeout} s; the message was not sent'
+        return self.late(self.timed_out(WindowTimeout, text))
+
+    def confirm_timeout(self, timeout: float | None, withdrawn: bool) -> RbFlyError:
+        """Return the error of a `send` that timed out after it put its message into the window."""
+        if withdrawn:
+            error = self.timed_out(
+                ConfirmTimeout, f'it could not send the message within {timeout} s, and withdrew it'
+            )
+            error.outcome, error.retriable = 'not_sent', True
+            return self.late(error)
+        return self.late(
+            self.timed_out(
+                ConfirmTimeout,
+                f'the broker did not confirm the message within {timeout} s;'
+                ' it may still be stored',
+            )
+        )
+
+    def timed_out(
+        self, kind: type[C], text: str, stream: str = '', cause: RbFlyError | None = None
+    ) -> C:
+        """Return the error of a call that timed out; it says why there is no connection, if so.
+
+        :param stream: name of the super stream.
+        :param cause: the reason, if the registration is closed.
+        """
+        name = f' {self.name!r}' if self.name else ''
+        part = f'super stream {stream!r}' if stream else f'stream {self.stream!r}'
+        text = f'publisher{name} of {part}: {text}'
+        cause = cause or self.registration.problem
+        if self._refusal is not None:
+            cause = None  # the caller raises the refusal instead
+        error = kind(text if cause is None else f'{text}; there is no connection: {cause}')
+        if cause is not None:
+            error.__cause__ = without_frames(copy_error(cause))
+        return self.name_stream(error)
 
     async def wait_capacity(self, count: int = 1, until: float | None = None) -> bool:
         """Wait, in turn, until `count` messages fit into the window; false if not in time."""
@@ -399,6 +442,7 @@ class PublisherSession(Owner):
             PublisherError(f'{self!r} was closed before the message was sent'),
         )
         sent = unsent = 0
+        cause: RbFlyError | None = None
         try:
             if core.error is None:
                 self._release()
@@ -415,24 +459,27 @@ class PublisherSession(Owner):
             await self._cluster.idle_closing.wait(registration.reset())
         except (TimeoutError, StreamConnectionError):
             sent, unsent = core.window.count_unreported()
+            cause = registration.problem
         finally:
             self._on_progress = None
             self._end(*errors)
         if sent or unsent:  # not in the handler: the TimeoutError refers to the task
-            raise self._gave_up(sent, unsent)
+            raise self._gave_up(sent, unsent, cause)
         if self.sequence is not None and self.sequence.error is not None and not self._reported:
             raise self.name_stream(copy_error(self.sequence.error))
 
-    def _gave_up(self, unconfirmed: int, unsent: int) -> ConfirmTimeout:
+    def _gave_up(self, unconfirmed: int, unsent: int, cause: RbFlyError | None) -> ConfirmTimeout:
         """Return the error of a close that made no progress."""
-        error = ConfirmTimeout(
-            f'{self!r}: gave up closing for lack of progress'
-            f' (close_timeout is {self.closing.timeout} s); messages'
-            f' sent but not confirmed, which may be stored: {unconfirmed}; never sent: {unsent}'
+        error = self.timed_out(
+            ConfirmTimeout,
+            f'gave up closing for lack of progress (close_timeout is {self.closing.timeout} s);'
+            f' messages sent but not confirmed, which may be stored: {unconfirmed};'
+            f' never sent: {unsent}',
+            cause=cause,
         )
         error.unconfirmed, error.unsent = unconfirmed, unsent
         error.outcome = 'unknown' if unconfirmed else 'not_sent'
-        return self.name_stream(error)
+        return error
 
     def abort(self, error: Exception) -> None:
         """Close without waiting: send all queued messages, and give up their confirms.

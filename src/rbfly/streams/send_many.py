@@ -191,10 +191,13 @@ class ManyMessages:
         confirmed = taken - missing - len(self._refused)
         messages = counted(taken, 'message')
         text = f'the broker confirmed {confirmed} of {messages} in {timeout} s'
-        failure = ConfirmTimeout(f'{text}; the others may still be stored' if missing else text)
-        failure.__cause__ = error
+        failure = self._timed_out(f'{text}; the others may still be stored' if missing else text)
+        failure.__cause__ = error or failure.__cause__
         failure.retriable = not taken
         return self._session.late(failure)
+
+    def _timed_out(self, text: str) -> ConfirmTimeout:
+        return self._session.timed_out(ConfirmTimeout, text)
 
     async def _send(self, messages: Messages) -> Exception | None:
         if isinstance(messages, list | tuple):

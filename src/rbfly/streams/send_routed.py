@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-from ..error import copy_error
+from ..error import ConfirmTimeout, copy_error
 from ._routing import Partition, RoutedMessages, Router
 from .confirmation import of_iterator, of_message, publish_error, set_attribute
 from .publishing import PublisherSession
@@ -17,6 +17,7 @@ class RoutedMany(ManyMessages):
     :param session: of the first partition.
     :param route: returns the partitions of a message from what the router has found.
     :param check: checks that the publisher takes messages.
+    :param timed_out: returns the error of a call that has waited for partitions.
     """
 
     def __init__(
@@ -25,12 +26,14 @@ class RoutedMany(ManyMessages):
         router: Router,
         route: Callable[..., Awaitable[Sequence[Partition]]],
         check: Callable[[], None],
+        timed_out: Callable[[Sequence[Partition], str], ConfirmTimeout],
     ) -> None:
         super().__init__(session)
         self._stream = None  # each partition's errors name it
         self._router = router
         self._route = route
         self._check_open = check
+        self._timed_out_of = timed_out
         self._targets: Sequence[Partition] = ()  # of the last message in hand
         self._routed = RoutedMessages(router, session.core.loop)
         self._skipped: list[int] = []  # indexes of messages that no partition has taken
@@ -91,6 +94,11 @@ class RoutedMany(ManyMessages):
         for item in self._routed.used:
             if item.publisher.stream == getattr(error, 'stream', None):
                 item.publisher._require_session().on_raised(error)
+
+    def _timed_out(self, text: str) -> ConfirmTimeout:
+        busy = [item for item, group in self._routed.used.items() if group.remaining]
+        waited = [*busy, *self._targets]
+        return self._timed_out_of(waited, text)
 
     # -- sending
 

@@ -14,7 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from operator import attrgetter
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..checks import check_integer
 from ..error import (
@@ -29,6 +29,7 @@ from ..net.cluster import Cluster
 from ..net.observer import call_each
 from ..net.waiting import outcome
 from ..protocol._publish import PublishWindow
+from ._confirm import ConfirmFuture
 from ._routing import Partition, RoutedBase, Router
 from .confirmation import (
     KEPT,
@@ -192,6 +193,15 @@ class RoutedPublisher(Generic[B]):
         if session.is_closed:
             session.check()
 
+    def _timed_out(self, waited: Targets, text: str) -> ConfirmTimeout:
+        """Return the error of a call that has waited for the confirms of partitions."""
+        sessions = [item.publisher._require_session() for item in waited]
+        problems = [item for item in sessions if item.registration.problem is not None]
+        session = [*problems, *sessions, self._publishers[0]._require_session()][0]
+        error: ConfirmTimeout = session.timed_out(ConfirmTimeout, text, self.stream)
+        error.stream = session.stream if problems else None
+        return error
+
     async def _each(
         self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
     ) -> list[Exception]:
@@ -263,6 +273,31 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._parts: Parts = {}
+        self._direct = type(self._publishers[0]).send is Publisher.send
+
+    async def send(self, message: Message, timeout: float | None = None) -> None:
+        """Send a message to its partition and wait until the broker has confirmed it.
+
+        A message to several partitions is confirmed when all of them have confirmed it.  Waits only
+        while the window of its own partition is full, or while the broker is asked for the route
+        of a new key.  If the call is cancelled or times out, see :meth:`Publisher.send`.
+
+        :param message: body, or context with a body; bytes if the publisher is not `amqp`.
+        :param timeout: seconds to wait for the confirm; None or 0 for no limit.
+        :raises NoRouteError: the message has no partition.
+        :raises ValueError: the explicit publishing id is not above the last one of all partitions;
+            or the publisher has used automatic ids.
+
+        And the errors of :meth:`Publisher.send`; their attribute `stream` is the partition.
+        """
+        wait = self._begin(message, timeout)
+        try:
+            await wait
+        except asyncio.CancelledError:
+            if isinstance(wait, ConfirmFuture):
+                for item in self._publishers:  # the others do not know the message
+                    item._require_session().give_up(wait)
+            raise
 
     async def _send(
         self,
@@ -282,9 +317,10 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
             parts = await self._submit(targets, message, until)
             if not await in_time(self._join(used, parts), until):
                 keep_parts(self._parts, used, parts)
-                late = ConfirmTimeout(
+                late = self._timed_out(
+                    [item for item, part in parts.items() if not part.done()],
                     f'the broker did not confirm the message on all partitions within {timeout} s;'
-                    ' it may still be stored'
+                    ' it may still be stored',
                 )
                 connected = self._cluster.connected
                 raise or_refusal(late, None if connected else self._cluster.refusal.error)
@@ -294,12 +330,6 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
                 await first.publisher.send(message, left(until))
             finally:
                 router.release(message, targets)
-
-    async def _fail(self, error: BaseException) -> NoReturn:
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
 
     async def _submit(
         self, targets: Targets, message: Message, until: float | None
@@ -381,7 +411,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
         And the errors of :meth:`Publisher.send_many`; their attribute `stream` is the partition.
         """
         session = self._publishers[0]._require_session()
-        many = RoutedMany(session, self._router, self._targets, self._check_open)
+        many = RoutedMany(session, self._router, self._targets, self._check_open, self._timed_out)
         return await many.send(messages, timeout, progress)
 
 
@@ -432,7 +462,7 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast], BatchOnly):
                 for item in targets:  # all or none
                     item.publisher._require_session().check()
             for item in targets:
-                PublisherBatchFast.batch(item.publisher, message)
+                self._queue(item.publisher, message)
                 queued += 1
         except RbFlyError as ex:
             if queued:  # a publishing id that only later partitions have used
@@ -440,6 +470,10 @@ class SuperStreamBatchPublisher(RoutedPublisher[PublisherBatchFast], BatchOnly):
             raise
         finally:
             self._router.release(message, targets)
+
+    def _queue(self, publisher: PublisherBatchFast, message: Message) -> None:
+        """Queue a message for one partition."""
+        publisher.batch(message)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all queued messages, and wait until the broker has confirmed them.
@@ -535,6 +569,12 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
         check_integer('max_len', max_len, 1, MAX_LEN)
         targets = await self._targets(self._router.find(message), until, timeout)
         self._router.claim(message)
+        if len(targets) == 1:
+            try:
+                await targets[0].publisher.batch(message, max_len=max_len, timeout=left(until))
+            finally:
+                self._router.release(message, targets)
+            return
         reserved: list[WindowSemaphore] = []
         is_queued = False
         try:
@@ -552,6 +592,9 @@ class SuperStreamBatchLimitPublisher(SuperStreamBatchPublisher):
                 queue.reserved -= 1
                 if not is_queued:
                     queue.grant()
+
+    def _queue(self, publisher: PublisherBatchFast, message: Message) -> None:
+        PublisherBatchFast.batch(publisher, message)
 
 
 PUBLISHERS: Sequence[tuple[type[BasePublisher], type[RoutedPublisher[Any]]]] = (
@@ -616,6 +659,7 @@ def raise_summary(errors: list[Exception]) -> None:
         found.unsent = sum(error.unsent for error in late)
         found.stream = None if len(late) > 1 else found.stream
         found.add_note(f'{len(errors)} partitions failed in total')
-        raise found from summary([error for error in errors if error not in late])
+        others = summary([error for error in errors if error not in late])
+        raise found from others or found.__cause__
     if error := summary(errors):
         raise error
