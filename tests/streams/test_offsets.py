@@ -390,7 +390,9 @@ async def test_function_must_be_async(client: rbs.StreamsClient, stream: str) ->
     async with client.subscribe(stream, offset=source, timeout=HANG) as messages:
         with pytest.raises(TypeError, match='is not async'):
             await anext(messages)
-    with pytest.raises(TypeError, match=r'offset must not be int: pass Offset.offset\(5\)'):
+    with pytest.raises(
+        TypeError, match=r'must be Offset or Callable, not int: pass Offset.offset\(5\)'
+    ):
         client.subscribe(stream, offset=5)  # type: ignore[call-overload]
 
 

@@ -160,7 +160,9 @@ def check_starts(offset: object, until: object, super_stream: bool) -> None:
         types = (Offset, Callable, Mapping)
     for name, start in starts.items():
         if isinstance(start, int) and not isinstance(start, bool):
-            raise ArgumentTypeError(f'{name} must not be int: pass Offset.offset({start})')
+            expected = ' or '.join(item.__name__ for item in types)
+            advice = f'pass Offset.offset({start})'
+            raise ArgumentTypeError(f'{name} must be {expected}, not int: {advice}')
         check_type(name, start, *types)
         check_until(until, start)
         if isinstance(start, Offset) and start.type == OffsetType.REFERENCE:
