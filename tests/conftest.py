@@ -20,6 +20,7 @@ pytest_plugins = ['tests.seed', 'tests.without', 'tests.brokers']
 # Files that take a minute start first, so that no worker runs one alone at the end.
 LONGEST = (
     'test_package',
+    'test_pyinstaller',
     'test_service',
     'test_prove',
     'test_proofs_faults',

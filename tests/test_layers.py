@@ -92,6 +92,7 @@ LAYERS = {
         [''],
         ['rbfly.__main__', 'rbfly.fixtures'],
     ],
+    'rbfly._pyinstaller': [['', 'hook-rbfly']],
 }
 # The in-memory broker stands beside the client: it is higher in the table, but imports none of it.
 BESIDE = {'rbfly.testing': ('rbfly.net', 'rbfly.streams')}
@@ -214,7 +215,7 @@ def test_diagram_names_every_module() -> None:
     named = set()
     for line in (PACKAGE.parents[1] / 'CONTRIBUTING.md').read_text().split('```')[1].splitlines():
         folder = ''
-        for item in re.finditer(r'(?:(\w+)/)?(\w+)\.(?:pyx?|pxd)\b', line):
+        for item in re.finditer(r'(?:(\w+)/)?([\w-]+)\.(?:pyx?|pxd)\b', line):
             folder = item[1] or folder  # the names after it are in the same folder
             named.add('.'.join(filter(None, ['rbfly', folder, item[2]])))
     packages = set(LAYERS)

@@ -323,8 +323,8 @@ async def test_malformed_section_names_its_message(
                 found = messages.messages()
                 ctx = [await anext(found) for _ in range(2)][1]
             case 'batches':
-                batches = messages.batches(2)
-                ctx = [ctx async for batch in batches for ctx in batch.contexts()][1]
+                batches = [batch async for batch in messages.batches(2)]
+                ctx = [ctx for batch in batches for ctx in batch.contexts()][1]
             case _:
                 _ = [await anext(messages) for _ in range(2)]
                 ctx = rbs.get_message_ctx()
