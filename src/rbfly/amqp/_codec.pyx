@@ -324,17 +324,27 @@ def encode_amqp_bytes(message):
 
 cdef object decode_body(const uint8_t *p, Py_ssize_t n):
     cdef Cursor c
-    cdef Layout layout
     cdef Py_ssize_t head = data_head(p, n)
     if head:
         return PyBytes_FromStringAndSize(<const char *> p + head, n - head)
     cursor_open(&c, p, p, p + n)
     if not is_one_section(p, n):
-        scan(&c, &layout)
-        c.p = p + layout.body_at
-        if layout.body_at == n:
-            return None
+        find_body(&c)
     return build_body(&c)
+
+
+cdef uint8_t[4] NO_BODY = [codes.DESCRIBED, codes.SMALLULONG, VALUE, codes.NULL]
+
+
+cdef int find_body(Cursor *c) except -1:
+    """Move the cursor to the body; to a null if the message has none."""
+    cdef Layout layout
+    scan(c, &layout)
+    c.p = c.start + layout.body_at
+    if c.p == c.end:
+        c.start = c.p = NO_BODY
+        c.end = c.p + sizeof(NO_BODY)
+    return 0
 
 
 cdef MessageCtx decode_context(

@@ -88,7 +88,7 @@ is_set_stream_publish_id=None)\n--\n
     that are set are encoded, except for empty ones: a header with default values, properties
     without a value, or an empty map.
 
-    A received context keeps the bytes of its chunk alive; a copy (:func:`copy.copy`) keeps only
+    A received context keeps the bytes of its chunk alive; a copy (`copy.copy`) keeps only
     those of the message.
 
     See part 3, section 3.2 of the specification.  The cyclic garbage collector does not track
