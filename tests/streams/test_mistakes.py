@@ -32,9 +32,11 @@ def offline() -> Any:
 
 async def test_publisher_that_was_not_awaited(offline: Any) -> None:
     for opening in (offline.publisher('s'), offline.publisher('s', route=rbs.by_hash(str))):
-        for name in ('send', 'batch', 'close', 'name'):
+        for name in ('batch', 'flush', 'name'):
             with pytest.raises(AttributeError, match=rf'{name}.: await client.publisher'):
                 getattr(opening, name)
+        with pytest.raises(TypeError, match='no publisher is open: await client.publisher'):
+            opening.send('x')
         with pytest.raises(TypeError, match='needs `async with`, not `with`'), opening:
             pass
 

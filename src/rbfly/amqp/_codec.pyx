@@ -132,10 +132,13 @@ cdef int put_received(
     return 0
 
 
-cdef inline int put_section(OutBuffer *out, MessageCtx ctx, Sections sections, int index) except -1:
+cdef inline int put_section(
+    OutBuffer *out, Sections sections, int index, const uint8_t *p, Py_ssize_t n
+) except -1:
     cdef uint8_t section = FOOTER if index == I_FOOTER else <uint8_t> (HEADER + index)
-    if sections.layout.at[index] >= 0 and keeps_section(ctx, sections, index):
-        return put_received(out, ctx._p + sections.layout.at[index], ctx._p + ctx._n, section)
+    cdef Py_ssize_t at = sections.layout.at[index]
+    if at >= 0 and keeps_section(sections, index, p, n):
+        return put_received(out, p + at, p + n, section)
     value = get_field(sections, index)
     if value is None:
         return 0
@@ -156,7 +159,9 @@ cdef bint is_same(object value, object received) except -1:
         return False
 
 
-cdef bint keeps_section(MessageCtx ctx, Sections sections, int index) except -1:
+cdef bint keeps_section(
+    Sections sections, int index, const uint8_t *p, Py_ssize_t n
+) except -1:
     """Whether a section of a received message, or its absence, is as received."""
     cdef Cursor c
     value = get_field(sections, index)
@@ -166,28 +171,32 @@ cdef bint keeps_section(MessageCtx ctx, Sections sections, int index) except -1:
         return True
     if sections.layout.at[index] < 0:
         return not value
-    cursor_open(&c, ctx._p, ctx._p + sections.layout.at[index], ctx._p + ctx._n)
+    cursor_open(&c, p, p + sections.layout.at[index], p + n)
     return is_same(value, build_section(&c, index))
 
 
 cdef bint keeps_body(MessageCtx ctx) except -1:
     cdef Cursor c
+    cdef object body = ctx._body
     if ctx._body_at < 0:
         return False
-    if not ctx._body_ready or not isinstance(ctx._body, (list, dict, Described, AMQPArray)):
+    if not ctx._body_ready or not isinstance(body, (list, dict, Described, AMQPArray)):
         return True
     cursor_open(&c, ctx._p, ctx._p + ctx._body_at, ctx._p + ctx._n)
-    return is_same(ctx._body, build_body(&c))
+    return is_same(body, build_body(&c))
 
 
 cdef bint is_as_received(MessageCtx ctx) except -1:
+    # values may run foreign code, which may call __init__
+    cdef const uint8_t *p = ctx._p
+    cdef Py_ssize_t n = ctx._n
     cdef Sections sections = ctx._sections
     cdef int i
     if not keeps_body(ctx):
         return False
     if sections is not None:
         for i in range(6):
-            if not keeps_section(ctx, sections, i):
+            if not keeps_section(sections, i, p, n):
                 return False
     return True
 
@@ -201,20 +210,22 @@ cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
 cdef int put_sections(OutBuffer *out, MessageCtx ctx) except -1:
     cdef Sections sections
     cdef object owner = ctx._owner      # hold a reference: values may run foreign code
+    cdef const uint8_t *p = ctx._p
+    cdef Py_ssize_t n = ctx._n
     if owner is not None and is_as_received(ctx):
-        out_reserve(out, ctx._n)
-        put_bytes(out, ctx._p, ctx._n)
+        out_reserve(out, n)
+        put_bytes(out, p, n)
         return 0
     if ctx._sections is None:
         ctx._sections = open_sections(ctx._p, ctx._n)
     sections = ctx._sections
-    put_section(out, ctx, sections, I_HEADER)
-    put_section(out, ctx, sections, I_DELIVERY_ANNOTATIONS)
-    put_section(out, ctx, sections, I_ANNOTATIONS)
-    put_section(out, ctx, sections, I_PROPERTIES)
-    put_section(out, ctx, sections, I_APP_PROPERTIES)
+    put_section(out, sections, I_HEADER, p, n)
+    put_section(out, sections, I_DELIVERY_ANNOTATIONS, p, n)
+    put_section(out, sections, I_ANNOTATIONS, p, n)
+    put_section(out, sections, I_PROPERTIES, p, n)
+    put_section(out, sections, I_APP_PROPERTIES, p, n)
     put_body(out, ctx.take_body())
-    return put_section(out, ctx, sections, I_FOOTER)
+    return put_section(out, sections, I_FOOTER, p, n)
 
 
 cdef int encode_message(OutBuffer *out, object message) except -1:
@@ -324,17 +335,27 @@ def encode_amqp_bytes(message):
 
 cdef object decode_body(const uint8_t *p, Py_ssize_t n):
     cdef Cursor c
-    cdef Layout layout
     cdef Py_ssize_t head = data_head(p, n)
     if head:
         return PyBytes_FromStringAndSize(<const char *> p + head, n - head)
     cursor_open(&c, p, p, p + n)
     if not is_one_section(p, n):
-        scan(&c, &layout)
-        c.p = p + layout.body_at
-        if layout.body_at == n:
-            return None
+        find_body(&c)
     return build_body(&c)
+
+
+cdef uint8_t[4] NO_BODY = [codes.DESCRIBED, codes.SMALLULONG, VALUE, codes.NULL]
+
+
+cdef int find_body(Cursor *c) except -1:
+    """Move the cursor to the body; to a null if the message has none."""
+    cdef Layout layout
+    scan(c, &layout)
+    c.p = c.start + layout.body_at
+    if c.p == c.end:
+        c.start = c.p = NO_BODY
+        c.end = c.p + sizeof(NO_BODY)
+    return 0
 
 
 cdef MessageCtx decode_context(

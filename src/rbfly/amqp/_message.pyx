@@ -88,7 +88,7 @@ is_set_stream_publish_id=None)\n--\n
     that are set are encoded, except for empty ones: a header with default values, properties
     without a value, or an empty map.
 
-    A received context keeps the bytes of its chunk alive; a copy (:func:`copy.copy`) keeps only
+    A received context keeps the bytes of its chunk alive; a copy (`copy.copy`) keeps only
     those of the message.
 
     See part 3, section 3.2 of the specification.  The cyclic garbage collector does not track
@@ -306,7 +306,7 @@ is_set_stream_publish_id=None)\n--\n
             None if self._owner is None else bytes(self.raw),
             self._body,
             bool(self._body_ready),
-            self._body_at,
+            self._body_at < 0,
             None if sections is None else [get_field(sections, i) for i in range(6)],
             0 if sections is None else sections.replaced,
             self._stream, self._offset, self._timestamp, self._publish_id,
@@ -315,30 +315,35 @@ is_set_stream_publish_id=None)\n--\n
 
 
 def restore_message(
-    bytes raw, body, bint body_ready, Py_ssize_t body_at, list fields, int replaced, str stream,
+    bytes raw, body, bint body_ready, bint body_set, list fields, int replaced, str stream,
     uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
 ):
     cdef MessageCtx ctx = MessageCtx.__new__(MessageCtx)
+    cdef Sections sections
     cdef int i
     if raw is not None:
         ctx._owner = raw
         ctx._p = <const uint8_t *> PyBytes_AS_STRING(raw)
         ctx._n = len(raw)
-    if not -1 <= body_at <= ctx._n or (fields is not None and len(fields) != 6):
+    if fields is not None and len(fields) != 6:
         raise ValueError('not a pickled message')
+    try:
+        sections = open_sections(ctx._p, ctx._n)
+    except AMQPDecoderError:        # received with on_decode_error='raw': the body is the message
+        if not body_ready or type(body) not in (bytes, str):
+            body_set = True
+        sections = open_sections(NULL, 0)
+        body_ready = True
     ctx._body = body
-    ctx._body_ready = body_ready
-    ctx._body_at = body_at
+    ctx._body_ready = body_ready or sections.layout.body_at == ctx._n
+    ctx._body_at = -1 if body_set else sections.layout.body_at
     if fields is not None:
-        try:
-            ctx._sections = open_sections(ctx._p, ctx._n)
-        except AMQPDecoderError:        # received with on_decode_error='raw'
-            ctx._sections = open_sections(NULL, 0)
-        ctx._sections.replaced = replaced
+        ctx._sections = sections
+        sections.replaced = replaced
         for i in range(6):
-            set_field(ctx._sections, i, fields[i])
+            set_field(sections, i, fields[i])
             if replaced >> i & 1:
-                ctx._sections.layout.at[i] = -1
+                sections.layout.at[i] = -1
     ctx._stream = stream
     ctx._offset = offset
     ctx._timestamp = timestamp

@@ -52,6 +52,7 @@ cdef class MessageBatch:
     cdef int begin_run(self, const uint8_t *p, PyObject *owner) except -1
     cdef int locate(self) except -1
     cdef int fill(self, Chunk chunk, Py_ssize_t limit) except -1
+    cdef object undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset)
     cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1
     cdef int measure(self, Chunk chunk, double now) except -1
     cdef MessageBatch join(self, MessageBatch other)

@@ -127,7 +127,7 @@ cdef class MessageBatch:
             if found is not NULL:
                 body = rbfly_steal(found)
             else:
-                body = decoder._undecodable(p, n, chunk.next_offset - 1, self.stream)
+                body = self.undecodable(p, n, chunk.next_offset - 1)
                 if body is None:
                     if self.bodies:
                         break
@@ -137,6 +137,9 @@ cdef class MessageBatch:
             self.bodies.append(body)
             self.end = p + n
         return 0
+
+    cdef object undecodable(self, const uint8_t *p, Py_ssize_t n, uint64_t offset):
+        return self.decoder._undecodable(p, n, offset, self.stream)
 
     cdef Py_ssize_t fill_run(self, Chunk chunk, Py_ssize_t limit) except -1:
         """Add adjacent messages that only have to be copied; return their number."""

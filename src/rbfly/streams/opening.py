@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from ..error import PublisherError, PublisherNameInUse, RbFlyError
+from ..error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
 from ..net.observer import Life, call_each
 from .misuse import AsyncWith
@@ -23,6 +23,8 @@ else:
     P = TypeVar('P')
 
 T = TypeVar('T', bound='Closing')
+
+FIRST = 'await client.publisher(...) first, or use `async with`'
 
 
 class Closing(Protocol):
@@ -60,13 +62,13 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(
-                f'{type(self).__name__} has no attribute {name!r}: await client.publisher(...)'
-                ' first, or use `async with`'
-            )
+            raise AttributeError(f'{type(self).__name__} has no attribute {name!r}: {FIRST}')
+
     # A coroutine, for asyncio.create_task and asyncio.run_coroutine_threadsafe.
 
     def send(self, value: Any, /) -> Any:
+        if value is not None:
+            raise ArgumentTypeError(f'no publisher is open: {FIRST}')
         return self._coroutine().send(value)
 
     def throw(self, *raised: Any) -> Any:
