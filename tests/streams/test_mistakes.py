@@ -35,7 +35,7 @@ async def test_publisher_that_was_not_awaited(offline: Any) -> None:
         for name in ('batch', 'flush', 'name'):
             with pytest.raises(AttributeError, match=rf'{name}.: await client.publisher'):
                 getattr(opening, name)
-        with pytest.raises(TypeError, match='no publisher is open: await client.publisher'):
+        with pytest.raises(TypeError, match=r'no publisher is open: await client\.publisher'):
             opening.send('x')
         with pytest.raises(TypeError, match='needs `async with`, not `with`'), opening:
             pass
