@@ -1,7 +1,7 @@
 """Members of the tests of consumer groups."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,14 @@ HANG = 20.0  # seconds; only a bug makes a test wait that long
 NewClient = Callable[[], rbs.StreamsClient]
 
 
-async def publish(client: rbs.StreamsClient, stream: str, numbers: Iterator[int] | range) -> None:
-    async with client.publisher(stream) as publisher:
+async def publish(
+    client: rbs.StreamsClient, stream: str, numbers: Iterable[Any], *, sub_entry_size: int = 1
+) -> None:
+    """Publish messages.
+
+    :param sub_entry_size: that many messages are in the same chunk.
+    """
+    async with client.publisher(stream, sub_entry_size=sub_entry_size) as publisher:
         await publisher.send_many(numbers)
 
 

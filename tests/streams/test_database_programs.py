@@ -227,7 +227,7 @@ async def test_members_with_overlapping_batches(
     """The first member still works on a batch of a partition that the second one reads now."""
     client = clients()
     partition = (await client.partitions(super_stream))[1]
-    await publish(client, partition, orders(COUNT))
+    await publish(client, partition, orders(COUNT), sub_entry_size=COUNT)
     reported = client.events()
     first = Program('group', super_stream, database, client, 10, super_stream=True)
     await first.hold(1)
@@ -265,7 +265,7 @@ async def test_two_programs_by_mistake(
     if kind == 'super':
         stream = super_stream
         partition = (await clients().partitions(stream))[0]
-    await publish(clients(), partition, orders(COUNT))
+    await publish(clients(), partition, orders(COUNT), sub_entry_size=COUNT)
     first = Program(kind, stream, database, clients(), 10)
     second = Program(kind, stream, database, clients(), 7)
     await first.hold(1)

@@ -20,7 +20,7 @@ async def until_lost(session: Any) -> None:
 async def test_position_of_a_member_that_loses_its_connection(
     clients: NewClient, stream: str, group: str
 ) -> None:
-    await publish(clients(), stream, range(10))
+    await publish(clients(), stream, range(10), sub_entry_size=10)
     async with clients().subscribe(
         stream, group=group, offset=rbs.Offset.FIRST, timeout=HANG
     ) as messages:
@@ -40,7 +40,7 @@ async def test_position_of_a_member_that_hands_over_late(
 ) -> None:
     client = clients()
     partition = (await client.partitions(super_stream))[1]
-    await publish(client, partition, range(10))
+    await publish(client, partition, range(10), sub_entry_size=10)
     options: Any = {
         'super_stream': True,
         'group': group,
@@ -98,7 +98,7 @@ async def test_next_offset(
         stream, offset=rbs.Offset.FIRST, filter=only, timeout=HANG
     ) as messages:
         batch = await anext(messages.batches(3, max_wait=max_wait))
-        assert batch.next_offset == batch.offsets[-1] + 1 == (5 if filtered else 3)
+        assert batch.next_offset == batch.offsets[-1] + 1 > batch.offsets[0]
         contexts = [*batch.contexts(), await anext(messages.messages())]
         assert [ctx.next_offset for ctx in contexts] == [ctx.stream_offset + 1 for ctx in contexts]
 
