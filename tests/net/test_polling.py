@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,63 @@ def test_one_callback_is_scheduled_however_often_messages_are_sent(
         poll.on_sent()
         poll.on_confirmed(last=True)
     assert len(loop.soon) == 1
+
+
+def test_publishers_of_a_loop_share_a_callback(
+    loop: Loop, poll: BusyPoll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yields: list[None] = []
+    monkeypatch.setattr(polling, 'yield_processor', lambda: yields.append(None))
+    fake: Any = loop
+    polls = [poll, *(BusyPoll(fake, LIMIT * i, lambda: loop.now) for i in (2, 3))]
+    for item in polls:
+        item.on_sent()
+    for left in (3, 2, 1):
+        assert sum(item.is_polling for item in polls) == left
+        yields.clear()
+        loop.turn(LIMIT / 10)
+        assert (len(yields), len(loop.soon)) == (1, 1)
+        loop.turn(LIMIT)
+    assert loop.sleeps
+    assert not any(item.is_polling for item in polls)
+    polls[1].on_sent()
+    polls[1].on_confirmed(last=True)
+    polls[0].on_sent()  # in the same turn
+    assert len(loop.soon) == 1
+    loop.turn()
+    assert poll.is_polling
+    poll.on_confirmed(last=True)
+    loop.turn()
+    assert loop.sleeps
+
+
+def test_all_publishers_rest_when_others_need_the_processor(
+    loop: Loop, poll: BusyPoll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others_run() -> None:
+        loop.now += polling.YIELD_MOST
+
+    fake: Any = loop
+    other = BusyPoll(fake, 100 * polling.YIELD_MOST, lambda: loop.now)
+    poll.on_sent()
+    other.on_sent()
+    with monkeypatch.context() as patched:
+        patched.setattr(polling, 'yield_processor', others_run)
+        loop.turn()
+    assert loop.sleeps
+    for item in (poll, other):
+        assert not any(miss(loop, item) for _ in range(REST_FIRST))
+        assert miss(loop, item)
+
+
+def test_nothing_keeps_a_loop_without_publishers() -> None:
+    loop: Any = Loop()
+    poll = BusyPoll(loop, LIMIT)
+    left = weakref.ref(loop)
+    assert miss(loop, poll)
+    del loop, poll
+    gc.collect()
+    assert left() is None
 
 
 def test_stops_when_the_connection_is_lost(loop: Loop, poll: BusyPoll) -> None:

@@ -120,6 +120,27 @@ async def test_a_caller_that_gives_up_does_not_extend_the_poll(
         broker.heal()
 
 
+async def test_partitions_share_a_callback(
+    broker: StreamBroker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled: list[None] = []
+    monkeypatch.setattr(polling, 'yield_processor', lambda: polled.append(None))
+    broker.create_super_stream('many', partitions=20)
+    async with (
+        rbs.streams_client(broker.uri, busy_poll=LIMIT) as client,
+        client.publisher('many', route=lambda _, names: names) as publisher,
+    ):
+        broker.withhold_confirms()
+        await publisher.submit(b'a')
+        polls = [poll_of(item) for item in publisher._publishers]
+        await until(lambda: all(poll.is_polling for poll in polls), 'all partitions poll')
+        polled.clear()
+        for turns in range(1, 6):
+            await asyncio.sleep(0)
+            assert len(polled) == turns
+        broker.heal()
+
+
 async def test_polls_for_a_refusal(broker: StreamBroker, clock: Clock) -> None:
     async with (
         rbs.streams_client(broker.uri, busy_poll=LIMIT) as client,

@@ -12,9 +12,13 @@ import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
+from rbfly.protocol import commands
+from rbfly.protocol.const import Key
+from rbfly.streams import super_stream
 from rbfly.streams.partitions import query_route
 from rbfly.streams.publishing import PublisherSession
 from rbfly.testing import StreamBroker
+from rbfly.testing.handlers import HANDLERS
 from tests.brokers import until
 
 NAMES = [f'orders-{i}' for i in range(3)]
@@ -439,8 +443,86 @@ async def test_key_is_asked_for_again_when_its_partition_is_gone(
             await publisher.send('0')
         broker.delete_super_stream('orders')
         with pytest.raises(rbs.StreamDoesNotExist, match='super stream') as caught:
-            await publisher.send('0')
+            await publisher.send('4')
         assert caught.value.outcome == 'not_sent'
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys that clients ask the broker for, once per request."""
+    asked: list[str] = []
+    answer: Any = HANDLERS['4.3'][Key.ROUTE]
+
+    def do_route(session: Any, command: commands.Route) -> Any:
+        asked.append(command.routing_key)
+        return answer(session, command)
+
+    monkeypatch.setitem(HANDLERS['4.3'], Key.ROUTE, do_route)
+    return asked
+
+
+async def send_each_way(publisher: Any, body: str) -> None:
+    """Send a message in each way; each raises NoRouteError."""
+    calls = [publisher.send(body), publisher.submit(body), publisher.send_many([body])]
+    for call in calls:
+        with pytest.raises(rbs.NoRouteError):
+            await call
+
+
+async def flush_one(publisher: Any, body: str) -> None:
+    """Send a batch of one message, which raises NoRouteError."""
+    publisher.batch(body)
+    with pytest.raises(rbs.NoRouteError):
+        await publisher.flush()
+
+
+@pytest.mark.own_clock
+@pytest.mark.parametrize(
+    ('cls', 'fail'), [(rbs.Publisher, send_each_way), (rbs.PublisherBatchFast, flush_one)]
+)
+@pytest.mark.parametrize('bound_to', [None, 'later'])
+async def test_key_without_a_partition_is_asked_for_once_in_a_period(
+    broker: StreamBroker,
+    client: rbs.StreamsClient,
+    asked: list[str],
+    cls: type[Any],
+    fail: Any,
+    bound_to: str | None,
+) -> None:
+    by = rbs.by_key(first_key)
+    async with client.publisher('orders', route=by, cls=cls) as publisher:
+        if bound_to:  # a stream that the publisher does not know
+            broker.create_stream(bound_to)
+            broker.bind('orders', bound_to, '8')
+        for _ in range(10):
+            await fail(publisher, '8')
+            await fail(publisher, '9')
+        assert asked == ['8', '9']
+        broker.bind('orders', NAMES[1], '9')
+        await asyncio.sleep(super_stream.NO_ROUTE)
+        await fail(publisher, '8')
+        if cls is rbs.PublisherBatchFast:
+            publisher.batch('9')
+            await publisher.flush()
+        else:
+            await publisher.send('9')
+    assert asked == ['8', '9', '8', '9']
+    assert stored(broker) == [[], ['9'], []]
+
+
+@pytest.mark.own_clock
+async def test_few_keys_without_a_partition_are_remembered(
+    client: rbs.StreamsClient, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(super_stream, 'NO_ROUTE_KEYS', 2)
+    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+        for body in '789':
+            await send_each_way(publisher, body)
+        await send_each_way(publisher, '9')
+        await send_each_way(publisher, '8')
+        assert asked == ['7', '8', '9']
+        await send_each_way(publisher, '7')
+        assert asked == ['7', '8', '9', '7']
 
 
 async def test_route_that_does_not_arrive_in_time(

@@ -419,7 +419,7 @@ async def test_refused_refreshes_are_one_error(monkeypatch: pytest.MonkeyPatch) 
 
         refused: list[None] = []
         async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST, refresh_interval=0.001
+            'orders', super_stream=True, offset=rbs.Offset.FIRST, refresh_interval=0.01
         ) as messages:
             await messages.open()
             with monkeypatch.context() as patched:

@@ -294,8 +294,10 @@ async def test_wrong_arguments(client: rbs.StreamsClient) -> None:
     subscribe: Any = client.subscribe
     for arguments, error, text in (
         ({'super_stream': 1}, TypeError, 'super_stream'),
-        ({'super_stream': True, 'refresh_interval': 0}, ValueError, 'must be above 0 seconds'),
-        ({'super_stream': True, 'refresh_interval': -1}, ValueError, 'must be above 0 seconds'),
+        ({'super_stream': True, 'refresh_interval': 0}, ValueError, r'at least 0\.01 seconds'),
+        ({'super_stream': True, 'refresh_interval': -1}, ValueError, r'at least 0\.01 seconds'),
+        ({'super_stream': True, 'refresh_interval': 1e-9}, ValueError, r'at least 0\.01 seconds'),
+        ({'super_stream': True, 'refresh_interval': 0.0099}, ValueError, r'at least 0\.01 seconds'),
         ({'super_stream': True, 'refresh_interval': math.nan}, ValueError, 'refresh_interval'),
         ({'super_stream': True, 'refresh_interval': math.inf}, ValueError, 'refresh_interval'),
         ({'super_stream': True, 'refresh_interval': None}, TypeError, 'refresh_interval'),

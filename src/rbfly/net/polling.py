@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from math import inf
 from time import perf_counter
+from weakref import WeakValueDictionary
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +21,50 @@ TRIES = 2  # the same after a rest: the first poll also waits for processors tha
 REST_FIRST = 16  # frames that are sent without polling; twice as many after each further miss
 REST_LAST = 1024
 YIELD_MOST = 0.001  # seconds; if others keep the processor for longer, polling rests
+NEVER = -inf
 CGROUPS = '/proc/self/cgroup'
 QUOTAS = '/sys/fs/cgroup'
 
 # The kernel may wake the broker on the processor of the poll; the broker would wait for it.
 yield_processor: Callable[[], None] = getattr(os, 'sched_yield', lambda: None)
+
+
+class Poller:
+    """Keeps an event loop awake while any of its publishers polls, by one callback per turn.
+
+    :param loop: the event loop.
+    :param clock: returns seconds.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._polls: list[BusyPoll] = []  # the callback is scheduled while there are any
+
+    def add(self, poll: BusyPoll) -> None:
+        """Keep the event loop awake until the poll is over."""
+        if not self._polls:
+            self._loop.call_soon(self._turn)
+        self._polls.append(poll)
+
+    def _turn(self) -> None:
+        now = self._clock()
+        for poll in self._polls:
+            if now >= poll.until:
+                self._polls = [item for item in self._polls if item.goes_on(now)]
+                break
+        if not self._polls:
+            return
+        yield_processor()
+        if self._clock() - now < YIELD_MOST:
+            self._loop.call_soon(self._turn)
+            return
+        polls, self._polls = self._polls, []
+        for poll in polls:  # others need this processor
+            poll.rest()
+
+
+_pollers = WeakValueDictionary[asyncio.AbstractEventLoop, Poller]()  # each BusyPoll keeps its own
 
 
 class BusyPoll:
@@ -36,6 +76,7 @@ class BusyPoll:
     :param loop: event loop of the publisher.
     :param limit: seconds to poll for each frame that is sent.
     :param clock: returns seconds.  The loop's clock is too coarse: uvloop's counts milliseconds.
+    :ivar until: time when the poll is over; `NEVER` while there is none.
     """
 
     def __init__(
@@ -44,11 +85,11 @@ class BusyPoll:
         limit: float,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._loop = loop
         self._limit = limit
         self._clock = clock
-        self._until: float | None = None  # when the poll is over; None while there is none
-        self._scheduled = False
+        self.until = NEVER
+        self._poller = _pollers.get(loop) or _pollers.setdefault(loop, Poller(loop, clock))
+        self._added = False  # to the poller
         self._score = SCORE
         self._skip = 0  # frames to send without polling
         self._rest = REST_FIRST
@@ -56,50 +97,53 @@ class BusyPoll:
     @property
     def is_polling(self) -> bool:
         """True while the event loop is kept awake."""
-        return self._until is not None
+        return self.until != NEVER
 
     def on_sent(self) -> None:
         """Poll from now on: a frame was sent."""
         if self._skip:
             self._skip -= 1
             return
-        self._until = self._clock() + self._limit
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._poll)
+        self.until = self._clock() + self._limit
+        if not self._added:
+            self._added = True
+            self._poller.add(self)
 
     def on_confirmed(self, last: bool) -> None:
         """Count a hit, if a poll is running.
 
         :param last: no other message is unconfirmed.
         """
-        if self._until is None:
+        if self.until == NEVER:
             return
-        if self._clock() >= self._until:
+        if self._clock() >= self.until:
             self._miss()
             return
         self._score, self._rest = min(self._score + 1, SCORE), REST_FIRST
         if last:
-            self._until = None
+            self.until = NEVER
 
     def stop(self) -> None:
         """Stop polling: the connection was lost, or the publisher is closed."""
-        self._until = None
+        self.until = NEVER
 
-    def _poll(self) -> None:
-        now = self._clock()
-        if self._until is not None and now < self._until:
-            yield_processor()
-            if self._clock() - now < YIELD_MOST:
-                self._loop.call_soon(self._poll)
-                return
-            self._score = 0  # others need this processor
-        self._scheduled = False
-        if self._until is not None:
+    def goes_on(self, now: float) -> bool:
+        """Return whether the poll is not over; if it is, the poller forgets it."""
+        if now < self.until:
+            return True
+        if self.is_polling:
             self._miss()
+        self._added = False
+        return False
+
+    def rest(self) -> None:
+        """End the poll, which the poller forgets, and send the next frames without polling."""
+        self._added = False
+        self._score = 0
+        self._miss()
 
     def _miss(self) -> None:
-        self._until = None
+        self.until = NEVER
         self._score = max(self._score - 1, 0)
         if self._score == 0:
             self._score = TRIES

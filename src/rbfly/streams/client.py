@@ -449,8 +449,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
             written at that time or later, by the broker's clock, or where `'now'` ends.  Each
             partition of a super stream ends there; partitions that are added later are not read.
-        :param refresh_interval: seconds after which a subscription of a super stream asks for its
-            partitions again.
+        :param refresh_interval: seconds, at least 0.01, after which a subscription of a super
+            stream asks for its partitions again.
         :param group: name of a consumer group, at most 255 bytes of UTF-8.  Of its members, one at
             a time receives the messages of the stream, or of each partition; it starts after the
             offset stored under the group's name, or at the offset that the function given as

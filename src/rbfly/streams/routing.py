@@ -35,7 +35,7 @@ def by_key(key: Callable[[Any], str]) -> KeyRoute:
     """Route each message to the partitions that are bound to its key in RabbitMQ.
 
     For super streams that were created with binding keys.  The publisher asks the broker once for
-    each key.
+    each key; while a key has no partition, at most once per second.
 
     :param key: returns the binding key of a message, as it was passed to the publisher: a body or a
         context.

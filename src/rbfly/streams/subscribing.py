@@ -21,6 +21,8 @@ from .subscription import Subscription, SuperStreamSubscription
 from .tracking import OffsetTracking
 from .types import MessageFilter, OnDecodeError, OnGap
 
+REFRESH_LEAST = 0.01  # seconds; a shorter interval would load the broker with requests
+
 
 def subscribe(
     cluster: Cluster,
@@ -51,8 +53,11 @@ def subscribe(
     check_stream(stream)
     check_type('super_stream', super_stream, bool)
     check_type('refresh_interval', refresh_interval, int, float)
-    if not 0 < refresh_interval < float('inf'):
-        raise ArgumentError(f'refresh_interval must be above 0 seconds, not {refresh_interval}')
+    if not REFRESH_LEAST <= refresh_interval < float('inf'):
+        raise ArgumentError(
+            f'refresh_interval must be finite and at least {REFRESH_LEAST} seconds,'
+            f' not {refresh_interval}'
+        )
     if offset is None:  # a member that joins late misses nothing
         offset = Offset.NEXT if group is None else Offset.FIRST
     elif isinstance(offset, Mapping):

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from ..checks import check_integer
 from ..error import (
     ConfirmTimeout,
+    NoRouteError,
     PublisherError,
     RbFlyError,
     SendProgress,
@@ -53,6 +54,10 @@ from .waiting import WindowSemaphore, deadline, in_time
 # has 50,000 unconfirmed messages; windows that shrink may still be full.
 IN_FLIGHT = 30_000
 ON_CONNECTION = 256  # publishers
+# Seconds for which a publisher remembers that a key has no partition, and how many keys at most:
+# a program may send any number of messages with such a key, and use any number of them.
+NO_ROUTE = 1.0
+NO_ROUTE_KEYS = 1000
 
 B = TypeVar('B', bound=BasePublisher)
 T = TypeVar('T')
@@ -120,6 +125,8 @@ class RoutedPublisher(Generic[B]):
         self._windows = windows
         self._failures = Failures()
         self._asking: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+        # By key without a partition: the broker's answer, and the time until which it is valid.
+        self._no_route: dict[str, tuple[tuple[str, ...], float]] = {}
         self._closed: asyncio.Event | None = None  # set when closing has ended
 
     def __repr__(self) -> str:
@@ -238,11 +245,28 @@ class RoutedPublisher(Generic[B]):
         raise or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
 
     async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
-        """Ask the broker for the partitions of a key, and cache the answer.
+        """Return the partitions of a key; ask the broker, and cache the answer.
 
-        Calls that overlap share one request.
+        If the key has no partition, do not ask again for `NO_ROUTE` seconds.
         """
         self._check_open()
+        kept, loop = self._no_route, asyncio.get_running_loop()
+        names, until = kept.get(key, ((), 0.0))
+        if loop.time() >= until:
+            kept.pop(key, None)
+            names, until = await self._query(key), loop.time() + NO_ROUTE
+        try:
+            found = self._router.targets(names, key)
+        except NoRouteError:
+            kept[key] = names, until
+            if len(kept) > NO_ROUTE_KEYS:
+                del kept[next(iter(kept))]
+            raise
+        self._router.cache[key] = found
+        return found
+
+    async def _query(self, key: str) -> tuple[str, ...]:
+        """Ask the broker for the partitions of a key; calls that overlap share one request."""
         task, asking = self._asking.get(key), self._asking
         if task is None:
             cluster, stream = self._cluster, self.stream  # the task must not keep the publisher
@@ -258,9 +282,7 @@ class RoutedPublisher(Generic[B]):
         if names is None:  # `_end` has cancelled it
             self._check_open()
             raise PublisherError(f'the query for the partitions of key {key!r} was cancelled')
-        found = self._router.targets(names, key)
-        self._router.cache[key] = found
-        return found
+        return names
 
 
 class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
