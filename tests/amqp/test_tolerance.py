@@ -251,6 +251,16 @@ def test_unchanged_message_is_sent_on_as_its_bytes() -> None:
     assert encode_amqp_bytes(ctx) == data
 
 
+def test_read_message_that_cannot_be_encoded_is_sent_on_as_its_bytes() -> None:
+    """An application property has a symbol as key, which is not UTF-8."""
+    data = '005374c10802a302fffea10161' + BODY
+    ctx = read(data)
+    read_all(ctx)
+    assert ctx.app_properties == {'\udcff\udcfe': 'a'}
+    for other in (ctx, copy.copy(ctx), pickle.loads(pickle.dumps(ctx))):
+        assert encode_amqp_bytes(other).hex() == data
+
+
 @pytest.mark.parametrize('value', [True, 1.0, [1], {'k': 2}, 'x'])
 def test_changed_values_are_sent(value: Any) -> None:
     """Equality does not show a change from 1 to True."""

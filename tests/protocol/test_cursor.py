@@ -645,10 +645,11 @@ def test_contexts_of_messages_returned_raw() -> None:
     assert found[0][:2] == [(damaged, damaged, {}), ('a', amqp('a'), {})]
 
 
+@pytest.mark.parametrize('data', [JUNK, with_property('x', 'a')[:-3] + b'\x56\x02'])
 @pytest.mark.parametrize('kind', ['body', 'context', 'batch'])
-def test_undecodable_message_is_sent_on_as_its_bytes(kind: str) -> None:
+def test_undecodable_message_is_sent_on_as_its_bytes(kind: str, data: bytes) -> None:
     cursor = Cursor(True, None, 'raw')
-    cursor.push(plain_chunk([JUNK], 10))
+    cursor.push(plain_chunk([data], 10))
     if kind == 'context':
         ctx = contexts(cursor)[0]
     elif kind == 'batch':
@@ -658,8 +659,8 @@ def test_undecodable_message_is_sent_on_as_its_bytes(kind: str) -> None:
         cursor.take()
         ctx = cursor.last.context()
     for other in (ctx, copy.copy(ctx), pickle.loads(pickle.dumps(ctx))):
-        assert (other.body, other.app_properties, other.stream_offset) == (JUNK, {}, 10)
-        assert encode_amqp_bytes(other) == JUNK
+        assert (other.body, other.app_properties, other.stream_offset) == (data, {}, 10)
+        assert encode_amqp_bytes(other) == data
     ctx.body = b'new'
     assert encode_amqp_bytes(ctx) == encode_amqp_bytes(b'new')
 

@@ -97,6 +97,25 @@ async def test_each_short_call_raises_the_refusal(
             await asyncio.sleep(DELAY)  # the attempt of the ping ends
 
 
+async def test_full_batch_and_close_name_the_refusal() -> None:
+    async with refusing() as fake, rbs.streams_client(fake.uri, close_timeout=1) as client:
+        with pytest.raises(rbs.AuthenticationError):
+            await client.ping(timeout=5)
+        publisher = await client.publisher('orders', wait=False, cls=rbs.PublisherBatchLimit)
+        await publisher.batch('x', max_len=1)
+        flush = asyncio.create_task(publisher.flush())
+        await publisher.batch('x', max_len=1)  # `flush` moves the first message into the window
+        with pytest.raises(rbs.AuthenticationError, match='the batch was full') as full:
+            await publisher.batch('x', max_len=1, timeout=0.5)
+        assert full.value.outcome == 'not_sent'
+        with pytest.raises(rbs.ConfirmTimeout, match='the password is wrong') as caught:
+            await publisher.close()
+        assert caught.value.unsent == 2
+        assert isinstance(caught.value.__cause__, rbs.AuthenticationError)
+        with suppress(rbs.RbFlyError):
+            await flush
+
+
 async def test_connect_timeout_shorter_than_the_refusal() -> None:
     async with refusing() as fake, rbs.streams_client(fake.uri, connect_timeout=1) as client:
         with pytest.raises(rbs.ConnectTimeout):

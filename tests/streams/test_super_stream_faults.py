@@ -433,3 +433,32 @@ async def test_refused_refreshes_are_one_error(monkeypatch: pytest.MonkeyPatch) 
                     await asyncio.sleep(0)
                     broker.publish('orders-0', body)
                     assert await waiting == body
+
+
+@pytest.mark.parametrize('group', [None, 'g'])
+async def test_partition_that_comes_back_as_another_stream_raises_once(group: str | None) -> None:
+    """The program must not use the offset that it keeps of the former partition."""
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_super_stream('orders', partitions=2)
+        async with client.publisher('orders', route=rbs.by_hash(str)) as publisher:
+            await publisher.send_many(range(20))
+        async with client.subscribe(
+            'orders',
+            super_stream=True,
+            offset=rbs.Offset.FIRST,
+            refresh_interval=0.5,
+            timeout=5,
+            group=group,
+        ) as messages:
+            for _ in range(20):
+                await anext(messages)
+            partitions = messages._session.partitions
+            reader = asyncio.ensure_future(anext(messages))
+            broker.delete_stream('orders-1')
+            await until(lambda: 'orders-1' not in partitions, 'the partition is gone')
+            broker.create_stream('orders-1')
+            broker.bind('orders', 'orders-1', '1')
+            broker.publish('orders-1', 'new')
+            with pytest.raises(rbs.StreamDoesNotExist):
+                await reader
+            assert await anext(messages) == 'new'

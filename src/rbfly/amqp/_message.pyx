@@ -302,6 +302,10 @@ is_set_stream_publish_id=None)\n--\n
     def __reduce__(self):
         cdef Sections sections = self._sections
         cdef int i
+        cdef int absent = 0     # all of them if the message is undecodable
+        if sections is not None:
+            for i in range(6):
+                absent |= (sections.layout.at[i] < 0) << i
         return restore_message, (
             None if self._owner is None else bytes(self.raw),
             self._body,
@@ -309,14 +313,15 @@ is_set_stream_publish_id=None)\n--\n
             self._body_at < 0,
             None if sections is None else [get_field(sections, i) for i in range(6)],
             0 if sections is None else sections.replaced,
+            absent,
             self._stream, self._offset, self._timestamp, self._publish_id,
             bool(self.is_set_stream_publish_id),
         )
 
 
 def restore_message(
-    bytes raw, body, bint body_ready, bint body_set, list fields, int replaced, str stream,
-    uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
+    bytes raw, body, bint body_ready, bint body_set, list fields, int replaced, int absent,
+    str stream, uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
 ):
     cdef MessageCtx ctx = MessageCtx.__new__(MessageCtx)
     cdef Sections sections
@@ -342,7 +347,7 @@ def restore_message(
         sections.replaced = replaced
         for i in range(6):
             set_field(sections, i, fields[i])
-            if replaced >> i & 1:
+            if absent >> i & 1:
                 sections.layout.at[i] = -1
     ctx._stream = stream
     ctx._offset = offset

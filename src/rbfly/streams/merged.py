@@ -114,8 +114,9 @@ class MergedSession:
         self.partitions: dict[str, Partition] = {}
         self.sessions: dict[str, SubscriptionSession] = {}
         self._by_cursor: dict[MessageCursor, Partition] = {}
-        # position and last chunk, by partition; no chunk if it was deleted
-        self._gone: dict[str, tuple[int | None, LastChunk | None]] = {}
+        # position and last chunk, by partition; if it was deleted, no chunk, and the error to raise
+        # when it comes back
+        self._gone: dict[str, tuple[int | None, LastChunk | None, StreamDoesNotExist | None]] = {}
         self._cluster = cluster
         self._offset = offset
         self._auto_offset = auto_offset
@@ -220,7 +221,10 @@ class MergedSession:
         partition = Partition(self, name)
         session = self.sessions[name] = self._new_session(partition, name, self._start_of(name))
         if name in self._gone:
-            session.succeed(*self._gone.pop(name))
+            position, identity, error = self._gone.pop(name)
+            session.succeed(position, identity)
+            if error is not None:
+                self._errors.append(StreamDoesNotExist(name, 'was deleted and created again'))
         cursor = partition.cursor = session.cursor
         cursor.super_stream = self.stream
         self.partitions[name] = self._by_cursor[cursor] = partition
@@ -269,7 +273,7 @@ class MergedSession:
         self.turns.remove(partition.cursor)
         session = self.sessions.pop(partition.name)
         identity = None if partition.missing else session.identity
-        self._gone[partition.name] = session.position, identity
+        self._gone[partition.name] = session.position, identity, partition.missing
         session.release()
 
     def _note(self, event: Callable[[Any, str, str], None], name: str, text: str) -> None:
@@ -282,7 +286,7 @@ class MergedSession:
         for partition in list(self.partitions.values()):
             self._forget(partition)
         # its partitions were deleted with it
-        self._gone = {name: (position, None) for name, (position, _) in self._gone.items()}
+        self._gone = {name: (position, None, None) for name, (position, *_) in self._gone.items()}
         self._unopened.clear()
         self._is_listed = False
         self._names.discard(self.stream)
@@ -393,7 +397,7 @@ class MergedSession:
     def position(self) -> dict[str, int | None]:
         """Offset after the last message delivered, by partition."""
         gone = {
-            name: position for name, (position, _) in self._gone.items() if position is not None
+            name: position for name, (position, *_) in self._gone.items() if position is not None
         }
         return gone | {name: session.position for name, session in self.sessions.items()}
 

@@ -123,10 +123,12 @@ class PublisherBatchLimit(PublisherBatchFast):
         queue = self._batches.capacity
         is_full = bool(queue.waiting) or not self._batches.fits(max_len)
         if is_full and not await queue.wait(max_len, 1, until):
-            raise session.timed_out(
-                WindowTimeout,
-                f'the batch was full for {timeout} s (max_len is {max_len});'
-                ' the message was not queued: call flush',
+            raise session.late(
+                session.timed_out(
+                    WindowTimeout,
+                    f'the batch was full for {timeout} s (max_len is {max_len});'
+                    ' the message was not queued: call flush',
+                )
             )
 
 

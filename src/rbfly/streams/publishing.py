@@ -303,9 +303,8 @@ class PublisherSession(Owner):
         name = f' {self.name!r}' if self.name else ''
         part = f'super stream {stream!r}' if stream else f'stream {self.stream!r}'
         text = f'publisher{name} of {part}: {text}'
-        cause = cause or self.registration.problem
-        if self._refusal is not None:
-            cause = None  # the caller raises the refusal instead
+        if cause is None and self._refusal is None:  # else the caller raises the refusal instead
+            cause = self.registration.problem
         error = kind(text if cause is None else f'{text}; there is no connection: {cause}')
         if cause is not None:
             error.__cause__ = without_frames(copy_error(cause))
@@ -459,7 +458,7 @@ class PublisherSession(Owner):
             await self._cluster.idle_closing.wait(registration.reset())
         except (TimeoutError, StreamConnectionError):
             sent, unsent = core.window.count_unreported()
-            cause = registration.problem
+            cause = self._refusal or registration.problem
         finally:
             self._on_progress = None
             self._end(*errors)
