@@ -13,12 +13,12 @@ from rbfly.amqp._message cimport MessageCtx
 from rbfly.amqp import (
     AMQPHeader, AMQPProperties, DataBody, SequenceBody, decode_amqp, encode_amqp_bytes,
 )
-from rbfly.error import AMQPEncoderTypeError
-from rbfly.types import AMQPArray, Described
+from rbfly.types import AMQPArray, Described, Symbol
 
 # Space that the encoder may reserve beyond what it writes, see open_compound.
 cdef enum:
     SLACK = 256
+    APP_PROPERTIES = 4      # index of the section
 
 
 class Finding(Exception):
@@ -95,6 +95,28 @@ cdef MessageCtx rebuilt(MessageCtx ctx):
     return MessageCtx(ctx.take_body(), *[ctx.section(i) for i in range(6)])
 
 
+cdef bint has_foreign_key(MessageCtx ctx) except -1:
+    """Whether a section has a key that can only be received."""
+    cdef int i
+    for i in range(6):
+        section = ctx.section(i)
+        if type(section) is not dict:
+            continue
+        for key in section:
+            if i == APP_PROPERTIES:
+                if type(key) is not str or key != key.encode(errors='replace').decode():
+                    return True
+            elif type(key) is str:
+                if not key.isascii():
+                    return True
+            elif type(key) is int:
+                if not 0 <= key < 2**64:
+                    return True
+            elif type(key) is not Symbol:
+                return True
+    return False
+
+
 cdef int check_round_trip(MessageCtx ctx) except -1:
     """Encode a decoded message: decoding returns the same values, encoding again the same bytes."""
     cdef MessageCtx again
@@ -103,11 +125,10 @@ cdef int check_round_trip(MessageCtx ctx) except -1:
     cdef int i
     if encode_amqp_bytes(ctx) != ctx.raw:
         finding('a message that was not changed is not sent on as its bytes')
-    ctx = rebuilt(ctx)
-    try:
-        first = encode_amqp_bytes(ctx)
-    except AMQPEncoderTypeError:    # a key of a type that can only be received
+    if has_foreign_key(ctx):
         return 0
+    ctx = rebuilt(ctx)
+    first = encode_amqp_bytes(ctx)
     n = PyBytes_GET_SIZE(first)
     again = rebuilt(decode_amqp(first))
     if not same(ctx.take_body(), again.take_body()):

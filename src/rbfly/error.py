@@ -395,9 +395,10 @@ class OffsetGapError(SubscriptionError):
 
 
 class OffsetNotStored(RbFlyError):
-    """The broker did not store an offset, or another program has replaced it since.
+    """An offset is not stored.
 
-    Or the member of a group that was to store it is not active.
+    The broker did not store it, another program has replaced it since, or the member of a group
+    that had to store it is not active.
     """
 
 

@@ -37,7 +37,7 @@ from rbfly.error import (
     AMQPEncoderValueError,
     RbFlyBufferError,
 )
-from rbfly.types import AMQPArray, Described, Int, Symbol, Timestamp, ULong
+from rbfly.types import AMQPArray, Char, Described, Int, Symbol, Timestamp, ULong
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, 123000, tzinfo=UTC)
 
@@ -275,7 +275,7 @@ def test_annotation_keys() -> None:
     assert round_trip(ctx).annotations == {Symbol('x-a'): 1, Symbol('x-b'): 2, 5: 3}
     data = encode_amqp_bytes(stream_message_ctx(b'', annotations={5: None}))
     assert data.hex() == '005372c10402530540' + '005375a000'
-    for key in (None, b'a', 1.5, True, Described(1, 2)):
+    for key in (None, b'a', 1.5, True, Described(1, 2), Char('a')):
         for name in ('annotations', 'delivery_annotations', 'footer'):
             section: dict[str, Any] = {name: {key: 1}}
             with pytest.raises(AMQPEncoderTypeError):

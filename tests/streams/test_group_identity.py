@@ -217,9 +217,11 @@ async def test_partition_that_was_created_again(noticed: bool, start: str, group
             assert found == [*range(1000, 1000 + 2 * OLD)]
 
 
-@pytest.mark.parametrize('grouped', [True, False])
+@pytest.mark.parametrize(
+    ('grouped', 'start'), [(True, 'function'), (False, 'function'), (False, 'first')]
+)
 async def test_partition_that_was_bound_again_is_the_same_stream(
-    grouped: bool, monkeypatch: pytest.MonkeyPatch
+    grouped: bool, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, bound = Kept(), ['orders-0', 'orders-1']
 
@@ -235,7 +237,7 @@ async def test_partition_that_was_bound_again_is_the_same_stream(
             'orders',
             super_stream=True,
             group='billing' if grouped else None,
-            offset=own.start,
+            offset=own.start if start == 'function' else rbs.Offset.FIRST,
             refresh_interval=0.01,
             timeout=HANG,
         ) as messages:

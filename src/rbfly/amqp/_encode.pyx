@@ -161,7 +161,7 @@ cdef int put_key(OutBuffer *out, object key, int depth, int keys) except -1:
     elif keys == KEYS_ANNOTATION:
         if type(key) is Symbol:
             return encode_symbol(out, key)
-        if isinstance(key, str):
+        if isinstance(key, str) and type(key) is not Char:
             return encode_symbol(out, Symbol(key))
         if isinstance(key, int) and not isinstance(key, bool):
             return encode_unsigned(out, key, codes.ULONG)

@@ -460,7 +460,8 @@ class Cluster:
             self._on_failure(error, progress)
             hosts = []
         for index, host in enumerate(hosts):
-            share = min(ADDRESS_TIMEOUT, (end - loop.time()) / (len(hosts) - index))
+            left = max(0.0, end - loop.time())
+            share = min(ADDRESS_TIMEOUT, left / (len(hosts) - index))
             self._resolver.on_try(host, info.port)
             if connection := await self._dial_host(info, host, share, progress):
                 return connection

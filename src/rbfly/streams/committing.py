@@ -67,7 +67,7 @@ class Commits:
             if self._lock is None:
                 self._lock = asyncio.Lock()
             assert manual.reference is not None
-            connect = self.connect(found)
+            connect, term = self.connect(found), self._term
             async with self._lock:
                 try:
                     await store_offset(
@@ -76,7 +76,8 @@ class Commits:
                 except OffsetNotStored:
                     self._lost = None
                     raise
-            self._committed = found + 1
+            if term == self._term:  # else the member has forgotten what it had delivered
+                self._committed = found + 1
             if self._lost is not None and self._lost <= found:
                 self._lost = None
         if offset is None and self._lost is not None:
@@ -89,7 +90,12 @@ class Commits:
         For a member of a group, that function raises :class:`.OffsetNotStored` unless the member
         has been active since this call.
         """
-        return partial(self._connect, None if self._member is None else self._member.term, offset)
+        return partial(self._connect, self._term, offset)
+
+    @property
+    def _term(self) -> int | None:
+        """The term of the member; None without a group."""
+        return None if self._member is None else self._member.term
 
     def on_leave(self) -> None:
         """The member is no longer active: note the messages that the program has not committed."""
@@ -145,6 +151,6 @@ class Commits:
     def _not_stored(self, offset: int) -> OffsetNotStored:
         """Return the error of an offset that the member must not store."""
         return OffsetNotStored(
-            f'the {self._member!r} is no longer active: offset {offset} is not stored, and a member'
-            ' receives the messages after the stored one again'
+            f'the {self._member!r} is no longer active: offset {offset} is not stored; the'
+            ' messages after the stored offset are delivered again'
         )

@@ -211,7 +211,7 @@ def summary(errors: Sequence[Exception], total: int = 0) -> Exception | None:
 
 
 def or_refusal(error: ConfirmTimeout, refusal: ProtocolError | None) -> RbFlyError:
-    """Return the error of a call whose time is up, or that it could not connect for good.
+    """Return the error of a call whose time is up, or the refusal if the broker refuses the client.
 
     :param refusal: why the broker refuses the client; None if it does not.
     """

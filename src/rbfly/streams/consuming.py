@@ -396,6 +396,8 @@ class SubscriptionSession(Owner):
             self._start_over()
         elif self._member is not None:
             self._member.resume(identity)
+        elif position is not None and self._start.source is None:
+            self._start = Start(Offset.offset(position))
 
     def write(self, frame: bytes, last: bool) -> bool:
         """Write a frame that stores an offset; return false if this is not possible now.

@@ -293,7 +293,7 @@ class MergedSession:
         self._errors = [error]
 
     def _keep(self, error: Exception) -> None:
-        """Keep an error for the next task that waits; of an outage, or of a refusal, only one."""
+        """Keep an error for the next task that waits: one for each outage or refusal."""
         match error:
             case StreamConnectionError():
                 is_known = bool(self._errors)

@@ -220,7 +220,8 @@ class Tracker:
             failure = StreamConnectionError(text)
         # not in the handlers: the errors refer to the task
         raise OffsetNotStored(
-            f'offset {finished} of stream {self.stream!r} is not stored under {self.reference!r}:'
+            f'offset {finished} of stream {self.stream!r} may not be stored under'
+            f' {self.reference!r}:'
             f' {failure}'
         ) from failure
 
