@@ -44,12 +44,14 @@ async def main(uri, stream, path, kind, seed):
 
     def store(batch):
         # The effects and the next offset, in one transaction, if no other member has moved it.
-        stream, first = batch.stream, batch.offsets[0]
-        if stream not in expected:
-            _, first = read(stream)
-        while True:
+        stream, incarnation = batch.stream, batch[0][0]
+        if stream not in expected or expected[stream][0] != incarnation:
+            read(stream)
+        while expected[stream][0] == incarnation:  # else the stream before, which is processed
             rows = [
-                body for body, offset in zip(batch, batch.offsets, strict=True) if offset >= first
+                body
+                for body, offset in zip(batch, batch.offsets, strict=True)
+                if offset >= expected[stream][1]
             ]
             if not rows:
                 return
@@ -62,11 +64,9 @@ async def main(uri, stream, path, kind, seed):
                 )
                 if moved.rowcount:
                     db.executemany('INSERT INTO effects VALUES (?, ?)', rows)
-                    expected[stream] = expected[stream][0], batch.next_offset
+                    expected[stream] = incarnation, batch.next_offset
                     return
-                incarnation, first = read(stream)
-                if incarnation != rows[0][0]:
-                    return  # these messages are of the stream before, and processed
+            read(stream)
 
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as db:
         async with (
@@ -77,7 +77,7 @@ async def main(uri, stream, path, kind, seed):
             ) as messages,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
-            batches = messages.batches(choice([1, 7, 1000]))
+            batches = messages.batches(choice([7, 20, 1000]))
             print('ready', flush=True)
             while True:
                 try:
@@ -138,7 +138,7 @@ class Walk:
         await self.create()
 
     async def publish(self) -> None:
-        count = self.source.choice([1, 20, 200])
+        count = self.source.choice([1, 20, 100])
         begin = len(self.published)
         bodies = [(self.incarnation, number) for number in range(begin, begin + count)]
         options: dict[str, Any] = {'route': rbs.by_hash(str)} if self.kind == 'super' else {}
