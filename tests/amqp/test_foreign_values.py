@@ -184,7 +184,7 @@ def test_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    'value', [pd.NA, np.int64(5), pd.Timedelta(1), np.datetime64('NaT'), np.bool_(True)]
+    'value', [pd.NA, np.int64(5), pd.Timedelta(1, 's'), np.datetime64('NaT', 's'), np.bool_(True)]
 )
 def test_scalars_without_a_type_are_refused(value: Any) -> None:
     with pytest.raises(AMQPEncoderTypeError, match=r'AMQP 1.0 has no type for'):
