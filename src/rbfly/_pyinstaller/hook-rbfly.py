@@ -13,6 +13,7 @@ hiddenimports += [
     'contextvars',
     'datetime',
     'functools',
+    'enum',
     'itertools',
     'operator',
     'struct',

@@ -286,6 +286,9 @@ async def check_identity(cluster: Cluster, stream: str, known: LastChunk) -> Non
                 raise StreamConnectionError(f'the leader of stream {stream!r} cannot be reached')
             known.seek(first, None)
             if known.is_replaced(chunk):
+                if chunk is None and not await leader_ends_before(cluster, stream, known.id):
+                    # A new leader has the chunk before it commits it.
+                    raise StreamConnectionError(f'the leader of stream {stream!r} is not ready')
                 raise StreamDoesNotExist(stream, 'was deleted and created again')
             return
     chunk = await chunk_at(cluster, stream, Offset.LAST)
