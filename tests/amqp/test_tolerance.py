@@ -149,7 +149,7 @@ def test_properties_of_other_types() -> None:
     assert found.group_sequence == -1
     assert pickle.loads(pickle.dumps(found)) == found
     repr(found)
-    # what was received can be part of another message
+    # a program can send a received section in another message
     again = decode_amqp(encode_amqp_bytes(stream_message_ctx('x', properties=found)))
     assert again.properties == found
 
@@ -232,7 +232,7 @@ FOREIGN_MESSAGE = (
 
 
 def read_all(ctx: MessageCtx) -> None:
-    """Read what can be changed in place, too."""
+    """Also read the sections and bodies that a program can change in place."""
     repr(ctx)
     _ = ctx.header, ctx.properties, ctx.footer, ctx.delivery_annotations, ctx.annotations
 

@@ -156,7 +156,7 @@ async def test_interrupted_close_of_a_subscription(
 async def test_program_that_works_keeps_its_close_if_another_is_interrupted(
     memory: StreamBroker, stream: str
 ) -> None:
-    """A task that waits for the program while another task's close is cancelled returns, too."""
+    """A close that waits for the program returns when the close of another task is cancelled."""
     async with rbs.streams_client(memory.uri) as client:
         messages = subscribe(client, stream)
         begun = asyncio.Event()

@@ -44,7 +44,7 @@ async def test_commit_reports_once_what_it_could_not_store(
 
 
 async def test_commit_after_the_end(clients: NewClient, stream: str, group: str) -> None:
-    """The member has left: another one receives again what was not committed."""
+    """The member has left: another one receives its uncommitted messages again."""
     client = clients()
     await publish(client, stream, range(10))
     for committed in (False, True):

@@ -209,6 +209,10 @@ class RoutedPublisher(Generic[B]):
         error.stream = session.stream if problems else None
         return error
 
+    def _or_refusal(self, late: ConfirmTimeout) -> RbFlyError:
+        """Return the error of a call whose time is up, or why the broker refuses the client."""
+        return or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
+
     async def _each(
         self, calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]
     ) -> list[Exception]:
@@ -242,7 +246,7 @@ class RoutedPublisher(Generic[B]):
             f'the broker did not report the partitions of key {found!r} within {timeout} s; the'
             ' message was not sent'
         )
-        raise or_refusal(late, None if self._cluster.connected else self._cluster.refusal.error)
+        raise self._or_refusal(late)
 
     async def _ask(self, key: str) -> Partition | tuple[Partition, ...]:
         """Return the partitions of a key; ask the broker, and cache the answer.
@@ -344,8 +348,7 @@ class SuperStreamPublisher(RoutedPublisher[Publisher], RoutedBase, NoBatch):
                     f'the broker did not confirm the message on all partitions within {timeout} s;'
                     ' it may still be stored',
                 )
-                connected = self._cluster.connected
-                raise or_refusal(late, None if connected else self._cluster.refusal.error)
+                raise self._or_refusal(late)
         else:
             router.claim(message)
             try:

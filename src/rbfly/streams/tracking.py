@@ -221,8 +221,7 @@ class Tracker:
         # not in the handlers: the errors refer to the task
         raise OffsetNotStored(
             f'offset {finished} of stream {self.stream!r} may not be stored under'
-            f' {self.reference!r}:'
-            f' {failure}'
+            f' {self.reference!r}: {failure}'
         ) from failure
 
     def _log(self, cluster: Cluster, reason: object) -> None:
