@@ -13,6 +13,7 @@ from rbfly.error import PublisherError
 from rbfly.net import retry
 from rbfly.streams.error import PublisherNameInUse, StreamConnectionError
 from tests.brokers import CONNECT_TIMEOUT
+from tests.streams.test_consume import first, take
 from tests.streams.test_publish import stored
 
 NAME = 'shop'
@@ -137,6 +138,8 @@ async def test_batch_that_waits_for_its_flush(
             await slow.flush()
         with pytest.raises(PublisherNameInUse):
             slow.batch(0)
+        # The publisher sent its batch right behind the query that found the other publisher.
+        assert await take(first(client, stream), 100) == list(range(100))
         with pytest.raises(PublisherNameInUse):
             await fast.close()  # the broker has stored messages 51 to 100 of the batch
 
