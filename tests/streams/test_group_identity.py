@@ -11,6 +11,7 @@ import rbfly.streams as rbs
 from rbfly.streams import events
 from rbfly.streams.error import StreamDoesNotExist
 from rbfly.testing import StreamBroker
+from rbfly.testing.stream import Stream
 from tests.members import HANG, Kept, NewClient, publish, take, until_active
 
 OLD, NEW = 50, 20
@@ -278,3 +279,44 @@ async def test_super_stream_that_was_created_again(
         await client.create_super_stream(super_stream, partitions=3)
         await publish(client, partition, range(1000, 1000 + NEW))
         assert await take(messages, NEW) == [*range(1000, 1000 + NEW)]
+
+
+async def test_leader_that_has_not_committed_the_known_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new leader has all chunks, but commits those of the former leader only after a while.
+
+    The in-memory broker commits a chunk at once, so the test hides the chunks.
+    """
+    is_hidden = False
+    at, stats = Stream.at, Stream.stats
+
+    def chunk_at(self: Stream, number: int) -> Any:
+        return None if is_hidden else at(self, number)
+
+    def stats_of(self: Stream) -> dict[str, int]:
+        hidden = {'committed_chunk_id': -1, 'committed_offset': -1} if is_hidden else {}
+        return stats(self) | hidden
+
+    monkeypatch.setattr(Stream, 'at', chunk_at)
+    monkeypatch.setattr(Stream, 'stats', stats_of)
+    own = Kept()
+    async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
+        broker.create_stream('orders')
+        broker.publish('orders', *range(OLD))
+        reported = client.events()
+        async with client.subscribe(
+            'orders', group='billing', offset=own.start, timeout=HANG
+        ) as messages:
+            assert await take(messages, OLD) == [*range(OLD)]
+            own.offsets['orders'] = OLD
+            is_hidden = True
+            cut(messages)
+            waiting = asyncio.ensure_future(take(messages, NEW))
+            async for event in reported:
+                assert not waiting.done()
+                if isinstance(event, events.Recovering) and event.attempt == 3:
+                    break
+            is_hidden = False
+            broker.publish('orders', *range(OLD, OLD + NEW))
+            assert await waiting == [*range(OLD, OLD + NEW)]
