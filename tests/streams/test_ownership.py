@@ -71,6 +71,7 @@ CALLS: dict[type[Any], dict[str, Call]] = {
         '__aexit__': lambda c: c.__aexit__(None, None, None),
         'get_protocol': lambda c: c.get_protocol(),
         'ping': lambda c: c.ping(),
+        'close': lambda c: c.close(),
         'disconnect': lambda c: c.disconnect(),
         'events': lambda c: c.events(),
         'create_stream': lambda c: c.create_stream('other'),

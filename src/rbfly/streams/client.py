@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
 
@@ -14,7 +15,6 @@ from ..net.connection import Connection
 from ..net.outages import OutageLog
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
-from ..protocol.commands import Tune
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetSource
 from .arguments import check_settings
@@ -41,12 +41,12 @@ def streams_client(
     connection_name: str | None = None,
     connect_timeout: float | None = 30.0,
     reconnect_timeout: float | None = None,
-    heartbeat: int = 60,
-    frame_max: int = 0,
+    heartbeat: int | None = 60,
+    frame_max: int | None = None,
     load_balancer: bool = False,
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
-    busy_poll: float = 0.0,
+    busy_poll: float | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -54,33 +54,36 @@ def streams_client(
         `rabbitmq-stream+tls://...`; or several of them, all with TLS or all without, tried in turn.
         User and password are `guest` by default, the host `localhost`, the port 5552, or 5551 for
         TLS, and the virtual host `/`.  There are no parameters after a `?`.
-    :param auth_mechanism: how to authenticate; also takes an SSL context.
+    :param auth_mechanism: how to authenticate.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI, and of the client
         in the log, see :doc:`logs`; None for none.
     :param connect_timeout: seconds until the first connect gives up with a
-        :class:`~rbfly.error.ConnectTimeout`; None or 0 for no limit.  It does not apply to
+        :class:`~rbfly.error.ConnectTimeout`; None for no limit.  It does not apply to
         publishers opened with `wait=False`.
     :param reconnect_timeout: the same limit after the client has first connected.  It applies to
         each call, and to each outage of a publisher or a subscription, from the loss of its
-        connection until it resumes.
-    :param heartbeat: interval in seconds to request from the broker; 0 to accept the broker's.
-    :param frame_max: frame size limit in bytes to request from the broker, at least 512; 0 to
+        connection until it resumes.  None for no limit.  0: calls, publishers and subscriptions
+        fail when they lose their connection; the next use connects within `connect_timeout`.
+    :param heartbeat: interval in seconds to request from the broker, at least 1; None to accept the
+        broker's.
+    :param frame_max: frame size limit in bytes to request from the broker, at least 512; None to
         accept the broker's.
     :param load_balancer: the URIs lead to any node of the cluster.  The client does not use the
         nodes' own addresses; it reconnects through the URIs until it reaches the node it needs.
     :param request_timeout: seconds for the broker to answer a request, at least 60 to create or
         delete a stream.  If the broker does not answer, the client drops the connection, unless the
-        connection has unconfirmed messages.  None or 0 for no limit.
+        connection has unconfirmed messages.  None for no limit.
     :param close_timeout: seconds without progress until closing gives up.  Progress is a confirm,
         an answer, or a message sent for the first time.  Closing several publishers,
         subscriptions and the client while no broker answers takes little longer than one
-        `close_timeout` in total.  None or 0 for no limit.  If no call waits for a confirm, and no
-        offset was stored that the broker may not have read, closing waits at most half a second.
-    :param busy_poll: seconds, at most 0.1, for which the event loop keeps polling after a
-        publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms arrive
-        earlier, for more processor time; see :ref:`busy-polling`.  0 to sleep.  It needs two
-        processors: with fewer, the client logs a warning and does not poll.
+        `close_timeout` in total.  None for no limit, 0 not to wait for the broker.  If no call
+        waits for a confirm, and no offset was stored that the broker may not have read, closing
+        waits at most half a second.
+    :param busy_poll: seconds, above 0 and at most 0.1, for which the event loop keeps polling after
+        a publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms
+        arrive earlier, for more processor time; see :ref:`busy-polling`.  None to sleep.  It needs
+        two processors: with fewer, the client logs a warning and does not poll.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
         scheme without TLS.
     :raises TypeError: an argument has the wrong type.
@@ -102,7 +105,8 @@ def streams_client(
             '' if connection_name is None else connection_name,
             connect_timeout,
             reconnect_timeout,
-            Tune(frame_max, heartbeat),
+            frame_max,
+            heartbeat,
             load_balancer,
             request_timeout,
             close_timeout,
@@ -155,8 +159,9 @@ class StreamsClient(ClientBase):
         """True if a connection is open, even if its broker does not answer; see `ping`."""
         return self._cluster.connected
 
-    async def ping(self, timeout: float | None = 5.0) -> None:
-        """Check that a broker answers: send one request and wait for its response.
+    async def ping(self, timeout: float | None = 5.0) -> float:
+        """Check that a broker answers: send one request, wait for its response, and return the
+        seconds that it took.
 
         Ends within the timeout, also during an outage.  Uses a connection that is open, or
         connects; while it cannot connect, or loses the connection, it tries again.  A ping that
@@ -164,8 +169,8 @@ class StreamsClient(ClientBase):
         either, the client drops the connection, as after any other request.  Calls that overlap
         share one request.
 
-        :param timeout: seconds, including the time to connect; None or 0 for no limit.
-            `connect_timeout` and `reconnect_timeout` do not apply.
+        :param timeout: seconds, including the time to connect; None for no limit, 0 not to wait:
+            then the ping fails.  `connect_timeout` and `reconnect_timeout` do not apply.
         :raises RequestTimeout: a connection is open, but its broker did not answer in time.
         :raises ConnectTimeout: no broker could be connected to in time; the cause is the last
             connection error.  Both timeouts are a :class:`~rbfly.error.StreamConnectionError`.
@@ -176,10 +181,10 @@ class StreamsClient(ClientBase):
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         check_timeout('timeout', timeout)
-        await self._cluster.ping(timeout or 0)
+        return await self._cluster.ping(inf if timeout is None else timeout)
 
     def events(self, limit: int = 1000) -> Events:
-        """Iterate over what happens to the client from now on, until it disconnects.
+        """Iterate over what happens to the client from now on, until the client is closed.
 
         :param limit: number of events to keep for the program; then the oldest ones are dropped.
         :raises ValueError: the limit is below 1.
@@ -198,13 +203,15 @@ class StreamsClient(ClientBase):
             raise StreamConnectionError('the client is not connected')
         return await self._cluster.locator()
 
-    async def disconnect(self) -> None:
+    async def close(self) -> None:
         """Close all connections, if there are any.  The client can be used again.
 
         Gives up waiting for the broker after `close_timeout`, or half a second if nothing is in
         flight.
         """
         await self._cluster.close()
+
+    disconnect = close  # of RbFly 0.10
 
     async def __aenter__(self) -> Self:
         self._cluster.check_loop()
@@ -216,7 +223,7 @@ class StreamsClient(ClientBase):
         self._users -= 1
         if self._users == 0:
             if can_wait(kind):
-                await self.disconnect()
+                await self.close()
             else:
                 await self._cluster.close(wait=False)
 

@@ -343,9 +343,7 @@ async def store_offset(
         connection.write(frame)
         await check_stored(connection, stream, reference, offset)
 
-    async with cluster.deadline() as deadline:
-        deadline.progress.on_step(f'storing an offset of stream {stream!r}')
-        await cluster.retry(deadline, store)
+    await cluster.repeat(store)
 
 
 async def check_stored(connection: Connection, stream: str, reference: str, offset: int) -> None:
