@@ -37,8 +37,8 @@ EVENTS = {
     events.Activated: 'active',
     events.Deactivated: 'inactive',
     events.HandoverLate: 'late',
-    events.Moved: 'moved',
-    events.Lost: 'lost',
+    events.StreamMoved: 'moved',
+    events.ConnectionLost: 'lost',
 }
 
 

@@ -319,6 +319,6 @@ async def test_event_of_a_failed_offset_function_has_its_error(client: rbs.Strea
         with pytest.raises(AMQPDecoderError):
             await anext(messages)
     async for event in events:
-        if isinstance(event, rbs.events.GaveUp):
+        if isinstance(event, rbs.RecoveryFailed):
             assert event.error is error
             break

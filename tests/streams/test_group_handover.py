@@ -398,7 +398,7 @@ async def test_silent_stream(
         broker.publish('orders', 'new')
         assert await asyncio.wait_for(waiting, HANG) == 0  # nothing was stored
     await client.disconnect()
-    changes = [type(item) async for item in found if isinstance(item, events.Activated)]
+    changes = [type(item) async for item in found if isinstance(item, events.GroupEvent)]
     assert changes == [events.Activated, events.Deactivated] * 2
 
 

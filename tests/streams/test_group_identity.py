@@ -315,7 +315,7 @@ async def test_leader_that_has_not_committed_the_known_chunk(
             waiting = asyncio.ensure_future(take(messages, NEW))
             async for event in reported:
                 assert not waiting.done()
-                if isinstance(event, events.Recovering) and event.attempt == 3:
+                if isinstance(event, events.RecoveryScheduled) and event.attempt == 3:
                     break
             is_hidden = False
             broker.publish('orders', *range(OLD, OLD + NEW))

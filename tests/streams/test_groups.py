@@ -170,7 +170,7 @@ async def test_events(clients: NewClient, stream: str, group: str) -> None:
         await messages.open()
         await until_active(messages)
     await client.disconnect()
-    of_group = [item async for item in found if isinstance(item, events.Activated)]
+    of_group = [item async for item in found if isinstance(item, events.GroupEvent)]
     assert of_group == [events.Activated(stream, group), events.Deactivated(stream, group)]
 
 

@@ -8,9 +8,11 @@ from ..protocol._batch import MessageBatch
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
+from . import events as _events
 from .client import StreamsClient, streams_client
 from .confirmation import Confirmation
 from .decorator import connection
+from .events import *  # noqa: F403
 from .publisher import Publisher, PublisherBin
 from .publisher_batch import (
     PublisherBatch,
@@ -72,5 +74,6 @@ __all__ = [
     'stream_message_ctx',
     'streams_client',
 ]
-# All errors, so that programs can catch what this module raises.
+# All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
+__all__ += _events.__all__

@@ -17,6 +17,7 @@ from ..protocol.commands import Command
 from ..protocol.const import ResponseCode
 from .arguments import exists_differently, stream_arguments
 from .partitions import query_partitions
+from .repeating import repeated
 from .types import StreamStats
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
@@ -30,6 +31,7 @@ class ManagementMethods:
 
     _cluster: Cluster
 
+    @repeated
     async def create_stream(
         self,
         stream: str,
@@ -88,6 +90,7 @@ class ManagementMethods:
             check_stream(stream)
             check_folder(stream, vhosts)
 
+    @repeated
     async def delete_stream(self, stream: str) -> None:
         """Delete a stream; do nothing if it does not exist.
 
@@ -103,6 +106,7 @@ class ManagementMethods:
                 ex.args = (f'{is_super_stream(stream, partitions)}; see delete_super_stream',)
                 raise
 
+    @repeated
     async def create_super_stream(
         self,
         stream: str,
@@ -194,6 +198,7 @@ class ManagementMethods:
             ' partitions or binding keys that it was created with, or delete it first'
         )
 
+    @repeated
     async def delete_super_stream(self, stream: str) -> None:
         """Delete a super stream and its partitions; do nothing if it does not exist.
 
@@ -208,6 +213,7 @@ class ManagementMethods:
                 ex.args = (f'{stream!r} is a stream, not a super stream; see delete_stream',)
                 raise
 
+    @repeated
     async def partitions(self, stream: str) -> tuple[str, ...]:
         """Return the partitions of a super stream, in order; each is a stream.
 
@@ -227,6 +233,7 @@ class ManagementMethods:
         connection = await self._cluster.manager()
         await connection.request(command, max(limit, MANAGE_TIMEOUT, least) if limit else 0)
 
+    @repeated
     async def stream_exists(self, stream: str) -> bool:
         """Return whether a stream exists; a super stream is none, but its partitions are.
 
@@ -241,6 +248,7 @@ class ManagementMethods:
             return False
         return True
 
+    @repeated
     async def stream_stats(self, stream: str) -> StreamStats:
         """Return the first and last positions of a stream.
 

@@ -8,13 +8,14 @@ from typing import Literal, Protocol, overload
 from weakref import WeakSet
 
 from ..amqp._message import last_offset, last_partition
-from ..checks import check_stream, check_type
+from ..checks import check_integer, check_stream, check_type
 from ..error import (
     ArgumentError,
     OffsetNotStored,
     ProtocolError,
     StreamConnectionError,
     StreamDoesNotExist,
+    about,
 )
 from ..net.cluster import Cluster
 from ..net.connection import PING, Connection
@@ -27,6 +28,7 @@ from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
 from .partitions import AT_ONCE, query_partitions
+from .repeating import repeated
 
 
 class GroupMember(Protocol):
@@ -54,6 +56,7 @@ class OffsetMethods:
     _super_streams: set[str]  # names that this client has subscribed to
     _members: WeakSet[GroupMember]  # of groups
 
+    @repeated
     async def write_offset(
         self, stream: str, reference: str, value: int | None = None, *, wait: bool = False
     ) -> None:
@@ -76,18 +79,18 @@ class OffsetMethods:
             ignores it if the stream does not exist, or if the user may not read it.
         :raises MessageContextError: `value` is None, and this task has not received a message, or
             received its last one from another stream; also a LookupError and a ValueError.
-        :raises ValueError: this task has not received its last message from that super stream.
-        :raises StreamConnectionError: the client cannot connect, or was disconnected in the
-            meantime.
+        :raises ValueError: `value` is negative, or has more than 64 bits; or this task has not
+            received its last message from that super stream.
+        :raises StreamConnectionError: the client cannot connect, or was closed in the meantime.
         :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
         :raises ProtocolError: `wait` is true, and the broker refused the query.
         :raises OffsetNotStored: `wait` is true, and the broker has another offset, or none; or this
             client has members of the group `reference` on the stream, and none of them is active.
-        :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
         check_type('reference', reference, str)
-        check_type('value', value, int, None)
+        if value is not None:
+            check_integer('value', value, 0, OFFSET_MAX)
         check_type('wait', wait, bool)
         if stream in self._super_streams:
             partition = last_partition(stream)
@@ -114,6 +117,7 @@ class OffsetMethods:
         connection.write(frame)
         connection.require_answer()
 
+    @repeated
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """Return the offset stored under a reference; None if there is none.
 
@@ -124,6 +128,7 @@ class OffsetMethods:
         check_names(stream, reference)
         return await stored_offset(await self._cluster.locator(), stream, reference)
 
+    @repeated
     async def resolve_offset(self, stream: str, offset: Offset) -> int:
         """Return the offset at which a subscription would start now.
 
@@ -138,7 +143,7 @@ class OffsetMethods:
             of the message that will be stored next.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
-        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
@@ -155,6 +160,7 @@ class OffsetMethods:
         self, stream: str, reference: str, *, super_stream: Literal[True]
     ) -> dict[str, int | None]: ...
 
+    @repeated
     async def lag(
         self, stream: str, reference: str, *, super_stream: bool = False
     ) -> int | dict[str, int | None] | None:
@@ -175,7 +181,7 @@ class OffsetMethods:
         :param super_stream: the name is that of a super stream: return a dict by partition.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
-        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
         check_names(stream, reference)
@@ -391,7 +397,8 @@ async def check_stored(connection: Connection, stream: str, reference: str, offs
     found = await stored_offset(connection, stream, reference)
     if found != offset:
         has = 'none' if found is None else f'{found}: does another program use the same reference?'
-        raise OffsetNotStored(
+        error = OffsetNotStored(
             f'offset {offset} of stream {stream!r} is not stored under {reference!r};'
             f' the broker has {has}'
         )
+        raise about(error, stream, reference)
