@@ -98,12 +98,15 @@ class RegistrationEvent(Event):
 
 @dataclass(frozen=True)
 class StreamMoved(RegistrationEvent):
-    """The broker ended it: the stream has another leader, lost this replica, or was deleted."""
+    """The broker closed the publisher or subscription.
+
+    The stream has another leader, has lost this replica, or was deleted.
+    """
 
 
 @dataclass(frozen=True)
 class RecoveryScheduled(RegistrationEvent):
-    """The client cannot open it for now, and tries again.
+    """The client cannot open the publisher or subscription now, and tries again.
 
     :ivar attempt: number of the next attempt since it was open, from 1 on.
     :ivar delay: seconds until that attempt.
@@ -117,7 +120,7 @@ class RecoveryScheduled(RegistrationEvent):
 
 @dataclass(frozen=True)
 class Recovered(RegistrationEvent):
-    """It is open, after `RecoveryScheduled` or `StreamMoved`.
+    """The publisher or subscription is open again, after `RecoveryScheduled` or `StreamMoved`.
 
     :ivar node: host and port of the broker.
     """
