@@ -154,4 +154,5 @@ class Commits:
             f'the {self._member!r} is no longer active: offset {offset} is not stored; the'
             ' messages after the stored offset are delivered again'
         )
-        return about(error, self._stream, self._tracking and self._tracking.reference)
+        reference = None if self._tracking is None else self._tracking.reference
+        return about(error, self._stream, reference)

@@ -21,9 +21,9 @@ class Requesting(Protocol):
 
 
 def repeated(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Repeat a method if it loses its connection, see `Cluster.repeat`; name what its errors are about.
+    """Repeat a method if it loses its connection, see `Cluster.repeat`.
 
-    Its parameters `stream` and `reference` become attributes of the errors.
+    Its errors say which stream and reference they are about: the arguments of those names.
     """
 
     @functools.wraps(method)
