@@ -9,10 +9,11 @@ import pytest
 
 import rbfly.streams as rbs
 from brokers.proxy import Direction, Proxy
+from rbfly.protocol.const import Key
 from rbfly.streams.error import OffsetNotStored, ProtocolError, StreamConnectionError
 from tests import fake as wire
-from tests.fake import RESETTING, SILENT, FakeBroker, Step, refuse
-from tests.streams.test_publish_recovery import default, once
+from tests.fake import RESETTING, SILENT, FakeBroker, Handler, Step, refuse
+from tests.streams.test_publish_recovery import default, missing, once
 
 own_clock = pytest.mark.own_clock
 
@@ -164,6 +165,75 @@ async def test_stream_that_is_not_available_is_asked_for_again() -> None:
     ):
         assert await READ(client, 's') == 0
         assert len(fake.connections) == 1
+
+
+# -- super streams
+
+
+async def super_partitions(client: rbs.StreamsClient, stream: str) -> object:
+    return len(await client.super_stream(stream).partitions())
+
+
+async def create_from_keys(client: rbs.StreamsClient, stream: str) -> object:
+    """The keys come from an iterator, which cannot be read twice."""
+    other = client.super_stream(f'{stream}-keys')
+    await other.create(binding_keys=iter(['emea', 'apac']))
+    found = await other.partitions()
+    await other.delete()
+    exist = [await client.stream_exists(name) for name in found]
+    return await other.exists(), exist
+
+
+SUPER_CALLS: dict[str, tuple[Call, object]] = {
+    'partitions': (super_partitions, 3),
+    'exists': (lambda client, stream: client.super_stream(stream).exists(), True),
+    'create and delete': (create_from_keys, (False, [False, False])),
+}
+
+
+@pytest.mark.parametrize('direction', ['up', 'down'])
+@pytest.mark.parametrize('name', SUPER_CALLS)
+async def test_call_of_a_super_stream_is_repeated_after_a_cut(
+    name: str, direction: Direction, super_stream: str, proxy: Proxy, rng: Random
+) -> None:
+    call, expected = SUPER_CALLS[name]
+    async with rbs.streams_client(proxy.uri, load_balancer=True) as own:
+        await own.ping()
+        for _ in range(3):
+            proxy.cut_after(rng.randint(1, 100), direction)
+            assert await call(own, super_stream) == expected
+        assert proxy.cuts >= 1
+
+
+async def test_repeated_delete_of_a_super_stream_waits_until_the_partitions_are_gone() -> None:
+    """The broker no longer knows the super stream, but may still be deleting its partitions."""
+    deleted: list[str] = []
+
+    def delete(peer: wire.FakeConnection, request: wire.Frame) -> None:
+        deleted.append(request.decode().stream)
+        default(peer, request)
+
+    def partitions(peer: wire.FakeConnection, request: wire.Frame) -> None:
+        peer.respond(request, ('s-0', 's-1'))
+
+    gone = refuse(rbs.ResponseCode.STREAM_DOES_NOT_EXIST)
+    handlers: dict[int, Handler] = {
+        Key.PARTITIONS: partitions,
+        Key.METADATA: missing,
+        Key.DELETE_SUPER_STREAM: once(RESETTING, gone),
+        Key.DELETE: delete,
+    }
+    async with FakeBroker(on=handlers) as fake, rbs.streams_client(fake.uri) as client:
+        await client.super_stream('s').delete()
+        assert deleted == ['s-0', 's-1']
+
+
+async def test_errors_of_a_super_stream_name_it(client: rbs.StreamsClient) -> None:
+    nowhere = client.super_stream('nowhere')
+    for call in (nowhere.partitions(), nowhere.lag('r'), nowhere.read_offset('r')):
+        with pytest.raises(rbs.StreamDoesNotExist) as caught:
+            await call
+        assert caught.value.stream == 'nowhere'
 
 
 # -- what errors are about

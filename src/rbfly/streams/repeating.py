@@ -15,15 +15,17 @@ T = TypeVar('T')
 
 
 class Requesting(Protocol):
-    """An object whose methods send requests."""
+    """An object whose methods send requests: a client, or a super stream, which has a name."""
 
     _cluster: Cluster
+    name: str
 
 
 def repeated(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Repeat a method if it loses its connection, see `Cluster.repeat`.
 
-    Its errors say which stream and reference they are about: the arguments of those names.
+    Its errors say which stream and reference they are about: its arguments of those names, or the
+    name of the object.
     """
 
     @functools.wraps(method)
@@ -33,7 +35,8 @@ def repeated(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             return await cluster.repeat(lambda: method(*args, **kwargs))
         except RbFlyError as ex:
             given = inspect.signature(method).bind(*args, **kwargs).arguments
-            about(ex, given['stream'], given.get('reference'))
+            stream = given.get('stream') or cast(Requesting, args[0]).name
+            about(ex, stream, given.get('reference'))
             raise
 
     return call
