@@ -16,6 +16,7 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
+    about,
     copy_error,
     of_callback,
 )
@@ -441,7 +442,7 @@ class SubscriptionSession(Owner):
 
     def _check_open(self) -> None:
         if self.closed or self._waiter.ended:
-            raise SubscriptionClosed(f'the {self!r} has ended')
+            raise about(SubscriptionClosed(f'the {self!r} has ended'), self.stream)
 
     def on_wait(self, *, finished: bool = True) -> None:
         """A task is about to wait: raise the pending error, or open the registration.
@@ -458,6 +459,8 @@ class SubscriptionSession(Owner):
         if self._error is not None:
             if isinstance(self._error, StreamDoesNotExist):
                 self._start_over()
+            if isinstance(self._error, RbFlyError):
+                about(self._error, self.stream)
             try:
                 raise self._error
             finally:

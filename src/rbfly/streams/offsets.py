@@ -7,12 +7,13 @@ from typing import Protocol
 from weakref import WeakSet
 
 from ..amqp._message import last_offset
-from ..checks import check_stream, check_type
+from ..checks import check_integer, check_stream, check_type
 from ..error import (
     OffsetNotStored,
     ProtocolError,
     StreamConnectionError,
     StreamDoesNotExist,
+    about,
 )
 from ..net.cluster import Cluster
 from ..net.connection import Connection
@@ -23,6 +24,7 @@ from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
 from .counting import chunk_at, chunk_ids, last_messages
+from .repeating import repeated
 
 
 class GroupMember(Protocol):
@@ -49,6 +51,7 @@ class OffsetMethods:
     _cluster: Cluster
     _members: WeakSet[GroupMember]  # of groups
 
+    @repeated
     async def write_offset(
         self, stream: str, reference: str, value: int | None = None, *, wait: bool = False
     ) -> None:
@@ -69,17 +72,17 @@ class OffsetMethods:
             ignores it if the stream does not exist, or if the user may not read it.
         :raises MessageContextError: `value` is None, and this task has not received a message, or
             received its last one from another stream; also a LookupError and a ValueError.
-        :raises StreamConnectionError: the client cannot connect, or was disconnected in the
-            meantime.
+        :raises ValueError: `value` is negative, or has more than 64 bits.
+        :raises StreamConnectionError: the client cannot connect, or was closed in the meantime.
         :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
         :raises ProtocolError: `wait` is true, and the broker refused the query.
         :raises OffsetNotStored: `wait` is true, and the broker has another offset, or none; or this
             client has members of the group `reference` on the stream, and none of them is active.
-        :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
         check_type('reference', reference, str)
-        check_type('value', value, int, None)
+        if value is not None:
+            check_integer('value', value, 0, OFFSET_MAX)
         check_type('wait', wait, bool)
         if value is None:
             value = last_offset(stream)
@@ -98,6 +101,7 @@ class OffsetMethods:
         connection.write(frame)
         connection.require_answer()
 
+    @repeated
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """Return the offset stored under a reference; None if there is none.
 
@@ -108,6 +112,7 @@ class OffsetMethods:
         check_names(stream, reference)
         return await stored_offset(await self._cluster.locator(), stream, reference)
 
+    @repeated
     async def resolve_offset(self, stream: str, offset: Offset) -> int:
         """Return the offset at which a subscription would start now.
 
@@ -122,13 +127,14 @@ class OffsetMethods:
             of the message that will be stored next.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
-        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
         check_type('offset', offset, Offset)
         return await resolve(self._cluster, stream, offset)
 
+    @repeated
     async def lag(self, stream: str, reference: str) -> int | None:
         """Return how far a stored offset is behind the last message; None if none is stored.
 
@@ -146,7 +152,7 @@ class OffsetMethods:
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
-        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
         check_names(stream, reference)
@@ -339,7 +345,8 @@ async def check_stored(connection: Connection, stream: str, reference: str, offs
     found = await stored_offset(connection, stream, reference)
     if found != offset:
         has = 'none' if found is None else f'{found}: does another program use the same reference?'
-        raise OffsetNotStored(
+        error = OffsetNotStored(
             f'offset {offset} of stream {stream!r} is not stored under {reference!r};'
             f' the broker has {has}'
         )
+        raise about(error, stream, reference)
