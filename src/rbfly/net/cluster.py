@@ -12,7 +12,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from math import inf
 from random import choice
 
@@ -32,6 +31,7 @@ from ..error import (
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata
 from ..protocol.const import Key, ResponseCode
+from ..record import replace
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each

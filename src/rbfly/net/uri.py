@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +12,7 @@ from ..checks import check_type
 from ..error import URIError
 from ..protocol.commands import Broker, SaslAuthenticate, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
+from ..record import Record, replace
 
 
 class AuthMechanism(Enum):
@@ -32,8 +32,7 @@ class Scheme(Enum):
 DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(Record):
     """Where a broker listens.
 
     :ivar ssl: context for TLS, None for no TLS.
@@ -49,8 +48,7 @@ class Address:
         return f'{scheme.value}://{host}:{self.port}'
 
 
-@dataclass(frozen=True)
-class ConnectionInfo:
+class ConnectionInfo(Record):
     """Address of a broker and the credentials for it; `repr` omits the password."""
 
     scheme: Scheme
@@ -58,11 +56,14 @@ class ConnectionInfo:
     port: int
     virtual_host: str
     username: str
-    password: str = field(repr=False)
+    password: str
     ssl: ssl_module.SSLContext | None = None
 
     def __str__(self) -> str:
         return str(self.address)
+
+    def __repr__(self) -> str:  # without the password
+        return f'ConnectionInfo({self.address}, {self.virtual_host!r}, {self.username!r})'
 
     @property
     def address(self) -> Address:
@@ -76,8 +77,7 @@ class ConnectionInfo:
         return SaslAuthenticate(mechanism.value, f'\0{self.username}\0{self.password}'.encode())
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record):
     """Settings of a client, see :func:`rbfly.streams.streams_client`.
 
     :param infos: addresses and credentials, tried in turn.
