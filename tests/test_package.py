@@ -34,8 +34,7 @@ print(rbfly.__file__)
 """
 # Modules that rbfly.streams imports and asyncio does not: all small.
 IMPORTED = {
-    'bisect', 'copy', 'cython_runtime', 'dataclasses', 'datetime', 'ipaddress', 'platform',
-    'random', 'rbfly', 'urllib', 'uuid', 'zlib',
+    'copy', 'cython_runtime', 'datetime', 'platform', 'rbfly', 'uuid', 'zlib',
 }  # fmt: skip
 
 

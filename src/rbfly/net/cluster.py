@@ -13,7 +13,6 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from random import choice
 
 from ..error import (
     ConnectTimeout,
@@ -255,6 +254,8 @@ class Cluster:
         assert found.leader is not None
         node = found.leader
         if role is Role.CONSUME and found.replicas:
+            from random import choice
+
             node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
         connection = await self._get(role, node, deadline)
         return connection, connection.ids(role).pop()

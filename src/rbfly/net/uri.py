@@ -6,7 +6,6 @@ import ssl as ssl_module
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
-from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
@@ -115,6 +114,8 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     :raises URIError: the URI is malformed, or `ssl` was passed with the scheme without TLS.
     :raises ArgumentTypeError: the URI is not a str.
     """
+    from urllib.parse import urlsplit
+
     check_type('URI', uri, str)
     if any(character <= ' ' for character in uri):
         raise URIError('malformed URI: it contains white space or control characters')
@@ -177,6 +178,8 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
 
 def decode(text: str, what: str) -> str:
+    from urllib.parse import unquote
+
     result = None
     with suppress(UnicodeError):
         # Encoding finds lone surrogates here; later, the error would contain the password.
