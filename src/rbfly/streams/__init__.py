@@ -22,7 +22,8 @@ from .publisher_batch import (
     PublisherBinBatch,
 )
 from .routing import by_hash, by_key
-from .subscription import Subscription, SuperStreamSubscription
+from .subscription import BaseSubscription, Subscription, SuperStreamSubscription
+from .super_client import SuperStream
 from .super_stream import (
     SuperStreamBatchLimitPublisher,
     SuperStreamBatchPublisher,
@@ -40,6 +41,7 @@ __all__ = [
     'AMQPHeader',
     'AMQPScalar',
     'AuthMechanism',
+    'BaseSubscription',
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
@@ -62,6 +64,7 @@ __all__ = [
     'StreamsClient',
     'Subscriber',
     'Subscription',
+    'SuperStream',
     'SuperStreamBatchLimitPublisher',
     'SuperStreamBatchPublisher',
     'SuperStreamPublisher',
