@@ -18,7 +18,7 @@ import rbfly
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / 'src'
-NOT_IMPORTED = ('_engine', '_iteration', '_routing', '_sending')  # by other extensions
+NOT_IMPORTED = ('_engine', '_iteration', '_record', '_routing', '_sending')  # by other extensions
 EXTENSIONS = [str(path.relative_to(SOURCES).with_suffix('')) for path in SOURCES.rglob('*.pyx')]
 STUBS = [str(path.relative_to(SOURCES)) for path in SOURCES.rglob('*.pyi')]
 PROGRAM = """
@@ -34,8 +34,7 @@ print(rbfly.__file__)
 """
 # Modules that rbfly.streams imports and asyncio does not: all small.
 IMPORTED = {
-    'bisect', 'copy', 'cython_runtime', 'dataclasses', 'datetime', 'ipaddress', 'platform',
-    'random', 'rbfly', 'urllib', 'uuid', 'zlib',
+    'copy', 'cython_runtime', 'datetime', 'platform', 'rbfly', 'uuid', 'zlib',
 }  # fmt: skip
 
 

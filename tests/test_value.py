@@ -1,14 +1,16 @@
-"""The public values are frozen dataclasses: comparable, hashable, and safe to copy and pickle."""
+"""Public values are frozen dataclasses: comparable, hashable, and safe to copy and pickle."""
 
 import copy
 import dataclasses
+import inspect
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rbfly.net.uri import ConnectionInfo, Scheme
 from rbfly.protocol.offset import Offset, OffsetType
+from rbfly.record import Record, replace
 from rbfly.streams import MessageFilter, OffsetTracking, StreamStats
 from rbfly.streams.types import PublisherInfo, SubscriptionInfo
 
@@ -60,3 +62,40 @@ def test_subclasses_of_a_program() -> None:
     named = Named('a', tags=('b',))
     assert named == dataclasses.replace(named)
     assert (named.stream, named.tags) == ('a', ('b',))
+
+
+class Point(Record):
+    x: int
+    y: int = 2
+    origin: ClassVar[str] = 'center'
+
+
+class Labelled(Point):
+    label: str = ''
+
+
+def test_record() -> None:
+    point = Labelled(1, label='a')
+    assert (point.x, point.y, point.label) == (1, 2, 'a')
+    assert Labelled.__match_args__ == ('x', 'y', 'label')
+    assert repr(point) == "Labelled(x=1, y=2, label='a')"
+    assert [item.name for item in dataclasses.fields(point)] == ['x', 'y', 'label']
+    assert str(inspect.signature(Point)) == '(x: int, y: int = 2) -> None'
+    assert Point(1) not in [Labelled(1), (1, 2), Point(2), Point(1, 3)]
+    assert len({Point(1), Point(1, 2), Point(y=2, x=1)}) == 1
+    assert replace(point, x=5) == Labelled(5, 2, 'a')
+
+
+@pytest.mark.parametrize(
+    ('args', 'kwargs', 'message'),
+    [
+        ((), {'y': 1}, "misses the argument 'x'"),
+        ((1, 2, 3), {}, 'takes 2 arguments, not 3'),
+        ((1,), {'x': 2}, "takes 'x' once"),
+        ((1,), {'z': 2}, "has no argument 'z'"),
+        ((1,), {'origin': 'corner'}, "has no argument 'origin'"),
+    ],
+)
+def test_arguments_that_do_not_fit_a_record(args: Any, kwargs: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Point(*args, **kwargs)

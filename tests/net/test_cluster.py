@@ -110,7 +110,7 @@ async def test_300_publishers_and_subscriptions_open_and_recover_together(
     attempts: Counter[Role], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No jitter: all reconnect in one turn.
-    monkeypatch.setattr('rbfly.net.retry.uniform', lambda low, high: high)
+    monkeypatch.setattr('random.uniform', lambda low, high: high)
     leave = asyncio.Event()
     async with (
         FakeBroker() as fake,

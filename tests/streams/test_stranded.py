@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pytest
 
 import rbfly.streams as rbs
-from rbfly.net import cluster
 from rbfly.streams import stranded
 from rbfly.testing import StreamBroker
 from rbfly.testing import group as testing_group
@@ -166,7 +165,7 @@ async def test_connection_that_the_member_has_left(
 ) -> None:
     """The broker still counts the subscription there; another partition keeps the connection."""
     index = -1
-    monkeypatch.setattr(cluster, 'choice', lambda nodes: nodes[index])
+    monkeypatch.setattr('random.choice', lambda nodes: nodes[index])
     async with StreamBroker(nodes=3) as broker, AsyncExitStack() as stack:
         broker.create_super_stream('orders', partitions=2)
         member = Reader(broker, super_stream=True)
@@ -253,7 +252,7 @@ async def test_group_of_an_old_broker_that_has_messages_left(
     attempts: Attempts, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """The formerly active member has counted while it was active, as the others have."""
-    monkeypatch.setattr(stranded, 'uniform', lambda least, _: least)
+    monkeypatch.setattr('random.uniform', lambda least, _: least)
     async with partition(*[AFTER * 3] * count, handover_timeout=1) as (broker, members):
         await asyncio.sleep(3600)
         broker.publish('orders-0', 'first', 'second')

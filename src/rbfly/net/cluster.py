@@ -12,9 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from math import inf
-from random import choice
 
 from ..error import (
     ConnectTimeout,
@@ -32,6 +30,7 @@ from ..error import (
 from ..protocol._engine import Counters
 from ..protocol.commands import Broker, StreamMetadata
 from ..protocol.const import Key, ResponseCode
+from ..record import replace
 from .connection import Attached, Connection, disconnected
 from .handshake import connect
 from .observer import Observer, Observers, Role, call_each
@@ -255,6 +254,8 @@ class Cluster:
         assert found.leader is not None
         node = found.leader
         if role is Role.CONSUME and found.replicas:
+            from random import choice
+
             node = choice([*filter(self._is_reachable, found.replicas)] or found.replicas)
         connection = await self._get(role, node, deadline)
         return connection, connection.ids(role).pop()

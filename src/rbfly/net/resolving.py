@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from ipaddress import ip_address
 from itertools import count
 from socket import SOCK_STREAM
 from typing import TypeVar
@@ -44,6 +43,8 @@ class Resolver:
         :raises OSError: the name cannot be resolved.
         :raises ValueError: the name is malformed.
         """
+        from ipaddress import ip_address
+
         found = [host]
         with suppress(ValueError):
             ip_address(host)

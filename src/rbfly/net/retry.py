@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf
-from random import uniform
 from typing import Any, Self, TypeVar
 
 from ..error import (
@@ -68,6 +67,8 @@ def is_cut(error: RbFlyError) -> bool:
 
 def backoff() -> Iterator[float]:
     """Yield the seconds before each further try: exponential, with jitter, from 0.1 to 30."""
+    from random import uniform
+
     delay = BACKOFF_FIRST
     while True:
         yield delay * uniform(0.5, 1.0)

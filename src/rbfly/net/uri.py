@@ -5,14 +5,13 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from enum import Enum
-from urllib.parse import unquote, urlsplit
 
 from ..checks import check_type
 from ..error import URIError
 from ..protocol.commands import Broker, SaslAuthenticate, Tune
 from ..protocol.const import DEFAULT_PORT, DEFAULT_TLS_PORT
+from ..record import Record, replace
 
 
 class AuthMechanism(Enum):
@@ -32,8 +31,7 @@ class Scheme(Enum):
 DEFAULT_PORTS = {Scheme.PLAIN: DEFAULT_PORT, Scheme.TLS: DEFAULT_TLS_PORT}
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(Record):
     """Where a broker listens.
 
     :ivar ssl: context for TLS, None for no TLS.
@@ -49,8 +47,7 @@ class Address:
         return f'{scheme.value}://{host}:{self.port}'
 
 
-@dataclass(frozen=True)
-class ConnectionInfo:
+class ConnectionInfo(Record):
     """Address of a broker and the credentials for it; `repr` omits the password."""
 
     scheme: Scheme
@@ -58,11 +55,14 @@ class ConnectionInfo:
     port: int
     virtual_host: str
     username: str
-    password: str = field(repr=False)
+    password: str
     ssl: ssl_module.SSLContext | None = None
 
     def __str__(self) -> str:
         return str(self.address)
+
+    def __repr__(self) -> str:  # without the password
+        return f'ConnectionInfo({self.address}, {self.virtual_host!r}, {self.username!r})'
 
     @property
     def address(self) -> Address:
@@ -76,8 +76,7 @@ class ConnectionInfo:
         return SaslAuthenticate(mechanism.value, f'\0{self.username}\0{self.password}'.encode())
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record):
     """Settings of a client, see :func:`rbfly.streams.streams_client`.
 
     :param infos: addresses and credentials, tried in turn.
@@ -115,6 +114,8 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
     :raises URIError: the URI is malformed, or `ssl` was passed with the scheme without TLS.
     :raises ArgumentTypeError: the URI is not a str.
     """
+    from urllib.parse import urlsplit
+
     check_type('URI', uri, str)
     if any(character <= ' ' for character in uri):
         raise URIError('malformed URI: it contains white space or control characters')
@@ -177,6 +178,8 @@ def parse_uri(uri: str, ssl: ssl_module.SSLContext | None = None) -> ConnectionI
 
 
 def decode(text: str, what: str) -> str:
+    from urllib.parse import unquote
+
     result = None
     with suppress(UnicodeError):
         # Encoding finds lone surrogates here; later, the error would contain the password.

@@ -11,10 +11,10 @@ client uses compiled code instead: `_frames` and `_engine`.
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from ..error import ArgumentOverflowError, FrameError, counted
+from ..record import Record
 from .chunks import Entries, FilteredEntries
 from .const import RESPONSE, Key, ResponseCode
 from .fields import (
@@ -99,8 +99,7 @@ class Command(Fields, Generic[T]):
         return frame(cls.key | RESPONSE, head + body)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Record):
     """A command with its correlation id, which the response repeats."""
 
     correlation_id: int
@@ -110,8 +109,7 @@ class Request:
         return self.command.encode(self.correlation_id)
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(Record):
     """The response to a command."""
 
     command: type[Command[Any]]
@@ -248,8 +246,7 @@ class StreamStats(Command[dict[String, I64]], key=Key.STREAM_STATS):
     stream: String
 
 
-@dataclass(frozen=True)
-class Broker:
+class Broker(Record):
     """A node's advertised address."""
 
     host: str
@@ -259,8 +256,7 @@ class Broker:
         return f'{self.host}:{self.port}'
 
 
-@dataclass(frozen=True)
-class StreamMetadata:
+class StreamMetadata(Record):
     """The nodes of a stream; `leader` is None if the stream has no leader at the moment."""
 
     code: int

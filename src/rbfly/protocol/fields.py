@@ -10,7 +10,6 @@ Subclasses of :class:`Fields` only declare their fields.
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import (
     Annotated,
     Any,
@@ -18,12 +17,12 @@ from typing import (
     Generic,
     Self,
     TypeVar,
-    dataclass_transform,
     get_args,
     get_origin,
 )
 
 from ..error import ArgumentError, ArgumentOverflowError, FrameError, counted
+from ..record import Record
 from .offset import Offset, OffsetType
 
 T = TypeVar('T')
@@ -157,16 +156,14 @@ def optional(codec: Codec[Any], absent: Callable[[], Any]) -> Codec[Any]:
     )  # fmt: skip
 
 
-@dataclass_transform()
-class Fields:
-    """Base of dataclasses whose fields are encoded and decoded according to their types."""
+class Fields(Record):
+    """Base of records whose fields are encoded and decoded according to their types."""
 
     codecs: ClassVar[tuple[tuple[str, Codec[Any]], ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        dataclass(unsafe_hash=True)(cls)  # frozen would add 5 ms to the import
-        cls.codecs = tuple((item.name, codec_of(item.type)) for item in fields(cls))  # type: ignore[arg-type]
+        cls.codecs = tuple((name, codec_of(kind)) for name, kind in cls.field_types.items())
 
     def body(self) -> bytes:
         """Encode the fields.

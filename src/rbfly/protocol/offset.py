@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import ClassVar
 
 from ..error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
+from ..record import CheckedRecord
 
 
 class OffsetType(IntEnum):
@@ -31,8 +31,7 @@ VALUES: dict[OffsetType, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Offset:
+class Offset(CheckedRecord):
     """Where in a stream a subscription starts.
 
     Use the constants and the static methods:

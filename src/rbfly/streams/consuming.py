@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal
 
@@ -32,6 +31,7 @@ from ..protocol._decoder import Decoder
 from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import Start
+from ..record import Record
 from .arguments import check_member_start, check_until
 from .committing import Commits
 from .counting import chunk_ids
@@ -52,8 +52,7 @@ from .waiting import WaitingTasks, is_foreign
 from .watchdog import DeliveryWatchdog
 
 
-@dataclass(frozen=True)
-class ReadSettings:
+class ReadSettings(Record):
     """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
 
     filter: MessageFilter | None

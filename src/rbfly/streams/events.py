@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..error import CallbackError, StreamDoesNotExist, copy_error
 from ..net.cluster import Cluster
 from ..net.observer import Life, Observer, Role, State
 from ..net.uri import Address
+from ..record import Record
 from .waiting import WaitingTasks
 
 __all__ = [
@@ -40,12 +40,10 @@ __all__ = [
 Kind = Literal['publisher', 'subscription']
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Record):
     """Base of all events."""
 
 
-@dataclass(frozen=True)
 class EventsDropped(Event):
     """The program was too slow: the oldest events were dropped.
 
@@ -55,7 +53,6 @@ class EventsDropped(Event):
     count: int
 
 
-@dataclass(frozen=True)
 class ConnectionEvent(Event):
     """Base of the events of a connection.
 
@@ -67,12 +64,10 @@ class ConnectionEvent(Event):
     role: Literal['publish', 'consume', 'manage']
 
 
-@dataclass(frozen=True)
 class ConnectionOpened(ConnectionEvent):
     """The client opened a connection."""
 
 
-@dataclass(frozen=True)
 class ConnectionLost(ConnectionEvent):
     """A connection ended, and the client did not close it.
 
@@ -82,7 +77,6 @@ class ConnectionLost(ConnectionEvent):
     error: Exception
 
 
-@dataclass(frozen=True)
 class RegistrationEvent(Event):
     """Base of the events of a publisher or a subscription.
 
@@ -96,7 +90,6 @@ class RegistrationEvent(Event):
     name: str
 
 
-@dataclass(frozen=True)
 class StreamMoved(RegistrationEvent):
     """The broker closed the publisher or subscription.
 
@@ -104,7 +97,6 @@ class StreamMoved(RegistrationEvent):
     """
 
 
-@dataclass(frozen=True)
 class RecoveryScheduled(RegistrationEvent):
     """The client cannot open the publisher or subscription now, and tries again.
 
@@ -118,7 +110,6 @@ class RecoveryScheduled(RegistrationEvent):
     error: Exception
 
 
-@dataclass(frozen=True)
 class Recovered(RegistrationEvent):
     """The publisher or subscription is open again, after `RecoveryScheduled` or `StreamMoved`.
 
@@ -128,7 +119,6 @@ class Recovered(RegistrationEvent):
     node: str
 
 
-@dataclass(frozen=True)
 class RecoveryFailed(RegistrationEvent):
     """The client tries no more: calls of the publisher or subscription raise the error.
 
@@ -138,12 +128,10 @@ class RecoveryFailed(RegistrationEvent):
     error: Exception
 
 
-@dataclass(frozen=True)
 class StreamDeleted(RegistrationEvent):
     """The stream of an open publisher or subscription was deleted."""
 
 
-@dataclass(frozen=True)
 class OffsetGap(Event):
     """Retention removed messages before a subscription could read them.
 
@@ -159,7 +147,6 @@ class OffsetGap(Event):
     next: int
 
 
-@dataclass(frozen=True)
 class PartitionEvent(Event):
     """Base of the events of a subscription that reads a super stream.
 
@@ -171,17 +158,14 @@ class PartitionEvent(Event):
     partition: str
 
 
-@dataclass(frozen=True)
 class PartitionAdded(PartitionEvent):
     """A subscription reads another partition, which was added to its super stream."""
 
 
-@dataclass(frozen=True)
 class PartitionGone(PartitionEvent):
     """A partition no longer belongs to a super stream; a subscription reads the others."""
 
 
-@dataclass(frozen=True)
 class GroupEvent(Event):
     """Base of the events of a member of a consumer group.
 
@@ -193,12 +177,10 @@ class GroupEvent(Event):
     group: str
 
 
-@dataclass(frozen=True)
 class Activated(GroupEvent):
     """A member of a consumer group receives the messages of a stream from now on."""
 
 
-@dataclass(frozen=True)
 class Deactivated(GroupEvent):
     """A member of a consumer group receives no more messages of a stream.
 
@@ -206,7 +188,6 @@ class Deactivated(GroupEvent):
     """
 
 
-@dataclass(frozen=True)
 class HandoverLate(GroupEvent):
     """The program has not finished its messages within `handover_timeout`.
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -30,6 +29,7 @@ from ..protocol._cursor import MessageCursor
 from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
+from ..record import Record
 from .counting import chunk_ids
 from .gaps import GapCheck
 from .offsets import (
@@ -51,8 +51,7 @@ HANDOVER_MAX = 50  # the broker closes the connection after 60
 STORE_TIMEOUT = 4.0  # seconds to store an offset after that; as many to start again
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Record):
     """Settings of a member, named as the arguments of :meth:`StreamsClient.subscribe`.
 
     :param super_stream: name of the super stream whose partitions the group reads; None for none.

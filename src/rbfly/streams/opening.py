@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Generator, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ..checks import check_type
@@ -67,7 +66,6 @@ class Closing(Protocol):
     def _abort(self, error: Exception) -> None: ...
 
 
-@dataclass(eq=False, repr=False)
 class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
     """The result of `client.publisher(...)`: await it, use it in `async with`, or start a task.
 
@@ -77,16 +75,25 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
     :param wait: wait until the publisher is declared; if false, declare it in the background.
     """
 
-    client: object
-    cluster: Cluster
-    names: MutableMapping[tuple[str, str], PublisherSession]
-    cls: type[Any]
-    info: PublisherInfo
-    wait: bool
-    _sessions: list[PublisherSession] = field(default_factory=list, init=False)
-    _publisher: T | None = field(default=None, init=False)  # in `async with`
-    _held: bool = field(default=False, init=False)
-    _running: Coroutine[Any, Any, T] | None = field(default=None, init=False)  # in a task
+    def __init__(
+        self,
+        client: object,
+        cluster: Cluster,
+        names: MutableMapping[tuple[str, str], PublisherSession],
+        cls: type[Any],
+        info: PublisherInfo,
+        wait: bool,
+    ) -> None:
+        self.client = client
+        self.cluster = cluster
+        self.names = names
+        self.cls = cls
+        self.info = info
+        self.wait = wait
+        self._sessions: list[PublisherSession] = []
+        self._publisher: T | None = None  # in `async with`
+        self._held = False
+        self._running: Coroutine[Any, Any, T] | None = None  # in a task
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._enter(hold=False).__await__()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import MutableSet
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypeVar
 
 from ..net.connection import disconnected
 from ..net.observer import Life, Observer, State
 from ..net.waiting import fail, outcome
+from ..record import replace
 from .confirmation import set_attribute
 from .opening import Opener
 from .partitions import AT_ONCE, PACE, query_partitions
@@ -22,7 +22,6 @@ from .super_stream import PUBLISHERS, RoutedPublisher, retried, share_windows
 R = TypeVar('R', bound=RoutedPublisher[Any])
 
 
-@dataclass(eq=False, repr=False)
 class OpenSuperStream(Opener[R]):
     """Opens a publisher of a super stream.
 
@@ -32,6 +31,10 @@ class OpenSuperStream(Opener[R]):
 
     route: Route
     windows: MutableSet[PublisherSession]
+
+    def __init__(self, *args: Any) -> None:
+        *common, self.route, self.windows = args
+        super().__init__(*common)
 
     async def _open(self, sessions: list[PublisherSession]) -> R:
         info = self.info

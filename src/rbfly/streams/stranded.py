@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from random import uniform
 from time import time
 from weakref import WeakSet
 
@@ -81,7 +80,8 @@ class StrandedCheck:
             task.cancel()
 
     async def _run(self) -> None:
-        # Members do not act at the same time.
+        from random import uniform  # members do not act at the same time
+
         while True:
             await asyncio.sleep(self._seconds / POLLS * uniform(0.5, 1.5))
             connection = self._registration.connection

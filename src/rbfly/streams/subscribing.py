@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableSet
-from dataclasses import replace
 from typing import Any, Literal
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -11,6 +10,7 @@ from ..error import ArgumentError
 from ..net.cluster import Cluster
 from ..protocol import commands
 from ..protocol.offset import Offset, OffsetSource, OffsetType
+from ..record import replace
 from .arguments import check_choice, check_filter, check_member_start, check_starts
 from .consuming import ReadSettings, SubscriptionSession
 from .group import HANDOVER_MAX, HANDOVER_TIMEOUT, Group

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from ..checks import check_integer, check_timeout, check_type
 from ..error import (
@@ -23,13 +22,13 @@ from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..protocol import commands
 from ..protocol._cursor import MessageCursor
+from ..record import CheckedRecord
 from .offsets import check_chunk, check_stored
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class OffsetTracking:
+class OffsetTracking(CheckedRecord):
     """Stores the offset of the last finished message under a reference.
 
     A message is finished when the program asks for the next one.  The stored offset is never that

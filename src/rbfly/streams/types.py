@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from ..error import PublishErrorInfo, SendProgress, of_callback
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset
+from ..record import CheckedRecord, Record
 from ..types import AMQPBody
 
 __all__ = [
@@ -40,8 +40,7 @@ BloomFilterExtract = Callable[[MessageCtx], str | None]
 """Returns the filter value of a message, or None."""
 
 
-@dataclass(frozen=True)
-class MessageFilter:
+class MessageFilter(CheckedRecord):
     """Selects the messages of a subscription by their filter values.
 
     The broker sends the chunks that may contain such messages; RbFly drops all other messages of
@@ -77,8 +76,7 @@ class MessageFilter:
         return found | {'match-unfiltered': 'true'} if self.match_unfiltered else found
 
 
-@dataclass(frozen=True)
-class PublisherInfo:
+class PublisherInfo(Record):
     """Settings of a publisher, named as the arguments of :meth:`StreamsClient.publisher`."""
 
     stream: str
@@ -90,8 +88,7 @@ class PublisherInfo:
     compression: Compression = Compression.NONE
 
 
-@dataclass(frozen=True)
-class SubscriptionInfo:
+class SubscriptionInfo(Record):
     """Settings of a subscription, named as the arguments of :meth:`StreamsClient.subscribe`."""
 
     stream: str
@@ -117,8 +114,7 @@ class PSubscriber(Protocol):
     async def aclose(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class StreamStats:
+class StreamStats(Record):
     """Positions in a stream; None if the stream is empty or the broker does not report them.
 
     :param first_chunk_id: offset of the first message of the first chunk.
