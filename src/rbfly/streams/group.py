@@ -30,10 +30,10 @@ from ..protocol._cursor import MessageCursor
 from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
+from .counting import chunk_ids
 from .gaps import GapCheck
 from .offsets import (
     check_identity,
-    chunk_ids,
     end_before,
     look_up,
     next_offset,

@@ -17,15 +17,14 @@ from ..error import (
     about,
 )
 from ..net.cluster import Cluster
-from ..net.connection import PING, Connection
-from ..net.observer import Role
+from ..net.connection import Connection
 from ..net.sharing import missing
 from ..protocol import commands
-from ..protocol._chunk import Chunk, ChunkQueue
 from ..protocol._identity import LastChunk
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
+from .counting import chunk_at, chunk_ids, last_messages
 from .repeating import repeated
 
 
@@ -172,12 +171,21 @@ def check_names(stream: str, reference: str) -> None:
 
 
 async def look_up(cluster: Cluster, stream: str, offset: Offset) -> Offset:
-    """Return an offset with a reference replaced by the offset after the stored one."""
-    if offset.type != OffsetType.REFERENCE:
-        return offset
-    stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
-    default = offset.default or Offset.FIRST
-    return default if stored is None else Offset.offset(next_offset(stored))
+    """Return an offset without a reference, and without a number of messages to count."""
+    if offset.type == OffsetType.REFERENCE:
+        stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
+        if stored is not None:
+            return Offset.offset(next_offset(stored))
+        offset = offset.default or Offset.FIRST
+    return await counted(cluster, stream, offset)
+
+
+async def counted(cluster: Cluster, stream: str, offset: Offset) -> Offset:
+    """Return an offset without a number of messages to count."""
+    if offset.type == OffsetType.LAST_MESSAGES:
+        assert isinstance(offset.value, int)
+        return await last_messages(cluster, stream, offset.value)
+    return offset
 
 
 async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
@@ -197,14 +205,6 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
         assert isinstance(offset.value, int)
         return max(found, offset.value)
     return found
-
-
-async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
-    """Return the ids of the first and the last committed chunk; -1: none, None: not reported."""
-    if not connection.knows_optional:
-        return None, None
-    stats = await connection.request(commands.StreamStats(stream))
-    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
 
 
 async def leader_ends_before(cluster: Cluster, stream: str, chunk_id: int) -> bool:
@@ -280,21 +280,6 @@ async def end_before(
         return None
     end = await resolve(cluster, stream, Offset.NEXT)
     return end if end < offset else None
-
-
-async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | None:
-    """Return the chunk that a subscription receives first; None if the broker has none."""
-    connection, _ = await cluster.leader(stream)
-    found, queue = connection.subscription_ids.pop(), ChunkQueue()
-    connection.set_subscription(found, queue)
-    try:
-        await connection.request(commands.Subscribe(found, stream, offset, 1, {}))
-        await connection.request(PING)  # the broker answers it after it has sent the chunk
-    finally:
-        connection.set_subscription(found, None)
-        if connection.is_open:
-            connection.undeclare(Role.CONSUME, found, commands.Unsubscribe(found))
-    return queue.chunks[0] if queue.chunks else None
 
 
 async def end_of_messages(cluster: Cluster, stream: str) -> int:
