@@ -292,6 +292,24 @@ async def test_errors_of_waiting_name_the_stream(client: rbs.StreamsClient, stre
     assert [error.stream for error in errors] == [stream, stream]
 
 
+async def test_commit_that_cannot_connect_names_stream_and_reference(
+    client: rbs.StreamsClient, stream: str, proxy: Proxy
+) -> None:
+    async with client.publisher(stream) as publisher:
+        await publisher.send('a')
+    tracking = rbs.OffsetTracking('r', manual=True)
+    async with rbs.streams_client(proxy.uri, load_balancer=True, reconnect_timeout=0.2) as own:
+        messages = own.subscribe(stream, offset=rbs.Offset.FIRST, auto_offset=tracking)
+        assert await anext(messages) == 'a'
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(StreamConnectionError) as caught:
+            await messages.commit()
+        assert (caught.value.stream, caught.value.reference) == (stream, 'r')
+        proxy.accept()
+        await messages.commit()
+
+
 async def test_name_in_use_names_the_stream(client: rbs.StreamsClient, stream: str) -> None:
     async with client.publisher(stream, name='shop'):
         with pytest.raises(rbs.PublisherNameInUse) as caught:

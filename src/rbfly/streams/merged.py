@@ -298,6 +298,8 @@ class MergedSession:
             case _:
                 is_known = False
         if not is_known:
+            if isinstance(error, RbFlyError):
+                about(error, self.stream)
             self._errors.append(error)
 
     def on_partition_end(self) -> None:

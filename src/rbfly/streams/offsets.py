@@ -11,6 +11,7 @@ from ..checks import check_integer, check_stream, check_type
 from ..error import (
     OffsetNotStored,
     ProtocolError,
+    RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
     about,
@@ -334,7 +335,11 @@ async def store_offset(
         connection.write(frame)
         await check_stored(connection, stream, reference, offset)
 
-    await cluster.repeat(store)
+    try:
+        await cluster.repeat(store)
+    except RbFlyError as ex:
+        about(ex, stream, reference)
+        raise
 
 
 async def check_stored(connection: Connection, stream: str, reference: str, offset: int) -> None:
