@@ -75,6 +75,7 @@ LAYERS = {
         ['publisher_batch', 'opening'],
         ['super_stream'],
         ['opening_routed'],
+        ['super_client'],
         ['client'],
         ['decorator'],
         [''],

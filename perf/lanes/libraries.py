@@ -71,9 +71,9 @@ LIBRARIES = (
         'rbfly',
         'rbfly_super',
         SUPER,
-        '`client.publisher(stream, route=by_hash(bytes.decode))`; `send_many` with a list; tasks:'
-        ' `send` in a loop; consuming: `client.subscribe(stream, super_stream=True)`, `async for`'
-        ' over decoded bodies',
+        '`client.super_stream(stream).publisher(route=by_hash(bytes.decode))`; `send_many` with a'
+        ' list; tasks: `send` in a loop; consuming: `client.super_stream(stream).subscribe()`,'
+        ' `async for` over decoded bodies',
     ),
     library(
         'rbfly-batches',

@@ -31,11 +31,15 @@ def check_integer(name: str, value: object, low: int, high: int) -> None:
         raise ArgumentError(f'{name} must be from {low} to {high}, not {value}')
 
 
-def check_timeout(name: str, value: object) -> None:
-    """Check a timeout in seconds; None and 0 mean no limit."""
+def check_timeout(name: str, value: object, *, positive: bool = False) -> None:
+    """Check a timeout in seconds; None means no limit."""
     check_type(name, value, int, float, None)
-    if value is not None and not 0 <= value < float('inf'):  # type: ignore[operator]
+    if value is None:
+        return
+    if not 0 <= value < float('inf'):  # type: ignore[operator]
         raise ArgumentError(f'{name} must be 0 or more seconds, not {value}')
+    if positive and not value:
+        raise ArgumentError(f'{name} must be above 0 seconds, or None for no limit')
 
 
 def check_stream(stream: str) -> None:

@@ -48,7 +48,7 @@ async def test_request_can_have_its_own_timeout() -> None:
 async def test_request_times_out_without_heartbeats() -> None:
     async with (
         FakeBroker(on={wire.QUERY_OFFSET: SILENT}, tune=(1048576, 0)) as fake,
-        rbs.streams_client(fake.uri, heartbeat=0, request_timeout=LIMIT) as client,
+        rbs.streams_client(fake.uri, heartbeat=None, request_timeout=LIMIT) as client,
     ):
         connection = await client.get_protocol()
         assert connection.heartbeat == 0

@@ -15,6 +15,7 @@ from rbfly.streams.publisher import BasePublisher
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 from tests.members import NewClient
+from tests.supers import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 PARTITIONS = 3
@@ -84,7 +85,7 @@ def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> Any:
         'auto_offset': TRACKING,
         'timeout': HANG,
     } | options
-    return client.subscribe(stream, **arguments)
+    return subscribe_to(client, stream, **arguments)
 
 
 async def check_closed(messages: Any) -> None:
@@ -235,8 +236,10 @@ async def test_next_member_receives_everything_after_an_interrupted_close(
 ) -> None:
     name, client = stream if kind == 'single' else super_stream, clients()
     options = {'group': group, 'auto_offset': None, 'super_stream': kind == 'super'}
-    route = None if kind == 'single' else rbs.by_hash(str)
-    async with client.publisher(name, route=route) as publisher:
+    opener: Any = client.publisher(name)
+    if kind != 'single':
+        opener = client.super_stream(name).publisher(route=rbs.by_hash(str))
+    async with opener as publisher:
         await publisher.send_many(range(30))
     messages = subscribe(client, name, **options)
     begun = asyncio.Event()
@@ -297,8 +300,8 @@ async def test_interrupted_close_of_a_publisher(memory: StreamBroker, kind: str)
     async with rbs.streams_client(memory.uri) as client:
         for turns in count():
             route = rbs.by_key(str)
-            publisher: Any = await client.publisher(
-                'keys', route=route, cls=KINDS[kind], name='shop'
+            publisher: Any = await client.super_stream('keys').publisher(
+                route=route, cls=KINDS[kind], name='shop'
             )
             await fill(publisher)
             interrupted = await interrupt(publisher.close, turns)
@@ -316,8 +319,8 @@ async def test_interrupted_close_beside_another(memory: StreamBroker) -> None:
     """The close of another task still sends everything, and waits for the confirms."""
     memory.create_super_stream('keys', binding_keys=['0', '1', '2'])
     async with rbs.streams_client(memory.uri) as client:
-        publisher: BasePublisher | Any = await client.publisher(
-            'keys', route=rbs.by_key(str), cls=rbs.PublisherBatchFast
+        publisher: BasePublisher | Any = await client.super_stream('keys').publisher(
+            route=rbs.by_key(str), cls=rbs.PublisherBatchFast
         )
         await fill(publisher)
         closing = asyncio.create_task(publisher.close())
@@ -332,7 +335,9 @@ async def test_interrupted_close_beside_another(memory: StreamBroker) -> None:
 async def test_part_of_a_publisher_that_fails_to_close(aborted: bool) -> None:
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_super_stream('orders', partitions=PARTITIONS)
-        publisher = await client.publisher('orders', route=rbs.by_hash(str), name='shop')
+        publisher = await client.super_stream('orders').publisher(
+            route=rbs.by_hash(str), name='shop'
+        )
         await publisher.send('x')
 
         def fail() -> None:
@@ -356,7 +361,9 @@ async def test_part_of_a_publisher_that_fails_to_close(aborted: bool) -> None:
 async def test_interrupted_opening_of_a_publisher(memory: StreamBroker, wait: bool) -> None:
     async with rbs.streams_client(memory.uri) as client:
         for turns in count():
-            opener = client.publisher('orders', route=rbs.by_hash(str), name='shop', wait=wait)
+            opener = client.super_stream('orders').publisher(
+                route=rbs.by_hash(str), name='shop', wait=wait
+            )
             found: list[Any] = []
 
             async def begin(opener: Any = opener, found: list[Any] = found) -> None:
@@ -379,7 +386,7 @@ async def test_interrupted_disconnect(memory: StreamBroker) -> None:
         client = rbs.streams_client(memory.uri)
         messages = subscribe(client, 'orders')
         await messages.open()
-        publisher = await client.publisher('orders', route=rbs.by_hash(str))
+        publisher = await client.super_stream('orders').publisher(route=rbs.by_hash(str))
         await publisher.submit('x')
         interrupted = await interrupt(client.disconnect, turns)
         assert not client.connected

@@ -1,7 +1,10 @@
 """`StreamsClient.events`: what a program learns about its client."""
 
 import asyncio
+import copy
 import gc
+import inspect
+import pickle
 from typing import Any, TypeVar
 
 import pytest
@@ -12,6 +15,13 @@ from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 
 HANG = 20.0  # seconds; only a safeguard
+BASES = (
+    rbs.Event,
+    rbs.ConnectionEvent,
+    rbs.RegistrationEvent,
+    rbs.PartitionEvent,
+    rbs.GroupEvent,
+)
 E = TypeVar('E', bound=events.Event)
 
 
@@ -34,6 +44,57 @@ def cut(owner: Any) -> None:
     owner._session.registration.connection._transport.abort()
 
 
+# -- classes
+
+
+EVENTS = [
+    item
+    for item in map(rbs.__dict__.get, rbs.__all__)
+    if inspect.isclass(item) and issubclass(item, rbs.Event) and item not in BASES
+]
+
+
+@pytest.mark.parametrize('kind', EVENTS)
+def test_no_event_is_a_subclass_of_another(kind: type[rbs.Event]) -> None:
+    assert len(EVENTS) == 14
+    assert [other for other in EVENTS if issubclass(other, kind)] == [kind]
+    assert all(len(base.__subclasses__()) > 1 for base in BASES)
+
+
+def test_match_on_an_event_does_not_catch_its_opposite() -> None:
+    for event in (
+        rbs.ConnectionLost('a:5552', 'publish', OSError()),
+        rbs.PartitionGone('orders', 'orders-0'),
+        rbs.Deactivated('orders', 'billing'),
+        rbs.HandoverLate('orders', 'billing'),
+    ):
+        match event:
+            case rbs.ConnectionOpened() | rbs.PartitionAdded() | rbs.Activated():
+                pytest.fail(f'{event} was matched')
+            case rbs.ConnectionLost('a:5552', 'publish', OSError()):
+                pass
+            case rbs.PartitionEvent('orders', partition='orders-0'):
+                pass
+            case rbs.GroupEvent('orders', group='billing'):
+                pass
+            case _:
+                pytest.fail(f'{event} was not matched')
+
+
+def test_equal_events() -> None:
+    event = rbs.Activated('orders', 'billing')
+    assert event == rbs.Activated(stream='orders', group='billing')
+    assert len({event, rbs.Activated('orders', 'billing')}) == 1
+    assert event not in [rbs.Deactivated('orders', 'billing'), rbs.GroupEvent('orders', 'billing')]
+    assert event != rbs.Activated('orders', 'shipping')
+    assert repr(event) == "Activated(stream='orders', group='billing')"
+    assert copy.copy(event) == pickle.loads(pickle.dumps(event)) == event
+    with pytest.raises(AttributeError, match='stream'):
+        event.stream = 'a'  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        rbs.Activated('orders')  # type: ignore[call-arg]
+
+
 # -- programs, on every broker
 
 
@@ -44,8 +105,8 @@ async def test_events_until_the_client_disconnects(client: rbs.StreamsClient, st
         await publisher.send('a')
     await client.disconnect()
     kinds = [event async for event in found]
-    assert {type(event) for event in kinds} == {events.Connected}
-    roles = {event.role for event in kinds if isinstance(event, events.Connected)}
+    assert {type(event) for event in kinds} == {events.ConnectionOpened}
+    roles = {event.role for event in kinds if isinstance(event, events.ConnectionOpened)}
     assert 'publish' in roles
     port = client._cluster.settings.infos[0].address.port
     assert all(event.node.endswith(f':{port}') for event in kinds if hasattr(event, 'node'))
@@ -61,10 +122,10 @@ async def test_recovery_of_a_publisher(
         found = client.events()
         cut(publisher)
         await publisher.send('b')
-        lost = await find(found, events.Lost)
+        lost = await find(found, events.ConnectionLost)
         assert lost.role == 'publish'
         assert isinstance(lost.error, StreamConnectionError)
-        trying = await find(found, events.Recovering)
+        trying = await find(found, events.RecoveryScheduled)
         assert (trying.kind, trying.stream, trying.name) == ('publisher', stream, name or '')
         assert trying.attempt == 1
         assert trying.delay >= 0
@@ -85,7 +146,7 @@ async def test_recovery_of_a_subscription(client: rbs.StreamsClient, stream: str
         cut(messages)
         await publisher.send('b')
         assert await anext(messages) == 'b'
-        assert (await find(found, events.Recovering)).kind == 'subscription'
+        assert (await find(found, events.RecoveryScheduled)).kind == 'subscription'
         assert (await find(found, events.Recovered)).stream == stream
 
 
@@ -113,7 +174,7 @@ async def test_moved_leader() -> None:
             broker.move_leader('orders', 1 - before)
             broker.metadata_update('orders')
             await publisher.send('b')
-            assert (await find(found, events.Moved)).stream == 'orders'
+            assert (await find(found, events.StreamMoved)).stream == 'orders'
             back = await find(found, events.Recovered)
             assert back.node in broker.uris[1 - before]
 
@@ -125,9 +186,9 @@ async def test_attempts_are_counted_until_the_publisher_gives_up() -> None:
         publisher = await client.publisher('orders')
         found = client.events()
         broker.stop_node(0)
-        attempts = [(await find(found, events.Recovering)).attempt for _ in range(3)]
+        attempts = [(await find(found, events.RecoveryScheduled)).attempt for _ in range(3)]
         assert attempts == [1, 2, 3]
-        gone = await find(found, events.GaveUp)
+        gone = await find(found, events.RecoveryFailed)
         assert (gone.kind, gone.stream) == ('publisher', 'orders')
         assert isinstance(gone.error, StreamConnectionError)
         broker.start_node(0)
@@ -139,8 +200,8 @@ async def test_partitions() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         found = client.events()
-        async with client.subscribe(
-            'orders', super_stream=True, refresh_interval=0.01, timeout=HANG
+        async with client.super_stream('orders').subscribe(
+            refresh_interval=0.01, timeout=HANG
         ) as messages:
             await messages.open()
             broker.create_stream('orders-2')
@@ -167,7 +228,7 @@ async def test_gap(client: rbs.StreamsClient, stream_name: str) -> None:
     found = client.events()
     async with client.subscribe(stream_name, offset=rbs.Offset.offset(1), timeout=HANG) as messages:
         await anext(messages)
-    gap = await find(found, events.Gap)
+    gap = await find(found, events.OffsetGap)
     assert (gap.stream, gap.first_missing) == (stream_name, 1)
     assert gap.next >= first
 
@@ -179,11 +240,11 @@ async def test_slow_program_learns_how_many_events_were_dropped() -> None:
         [queue] = queue_of(client)
         for number in range(5):
             queue.on_gap('orders', number, 10)
-        assert await anext(found) == events.Dropped(3)
-        assert await anext(found) == events.Gap('orders', 3, 10)
+        assert await anext(found) == events.EventsDropped(3)
+        assert await anext(found) == events.OffsetGap('orders', 3, 10)
         queue.on_gap('orders', 5, 10)
-        assert await anext(found) == events.Gap('orders', 4, 10)
-        assert await anext(found) == events.Gap('orders', 5, 10)
+        assert await anext(found) == events.OffsetGap('orders', 4, 10)
+        assert await anext(found) == events.OffsetGap('orders', 5, 10)
         await client.disconnect()
         assert [event async for event in found] == []
 
@@ -210,7 +271,7 @@ async def test_cancelled_task_loses_no_event() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await anext(found) == events.Gap('orders', 1, 2)
+        assert await anext(found) == events.OffsetGap('orders', 1, 2)
 
 
 async def test_dropped_iterator_is_no_longer_notified() -> None:

@@ -39,7 +39,7 @@ async def test_start_after_the_end_is_a_gap(
         await publish(client, stream, range(END, 2 * START))
         assert await waiting >= START - 2
     await client.disconnect()
-    gaps = [item async for item in reported if isinstance(item, events.Gap)]
+    gaps = [item async for item in reported if isinstance(item, events.OffsetGap)]
     assert [item.first_missing for item in gaps] == [START]
 
 

@@ -216,16 +216,16 @@ async def test_broker_receives_the_connection_name() -> None:
 @pytest.mark.parametrize(
     ('ours', 'theirs', 'agreed'),
     [
-        (0, 0, 0),
-        (0, 4096, 4096),
+        (None, 0, 0),
+        (None, 4096, 4096),
         (4096, 0, 4096),
         (4096, 8192, 4096),
         (8192, 4096, 4096),
-        (0, 2**32 - 1, 2**32 - 1),
+        (None, 2**32 - 1, 2**32 - 1),
         (2**32 - 1, 1048576, 1048576),
     ],
 )
-async def test_tune_frame_max(ours: int, theirs: int, agreed: int) -> None:
+async def test_tune_frame_max(ours: int | None, theirs: int, agreed: int) -> None:
     async with FakeBroker(tune=(theirs, 60)) as fake:
         async with rbs.streams_client(fake.uri, frame_max=ours) as client:
             connection = await client.get_protocol()
@@ -236,9 +236,16 @@ async def test_tune_frame_max(ours: int, theirs: int, agreed: int) -> None:
 
 @pytest.mark.parametrize(
     ('ours', 'theirs', 'agreed'),
-    [(0, 0, 0), (0, 30, 30), (30, 0, 30), (10, 60, 10), (60, 10, 10), (2**32 - 1, 0, 2**32 - 1)],
+    [
+        (None, 0, 0),
+        (None, 30, 30),
+        (30, 0, 30),
+        (10, 60, 10),
+        (60, 10, 10),
+        (2**32 - 1, 0, 2**32 - 1),
+    ],
 )
-async def test_tune_heartbeat(ours: int, theirs: int, agreed: int) -> None:
+async def test_tune_heartbeat(ours: int | None, theirs: int, agreed: int) -> None:
     async with FakeBroker(tune=(1048576, theirs)) as fake:
         async with rbs.streams_client(fake.uri, heartbeat=ours) as client:
             connection = await client.get_protocol()
@@ -247,9 +254,9 @@ async def test_tune_heartbeat(ours: int, theirs: int, agreed: int) -> None:
         assert struct.unpack('>II', tune.body) == (1048576, agreed)
 
 
-@pytest.mark.parametrize('argument', [{'heartbeat': -1}, {'frame_max': -1}, {'frame_max': 2**32}])
+@pytest.mark.parametrize('argument', [{'heartbeat': 0}, {'frame_max': 511}, {'frame_max': 2**32}])
 def test_tune_out_of_range(argument: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match='must be from 0 to'):
+    with pytest.raises(ValueError, match=r'must be from (1|512) to'):
         rbs.streams_client('rabbitmq-stream://localhost/', **argument)  # type: ignore[arg-type]
 
 
@@ -289,7 +296,7 @@ async def heartbeats(connection: Peer, done: Callable[[], bool]) -> None:
 
 async def test_heartbeat_of_zero_disables_without_spinning() -> None:
     async with FakeBroker(tune=(0, 0)) as fake:
-        client = rbs.streams_client(fake.uri, heartbeat=0)
+        client = rbs.streams_client(fake.uri, heartbeat=None)
         async with client:
             await client.get_protocol()
             before = time.process_time()

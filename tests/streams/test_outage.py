@@ -477,7 +477,7 @@ async def test_wrong_address_of_a_node_does_not_accumulate_connections() -> None
 
     async with (
         FakeBroker(on={wire.METADATA: elsewhere}, tune=(0, 0)) as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
         AsyncExitStack() as stack,
     ):
         for _ in range(5):
@@ -530,7 +530,7 @@ async def test_error_and_log_say_that_a_stream_has_no_leader(
 async def test_idle_connections_are_closed() -> None:
     async with (
         FakeBroker(tune=(0, 0)) as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
     ):
         await client.create_stream('test')
         async with client.publisher('test'), subscribe(client) as messages:
@@ -549,7 +549,7 @@ async def test_idle_connections_are_closed() -> None:
 async def test_connection_in_occasional_use_stays_open() -> None:
     async with (
         FakeBroker(tune=(0, 0)) as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
         client.publisher('test'),
     ):
         for _ in range(50):

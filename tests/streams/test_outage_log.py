@@ -160,7 +160,7 @@ async def test_lines_while_an_outage_lasts(lines: Lines) -> None:
 
     async with (
         FakeBroker() as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
         client.publisher('test') as publisher,
     ):
         fake.handlers[Step.PEER_PROPERTIES] = refuse
@@ -198,7 +198,7 @@ async def test_lines_while_an_outage_lasts(lines: Lines) -> None:
 
 @own_clock
 async def test_publisher_that_cannot_connect_at_first(lines: Lines, down: FakeBroker) -> None:
-    async with rbs.streams_client(down.uri, connect_timeout=0) as client:
+    async with rbs.streams_client(down.uri, connect_timeout=None) as client:
         opening = client.publisher('test')
         task = asyncio.create_task(opening.__aenter__())
         await asyncio.sleep(60)
@@ -269,7 +269,7 @@ async def test_subscription_that_no_task_reads(lines: Lines) -> None:
     stream.append(b'0')
     async with (
         FakeBroker(on=stream.handlers()) as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
         subscribe(client) as messages,
     ):
         assert await anext(messages) == b'0'
@@ -314,7 +314,7 @@ async def test_subscription_that_no_task_reads_does_not_affect_the_lines_of_othe
 @own_clock
 @pytest.mark.parametrize('how', ['disconnect', 'close', 'close, then disconnect'])
 async def test_loss_is_logged_if_the_client_closes_at_once(how: str, lines: Lines) -> None:
-    async with FakeBroker() as fake, rbs.streams_client(fake.uri, heartbeat=0) as client:
+    async with FakeBroker() as fake, rbs.streams_client(fake.uri, heartbeat=None) as client:
         publisher = await client.publisher('test')
         messages = subscribe(client)
         waiting = asyncio.ensure_future(anext(messages))
@@ -427,7 +427,7 @@ async def test_most_return_and_one_does_not(lines: Lines) -> None:
 
     async with (
         FakeBroker() as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
         contextlib.AsyncExitStack() as stack,
     ):
         for name in ('a', 'b', 'stays', 'c', 'd'):

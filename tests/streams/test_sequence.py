@@ -69,7 +69,7 @@ async def opened(**broker: Any) -> AsyncIterator[tuple[FakeBroker, rbs.Publisher
 async def test_queries_while_publishing() -> None:
     async with (
         FakeBroker(tune=NO_HEARTBEAT) as fake,
-        rbs.streams_client(fake.uri, heartbeat=0) as client,
+        rbs.streams_client(fake.uri, heartbeat=None) as client,
     ):
         async with client.publisher('test', name='me') as publisher:
             begin = now()
@@ -100,7 +100,7 @@ async def test_queries_while_publishing() -> None:
 @own_clock
 async def test_timer_waits_while_the_broker_does_not_answer_the_close_of_the_client() -> None:
     async with FakeBroker(on={wire.CLOSE: wire.SILENT}, tune=NO_HEARTBEAT) as fake:
-        client = rbs.streams_client(fake.uri, heartbeat=0, close_timeout=3 * INTERVAL)
+        client = rbs.streams_client(fake.uri, heartbeat=None, close_timeout=3 * INTERVAL)
         publisher = await client.publisher('test', name='me')
         await publisher.send('x')
         fake.handlers[wire.PUBLISH] = wire.SILENT

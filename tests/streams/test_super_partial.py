@@ -50,7 +50,7 @@ def ctx(body: str, id: int) -> MessageCtx:
 async def test_batch_that_times_out_is_queued_for_no_partition(
     broker: StreamBroker, client: rbs.StreamsClient, ids: bool
 ) -> None:
-    opener = client.publisher('orders', route=route, cls=rbs.PublisherBatchLimit)
+    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchLimit)
     first, both = (ctx('1', 1), ctx('01', 2)) if ids else ('1', '01')
     async with opener as publisher:
         await publisher.batch(first, max_len=1)
@@ -68,7 +68,7 @@ async def test_batch_that_times_out_is_queued_for_no_partition(
 async def test_batch_that_is_cancelled_is_queued_for_no_partition(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    opener = client.publisher('orders', route=route, cls=rbs.PublisherBatchLimit)
+    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchLimit)
     async with opener as publisher:
         await publisher.batch('1', max_len=1)
         call = asyncio.create_task(publisher.batch('01', max_len=1))
@@ -87,7 +87,7 @@ async def test_batch_that_is_cancelled_is_queued_for_no_partition(
 async def test_batches_to_the_same_partitions_do_not_wait_for_each_other(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    opener = client.publisher('orders', route=route, cls=rbs.PublisherBatchLimit)
+    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchLimit)
     async with opener as publisher:
         for body in ('0', '1'):
             await publisher.batch(body, max_len=1)
@@ -104,7 +104,7 @@ async def test_batches_to_the_same_partitions_do_not_wait_for_each_other(
 async def test_batch_that_a_later_partition_refuses_may_be_stored(
     client: rbs.StreamsClient,
 ) -> None:
-    opener = client.publisher('orders', route=route, cls=rbs.PublisherBatchFast)
+    opener = client.super_stream('orders').publisher(route=route, cls=rbs.PublisherBatchFast)
     async with opener as publisher:
         publisher.batch(ctx('1', 5))
         await publisher.flush()
@@ -121,7 +121,7 @@ async def test_batch_that_a_later_partition_refuses_may_be_stored(
 async def test_message_is_completed_with_its_id(
     broker: StreamBroker, client: rbs.StreamsClient, submitted: bool
 ) -> None:
-    async with client.publisher('orders', route=route, max_unconfirmed=1) as publisher:
+    async with client.super_stream('orders').publisher(route=route, max_unconfirmed=1) as publisher:
         broker.stop_node(node := broker.leader('orders-1'))
         registration = publisher._publishers[1]._require_session().registration
         await until(lambda: not registration.is_open, 'the connection is lost')
@@ -145,7 +145,7 @@ async def test_message_is_completed_with_its_id(
 async def test_message_that_timed_out_waits_for_all_partitions_when_sent_again(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=route) as publisher:
+    async with client.super_stream('orders').publisher(route=route) as publisher:
         broker.stop_node(node := broker.leader('orders-1'))
         registration = publisher._publishers[1]._require_session().registration
         await until(lambda: not registration.is_open, 'the connection is lost')
@@ -161,7 +161,7 @@ async def test_message_that_timed_out_waits_for_all_partitions_when_sent_again(
 async def test_message_is_completed_after_a_partition_gave_up(broker: StreamBroker) -> None:
     async with (
         rbs.streams_client(broker.uris, reconnect_timeout=0.1) as client,
-        client.publisher('orders', route=route) as publisher,
+        client.super_stream('orders').publisher(route=route) as publisher,
     ):
         broker.stop_node(node := broker.leader('orders-1'))
         registration = publisher._publishers[1]._require_session().registration

@@ -80,13 +80,14 @@ class Cluster:
         self._sweepings: dict[Connection, asyncio.Task[None]] = {}  # that were unused
         self.generation = 0
         self.closing = CloseTimeout(settings.close_timeout)
-        self.idle_closing = CloseTimeout(min(IDLE_CLOSE, settings.close_timeout or IDLE_CLOSE))
+        limit = settings.close_timeout
+        self.idle_closing = CloseTimeout(IDLE_CLOSE if limit is None else min(IDLE_CLOSE, limit))
         self._ended: asyncio.Event | None = None  # while closing; set when closing has ended
         self.registrations: dict[Attached, None] = {}
         self.observers = Observers()
         self.counters = Counters()
         self.refusal = Refusal()
-        self.busy_poll = poll_limit(settings.busy_poll, settings.log_prefix)
+        self.busy_poll = poll_limit(settings.busy_poll or 0.0, settings.log_prefix)
 
     def __del__(self) -> None:
         left = [item for group in self._connections.values() for item in group if item.is_open]
@@ -94,7 +95,7 @@ class Cluster:
             for connection in left:
                 connection.abort_soon()
             where = ', '.join(str(info) for info in self.settings.infos)
-            text = f'unclosed client of {where}: use `async with`, or await `disconnect`'
+            text = f'unclosed client of {where}: use `async with`, or await `close`'
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     @property
@@ -136,9 +137,10 @@ class Cluster:
     def deadline(self, limit: float | None = None) -> Deadline:
         """Return the deadline of a call or an outage that begins now.
 
-        :param limit: seconds, 0 for no limit; None for `connect_timeout` or `reconnect_timeout`.
+        :param limit: seconds, infinity for no limit; None for `connect_timeout` or
+            `reconnect_timeout`.
         :raises EventLoopError: the client belongs to another event loop.
-        :raises StreamConnectionError: the client is being disconnected.
+        :raises StreamConnectionError: the client is being closed.
         """
         self.check_loop()
         if self._ended is not None:
@@ -147,9 +149,12 @@ class Cluster:
             self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
         settings = self.settings
         if limit is None:
-            limit = settings.reconnect_timeout if self._established else settings.connect_timeout
+            limit = settings.connect_timeout
+            if self._established and settings.reconnect_timeout != 0:
+                limit = settings.reconnect_timeout
         where = ', '.join(map(str, settings.infos))
-        deadline = Deadline(limit or None, where, self.generation, self.refusal)
+        limit = None if limit == inf else limit
+        deadline = Deadline(limit, where, self.generation, self.refusal)
         deadline.on_wait = self._on_call_waiting  # unless it is that of a registration
         return deadline
 
@@ -187,7 +192,7 @@ class Cluster:
         attempt: Callable[[], Awaitable[T]],
         also: type[RbFlyError] | tuple[()] = (),
     ) -> T:
-        """Repeat an attempt until it succeeds, no further try helps, or the client disconnects.
+        """Repeat an attempt until it succeeds, no further try helps, or the client is closed.
 
         :param also: class of the errors that are also retried.
         """
@@ -197,6 +202,38 @@ class Cluster:
             return wanted and self.generation == deadline.generation
 
         return await Backoff(deadline).retry(attempt, helps)
+
+    async def repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Send requests, and repeat them if their connection is lost, or the stream not available.
+
+        The first failure begins an outage: from then on, `reconnect_timeout` limits the time until
+        they are sent again, or `connect_timeout` if the client was not connected before.
+
+        :raises RequestTimeout: the broker did not answer in time; that is no lost connection.
+        """
+        generation, outage = self.generation, None
+        limit = self.settings.connect_timeout
+        if self._established:
+            limit = self.settings.reconnect_timeout
+        while True:
+            try:
+                return await attempt()
+            except RbFlyError as ex:
+                is_final = isinstance(ex, ConnectTimeout | RequestTimeout)
+                if (
+                    is_final
+                    or not can_retry(ex, declared=False)
+                    or self.settings.reconnect_timeout == 0
+                    or self.generation != generation
+                ):
+                    raise
+                error = without_frames(ex)
+            if outage is None:
+                outage = Backoff(self.deadline(inf if limit is None else limit))
+            [deadline] = outage.deadlines
+            async with deadline:
+                await outage.wait(error)
+                await self._locator(deadline)
 
     async def member(
         self, role: Role, stream: str, deadline: Deadline, declared: bool
@@ -234,24 +271,25 @@ class Cluster:
                 return connection
         return None
 
-    async def ping(self, limit: float) -> None:
+    async def ping(self, limit: float) -> float:
         """Wait for the response to one request, on an open connection or on a new one.
 
-        :param limit: seconds, 0 for no limit; other limits of the client have no effect.
+        :param limit: seconds, infinity for no limit; other limits of the client have no effect.
+        :returns: seconds from the request to its response.
         :raises RbFlyError: no broker answered in time, or no further try would help.
         """
         async with self.deadline(limit) as deadline:
             deadline.progress.error = self._last_error
-            await self.retry(deadline, lambda: self._ping(deadline))
+            return await self.retry(deadline, lambda: self._ping(deadline))
 
-    async def _ping(self, deadline: Deadline) -> None:
+    async def _ping(self, deadline: Deadline) -> float:
         idle = (item for item in self._open(Role.PUBLISH) if not item.has_unconfirmed)
         connection = self._responsive() or next(idle, None)
         if connection is None:  # connect at once: others may be backing off
             connection = await self._get(Role.CONSUME, None, deadline, is_ping=True)
         deadline.progress = Progress(str(connection.address), RequestTimeout)
         deadline.progress.on_step('pinging the broker')
-        await connection.ping()
+        return await connection.ping()
 
     async def close(self, *, wait: bool = True) -> None:
         """Close every connection; the cluster can be used again afterwards.

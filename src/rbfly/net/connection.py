@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from socket import SHUT_RDWR
+from time import perf_counter
 from typing import Any, Protocol, TypeVar, cast
 
 from ..error import (
@@ -70,8 +71,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
     """A connection, opened by :func:`rbfly.net.handshake.connect`.
 
     :ivar address: the address that was dialled.
-    :ivar request_timeout: seconds for the broker to answer once the connection is open; None or 0
-        for no limit.
+    :ivar request_timeout: seconds for the broker to answer once the connection is open; None for no
+        limit.
     :ivar frame_max: negotiated maximum size of a frame in bytes, 0 for none.
     :ivar heartbeat: negotiated interval in seconds, 0 for none.
     :ivar server_properties: what the broker reports about itself.
@@ -118,6 +119,7 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self._writable.set()
         self._requests = Requests(self._loop)
         self._ping: asyncio.Future[bytes] | None = None  # the response of the last ping
+        self._pinged_at = 0.0  # by `perf_counter`: uvloop's clock counts milliseconds
         self._closing = False  # by the client: after a Close, nothing else is written
         self._step = 'connecting'
         self._role: Role | None = None
@@ -355,8 +357,8 @@ class Connection(Engine, asyncio.BufferedProtocol):
         self.write(frame)
         return future
 
-    async def ping(self) -> None:
-        """Wait for the response to a request; calls that overlap share one.
+    async def ping(self) -> float:
+        """Return the seconds from a request to its response; calls that overlap share one.
 
         A caller that stops waiting leaves the request pending, so that a connection on which
         nothing answers ends after `request_timeout`.
@@ -364,10 +366,13 @@ class Connection(Engine, asyncio.BufferedProtocol):
         :raises StreamConnectionError: the connection ended first.
         """
         if self._ping is None or self._ping.done():
-            self._ping = self.send_request(PING)
+            self._ping, self._pinged_at = self.send_request(PING), perf_counter()
+        sent = self._pinged_at
         answer = await outcome(self._ping)
+        took = perf_counter() - sent
         assert answer is not None  # nothing cancels the future
         self.read(PING, answer)
+        return took
 
     def undeclare(self, role: Role, id: int, command: Command[Any]) -> asyncio.Future[bytes]:
         """Send the request that removes a publisher or subscription; the response frees its id.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 from ..error import RbFlyError, RequestTimeout, StreamConnectionError, copy_error, without_frames
@@ -208,11 +209,13 @@ class Registration:
         self.cluster.check_loop()
         if self.state not in (State.IDLE, State.LOST):
             return
+        if self.state is State.LOST and self._fails_at_loss:
+            return  # `lose` ends it
         loop = asyncio.get_running_loop()
         if self.state is State.IDLE or loop.time() > self._lost_at + STABLE:
             self._outage = None
         if self._outage is None:
-            deadline = self.cluster.deadline(0 if self.patient and not self.declared else None)
+            deadline = self.cluster.deadline(inf if self.patient and not self.declared else None)
             deadline.on_wait = self._on_wait
             self._outage = Backoff(deadline)
         self._opening = self._outage
@@ -242,6 +245,12 @@ class Registration:
             self._outage = None
         self._enter(State.LOST, error)
         self._owner.on_lost(error)
+        if self._fails_at_loss:
+            self.fail(copy_error(error))
+
+    @property
+    def _fails_at_loss(self) -> bool:
+        return self.cluster.settings.reconnect_timeout == 0
 
     def reset(self, error: Exception | None = None) -> asyncio.Future[Any] | None:
         """Give up the declaration until the owner needs it again, without calling the owner.

@@ -88,11 +88,17 @@ class Settings:
     connection_name: str = ''
     connect_timeout: float | None = 30.0
     reconnect_timeout: float | None = None
-    tune: Tune = field(default_factory=lambda: Tune(0, 60))  # limits to propose
+    frame_max: int | None = None
+    heartbeat: int | None = 60
     load_balancer: bool = False
     request_timeout: float | None = 10.0
     close_timeout: float | None = 10.0
-    busy_poll: float = 0.0
+    busy_poll: float | None = None
+
+    @property
+    def tune(self) -> Tune:
+        """The limits to propose to the broker."""
+        return Tune(self.frame_max or 0, self.heartbeat or 0)
 
     @property
     def log_prefix(self) -> str:

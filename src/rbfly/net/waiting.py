@@ -64,12 +64,12 @@ class CloseTimeout:
     broker take little longer than one close, and a publisher on a node that still answers can
     finish.  Progress restores the full time.
 
-    :param timeout: seconds; None or 0 for no limit.
+    :param timeout: seconds; None for no limit, 0 not to wait.
     :ivar left: seconds that the next close may wait without progress; None for all of `timeout`.
     """
 
     def __init__(self, timeout: float | None) -> None:
-        self.timeout = timeout or None
+        self.timeout = timeout
         self.left: float | None = None
 
     @asynccontextmanager

@@ -8,9 +8,11 @@ from ..protocol._batch import MessageBatch
 from ..protocol.compression import Compression
 from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
+from . import events as _events
 from .client import StreamsClient, streams_client
 from .confirmation import Confirmation
 from .decorator import connection
+from .events import *  # noqa: F403
 from .publisher import Publisher, PublisherBin
 from .publisher_batch import (
     PublisherBatch,
@@ -20,7 +22,8 @@ from .publisher_batch import (
     PublisherBinBatch,
 )
 from .routing import by_hash, by_key
-from .subscription import Subscription, SuperStreamSubscription
+from .subscription import BaseSubscription, Subscription, SuperStreamSubscription
+from .super_client import SuperStream
 from .super_stream import (
     SuperStreamBatchLimitPublisher,
     SuperStreamBatchPublisher,
@@ -38,6 +41,7 @@ __all__ = [
     'AMQPHeader',
     'AMQPScalar',
     'AuthMechanism',
+    'BaseSubscription',
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
@@ -61,6 +65,7 @@ __all__ = [
     'StreamsClient',
     'Subscriber',
     'Subscription',
+    'SuperStream',
     'SuperStreamBatchLimitPublisher',
     'SuperStreamBatchPublisher',
     'SuperStreamPublisher',
@@ -73,5 +78,6 @@ __all__ = [
     'stream_message_ctx',
     'streams_client',
 ]
-# All errors, so that programs can catch what this module raises.
+# All errors and events, so that programs can name what they catch or match.
 __all__ += _errors.__all__
+__all__ += _events.__all__

@@ -32,19 +32,19 @@ def check_settings(settings: Settings) -> Settings:
     check_type('auth_mechanism', settings.auth_mechanism, AuthMechanism)
     check_type('connection_name', settings.connection_name, str)
     commands.string(settings.connection_name)
-    for name in ('connect_timeout', 'reconnect_timeout', 'request_timeout', 'close_timeout'):
+    for name in ('connect_timeout', 'request_timeout'):
+        check_timeout(name, getattr(settings, name), positive=True)
+    for name in ('reconnect_timeout', 'close_timeout'):
         check_timeout(name, getattr(settings, name))
-    check_type('busy_poll', settings.busy_poll, int, float)
-    if not 0 <= settings.busy_poll <= BUSY_POLL_MAX:
+    check_type('busy_poll', settings.busy_poll, int, float, None)
+    if settings.busy_poll is not None and not 0 < settings.busy_poll <= BUSY_POLL_MAX:
         raise ArgumentError(
-            f'busy_poll must be from 0 to {BUSY_POLL_MAX} seconds, not {settings.busy_poll}'
+            f'busy_poll must be None, or above 0 and at most {BUSY_POLL_MAX} seconds, not'
+            f' {settings.busy_poll}'
         )
-    check_integer('heartbeat', settings.tune.heartbeat, 0, 2**32 - 1)
-    check_integer('frame_max', settings.tune.frame_max, 0, 2**32 - 1)
-    if 0 < settings.tune.frame_max < FRAME_MIN:
-        raise ArgumentError(
-            f'frame_max must be 0 or at least {FRAME_MIN}, not {settings.tune.frame_max}'
-        )
+    for name, least in (('heartbeat', 1), ('frame_max', FRAME_MIN)):
+        if getattr(settings, name) is not None:
+            check_integer(name, getattr(settings, name), least, 2**32 - 1)
     check_type('load_balancer', settings.load_balancer, bool)
     return settings
 
@@ -151,7 +151,7 @@ def check_starts(offset: object, until: object, super_stream: bool) -> None:
     starts: dict[str, Any] = {'offset': offset}
     if isinstance(offset, Mapping):
         if not super_stream:
-            raise ArgumentTypeError('an offset for each partition requires super_stream=True')
+            raise ArgumentTypeError('only a super stream takes an offset for each partition')
         starts = {f'offset of {name!r}': start for name, start in offset.items()}
         for name in offset:
             check_stream(name)

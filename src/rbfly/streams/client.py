@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
+from math import inf
+from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_timeout, check_type
@@ -14,45 +15,19 @@ from ..net.connection import Connection
 from ..net.outages import OutageLog
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
-from ..protocol.commands import Tune
 from ..protocol.compression import Compression
-from ..protocol.offset import Offset
-from .arguments import (
-    check_publisher,
-    check_settings,
-)
+from ..protocol.offset import Offset, OffsetSource
+from .arguments import check_settings
 from .events import Events
-from .group import HANDOVER_TIMEOUT
-from .management import ManagementMethods
-from .merged import Offsets
-from .offsets import GroupMember, OffsetMethods
-from .opening import OpenPublisher, P
-from .opening_routed import OpenSuperStream
-from .publisher import BasePublisher, Publisher
-from .publisher_batch import PublisherBatchFast, PublisherBatchLimit
+from .offsets import GroupMember
+from .opening import OpenPublisher, P, publisher_info
+from .publisher import Publisher
 from .publishing import PublisherSession
-from .routing import Route, check_route
 from .subscribing import subscribe
-from .subscription import (
-    SubscribeOptions,
-    Subscription,
-    SuperStreamOptions,
-    SuperStreamSubscription,
-)
-from .super_stream import (
-    SuperStreamBatchLimitPublisher,
-    SuperStreamBatchPublisher,
-    SuperStreamPublisher,
-)
+from .subscription import Subscription
+from .super_client import ClientBase, SuperStream
 from .tracking import OffsetTracking
-from .types import (
-    BloomFilterExtract,
-    MessageFilter,
-    OnDecodeError,
-    OnGap,
-    PublisherInfo,
-    PublishOptions,
-)
+from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -66,12 +41,12 @@ def streams_client(
     connection_name: str | None = None,
     connect_timeout: float | None = 30.0,
     reconnect_timeout: float | None = None,
-    heartbeat: int = 60,
-    frame_max: int = 0,
+    heartbeat: int | None = 60,
+    frame_max: int | None = None,
     load_balancer: bool = False,
     request_timeout: float | None = 10.0,
     close_timeout: float | None = 10.0,
-    busy_poll: float = 0.0,
+    busy_poll: float | None = None,
 ) -> StreamsClient:
     """Create a client; it connects when it is first used.
 
@@ -79,33 +54,36 @@ def streams_client(
         `rabbitmq-stream+tls://...`; or several of them, all with TLS or all without, tried in turn.
         User and password are `guest` by default, the host `localhost`, the port 5552, or 5551 for
         TLS, and the virtual host `/`.  There are no parameters after a `?`.
-    :param auth_mechanism: how to authenticate; also takes an SSL context.
+    :param auth_mechanism: how to authenticate.
     :param ssl: context for TLS; by default Python's, which verifies the broker's certificate.
     :param connection_name: name of the connections in the broker's management UI, and of the client
         in the log, see :doc:`logs`; None for none.
     :param connect_timeout: seconds until the first connect gives up with a
-        :class:`~rbfly.error.ConnectTimeout`; None or 0 for no limit.  It does not apply to
+        :class:`~rbfly.error.ConnectTimeout`; None for no limit.  It does not apply to
         publishers opened with `wait=False`.
     :param reconnect_timeout: the same limit after the client has first connected.  It applies to
         each call, and to each outage of a publisher or a subscription, from the loss of its
-        connection until it resumes.
-    :param heartbeat: interval in seconds to request from the broker; 0 to accept the broker's.
-    :param frame_max: frame size limit in bytes to request from the broker, at least 512; 0 to
+        connection until it resumes.  None for no limit.  0: calls, publishers and subscriptions
+        fail when they lose their connection; the next use connects within `connect_timeout`.
+    :param heartbeat: interval in seconds to request from the broker, at least 1; None to accept the
+        broker's.
+    :param frame_max: frame size limit in bytes to request from the broker, at least 512; None to
         accept the broker's.
     :param load_balancer: the URIs lead to any node of the cluster.  The client does not use the
         nodes' own addresses; it reconnects through the URIs until it reaches the node it needs.
     :param request_timeout: seconds for the broker to answer a request, at least 60 to create or
         delete a stream.  If the broker does not answer, the client drops the connection, unless the
-        connection has unconfirmed messages.  None or 0 for no limit.
+        connection has unconfirmed messages.  None for no limit.
     :param close_timeout: seconds without progress until closing gives up.  Progress is a confirm,
         an answer, or a message sent for the first time.  Closing several publishers,
         subscriptions and the client while no broker answers takes little longer than one
-        `close_timeout` in total.  None or 0 for no limit.  If no call waits for a confirm, and no
-        offset was stored that the broker may not have read, closing waits at most half a second.
-    :param busy_poll: seconds, at most 0.1, for which the event loop keeps polling after a
-        publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms arrive
-        earlier, for more processor time; see :ref:`busy-polling`.  0 to sleep.  It needs two
-        processors: with fewer, the client logs a warning and does not poll.
+        `close_timeout` in total.  None for no limit, 0 not to wait for the broker.  If no call
+        waits for a confirm, and no offset was stored that the broker may not have read, closing
+        waits at most half a second.
+    :param busy_poll: seconds, above 0 and at most 0.1, for which the event loop keeps polling after
+        a publisher has sent a frame, until the confirm arrives, instead of sleeping.  Confirms
+        arrive earlier, for more processor time; see :ref:`busy-polling`.  None to sleep.  It needs
+        two processors: with fewer, the client logs a warning and does not poll.
     :raises URIError: a URI is malformed, only some of several use TLS, or `ssl` was passed with the
         scheme without TLS.
     :raises TypeError: an argument has the wrong type.
@@ -127,7 +105,8 @@ def streams_client(
             '' if connection_name is None else connection_name,
             connect_timeout,
             reconnect_timeout,
-            Tune(frame_max, heartbeat),
+            frame_max,
+            heartbeat,
             load_balancer,
             request_timeout,
             close_timeout,
@@ -136,7 +115,7 @@ def streams_client(
     )
 
 
-class StreamsClient(ManagementMethods, OffsetMethods):
+class StreamsClient(ClientBase):
     """Creates and deletes streams, publishes to them and subscribes to them.
 
     :func:`streams_client` creates one.  `async with client` closes its connections at the end; the
@@ -159,10 +138,9 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
-        self._super_streams = set[str]()
         self._members = WeakSet[GroupMember]()
         self._users = 0
-        self._windows = WeakSet[PublisherSession]()  # of the partitions of super streams
+        self._windows = WeakSet[PublisherSession]()
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
 
     def __repr__(self) -> str:
@@ -181,8 +159,9 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         """True if a connection is open, even if its broker does not answer; see `ping`."""
         return self._cluster.connected
 
-    async def ping(self, timeout: float | None = 5.0) -> None:
-        """Check that a broker answers: send one request and wait for its response.
+    async def ping(self, timeout: float | None = 5.0) -> float:
+        """Check that a broker answers: send one request, wait for its response, and return the
+        seconds that it took.
 
         Ends within the timeout, also during an outage.  Uses a connection that is open, or
         connects; while it cannot connect, or loses the connection, it tries again.  A ping that
@@ -190,8 +169,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         either, the client drops the connection, as after any other request.  Calls that overlap
         share one request.
 
-        :param timeout: seconds, including the time to connect; None or 0 for no limit.
-            `connect_timeout` and `reconnect_timeout` do not apply.
+        :param timeout: seconds, including the time to connect; None for no limit, 0 not to wait:
+            then the ping fails.  `connect_timeout` and `reconnect_timeout` do not apply.
         :raises RequestTimeout: a connection is open, but its broker did not answer in time.
         :raises ConnectTimeout: no broker could be connected to in time; the cause is the last
             connection error.  Both timeouts are a :class:`~rbfly.error.StreamConnectionError`.
@@ -202,10 +181,10 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
         check_timeout('timeout', timeout)
-        await self._cluster.ping(timeout or 0)
+        return await self._cluster.ping(inf if timeout is None else timeout)
 
     def events(self, limit: int = 1000) -> Events:
-        """Iterate over what happens to the client from now on, until it disconnects.
+        """Iterate over what happens to the client from now on, until the client is closed.
 
         :param limit: number of events to keep for the program; then the oldest ones are dropped.
         :raises ValueError: the limit is below 1.
@@ -224,13 +203,15 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             raise StreamConnectionError('the client is not connected')
         return await self._cluster.locator()
 
-    async def disconnect(self) -> None:
+    async def close(self) -> None:
         """Close all connections, if there are any.  The client can be used again.
 
         Gives up waiting for the broker after `close_timeout`, or half a second if nothing is in
         flight.
         """
         await self._cluster.close()
+
+    disconnect = close  # of RbFly 0.10
 
     async def __aenter__(self) -> Self:
         self._cluster.check_loop()
@@ -242,66 +223,34 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         self._users -= 1
         if self._users == 0:
             if can_wait(kind):
-                await self.disconnect()
+                await self.close()
             else:
                 await self._cluster.close(wait=False)
 
     # -- publishing and subscribing
 
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: None = None,
-        cls: type[P] = ...,
-        **options: Unpack[PublishOptions],
-    ) -> OpenPublisher[P]: ...
+    def super_stream(self, name: str) -> SuperStream:
+        """Return the object that manages a super stream, publishes to it and subscribes to it.
 
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: Route,
-        cls: type[PublisherBatchLimit],
-        **options: Unpack[PublishOptions],
-    ) -> OpenSuperStream[SuperStreamBatchLimitPublisher]: ...
+        This sends nothing: the super stream need not exist.
 
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: Route,
-        cls: type[PublisherBatchFast],
-        **options: Unpack[PublishOptions],
-    ) -> OpenSuperStream[SuperStreamBatchPublisher]: ...
-
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: Route,
-        cls: type[Publisher] = ...,
-        **options: Unpack[PublishOptions],
-    ) -> OpenSuperStream[SuperStreamPublisher]: ...
+        :param name: name of the super stream.
+        """
+        return SuperStream(self, name)
 
     def publisher(
         self,
         stream: str,
         *,
-        route: Route | None = None,
         name: str | None = None,
         filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any] = Publisher,
+        cls: type[P] = Publisher,  # type: ignore[assignment]  # the default of P
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenPublisher[Any] | OpenSuperStream[Any]:
+    ) -> OpenPublisher[P]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
         The result is a coroutine: `asyncio.create_task` and `asyncio.run_coroutine_threadsafe` take
@@ -310,11 +259,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         The end of the `async with` block closes the publisher; a publisher from `await` ends with
         `await publisher.close()`.
 
-        :param stream: name of the stream; with `route`, of the super stream.
-        :param route: for a super stream, chooses the partitions of each message: :func:`by_hash`,
-            :func:`by_key`, or a function `route(message, partitions)` that returns the name of a
-            partition, or several names.  `cls` is then the class of the publisher of each
-            partition.  See :ref:`super-stream-publishing`.
+        :param stream: name of the stream.
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.  Each
             process needs its own name, e.g. `name=f'shop-{socket.gethostname()}'`: if two
             publishers use the same one, messages that the broker has confirmed may be lost, with or
@@ -323,16 +268,14 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param filter_extract: returns the filter value of a message, or None.
         :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
-        :param max_unconfirmed: maximum number of messages in flight; with `route`, for each
-            partition, and fewer if there are many partitions.
+        :param max_unconfirmed: maximum number of messages in flight.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
             sub-entries.  Messages sent in one turn of the event loop share sub-entries.  The broker
             has much less work with them: a sub-entry has one publishing id and one confirm.
         :param compression: compression of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`;
             the last three need the extra `compression`.
         :param wait: wait until the broker has declared the publisher.  If false, return at once and
-            connect in the background, without a time limit; see :ref:`connect-later`.  With
-            `route`, wait until the broker has reported the partitions in any case.
+            connect in the background, without a time limit; see :ref:`connect-later`.
         :raises TypeError: an argument has the wrong type; `cls` is not derived from a publisher
             class of RbFly.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
@@ -345,89 +288,82 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :raises PublisherError: the name has already used the highest publishing id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        if not isinstance(cls, type) or not issubclass(cls, BasePublisher):
-            raise ArgumentTypeError(
-                f'cls must be Publisher, PublisherBatchFast or a subclass of them, not {cls!r}'
-            )
-        check_type('wait', wait, bool)
-        info = PublisherInfo(
+        info = publisher_info(
             stream,
-            '' if name is None else name,
+            name,
             filter_extract,
+            cls,
             amqp,
             max_unconfirmed,
             sub_entry_size,
-            Compression.NONE if compression is None else Compression(compression),
+            compression,
+            wait,
         )
-        check_publisher(info)
-        if route is None:
-            return OpenPublisher(self, self._cluster, self._names, cls, info, wait)
-        check_route(route)
-        return OpenSuperStream(
-            self, self._cluster, self._names, cls, info, wait, route, self._windows
-        )
+        return OpenPublisher(self, self._cluster, self._names, cls, info, wait)
 
     @overload
     def subscribe(
-        self, stream: str, *, amqp: Literal[False], **options: Unpack[SubscribeOptions]
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[False],
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        auto_offset: OffsetTracking | bool | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | None = None,
+        group: str | None = None,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
     ) -> Subscription[bytes]: ...
 
     @overload
     def subscribe(
-        self, stream: str, *, amqp: bool = ..., **options: Unpack[SubscribeOptions]
-    ) -> Subscription: ...
-
-    @overload
-    def subscribe(
         self,
         stream: str,
         *,
-        super_stream: Literal[True],
-        amqp: Literal[False],
-        **options: Unpack[SuperStreamOptions],
-    ) -> SuperStreamSubscription[bytes]: ...
-
-    @overload
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        super_stream: Literal[True],
-        amqp: bool = ...,
-        **options: Unpack[SuperStreamOptions],
-    ) -> SuperStreamSubscription: ...
-
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        super_stream: bool = False,
-        offset: Offsets | None = None,
+        offset: Offset | OffsetSource | None = None,
         filter: MessageFilter | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | None = None,
-        refresh_interval: float = 60.0,
         group: str | None = None,
-        handover_timeout: float = HANDOVER_TIMEOUT,
+        handover_timeout: float = 30.0,
         stranded_after: float | None = None,
-    ) -> Subscription[Any] | SuperStreamSubscription[Any]:
-        """Read the messages of a stream or of a super stream, with `async for`.
+    ) -> Subscription: ...
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: bool = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        auto_offset: OffsetTracking | bool | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | None = None,
+        group: str | None = None,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
+    ) -> Subscription[Any]:
+        """Read the messages of a stream, with `async for`.
 
         :param stream: name of the stream.
-        :param super_stream: the name is that of a super stream: read all its partitions, see
-            :class:`SuperStreamSubscription`.
         :param offset: where to start; None for `Offset.NEXT`, in a group for `Offset.FIRST`; or an
             async function that returns it, for a program that keeps offsets in its own database.
             RbFly calls the function with the name of the stream when the subscription first opens,
             not after a reconnect.  If it fails, waiting for a message raises its error, and the
-            next wait calls it again.  For a super stream, this is where each partition starts; it
-            may also be a mapping from partitions to their offsets, where partitions that are
-            missing start at their first message.
+            next wait calls it again.
         :param filter: selects messages; None for all.
         :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.
@@ -447,10 +383,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param until: where to end, see :ref:`read-until`; None to wait for more messages.
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
-            written at that time or later, by the broker's clock, or where `'now'` ends.  Each
-            partition of a super stream ends there; partitions that are added later are not read.
-        :param refresh_interval: seconds, at least 0.01, after which a subscription of a super
-            stream asks for its partitions again.
+            written at that time or later, by the broker's clock, or where `'now'` ends.
         :param group: name of a consumer group, at most 255 bytes of UTF-8.  Of its members, one at
             a time receives the messages of the stream, or of each partition; it starts after the
             offset stored under the group's name, or at the offset that the function given as
@@ -463,12 +396,11 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        return subscribe(
+        found: Subscription[Any] = subscribe(
             self._cluster,
-            self._super_streams,
             self._members,
             stream,
-            super_stream,
+            None,
             offset,
             filter,
             timeout,
@@ -478,8 +410,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             auto_offset,
             on_gap,
             until,
-            refresh_interval,
             group,
             handover_timeout,
             stranded_after,
         )
+        return found

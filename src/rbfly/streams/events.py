@@ -6,13 +6,38 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..error import CallbackError, StreamDoesNotExist, copy_error
 from ..net.cluster import Cluster
 from ..net.observer import Life, Observer, Role, State
 from ..net.uri import Address
 from .waiting import WaitingTasks
+
+__all__ = [
+    'Activated',
+    'ConnectionEvent',
+    'ConnectionLost',
+    'ConnectionOpened',
+    'Deactivated',
+    'Event',
+    'Events',
+    'EventsDropped',
+    'GroupEvent',
+    'HandoverLate',
+    'OffsetGap',
+    'PartitionAdded',
+    'PartitionEvent',
+    'PartitionGone',
+    'Recovered',
+    'RecoveryFailed',
+    'RecoveryScheduled',
+    'RegistrationEvent',
+    'StreamDeleted',
+    'StreamMoved',
+]
+
+Kind = Literal['publisher', 'subscription']
 
 
 @dataclass(frozen=True)
@@ -21,7 +46,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Dropped(Event):
+class EventsDropped(Event):
     """The program was too slow: the oldest events were dropped.
 
     :ivar count: number of dropped events.
@@ -31,19 +56,24 @@ class Dropped(Event):
 
 
 @dataclass(frozen=True)
-class Connected(Event):
-    """The client opened a connection.
+class ConnectionEvent(Event):
+    """Base of the events of a connection.
 
     :ivar node: host and port of the broker.
     :ivar role: `'publish'`, `'consume'` or `'manage'` (create and delete streams).
     """
 
     node: str
-    role: str
+    role: Literal['publish', 'consume', 'manage']
 
 
 @dataclass(frozen=True)
-class Lost(Connected):
+class ConnectionOpened(ConnectionEvent):
+    """The client opened a connection."""
+
+
+@dataclass(frozen=True)
+class ConnectionLost(ConnectionEvent):
     """A connection ended, and the client did not close it.
 
     :ivar error: the reason.
@@ -53,7 +83,7 @@ class Lost(Connected):
 
 
 @dataclass(frozen=True)
-class LinkEvent(Event):
+class RegistrationEvent(Event):
     """Base of the events of a publisher or a subscription.
 
     :ivar kind: `'publisher'` or `'subscription'`.
@@ -61,19 +91,22 @@ class LinkEvent(Event):
     :ivar name: name of the publisher; '' for none.
     """
 
-    kind: str
+    kind: Kind
     stream: str
     name: str
 
 
 @dataclass(frozen=True)
-class Moved(LinkEvent):
-    """The broker ended it: the stream has another leader, lost this replica, or was deleted."""
+class StreamMoved(RegistrationEvent):
+    """The broker closed the publisher or subscription.
+
+    The stream has another leader, has lost this replica, or was deleted.
+    """
 
 
 @dataclass(frozen=True)
-class Recovering(LinkEvent):
-    """The client cannot open it for now, and tries again.
+class RecoveryScheduled(RegistrationEvent):
+    """The client cannot open the publisher or subscription now, and tries again.
 
     :ivar attempt: number of the next attempt since it was open, from 1 on.
     :ivar delay: seconds until that attempt.
@@ -86,8 +119,8 @@ class Recovering(LinkEvent):
 
 
 @dataclass(frozen=True)
-class Recovered(LinkEvent):
-    """It is open, after `Recovering` or `Moved`.
+class Recovered(RegistrationEvent):
+    """The publisher or subscription is open again, after `RecoveryScheduled` or `StreamMoved`.
 
     :ivar node: host and port of the broker.
     """
@@ -96,7 +129,7 @@ class Recovered(LinkEvent):
 
 
 @dataclass(frozen=True)
-class GaveUp(LinkEvent):
+class RecoveryFailed(RegistrationEvent):
     """The client tries no more: calls of the publisher or subscription raise the error.
 
     :ivar error: the reason, e.g. that `reconnect_timeout` is over.
@@ -106,12 +139,12 @@ class GaveUp(LinkEvent):
 
 
 @dataclass(frozen=True)
-class StreamDeleted(LinkEvent):
+class StreamDeleted(RegistrationEvent):
     """The stream of an open publisher or subscription was deleted."""
 
 
 @dataclass(frozen=True)
-class Gap(Event):
+class OffsetGap(Event):
     """Retention removed messages before a subscription could read them.
 
     If `first_missing` is higher than `next`, the subscription starts after the end of the stream.
@@ -127,8 +160,8 @@ class Gap(Event):
 
 
 @dataclass(frozen=True)
-class PartitionAdded(Event):
-    """A subscription reads another partition, which was added to its super stream.
+class PartitionEvent(Event):
+    """Base of the events of a subscription that reads a super stream.
 
     :ivar super_stream: name of the super stream.
     :ivar partition: name of the partition.
@@ -139,13 +172,18 @@ class PartitionAdded(Event):
 
 
 @dataclass(frozen=True)
-class PartitionGone(PartitionAdded):
+class PartitionAdded(PartitionEvent):
+    """A subscription reads another partition, which was added to its super stream."""
+
+
+@dataclass(frozen=True)
+class PartitionGone(PartitionEvent):
     """A partition no longer belongs to a super stream; a subscription reads the others."""
 
 
 @dataclass(frozen=True)
-class Activated(Event):
-    """A member of a consumer group receives the messages of a stream from now on.
+class GroupEvent(Event):
+    """Base of the events of a member of a consumer group.
 
     :ivar stream: name of the stream; of the partition, if the group reads a super stream.
     :ivar group: name of the group.
@@ -156,7 +194,12 @@ class Activated(Event):
 
 
 @dataclass(frozen=True)
-class Deactivated(Activated):
+class Activated(GroupEvent):
+    """A member of a consumer group receives the messages of a stream from now on."""
+
+
+@dataclass(frozen=True)
+class Deactivated(GroupEvent):
     """A member of a consumer group receives no more messages of a stream.
 
     It has handed over to another member, lost its connection, or was closed.
@@ -164,7 +207,7 @@ class Deactivated(Activated):
 
 
 @dataclass(frozen=True)
-class HandoverLate(Activated):
+class HandoverLate(GroupEvent):
     """The program has not finished its messages within `handover_timeout`.
 
     Another member may receive them again.
@@ -189,7 +232,7 @@ class EventQueue(Observer):
         """Return the oldest event; None if there is none."""
         if self._dropped:
             count, self._dropped = self._dropped, 0
-            return Dropped(count)
+            return EventsDropped(count)
         return self._events.popleft() if self._events else None
 
     async def wait(self) -> None:
@@ -221,7 +264,7 @@ class EventQueue(Observer):
         if after is State.LOST:
             self._attempts[registration] = 0
             if registration.moved:
-                self._add(Moved(*link(registration)))
+                self._add(StreamMoved(*link(registration)))
         elif after is State.OPEN:
             if self._attempts.pop(registration, None) is not None:
                 self._add(Recovered(*link(registration), node(registration.connection.address)))
@@ -234,18 +277,18 @@ class EventQueue(Observer):
                 else:
                     own = error.error if isinstance(error, CallbackError) else None
                     found = own if isinstance(own, Exception) else copy_error(error)
-                    self._add(GaveUp(*link(registration), found))
+                    self._add(RecoveryFailed(*link(registration), found))
 
     def on_back_off(self, registration: Any, error: Exception, retry_at: float) -> None:
         attempt = self._attempts[registration] = self._attempts.get(registration, 0) + 1
         delay = max(0.0, retry_at - asyncio.get_running_loop().time())
-        self._add(Recovering(*link(registration), attempt, delay, copy_error(error)))
+        self._add(RecoveryScheduled(*link(registration), attempt, delay, copy_error(error)))
 
     def on_disconnect(self) -> None:
         self.end()
 
     def on_gap(self, stream: str, wanted: int, first: int) -> None:
-        self._add(Gap(stream, wanted, first))
+        self._add(OffsetGap(stream, wanted, first))
 
     def on_partition_added(self, super_stream: str, partition: str) -> None:
         self._add(PartitionAdded(super_stream, partition))
@@ -263,10 +306,10 @@ class EventQueue(Observer):
         self._add(HandoverLate(stream, group))
 
     def on_connection_opened(self, address: Address, role: Role) -> None:
-        self._add(Connected(node(address), role.value))
+        self._add(ConnectionOpened(node(address), role.value))
 
     def on_connection_lost(self, address: Address, role: Role, error: Exception) -> None:
-        self._add(Lost(node(address), role.value, copy_error(error)))
+        self._add(ConnectionLost(node(address), role.value, copy_error(error)))
 
 
 class Events(AsyncIterator[Event]):
@@ -274,7 +317,7 @@ class Events(AsyncIterator[Event]):
 
     It collects events from the call on.  The iteration ends when the client disconnects, after the
     events until then.  If the program does not read them, it keeps the latest ones, and the next
-    event is :class:`Dropped`.  Several tasks may iterate: each event goes to one of them.
+    event is :class:`EventsDropped`.  Several tasks may iterate: each event goes to one of them.
     """
 
     def __init__(self, cluster: Cluster, limit: int) -> None:
@@ -307,10 +350,10 @@ class Events(AsyncIterator[Event]):
         self._leave()
 
 
-def link(registration: Any) -> tuple[str, str, str]:
+def link(registration: Any) -> tuple[Kind, str, str]:
     """Return kind, stream and name of a publisher or subscription."""
     owner = registration.owner
-    kind = 'publisher' if owner.role is Role.PUBLISH else 'subscription'
+    kind: Kind = 'publisher' if owner.role is Role.PUBLISH else 'subscription'
     return kind, owner.stream, getattr(owner, 'name', None) or ''
 
 

@@ -7,13 +7,16 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from ..checks import check_type
 from ..error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
 from ..net.observer import Life, call_each
+from ..protocol.compression import Compression
+from .arguments import check_publisher
 from .misuse import AsyncWith
 from .publisher import BasePublisher, Publisher
 from .publishing import PublisherSession
-from .types import PublisherInfo
+from .types import BloomFilterExtract, PublisherInfo
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
@@ -25,6 +28,35 @@ else:
 T = TypeVar('T', bound='Closing')
 
 FIRST = 'await client.publisher(...) first, or use `async with`'
+
+
+def publisher_info(
+    stream: str,
+    name: str | None,
+    filter_extract: BloomFilterExtract | None,
+    cls: object,
+    amqp: bool,
+    max_unconfirmed: int,
+    sub_entry_size: int,
+    compression: Compression | str | None,
+    wait: bool,
+) -> PublisherInfo:
+    """Check the arguments of `publisher`, and return the settings of the publisher."""
+    if not isinstance(cls, type) or not issubclass(cls, BasePublisher):
+        raise ArgumentTypeError(
+            f'cls must be Publisher, PublisherBatchFast or a subclass of them, not {cls!r}'
+        )
+    check_type('wait', wait, bool)
+    info = PublisherInfo(
+        stream,
+        '' if name is None else name,
+        filter_extract,
+        amqp,
+        max_unconfirmed,
+        sub_entry_size,
+        Compression.NONE if compression is None else Compression(compression),
+    )
+    return check_publisher(info)
 
 
 class Closing(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import MutableSet
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, TypeVar
 
 from ..net.connection import disconnected
@@ -35,7 +36,7 @@ class OpenSuperStream(Opener[R]):
     async def _open(self, sessions: list[PublisherSession]) -> R:
         info = self.info
         query = functools.partial(query_partitions, self.cluster, info.stream)
-        names = await retried(self.cluster, query, None if self.wait else 0)
+        names = await retried(self.cluster, query, None if self.wait else inf)
         for name in dict.fromkeys(names):
             self._new_session(name, sessions)
         declared = Declared(sessions)

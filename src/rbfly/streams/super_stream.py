@@ -73,7 +73,7 @@ async def retried(
 ) -> T:
     """Return the result of a query about a super stream; repeat it if the connection is lost.
 
-    :param limit: seconds, 0 for no limit; None for the client's own.
+    :param limit: seconds, infinity for no limit; None for the client's own.
     """
     async with cluster.deadline(limit) as deadline:
         return await cluster.retry(deadline, query)
