@@ -14,7 +14,7 @@ from rbfly.amqp import encode_amqp_bytes
 HANG = 20.0  # seconds; only a safeguard
 NO_SECTION = b'not AMQP'
 BAD_BODY = bytes.fromhex('0053775602')  # a bool that is neither true nor false
-GOOD = [b'bytes', NO_SECTION, {'id': 1}, b'']
+GOOD: list[Any] = [b'bytes', NO_SECTION, {'id': 1}, b'']
 MESSAGES = [
     NO_SECTION,
     *map(encode_amqp_bytes, GOOD[:2]),
@@ -91,7 +91,7 @@ async def test_bytes_that_are_not_decoded_at_all(client: rbs.StreamsClient, stor
 
 
 async def test_same_error_as_the_one_that_is_raised(client: rbs.StreamsClient, stored: str) -> None:
-    raised = []
+    raised: list[str] = []
     async with client.subscribe(
         stored, offset=rbs.Offset.FIRST, until='now', timeout=HANG
     ) as subscription:

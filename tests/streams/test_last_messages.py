@@ -1,6 +1,7 @@
 """Subscriptions that start at the last messages of a stream."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,10 +119,13 @@ async def test_filter_applies_after_counting(client: rbs.StreamsClient, stream: 
 async def test_each_partition_starts_at_its_own_last_messages(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    partitions = await client.partitions(super_stream)
+    orders = client.super_stream(super_stream)
+    partitions = await orders.partitions()
     for number, partition in enumerate(partitions):
         await publish(client, partition, *((number, i) for i in range(2 * number)))
-    found = await last(client, super_stream, 3, super_stream=True)
+    offset = rbs.Offset.last_messages(3)
+    async with orders.subscribe(offset=offset, until='now', timeout=HANG) as messages:
+        found = [body async for body in messages]
     assert sorted(found) == [[1, 0], [1, 1], [2, 1], [2, 2], [2, 3]]
 
 
@@ -177,10 +181,11 @@ async def test_truncated_stream(client: rbs.StreamsClient, stream_name: str) -> 
 )
 async def test_member_of_a_group_cannot_start_there(offset: Any) -> None:
     async with rbs.streams_client('rabbitmq-stream://localhost') as client:
+        subscribe: Any = client.super_stream('orders').subscribe
+        if not isinstance(offset, dict):
+            subscribe = partial(client.subscribe, 'orders')
         with pytest.raises(ArgumentError, match=r'group cannot start at Offset\.last_messages'):
-            client.subscribe(
-                'orders', super_stream=isinstance(offset, dict), offset=offset, group='billing'
-            )
+            subscribe(offset=offset, group='billing')
 
 
 async def test_function_of_a_member_cannot_return_it(
@@ -204,7 +209,8 @@ async def read(messages: rbs.Subscription, count: int) -> list[Any]:
 @pytest.mark.parametrize('version', ['3.10.0', '4.0.5'])
 async def test_chunks_of_many_sizes(version: str) -> None:
     """Offsets that are not delivered are between the chunks; an old broker has no statistics."""
-    stream, stored = FakeStream(), []
+    stored: list[int] = []
+    stream = FakeStream()
     for size in (5, 1, 100, 7, 1, 1, 30):
         stored += range(stream.end, stream.end + size)
         stream.append(*(b'%d' % i for i in range(stream.end, stream.end + size)))
@@ -215,7 +221,8 @@ async def test_chunks_of_many_sizes(version: str) -> None:
 
 
 async def test_connection_lost_before_the_first_message_does_not_move_the_start() -> None:
-    stream, lost = filled(4, 4), []
+    lost: list[Reader] = []
+    stream = filled(4, 4)
 
     def lose(reader: Reader) -> int:
         if reader.credit != 7 or lost:
@@ -233,7 +240,8 @@ async def test_connection_lost_before_the_first_message_does_not_move_the_start(
 
 
 async def test_stream_recreated_while_its_messages_are_counted() -> None:
-    stream, counted = filled(40, 40), []
+    counted: list[Reader] = []
+    stream = filled(40, 40)
 
     def recreate(reader: Reader) -> int:
         if reader.spec[0] == OFFSET and not counted:
