@@ -8,7 +8,7 @@ from libc.string cimport memcmp
 
 from rbfly._wire cimport OutBuffer, out_fixed, out_size
 from rbfly.amqp._codec cimport encode_message
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 
 from rbfly.amqp import (
     AMQPHeader, AMQPProperties, DataBody, SequenceBody, decode_amqp, encode_amqp_bytes,
@@ -67,7 +67,7 @@ cdef bint same(object a, object b) except -1:
     return a == b
 
 
-cdef int check_fixed(MessageCtx ctx, bytes expected, Py_ssize_t size) except -1:
+cdef int check_fixed(Message ctx, bytes expected, Py_ssize_t size) except -1:
     """Encode into exactly `size` bytes of memory: this gives the same bytes or a BufferError."""
     cdef OutBuffer out
     cdef Py_ssize_t n = PyBytes_GET_SIZE(expected)
@@ -89,13 +89,13 @@ cdef int check_fixed(MessageCtx ctx, bytes expected, Py_ssize_t size) except -1:
     return 0
 
 
-cdef MessageCtx rebuilt(MessageCtx ctx):
+cdef Message rebuilt(Message ctx):
     """A context of the same parts that was not received: encoding it does not copy the message."""
     cdef int i
-    return MessageCtx(ctx.take_body(), *[ctx.section(i) for i in range(6)])
+    return Message(ctx.take_body(), *[ctx.section(i) for i in range(6)])
 
 
-cdef bint has_foreign_key(MessageCtx ctx) except -1:
+cdef bint has_foreign_key(Message ctx) except -1:
     """Whether a section has a key that can only be received."""
     cdef int i
     for i in range(6):
@@ -117,9 +117,9 @@ cdef bint has_foreign_key(MessageCtx ctx) except -1:
     return False
 
 
-cdef int check_round_trip(MessageCtx ctx) except -1:
+cdef int check_round_trip(Message ctx) except -1:
     """Encode a decoded message: decoding returns the same values, encoding again the same bytes."""
-    cdef MessageCtx again
+    cdef Message again
     cdef bytes first
     cdef Py_ssize_t n
     cdef int i

@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t
 
 from fuzz.checks cimport check_position, check_round_trip, finding, same
 from rbfly.amqp._codec cimport decode_body
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 
 from rbfly.amqp import decode_amqp
 from rbfly.error import AMQPDecoderError
@@ -31,7 +31,7 @@ cdef int check_view(object view, Py_ssize_t size, object body) except -1:
 
 
 cdef int check_message(object view, const uint8_t *data, Py_ssize_t size) except -1:
-    cdef MessageCtx ctx
+    cdef Message ctx
     cdef bint has_body = True
     cdef bint has_sections = True
     cdef int i

@@ -13,7 +13,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from fuzz.checks cimport check_round_trip, finding
 
 from rbfly.amqp import (
-    AMQPHeader, AMQPProperties, DataBody, MessageCtx, SequenceBody, decode_amqp, encode_amqp,
+    AMQPHeader, AMQPProperties, DataBody, Message, SequenceBody, decode_amqp, encode_amqp,
     encode_amqp_bytes, stream_message_ctx,
 )
 from rbfly.error import AMQPDecoderError, AMQPEncoderError, RbFlyBufferError
@@ -432,7 +432,7 @@ cdef class Source:
 cdef int check_buffer(object message, bytes expected, int size) except -1:
     """Encode to a buffer of any size: this gives the same bytes, or an error if it is too small."""
     buffer = bytearray(size)
-    ctx = message if type(message) is MessageCtx else stream_message_ctx(message)
+    ctx = message if type(message) is Message else stream_message_ctx(message)
     try:
         n = encode_amqp(buffer, ctx)
     except RbFlyBufferError:

@@ -22,7 +22,7 @@ from rbfly._wire cimport OutBuffer, out_discard, out_finish, out_open, put_u8
 from rbfly.amqp._codec cimport decode_body, decode_context, encode_message
 from rbfly.amqp._decode cimport Cursor, cursor_open, decode_value
 from rbfly.amqp._encode cimport encode_value
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.amqp._types cimport Symbol
 
 
@@ -56,7 +56,7 @@ def body(bytes data, Py_ssize_t start, Py_ssize_t n):
 
 
 def context(bytes data, Py_ssize_t start, Py_ssize_t n):
-    cdef MessageCtx ctx = decode_context(
+    cdef Message ctx = decode_context(
         data, <const uint8_t *> PyBytes_AS_STRING(data) + start, n, 7, 1.5
     )
     return ctx, ctx.take_body(), ctx.stream_publish_id, ctx.is_set_stream_publish_id

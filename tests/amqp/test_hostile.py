@@ -452,11 +452,11 @@ def test_shared_long_values_are_refused() -> None:
 
 def test_context_is_not_a_valid_body() -> None:
     context: Any = stream_message_ctx('x')
-    with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
+    with pytest.raises(AMQPEncoderTypeError, match='not a Message'):
         stream_message_ctx(context)
-    with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
+    with pytest.raises(AMQPEncoderTypeError, match='not a Message'):
         MessageCtx(context)
-    with pytest.raises(AMQPEncoderTypeError, match='not a MessageCtx'):
+    with pytest.raises(AMQPEncoderTypeError, match='not a Message'):
         context.body = context
     assert context.body == 'x'
 

@@ -8,6 +8,7 @@ import pickle
 import sys
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,11 +16,13 @@ import pytest
 from amqp_values import SECTIONS
 
 import rbfly.amqp
+import rbfly.streams as rbs
 import rbfly.types
 from rbfly.amqp import (
     AMQPHeader,
     AMQPProperties,
     DataBody,
+    Message,
     MessageCtx,
     SequenceBody,
     decode_amqp,
@@ -589,17 +592,45 @@ def test_ids_and_offsets(name: str) -> None:
 
 
 def test_factory_arguments() -> None:
-    assert stream_message_ctx(body='a').body == 'a'
-    with pytest.raises(TypeError, match=r'^stream_message_ctx\(\)'):
-        stream_message_ctx()  # type: ignore[call-arg]
+    assert Message(body='a').body == 'a'
+    with pytest.raises(TypeError, match=r'^message\(\)'):
+        Message()  # type: ignore[call-overload]
     with pytest.raises(TypeError):
-        stream_message_ctx('a', 5)  # type: ignore[call-arg]
+        Message('a', 5)  # type: ignore[call-overload]
     with pytest.raises(TypeError):
-        stream_message_ctx('a', nothing=5)  # type: ignore[call-arg]
-    names = list(inspect.signature(stream_message_ctx).parameters)
+        Message('a', nothing=5)  # type: ignore[call-overload]
+    names = list(inspect.signature(Message).parameters)
     assert names[:2] == ['body', 'publish_id']
     assert set(names) >= {'header', 'properties', 'annotations', 'app_properties', 'footer'}
-    assert (stream_message_ctx.__doc__ or '').startswith('Create a message context')
+
+
+def test_every_way_to_create_a_message() -> None:
+    """Python and Cython call a class in several ways; not all take the short one."""
+    header = AMQPHeader(durable=True)
+    for new in (Message, partial(type.__call__, Message), rbs.stream_message_ctx, rbs.MessageCtx):
+        found = new('a')
+        assert (found.body, found.publish_id, found.stream_offset) == ('a', None, 0)
+        found = new('a', publish_id=0, header=header, stream_offset=5)
+        assert (found.body, found.publish_id, found.header) == ('a', 0, header)
+        assert (found.stream_publish_id, found.is_set_stream_publish_id) == (0, True)
+        assert found.stream_offset == 5
+        # the seven positional arguments of RbFly 0.10
+        found = new('a', header, {'d': 1}, {'a': 2}, AMQPProperties(to='x'), {'p': 3}, {'f': 4})
+        assert (found.body, found.header, found.app_properties) == ('a', header, {'p': 3})
+        assert [*found.footer.values(), *found.annotations.values()] == [4, 2]
+        assert found.properties.to == 'x'
+
+
+def test_publish_id_can_be_set() -> None:
+    message = Message('a')
+    assert message.publish_id is None
+    message.publish_id = 0
+    assert (message.publish_id, message.is_set_stream_publish_id) == (0, True)
+    message.publish_id = None
+    assert (message.publish_id, message.stream_publish_id) == (None, 0)
+    assert Message('a', stream_publish_id=7).publish_id == 7
+    with pytest.raises(OverflowError, match='publish_id must be from 0'):
+        Message('a', publish_id=-1)
 
 
 def test_equality() -> None:

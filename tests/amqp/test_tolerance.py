@@ -208,7 +208,7 @@ def test_undecodable_parts_hide_no_other(data: str) -> None:
         with pytest.raises(AMQPDecoderError):
             getattr(ctx, bad)
     assert getattr(ctx, good) == (b'b' if good == 'body' else {'k': 1})
-    assert 'MessageCtx(' in repr(ctx)
+    assert 'Message(' in repr(ctx)
     for other in (copy.copy(ctx), copy.deepcopy(ctx), pickle.loads(pickle.dumps(ctx)), read(data)):
         assert other == ctx
         assert encode_amqp_bytes(other) == bytes.fromhex(data)

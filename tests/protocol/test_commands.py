@@ -725,7 +725,7 @@ def test_cython_constants_match_const() -> None:
 def test_enums_have_the_numbers_of_the_protocol() -> None:
     assert [int(key) for key in Key] == list(range(1, 0x20))
     assert [int(code) for code in ResponseCode] == list(range(1, 0x16))
-    assert [int(kind) for kind in OffsetType] == [1, 2, 3, 4, 5, 0xFFFF]
+    assert [int(kind) for kind in OffsetType] == [1, 2, 3, 4, 5, 0xFFFE, 0xFFFF]
 
 
 def test_frame_matches_the_one_of_the_tests() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -406,6 +407,7 @@ async def test_time(client: rbs.StreamsClient, stream: str) -> None:
     for stamp in sorted({1.0, *stamps, stamps[4] + 0.001, stamps[-1] + 0.001}):
         expected = [i for i in range(10) if stamps[i] < stamp]
         assert await read(client, stream, rbs.Offset.timestamp(stamp)) == expected
+        assert await read(client, stream, datetime.fromtimestamp(stamp, UTC)) == expected
 
 
 @pytest.mark.parametrize('stored', [0, 2])
@@ -438,8 +440,16 @@ async def test_time_is_not_compared_with_the_clock_of_the_client(
 @pytest.mark.parametrize(
     ('to', 'offset', 'error', 'text'),
     [
-        (5, rbs.Offset.FIRST, ArgumentTypeError, 'until must be str or Offset or None, not int'),
-        ('then', rbs.Offset.FIRST, ArgumentError, "until must be 'now' or an Offset, not 'then'"),
+        (
+            5,
+            rbs.Offset.FIRST,
+            ArgumentTypeError,
+            r'pass Offset\.offset\(5\) or Offset',
+        ),
+        (b'now', rbs.Offset.FIRST, ArgumentTypeError, 'until must be str or Offset or datetime'),
+        ('then', rbs.Offset.FIRST, ArgumentError, "'now', an Offset or a datetime, not 'then'"),
+        (datetime(2026, 1, 1), rbs.Offset.FIRST, ArgumentError, 'has no time zone'),
+        (datetime(2026, 1, 1, tzinfo=UTC), rbs.Offset.NEXT, ArgumentError, 'offset=Offset.FIRST'),
         (rbs.Offset.NEXT, rbs.Offset.FIRST, ArgumentError, 'not Offset.NEXT'),
         (rbs.Offset.reference('x'), rbs.Offset.FIRST, ArgumentError, 'Offset.offset'),
         ('now', rbs.Offset.NEXT, ArgumentError, 'offset=Offset.FIRST'),

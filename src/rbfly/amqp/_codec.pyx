@@ -22,7 +22,7 @@ from rbfly.amqp._layout cimport (
     I_FOOTER, I_HEADER, I_PROPERTIES, PROPERTIES, SEQUENCE, VALUE, Layout, Sections, build_body,
     build_section, data_head, get_field, is_one_section, open_sections, scan, skip_value,
 )
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
 from rbfly.amqp._scalars cimport encode_binary
 from rbfly.amqp._sections cimport (
@@ -175,7 +175,7 @@ cdef bint keeps_section(
     return is_same(value, build_section(&c, index))
 
 
-cdef bint keeps_body(MessageCtx ctx) except -1:
+cdef bint keeps_body(Message ctx) except -1:
     cdef Cursor c
     cdef object body = ctx._body
     if ctx._body_at < 0:
@@ -186,7 +186,7 @@ cdef bint keeps_body(MessageCtx ctx) except -1:
     return is_same(body, build_body(&c))
 
 
-cdef bint is_as_received(MessageCtx ctx) except -1:
+cdef bint is_as_received(Message ctx) except -1:
     # values may run foreign code, which may call __init__
     cdef const uint8_t *p = ctx._p
     cdef Py_ssize_t n = ctx._n
@@ -201,13 +201,13 @@ cdef bint is_as_received(MessageCtx ctx) except -1:
     return True
 
 
-cdef int put_context(OutBuffer *out, MessageCtx ctx) except -1:
+cdef int put_context(OutBuffer *out, Message ctx) except -1:
     if ctx._sections is None and ctx._owner is None:
         return put_body(out, ctx._body)
     return put_sections(out, ctx)
 
 
-cdef int put_sections(OutBuffer *out, MessageCtx ctx) except -1:
+cdef int put_sections(OutBuffer *out, Message ctx) except -1:
     cdef Sections sections
     cdef object owner = ctx._owner      # hold a reference: values may run foreign code
     cdef const uint8_t *p = ctx._p
@@ -232,7 +232,7 @@ cdef int encode_message(OutBuffer *out, object message) except -1:
     if type(message) is bytes:
         return put_data(out, message)
     cdef bint failed
-    if type(message) is MessageCtx:
+    if type(message) is Message:
         failed = (<raw_put_context> put_context)(out, message) < 0
     else:
         failed = (<raw_put_body> put_body)(out, message) < 0
@@ -240,7 +240,7 @@ cdef int encode_message(OutBuffer *out, object message) except -1:
 
 
 # The same functions, called without exception propagation: cheaper than try and finally.
-ctypedef int (*raw_put_context)(OutBuffer *out, MessageCtx ctx) noexcept
+ctypedef int (*raw_put_context)(OutBuffer *out, Message ctx) noexcept
 ctypedef int (*raw_put_body)(OutBuffer *out, object body) noexcept
 ctypedef int (*raw_encode_message)(OutBuffer *out, object message) noexcept
 ctypedef int (*raw_fail_foreign)(OutBuffer *out) noexcept
@@ -262,7 +262,7 @@ cdef int fail_foreign(OutBuffer *out) except -1:
 
 
 cdef Py_ssize_t retry_encode(
-    OutBuffer *out, bytearray buffer, rbfly_export *pin, MessageCtx message
+    OutBuffer *out, bytearray buffer, rbfly_export *pin, Message message
 ) except -1:
     """After an error: retry, as the encoder may have reserved more space than it needs."""
     cdef bint too_small = PyErr_ExceptionMatches(BufferError)
@@ -283,7 +283,7 @@ cdef Py_ssize_t retry_encode(
 
 
 @cython.binding(False)
-def encode_amqp(bytearray buffer not None, MessageCtx message not None):
+def encode_amqp(bytearray buffer not None, Message message not None):
     """Encode a message to the start of a buffer.
 
     Raises RbFlyBufferError if the buffer is too small, and an AMQPEncoderError for a value that
@@ -291,7 +291,7 @@ def encode_amqp(bytearray buffer not None, MessageCtx message not None):
     code run by the values, must not encode to the same buffer at the same time.
 
     :param buffer: destination (bytearray); its size does not change.
-    :param message: the message (MessageCtx).
+    :param message: the message (Message).
     :returns: number of bytes written (int).
     """
     cdef OutBuffer out
@@ -314,14 +314,14 @@ def encode_amqp_bytes(message):
 
     A datetime loses its microseconds, rounded down to milliseconds; a naive one is taken as UTC.
 
-    :param message: MessageCtx, or a body of any type.
+    :param message: Message, or a body of any type.
     :returns: the encoded message (bytes).
     """
     cdef OutBuffer out
     cdef Py_ssize_t size = 256
     body = message
-    if type(message) is MessageCtx and (<MessageCtx> message)._body_ready:
-        body = (<MessageCtx> message)._body
+    if type(message) is Message and (<Message> message)._body_ready:
+        body = (<Message> message)._body
     if type(body) is bytes:
         size = data_size(body)
     out_open(&out, size)
@@ -358,13 +358,13 @@ cdef int find_body(Cursor *c) except -1:
     return 0
 
 
-cdef MessageCtx decode_context(
+cdef Message decode_context(
     object owner, const uint8_t *p, Py_ssize_t n, uint64_t stream_offset, double stream_timestamp
 ):
-    cdef MessageCtx ctx
+    cdef Message ctx
     cdef Cursor c
     cdef Layout layout
-    ctx = MessageCtx.__new__(MessageCtx)
+    ctx = Message.__new__(Message)
     if not is_one_section(p, n):
         cursor_open(&c, p, p, p + n)
         scan(&c, &layout)
@@ -392,7 +392,7 @@ def decode_amqp(buffer):
     Raises MessageTypeError if the argument has no buffer.
 
     :param buffer: one encoded message (bytes, bytearray or memoryview).
-    :returns: the message (MessageCtx).
+    :returns: the message (Message).
     """
     data = buffer if type(buffer) is bytes else readonly_buffer(buffer)
     if type(data) is bytes:

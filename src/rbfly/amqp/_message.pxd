@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from rbfly.amqp._layout cimport Sections
 
 
-cdef class MessageCtx:
+cdef class Message:
     # Read the body with take_body().  `_body` is valid if `_body_ready` is set; otherwise the body
     # is decoded from the bytes at `_p`, which `_owner` keeps alive.  `_body_at` is -1 if the
     # program has set the body.

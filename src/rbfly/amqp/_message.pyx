@@ -1,4 +1,4 @@
-"""The message context: body, other sections, and stream data such as the offset."""
+"""Messages: body, other sections, and stream data such as the offset."""
 
 import operator
 from contextvars import ContextVar
@@ -28,31 +28,25 @@ from rbfly.error import (
 
 cdef extern from *:
     """
-    /* stream_message_ctx: skip the cost of parsing seven keywords if there is only a body. */
-    static PyObject *(*rbfly_fast_context)(PyObject *);
-    static PyObject *rbfly_full_context;
+    /* Message(body): skip the cost of parsing keywords if there are none. */
+    static PyObject *(*rbfly_plain_message)(PyObject *);
+    static PyObject *rbfly_full_message;
 
-    static PyObject *rbfly_factory(
-            PyObject *module, PyObject *const *args, Py_ssize_t n, PyObject *names) {
-        (void)module;
-        if (n == 1 && names == NULL) return rbfly_fast_context(args[0]);
-        return PyObject_Vectorcall(rbfly_full_context, args, (size_t)n, names);
+    static PyObject *rbfly_new_message(
+            PyObject *type, PyObject *const *args, size_t n, PyObject *names) {
+        (void)type;
+        if (PyVectorcall_NARGS(n) == 1 && names == NULL) return rbfly_plain_message(args[0]);
+        return PyObject_Vectorcall(rbfly_full_message, args, n, names);
     }
-    static PyMethodDef rbfly_factory_def = {
-        "stream_message_ctx", (PyCFunction)(void (*)(void))rbfly_factory,
-        METH_FASTCALL | METH_KEYWORDS, NULL,
-    };
-    static PyObject *rbfly_make_factory(
-            PyObject *(*fast)(PyObject *), PyObject *full, PyObject *doc, PyObject *module) {
-        rbfly_fast_context = fast;
+    static void rbfly_set_constructor(
+            PyObject *type, PyObject *(*plain)(PyObject *), PyObject *full) {
+        rbfly_plain_message = plain;
         Py_INCREF(full);
-        rbfly_full_context = full;
-        Py_INCREF(doc);
-        rbfly_factory_def.ml_doc = PyUnicode_AsUTF8(doc);
-        return PyCFunction_NewEx(&rbfly_factory_def, NULL, module);
+        rbfly_full_message = full;
+        ((PyTypeObject *)type)->tp_vectorcall = rbfly_new_message;
     }
     """
-    object rbfly_make_factory(object (*fast)(object), object full, str doc, object module)
+    void rbfly_set_constructor(object type, object (*plain)(object), object full)
 
 cdef extern from *:
     """
@@ -76,10 +70,9 @@ cdef object LAST_SET = None
 
 @cython.final
 @cython.no_gc
-cdef class MessageCtx:
-    """MessageCtx(body, header=None, delivery_annotations=None, annotations=None, properties=None, \
-app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0, stream_publish_id=None, \
-is_set_stream_publish_id=None)\n--\n
+cdef class Message:
+    """Message(body, *, publish_id=None, properties=None, app_properties=None, annotations=None, \
+delivery_annotations=None, header=None, footer=None, stream_offset=0, stream_timestamp=0)\n--\n
     A message: body, other sections, and stream data.
 
     Sections of a received message are decoded on first access, which raises AMQPDecoderError if
@@ -88,52 +81,41 @@ is_set_stream_publish_id=None)\n--\n
     that are set are encoded, except for empty ones: a header with default values, properties
     without a value, or an empty map.
 
-    A received context keeps the bytes of its chunk alive; a copy (`copy.copy`) keeps only
-    those of the message.
+    A received message keeps the bytes of its chunk alive; a copy (`copy.copy`) keeps only
+    its own.
 
     See part 3, section 3.2 of the specification.  The cyclic garbage collector does not track
-    contexts: do not store a context in its own body.
+    messages: do not store a message in its own body.
+
+    Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for an invalid argument.
 
     :param body: AMQP value; `bytes`, bytearray, memoryview and DataBody are encoded as data
         sections, SequenceBody as sequence sections, anything else as a value section.
-    :param header: AMQPHeader.
-    :param delivery_annotations: dict with Symbol, str (converted to Symbol) or int keys.
+    :param publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the
+        publisher's next one.
+    :param properties: AMQPProperties.
+    :param app_properties: application properties (dict with str keys).  The specification only
+        allows simple values.  Lists, maps and arrays are encoded anyway, so that any received
+        message can be sent; RabbitMQ converts them to arrays and tables for AMQP 0.9.1.  A
+        Described or decimal value makes RabbitMQ close the connection of an AMQP 0.9.1 consumer.
     :param annotations: message annotations; dict with Symbol, str (converted to Symbol) or int
         keys.
-    :param properties: AMQPProperties.
-    :param app_properties: dict with str keys; for values see :func:`stream_message_ctx`.
+    :param delivery_annotations: dict with Symbol, str (converted to Symbol) or int keys.
+    :param header: AMQPHeader.
     :param footer: dict with Symbol, str (converted to Symbol) or int keys.
     :param stream_offset: offset in the stream (int, 0 to 2**64 - 1).
     :param stream_timestamp: time when the broker stored the message, seconds since 1970 UTC.
-    :param stream_publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the
-        publisher's next one, in which case the attribute is 0.
-    :param is_set_stream_publish_id: whether to publish the message with that id (bool); None for
-        True if `stream_publish_id` is set.
     """
 
     __class_getitem__ = classmethod(GenericAlias)
 
-    def __init__(
-        self, body, header=None, delivery_annotations=None, annotations=None, properties=None,
-        app_properties=None, footer=None, *, stream_offset=0, stream_timestamp=0,
-        stream_publish_id=None, is_set_stream_publish_id=None,
-    ):
-        if type(body) is MessageCtx:
-            fail_body()
-        self._body = body
-        self._body_ready = True
-        self._owner = None
-        self._sections = None
-        self._p = NULL
-        set_sections(self, [
-            <PyObject *> header, <PyObject *> delivery_annotations, <PyObject *> annotations,
-            <PyObject *> properties, <PyObject *> app_properties, <PyObject *> footer,
-        ])
-        self._offset = check_u64(stream_offset, 'stream_offset')
-        self._timestamp = check_time(stream_timestamp)
-        set_publish_id(self, stream_publish_id, 'stream_publish_id')
-        if is_set_stream_publish_id is not None:
-            self.is_set_stream_publish_id = is_set_stream_publish_id
+    def __init__(self, *args, **kwargs):
+        cdef Message made = message(*args, **kwargs)
+        self._body, self._body_ready = made._body, True
+        self._owner, self._p, self._sections = None, NULL, made._sections
+        self._offset, self._timestamp = made._offset, made._timestamp
+        self._publish_id = made._publish_id
+        self.is_set_stream_publish_id = made.is_set_stream_publish_id
 
     cdef object take_body(self):
         cdef Cursor c
@@ -186,7 +168,7 @@ is_set_stream_publish_id=None)\n--\n
 
     @body.setter
     def body(self, value):
-        if type(value) is MessageCtx:
+        if type(value) is Message:
             fail_body()
         self._body = value
         self._body_at = -1
@@ -222,13 +204,44 @@ is_set_stream_publish_id=None)\n--\n
         self._timestamp = check_time(value)
 
     @property
+    def publish_id(self):
+        """Publishing id for deduplication (int); None if the publisher assigns the next one."""
+        return self._publish_id if self.is_set_stream_publish_id else None
+
+    @publish_id.setter
+    def publish_id(self, value):
+        set_publish_id(self, value, 'publish_id')
+
+    @property
     def stream_publish_id(self):
-        """Publishing id for deduplication (int); 0 if the publisher is to assign the next one."""
+        """The same, with 0 for None: the name in RbFly 0.10."""
         return self._publish_id
 
     @stream_publish_id.setter
     def stream_publish_id(self, value):
         set_publish_id(self, value, 'stream_publish_id')
+
+    @property
+    def decode_error(self):
+        """Why the message is not AMQP 1.0 (AMQPDecoderError); None if it is.
+
+        A subscription with `on_decode_error='raw'` delivers such messages; the body is their bytes.
+        """
+        cdef Cursor c
+        cdef Sections sections
+        cdef object owner = self._owner
+        if owner is None or self._sections is None:
+            return None
+        try:
+            sections = open_sections(self._p, self._n)
+            if sections.layout.body_at < self._n:
+                cursor_open(&c, self._p, self._p + sections.layout.body_at, self._p + self._n)
+                build_body(&c)
+        except AMQPDecoderError as ex:
+            ex.stream = self._stream
+            ex.offset = self._offset
+            ex.data = bytes(self.raw)
+            return ex
 
     @property
     def raw(self):
@@ -271,17 +284,17 @@ is_set_stream_publish_id=None)\n--\n
 
     def __repr__(self):
         return (
-            f'MessageCtx(body={clip_body(self.peek(I_BODY))}, '
+            f'Message(body={clip_body(self.peek(I_BODY))}, '
             f'stream_offset={self._offset}, stream_timestamp={self._timestamp}, '
-            f'stream_publish_id={self._publish_id}, '
+            f'publish_id={self.publish_id}, '
             f'annotations={section_repr(self.peek(I_ANNOTATIONS))}, '
             f'app_properties={section_repr(self.peek(I_APP_PROPERTIES))})'
         )
 
     def __eq__(self, other):
-        cdef MessageCtx that
+        cdef Message that
         cdef int i
-        if type(other) is not MessageCtx:
+        if type(other) is not Message:
             return NotImplemented
         if self is other:
             return True
@@ -323,7 +336,7 @@ def restore_message(
     bytes raw, body, bint body_ready, bint body_set, list fields, int replaced, int absent,
     str stream, uint64_t offset, double timestamp, uint64_t publish_id, bint is_set_publish_id,
 ):
-    cdef MessageCtx ctx = MessageCtx.__new__(MessageCtx)
+    cdef Message ctx = Message.__new__(Message)
     cdef Sections sections
     cdef int i
     if raw is not None:
@@ -357,7 +370,7 @@ def restore_message(
     return ctx
 
 
-rbfly_keep_contexts(MessageCtx, sizeof(MessageCtx))
+rbfly_keep_contexts(Message, sizeof(Message))
 
 cdef enum:
     I_BODY = 6      # the index of the body, for `peek`
@@ -367,7 +380,7 @@ cdef object DEFAULT_HEADER = AMQPHeader()
 cdef object DEFAULT_PROPERTIES = AMQPProperties()
 
 
-cdef int fail_section(MessageCtx ctx) except -1:
+cdef int fail_section(Message ctx) except -1:
     """Add stream and offset of a received message to the current exception."""
     try:
         keep_error()
@@ -411,7 +424,7 @@ cdef object view_of(object owner, const uint8_t *p, Py_ssize_t n):
     return memoryview(owner)[start:start + n]
 
 
-cdef int set_section(MessageCtx ctx, int index, object value) except -1:
+cdef int set_section(Message ctx, int index, object value) except -1:
     cdef Sections sections
     if value is not None:
         if index == I_HEADER:
@@ -435,7 +448,7 @@ cdef int set_section(MessageCtx ctx, int index, object value) except -1:
     return 0
 
 
-cdef int set_sections(MessageCtx ctx, PyObject **values) except -1:
+cdef int set_sections(Message ctx, PyObject **values) except -1:
     cdef int i
     for i in range(6):
         if values[i] is not <PyObject *> None:
@@ -444,7 +457,7 @@ cdef int set_sections(MessageCtx ctx, PyObject **values) except -1:
 
 
 cdef object get_attribute(object ctx, void *index):
-    return (<MessageCtx> ctx).section(<Py_ssize_t> index)
+    return (<Message> ctx).section(<Py_ssize_t> index)
 
 
 cdef int set_attribute(object ctx, PyObject *value, void *index) except -1:
@@ -454,7 +467,7 @@ cdef int set_attribute(object ctx, PyObject *value, void *index) except -1:
 
 
 # in the order of the indices
-rbfly_add_attributes(MessageCtx, {
+rbfly_add_attributes(Message, {
     'header': 'Header (AMQPHeader).',
     'delivery_annotations': 'Delivery annotations (dict).',
     'annotations': 'Message annotations (dict).',
@@ -464,37 +477,14 @@ rbfly_add_attributes(MessageCtx, {
 }, get_attribute, set_attribute)
 
 
-# Begins with the signature, where inspect looks for it.
-cdef str FACTORY_DOC = """stream_message_ctx(body, *, publish_id=None, header=None, \
-properties=None, annotations=None, delivery_annotations=None, app_properties=None, footer=None)
---
-
-Create a message context for publishing.
-
-Raises AMQPEncoderTypeError or AMQPEncoderOverflowError for an invalid publishing id or section.
-
-:param body: message body, see :class:`MessageCtx`.
-:param publish_id: publishing id for deduplication (int, 0 to 2**64 - 1); None for the next one.
-:param header: AMQPHeader.
-:param properties: AMQPProperties.
-:param annotations: message annotations (dict).
-:param delivery_annotations: dict.
-:param app_properties: application properties (dict with str keys).  The specification only allows
-    simple values.  Lists, maps and arrays are encoded anyway, so that any received message can be
-    sent; RabbitMQ converts them to arrays and tables for AMQP 0.9.1.  A Described or decimal value
-    makes RabbitMQ close the connection of an AMQP 0.9.1 consumer.
-:param footer: dict.
-"""
-
-
 cdef object fail_body():
-    raise AMQPEncoderTypeError('a message body must be a value, not a MessageCtx')
+    raise AMQPEncoderTypeError('a message body must be a value, not a Message')
 
 
-cdef object new_context(object body):
-    if type(body) is MessageCtx:
+cdef object plain_message(object body):
+    if type(body) is Message:
         return fail_body()
-    cdef MessageCtx ctx = MessageCtx.__new__(MessageCtx)
+    cdef Message ctx = Message.__new__(Message)
     ctx._body = body
     ctx._body_ready = True
     return ctx
@@ -517,26 +507,42 @@ cdef double check_time(object value) except? -1:
         raise AMQPEncoderOverflowError('stream_timestamp is out of range for float') from None
 
 
-cdef int set_publish_id(MessageCtx ctx, object value, str name) except -1:
+cdef int set_publish_id(Message ctx, object value, str name) except -1:
     ctx._publish_id = 0 if value is None else check_u64(value, name)
     ctx.is_set_stream_publish_id = value is not None
     return 0
 
 
-def stream_message_ctx(
-    body, *, publish_id=None, header=None, properties=None, annotations=None,
-    delivery_annotations=None, app_properties=None, footer=None,
+cdef object ZERO = 0     # small integers are compared by identity
+
+
+def message(
+    body, header=None, delivery_annotations=None, annotations=None, properties=None,
+    app_properties=None, footer=None, *, publish_id=None, stream_offset=0, stream_timestamp=0,
+    stream_publish_id=None, is_set_stream_publish_id=None,
 ):
-    cdef MessageCtx ctx = new_context(body)
-    set_publish_id(ctx, publish_id, 'publish_id')
-    set_sections(ctx, [
+    cdef Message made = plain_message(body)
+    set_sections(made, [
         <PyObject *> header, <PyObject *> delivery_annotations, <PyObject *> annotations,
         <PyObject *> properties, <PyObject *> app_properties, <PyObject *> footer,
     ])
-    return ctx
+    if stream_offset is not ZERO:
+        made._offset = check_u64(stream_offset, 'stream_offset')
+    if stream_timestamp is not ZERO:
+        made._timestamp = check_time(stream_timestamp)
+    if publish_id is not None:
+        set_publish_id(made, publish_id, 'publish_id')
+    elif stream_publish_id is not None:
+        set_publish_id(made, stream_publish_id, 'stream_publish_id')
+    if is_set_stream_publish_id is not None:
+        made.is_set_stream_publish_id = is_set_stream_publish_id
+    return made
 
 
-stream_message_ctx = rbfly_make_factory(new_context, stream_message_ctx, FACTORY_DOC, __name__)
+rbfly_set_constructor(Message, plain_message, message)
+
+# The names in RbFly 0.10.
+MessageCtx = stream_message_ctx = Message
 
 
 def get_message_ctx():
@@ -545,7 +551,7 @@ def get_message_ctx():
     Raises MessageContextError, which is a LookupError, if the task has not received one.
     """
     context = CONTEXT.get(None)
-    if type(context) is MessageCtx:
+    if type(context) is Message:
         return context
     current = getattr(context, '_current_message_ctx', None)
     if current is None:
@@ -585,7 +591,7 @@ def last_partition(super_stream):
 def set_message_ctx(context):
     """Set the context that :func:`get_message_ctx` returns.
 
-    :param context: MessageCtx, or an object with a `_current_message_ctx` method that returns one.
+    :param context: Message, or an object with a `_current_message_ctx` method that returns one.
     """
     global LAST_SET
     CONTEXT.set(context)

@@ -14,7 +14,7 @@ from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._encode cimport (
     KEYS_ANNOTATION, KEYS_ANY, KEYS_STRING, encode_map, encode_value,
 )
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.amqp._sections cimport PROPERTY_NAMES, AMQPProperties
 from rbfly.amqp._types cimport (
     MAX_DEPTH, UUID, AMQPArray, Described, Symbol, clip, plain_dict, plain_list,
@@ -140,7 +140,7 @@ cdef str find_path(object message):
     # The path in a message; '' if it is that of the body, or unknown.
     cdef Search search = Search()
     cdef str found
-    if type(message) is not MessageCtx:
+    if type(message) is not Message:
         found = search.find(message, 0)
         return f'body{found}' if found else ''
     for name, keys in SECTIONS:

@@ -1,7 +1,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.protocol._chunk cimport Chunk
 from rbfly.protocol._decoder cimport Decoder
 
@@ -58,7 +58,7 @@ cdef class MessageBatch:
     cdef MessageBatch join(self, MessageBatch other)
     cdef bint is_full(self, Py_ssize_t limit) noexcept
     cdef MessageBatch part_of(self, Py_ssize_t index)
-    cdef MessageCtx build(self, Py_ssize_t index)
+    cdef Message build(self, Py_ssize_t index)
     cdef uint64_t offset_at(self, Py_ssize_t index) except? 0
 
 

@@ -3,7 +3,7 @@ from typing import Any, Final, SupportsIndex, final, overload
 
 from typing_extensions import TypeVar
 
-from ..amqp import MessageCtx
+from ..amqp import Message
 
 _T_co = TypeVar('_T_co', covariant=True, default=Any)
 
@@ -15,9 +15,10 @@ class MessageBatch(Sequence[_T_co]):
     timestamp: Final[float]
     offsets: Final[Sequence[int]]
     next_offset: Final[int]
+    undecoded: Final[Sequence[int]]
     committed_chunk_id: Final[int | None]
-    def context(self, index: int) -> MessageCtx[_T_co]: ...
-    def contexts(self) -> Iterator[MessageCtx[_T_co]]: ...
+    def context(self, index: int) -> Message[_T_co]: ...
+    def contexts(self) -> Iterator[Message[_T_co]]: ...
     def __len__(self) -> int: ...
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> _T_co: ...

@@ -13,7 +13,7 @@ from rbfly._cpython cimport rbfly_list, rbfly_list_give
 from rbfly._wire cimport load_u32
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport data_head
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.protocol._chunk cimport Chunk
 from rbfly.protocol._decoder cimport (
     Decoder, raw_context, rbfly_bytes, rbfly_steal, undecodable_context,
@@ -225,12 +225,12 @@ cdef class MessageBatch:
             if self.joined:
                 part = self.part_of(index)
                 return part.offset_at(index - part.first)
-            return (<MessageCtx> self.filtered[index])._offset
+            return (<Message> self.filtered[index])._offset
         return self.start + <uint64_t> index
 
-    cdef MessageCtx build(self, Py_ssize_t index):
+    cdef Message build(self, Py_ssize_t index):
         cdef MessageBatch part
-        cdef MessageCtx ctx
+        cdef Message ctx
         cdef Slice *at
         cdef uint64_t offset = self.offset_at(index)
         if self.filtered is not None:
@@ -254,6 +254,14 @@ cdef class MessageBatch:
             ctx = raw_context(at.p, at.n, offset, self.chunk_timestamp)
         ctx._stream = self.stream
         return ctx
+
+    @property
+    def undecoded(self):
+        """Indices of the messages that are not AMQP 1.0 (list of int), see `on_decode_error`."""
+        return [
+            i for i in range(len(self.bodies))
+            if type(self.bodies[i]) is bytes and self.build(i).decode_error is not None
+        ]
 
     @property
     def timestamp(self):

@@ -2,7 +2,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly._turn cimport Turn
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.protocol._batch cimport MessageBatch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
 from rbfly.protocol._decoder cimport Decoder
@@ -76,7 +76,7 @@ cdef class MessageCursor:
     cdef object _take_body(self)
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n)
     cdef object _next(self, int kind, Py_ssize_t limit)
-    cdef MessageCtx _wanted(self)
+    cdef Message _wanted(self)
     cdef MessageBatch _batch(self, Py_ssize_t limit)
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1
 

@@ -2,13 +2,13 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from .._turn import Turn
-from ..amqp import MessageCtx
+from ..amqp import Message
 from ._chunk import Chunk, ChunkQueue
 from ._decoder import Decoder
 from ._identity import LastChunk
 
 class _Filter(Protocol):
-    def matches(self, message: MessageCtx, /) -> bool: ...
+    def matches(self, message: Message, /) -> bool: ...
 
 class _Session(Protocol):
     def on_chunk_consumed(self, chunk: Chunk, /) -> None: ...
@@ -26,7 +26,7 @@ class LastMessage:
     stream: Final[str | None]
     super_stream: Final[str | None]
     def __init__(self, cursor: MessageCursor) -> None: ...
-    def context(self) -> MessageCtx: ...
+    def context(self) -> Message: ...
 
 class MessageCursor:
     queue: Final[ChunkQueue]

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from cpython.object cimport PyObject
 
 from rbfly._turn cimport Turn
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.protocol._batch cimport MessageBatch, new_batch
 from rbfly.protocol._chunk cimport Chunk, ChunkQueue
 from rbfly.protocol._decoder cimport SKIP, Decoder, rbfly_steal, undecodable_context
@@ -39,7 +39,7 @@ cdef class LastMessage:
 
         :raises MessageContextError: no message was returned yet.
         """
-        cdef MessageCtx ctx
+        cdef Message ctx
         if self.built is None:
             if self.message is NULL:
                 raise MessageContextError('no message was received yet')
@@ -116,7 +116,7 @@ cdef class MessageCursor:
         cdef object position = self.position
         held, self.held = self.held, None
         if held is not None:
-            position = held.stream_offset if type(held) is MessageCtx else held.offsets[0]
+            position = held.stream_offset if type(held) is Message else held.offsets[0]
             self._fail_with(None)
         self.suspended = True
         return self._drop_chunks(position)
@@ -188,7 +188,7 @@ cdef class MessageCursor:
         if not self.has_delivered:
             return None
         if held is not None:
-            return held.stream_offset if type(held) is MessageCtx else held.offsets[0]
+            return held.stream_offset if type(held) is Message else held.offsets[0]
         if self.failure is not None:    # to raise after the batch that was returned last
             return self.last.context().stream_offset + 1
         return self.position
@@ -352,7 +352,7 @@ cdef class MessageCursor:
 
         :raises AMQPDecoderError: it is not AMQP 1.0; the next call continues after it.
         """
-        cdef MessageCtx ctx
+        cdef Message ctx
         held = self.held
         if held is None:
             if kind != BODY or not self._has_body():
@@ -391,7 +391,7 @@ cdef class MessageCursor:
 
     cdef object _undecodable_body(self, Chunk chunk, const uint8_t *p, Py_ssize_t n):
         cdef uint64_t offset = chunk.next_offset - 1
-        cdef MessageCtx ctx
+        cdef Message ctx
         try:
             return self.decoder._undecodable(p, n, offset, self.stream)
         finally:
@@ -407,14 +407,14 @@ cdef class MessageCursor:
                 return found
         return None
 
-    cdef MessageCtx _wanted(self):
+    cdef Message _wanted(self):
         """The next selected message of the current chunk; None if it or the turn ends before."""
         cdef Chunk chunk = self.chunk
         cdef Decoder decoder = self.decoder
         cdef const uint8_t *p = NULL
         cdef Py_ssize_t n = 0
         cdef uint64_t offset
-        cdef MessageCtx ctx
+        cdef Message ctx
         cdef object owner
         while chunk.left:
             chunk._next_message(&p, &n)
@@ -491,7 +491,7 @@ cdef class MessageCursor:
         return INFINITY
 
     cdef int _fill_filtered(self, MessageBatch batch, Py_ssize_t limit) except -1:
-        cdef MessageCtx ctx
+        cdef Message ctx
         cdef Chunk chunk = self.chunk
         while batch.has_capacity(chunk, limit):
             ctx = self._wanted()

@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly.amqp._codec cimport decode_body, decode_context
 from rbfly.amqp._layout cimport DATA, data_head
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 
 cdef extern from *:
     """
@@ -27,8 +27,8 @@ cdef enum:
 
 # A context whose body is the bytes of a message: of one received as plain bytes, or of one that is
 # not AMQP 1.0 and is sent on as its bytes.
-cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
-cdef MessageCtx undecodable_context(
+cdef Message raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp)
+cdef Message undecodable_context(
     const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
 )
 
@@ -57,7 +57,7 @@ cdef class Decoder:
         _owner = <object> owner
         return (<raw_decode_body> decode_body)(p, n)
 
-    cdef inline MessageCtx _context(
+    cdef inline Message _context(
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
         if self.amqp:
@@ -65,10 +65,10 @@ cdef class Decoder:
         return raw_context(p, n, offset, timestamp)
 
     # A context whose body is decodable: only data is checked when a context is created.
-    cdef inline MessageCtx _full_context(
+    cdef inline Message _full_context(
         self, object owner, const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
     ):
-        cdef MessageCtx ctx = self._context(owner, p, n, offset, timestamp)
+        cdef Message ctx = self._context(owner, p, n, offset, timestamp)
         if self.amqp and not ctx._body_ready and ctx._p[ctx._body_at + 2] != DATA:
             ctx.take_body()
         return ctx

@@ -6,21 +6,21 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from rbfly.amqp._decode cimport keep_error
 from rbfly.amqp._layout cimport open_sections
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 
 from rbfly.error import AMQPDecoderError
 
 POLICIES = {'raise': RAISE, 'skip': SKIP, 'raw': RAW}
 
 
-cdef MessageCtx raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp):
-    return MessageCtx(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
+cdef Message raw_context(const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp):
+    return Message(p[:n], stream_offset=offset, stream_timestamp=timestamp / 1000.0)
 
 
-cdef MessageCtx undecodable_context(
+cdef Message undecodable_context(
     const uint8_t *p, Py_ssize_t n, uint64_t offset, int64_t timestamp
 ):
-    cdef MessageCtx ctx = raw_context(p, n, offset, timestamp)
+    cdef Message ctx = raw_context(p, n, offset, timestamp)
     ctx._owner = ctx._body
     ctx._p = <const uint8_t *> PyBytes_AS_STRING(ctx._body)
     ctx._n = n

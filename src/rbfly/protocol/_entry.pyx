@@ -20,7 +20,7 @@ from rbfly._wire cimport (
     OutBuffer, out_discard, out_open, out_reserve, out_size, put_bytes, put_u16, store_u32,
 )
 from rbfly.amqp._codec cimport encode_message
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.amqp._path cimport name_part
 
 from rbfly.error import ArgumentError, ArgumentTypeError, MessageTooLarge
@@ -46,8 +46,8 @@ cdef int refuse_long(object message, Py_ssize_t limit) except -1:
     # Refuse a message that is too long before copying it.
     cdef object body = message
     cdef Py_ssize_t size
-    if type(message) is MessageCtx and (<MessageCtx> message)._body_ready:
-        body = (<MessageCtx> message)._body
+    if type(message) is Message and (<Message> message)._body_ready:
+        body = (<Message> message)._body
     if isinstance(body, (bytes, str, bytearray)):
         size = len(body)        # a str has at least as many bytes as characters
     elif isinstance(body, memoryview):
@@ -70,8 +70,8 @@ cdef int put_any_message(
             refuse_long(message, limit)
     elif type(message) is not dict and type(message) is not int:
         refuse_long(message, limit)
-        if not amqp and type(message) is MessageCtx:
-            message = (<MessageCtx> message).take_body()
+        if not amqp and type(message) is Message:
+            message = (<Message> message).take_body()
     out_reserve(out, 4)
     out.p += 4
     if amqp:

@@ -22,13 +22,13 @@ from rbfly._wire cimport (
 )
 from rbfly.amqp._codec cimport SHORT_HEAD, store_short_head
 from rbfly.amqp._decode cimport keep_error
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.amqp._native cimport rbfly_copy
 from rbfly.amqp._types cimport clip
 from rbfly.protocol._entry cimport SubEntry, trim
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
-from rbfly.amqp._message import MessageCtx as _MessageCtx
+from rbfly.amqp._message import Message as _MessageCtx
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
 
 
@@ -220,8 +220,8 @@ cdef class FrameBuilder:
         )
         for i in range(start, min(stop, <Py_ssize_t> len(messages))):
             message = messages[i]
-            if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
-                id = (<MessageCtx> message)._publish_id
+            if type(message) is Message and (<Message> message).is_set_stream_publish_id:
+                id = (<Message> message)._publish_id
                 if has_last and id <= last:
                     error = ArgumentError(
                         f'message {i} of send_many: publishing id {id} is not above {last}'
@@ -254,10 +254,10 @@ cdef class FrameBuilder:
         cdef object value = None
         self._enter()
         try:
-            if type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id:
+            if type(message) is Message and (<Message> message).is_set_stream_publish_id:
                 if self.sub_entry is not None:
                     self._close_sub_entry(out_size(&self.sub_entry.out))
-                id = (<MessageCtx> message)._publish_id
+                id = (<Message> message)._publish_id
                 self._check_explicit(id)
             elif self.sub_entry is not None:
                 return self._append_to_sub_entry(message, waiter)
@@ -441,7 +441,7 @@ cdef class FrameBuilder:
 
     cdef object _filter_value(self, object message):
         cdef object value
-        if type(message) is not MessageCtx:
+        if type(message) is not Message:
             message = _MessageCtx(message, None, None, None, None, None, None)
         try:
             value = self.filter_extract(message)

@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, final
 
 from .._turn import Turn
-from ..amqp import MessageCtx
+from ..amqp import Message
 from ..types import AMQPBody
 from ._entry import SubEntry
 from ._pending import PendingConfirms
@@ -29,23 +29,23 @@ class PublishWindow:
         frame_max: int,
         max_unconfirmed: int,
         next_id: int,
-        filter_extract: Callable[[MessageCtx], str | None] | None = None,
+        filter_extract: Callable[[Message], str | None] | None = None,
         amqp: bool = True,
         batched: bool = False,
         sub_entry: SubEntry | None = None,
     ) -> None: ...
-    def append(self, message: AMQPBody | MessageCtx, waiter: PendingConfirms) -> int: ...
-    def put(self, message: AMQPBody | MessageCtx, future: Any) -> int: ...
+    def append(self, message: AMQPBody | Message, waiter: PendingConfirms) -> int: ...
+    def put(self, message: AMQPBody | Message, future: Any) -> int: ...
     def extend(
         self,
-        iterator: Iterable[AMQPBody | MessageCtx],
+        iterator: Iterable[AMQPBody | Message],
         limit: int,
         waiter: PendingConfirms,
         turn: Turn | None = None,
     ) -> bool: ...
     def check_ids(
         self,
-        messages: Sequence[AMQPBody | MessageCtx],
+        messages: Sequence[AMQPBody | Message],
         start: int,
         stop: int,
         before: int | None = None,
@@ -55,7 +55,7 @@ class PublishWindow:
     def listen(self, on_settled: Callable[[list[PendingConfirms]], None] | None) -> None: ...
     def take(self) -> bytes | None: ...
     def give_up(self, id: int, waiter: PendingConfirms) -> bool: ...
-    def join(self, message: AMQPBody | MessageCtx, waiter: PendingConfirms) -> int | None: ...
+    def join(self, message: AMQPBody | Message, waiter: PendingConfirms) -> int | None: ...
     def release(self) -> None: ...
     def replay(self, publisher_id: int, frame_max: int) -> list[PendingConfirms]: ...
     def count_unsent(self) -> int: ...

@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcmp
 
 from rbfly._wire cimport out_discard, out_size, put_bytes
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.protocol._entry cimport trim
 from rbfly.protocol._frames cimport Entry, Frame, FrameBuilder, add_simple, offset, put_entry
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
@@ -109,13 +109,13 @@ cdef class FrameQueue(FrameBuilder):
         """
         cdef uint64_t id
         if (
-            type(message) is not MessageCtx
-            or not (<MessageCtx> message).is_set_stream_publish_id
+            type(message) is not Message
+            or not (<Message> message).is_set_stream_publish_id
             or self.batched
             or self.sub_entry is not None
         ):
             return None
-        id = (<MessageCtx> message)._publish_id
+        id = (<Message> message)._publish_id
         self._enter()
         try:
             return id if self._join(message, id, waiter) else None

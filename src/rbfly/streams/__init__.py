@@ -1,7 +1,7 @@
 """asyncio client for RabbitMQ Streams."""
 
 from .. import error as _errors
-from ..amqp import AMQPHeader, MessageCtx, get_message_ctx, stream_message_ctx
+from ..amqp import AMQPHeader, Message, MessageCtx, get_message_ctx, stream_message_ctx
 from ..error import *  # noqa: F403
 from ..net.uri import AuthMechanism
 from ..protocol._batch import MessageBatch
@@ -45,6 +45,7 @@ __all__ = [
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
+    'Message',
     'MessageBatch',
     'MessageCtx',
     'MessageFilter',

@@ -3,12 +3,12 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, final
 
 from .._turn import Turn
-from ..amqp import MessageCtx
+from ..amqp import Message
 from ..types import AMQPBody
 from ._confirm import ConfirmFuture, ConfirmGroup
 from ._sending import PublisherCore
 
-_Message = AMQPBody | MessageCtx
+_Message = AMQPBody | Message
 
 def hash32(key: str) -> int: ...
 

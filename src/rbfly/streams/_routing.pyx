@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from rbfly._turn cimport Turn
 from rbfly.amqp._decode cimport keep_error
-from rbfly.amqp._message cimport MessageCtx
+from rbfly.amqp._message cimport Message
 from rbfly.amqp._types cimport clip
 from rbfly.protocol._decoder cimport rbfly_steal
 from rbfly.protocol._publish cimport PublishWindow
@@ -252,7 +252,7 @@ cdef class Router:
         if has_id(message):
             if self.ids == AUTOMATIC:
                 fail_mixed('an explicit', 'automatic')
-            id = (<MessageCtx> message)._publish_id
+            id = (<Message> message)._publish_id
             if not self.batched and self.has_last and id <= self.last:
                 raise ArgumentError(
                     f'publishing id {id} is not above {self.last}, the last one of the partitions'
@@ -274,7 +274,7 @@ cdef class Router:
         """Check the publishing id of a message, and note it as used until `release`."""
         self._check_id(message)
         if has_id(message):
-            self.claims.add((<MessageCtx> message)._publish_id)
+            self.claims.add((<Message> message)._publish_id)
 
     def release(self, message, partitions):
         """The windows of partitions have taken a message, or it was not sent.
@@ -285,7 +285,7 @@ cdef class Router:
         cdef uint64_t id
         if not has_id(message):
             return
-        id = (<MessageCtx> message)._publish_id
+        id = (<Message> message)._publish_id
         self.claims.discard(id)
         for item in partitions:
             if item.window._has_used(id):
@@ -300,7 +300,7 @@ cdef class Router:
     def is_used(self, message, Partition partition not None):
         """True if the window of a partition has taken the explicit publishing id of a message, or a
         higher one (bool)."""
-        return has_id(message) and partition.window._has_used((<MessageCtx> message)._publish_id)
+        return has_id(message) and partition.window._has_used((<Message> message)._publish_id)
 
     def check_ids(self, messages, Py_ssize_t start, Py_ssize_t stop, last=None):
         """Check that the explicit publishing ids in messages[start:stop] ascend.
@@ -328,7 +328,7 @@ cdef class Router:
 
 
 cdef inline bint has_id(object message):
-    return type(message) is MessageCtx and (<MessageCtx> message).is_set_stream_publish_id
+    return type(message) is Message and (<Message> message).is_set_stream_publish_id
 
 
 cdef int fail_mixed(str this, str others) except -1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -130,9 +130,14 @@ def check_filter(filter: MessageFilter) -> None:
 
 def check_until(until: object, start: Offset | OffsetSource) -> None:
     """Check where a subscription ends."""
-    check_type('until', until, str, Offset, None)
+    if isinstance(until, int | float):
+        raise ArgumentTypeError(
+            f'until={until} may be an offset or a time: pass Offset.offset({until}) or'
+            f' Offset.timestamp({until})'
+        )
+    check_type('until', until, str, Offset, datetime, None)
     if isinstance(until, str) and until != 'now':
-        raise ArgumentError(f"until must be 'now' or an Offset, not {until!r}")
+        raise ArgumentError(f"until must be 'now', an Offset or a datetime, not {until!r}")
     bounds = (OffsetType.OFFSET, OffsetType.TIMESTAMP)
     if isinstance(until, Offset) and until.type not in bounds:
         raise ArgumentError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from math import inf
 from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
@@ -314,7 +315,7 @@ class StreamsClient(ClientBase):
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | None = None,
+        until: Literal['now'] | Offset | datetime | None = None,
         group: str | None = None,
         handover_timeout: float = 30.0,
         stranded_after: float | None = None,
@@ -333,7 +334,7 @@ class StreamsClient(ClientBase):
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | None = None,
+        until: Literal['now'] | Offset | datetime | None = None,
         group: str | None = None,
         handover_timeout: float = 30.0,
         stranded_after: float | None = None,
@@ -351,7 +352,7 @@ class StreamsClient(ClientBase):
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | None = None,
+        until: Literal['now'] | Offset | datetime | None = None,
         group: str | None = None,
         handover_timeout: float = 30.0,
         stranded_after: float | None = None,
@@ -380,7 +381,8 @@ class StreamsClient(ClientBase):
             first message of the stream; log a warning (`'warn'`); or `'ignore'` it.  With a filter,
             only the start is checked.  A start at an offset after the end of the stream is a gap
             too; the subscription then waits for that offset.
-        :param until: where to end, see :ref:`read-until`; None to wait for more messages.
+        :param until: where to end, see :ref:`read-until`; an aware datetime for
+            `Offset.timestamp(...)` of it; None to wait for more messages.
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
             written at that time or later, by the broker's clock, or where `'now'` ends.

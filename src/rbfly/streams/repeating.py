@@ -35,7 +35,7 @@ def repeated(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             return await cluster.repeat(lambda: method(*args, **kwargs))
         except RbFlyError as ex:
             given = inspect.signature(method).bind(*args, **kwargs).arguments
-            stream = given.get('stream') or cast(Requesting, args[0]).name
+            stream = given['stream'] if 'stream' in given else cast(Requesting, args[0]).name
             about(ex, stream, given.get('reference'))
             raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableSet
+from datetime import datetime
 from typing import Any, Literal
 
 from ..checks import check_integer, check_stream, check_timeout, check_type
@@ -35,7 +36,7 @@ def subscribe(
     initial_credit: int,
     auto_offset: OffsetTracking | bool | None,
     on_gap: OnGap,
-    until: Literal['now'] | Offset | None,
+    until: Literal['now'] | Offset | datetime | None,
     group: str | None,
     handover_timeout: float,
     stranded_after: float | None,
@@ -53,6 +54,8 @@ def subscribe(
         offset = dict(offset)
     if group is not None and until is not None:
         raise ArgumentError('a group has no end: use either group or until')
+    if isinstance(until, datetime):
+        until = Offset.timestamp(until)
     check_starts(offset, until, refresh_interval is not None)
     check_type('filter', filter, MessageFilter, None)
     check_timeout('timeout', timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, MutableSet
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, overload
 
 from ..amqp._message import last_offset, last_partition
@@ -354,7 +354,7 @@ class SuperStream:
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | None = None,
+        until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
         group: str | None = None,
         handover_timeout: float = 30.0,
@@ -373,7 +373,7 @@ class SuperStream:
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | None = None,
+        until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
         group: str | None = None,
         handover_timeout: float = 30.0,
@@ -391,7 +391,7 @@ class SuperStream:
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
-        until: Literal['now'] | Offset | None = None,
+        until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
         group: str | None = None,
         handover_timeout: float = 30.0,
