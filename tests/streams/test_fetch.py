@@ -68,6 +68,22 @@ async def test_fetch_of_sub_entries_and_of_a_filter(client: rbs.StreamsClient, s
         assert await waiting == [*range(0, 100, 2)]
 
 
+async def test_fetch_without_waiting(client: rbs.StreamsClient, stream: str) -> None:
+    messages = client.subscribe(stream)
+    await messages.open()
+    assert not await asyncio.wait_for(messages.fetch(timeout=0), HANG)
+    async with client.publisher(stream) as publisher:
+        await publisher.send('a')
+    await until(lambda: messages._session.cursor.has_messages, 'the message arrives')
+    assert [*await messages.fetch(timeout=0)] == ['a']
+    for timeout in (-1, float('nan')):
+        with pytest.raises(ValueError, match='timeout must be 0 or more seconds'):
+            await messages.fetch(timeout=timeout)
+    await messages.close()
+    with pytest.raises(rbs.SubscriptionClosed):
+        await messages.fetch(timeout=0)
+
+
 async def test_fetch_waits_for_messages_and_returns_an_empty_batch_after_its_timeout(
     client: rbs.StreamsClient, stream: str
 ) -> None:

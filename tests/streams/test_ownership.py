@@ -56,6 +56,7 @@ LIMITED: dict[str, Call] = {'batch': lambda p: p.batch(b'x', max_len=10)}
 READ: dict[str, Call] = {
     '__anext__': lambda s: s.__anext__(),
     '__aexit__': lambda s: s.__aexit__(None, None, None),
+    'close': lambda s: s.close(),
     'aclose': lambda s: s.aclose(),
     'commit': lambda s: s.commit(),
     'messages': lambda s: s.messages().__anext__(),
@@ -110,7 +111,11 @@ CALLS: dict[type[Any], dict[str, Call]] = {
     rbs.SuperStreamSubscription: READ,
     MessageIterator: {'__anext__': lambda i: i.__anext__()},
     Confirmation: {'__await__': lambda c: c, '__iter__': lambda c: c},
-    Events: {'__anext__': lambda e: e.__anext__(), 'aclose': lambda e: e.aclose()},
+    Events: {
+        '__anext__': lambda e: e.__anext__(),
+        'close': lambda e: e.close(),
+        'aclose': lambda e: e.aclose(),
+    },
 }
 
 # More ways to call them.

@@ -70,10 +70,10 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
                 raise
             error.add_note(f'closing the subscription also failed: {ex!r}')
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """End the subscription, and the iteration of any task that waits for a message.
 
-        After `stop`, if another task has received the last message, `aclose` first waits until that
+        After `stop`, if another task has received the last message, `close` first waits until that
         task asks for the next message, or ends.  It gives up waiting for the task and for the
         broker after the client's `close_timeout`.  If it is cancelled, it closes the subscription
         without waiting.
@@ -82,6 +82,10 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
             be stored; the subscription is closed.
         """
         await self._session.close(wait=True, reader=self._reader())
+
+    async def aclose(self) -> None:
+        """Do the same as `close`, as an asynchronous generator does."""
+        await self.close()
 
     def stop(self) -> None:
         """End the iteration when the program asks for the next message.
@@ -175,7 +179,7 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
 
         :param max_messages: limit of messages in the batch; None for no limit.
         :param timeout: seconds to wait for messages, instead of the subscription's `timeout`; then
-            `fetch` returns an empty batch.  None or 0 for no limit.
+            `fetch` returns an empty batch.  None for no limit; 0 returns what is there.
         :raises SubscriptionClosed: the subscription has ended, or has reached `until`.
         :raises SubscriptionError: another task iterates over the subscription.
         :raises ValueError: an argument is out of range.
