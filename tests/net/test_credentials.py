@@ -67,7 +67,7 @@ async def test_traceback_with_local_variables_shows_no_password(
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
     text = ''.join(shown.format())
     assert 'info = ConnectionInfo(' in text
-    assert "username='user'" in text
+    assert "'/', 'user')" in text
     assert SECRET not in text
     assert SECRET not in caplog.text
 

@@ -294,8 +294,8 @@ async def test_note_shows_the_message(client: rbs.StreamsClient) -> None:
         [note] = caught.value.__notes__
         assert note == "raised by the key function of by_hash for the message {'id': 1}"
         with pytest.raises(TypeError) as refused:
-            await publisher.send(rbs.stream_message_ctx({'customer': 'a'}))
-        assert 'for the message MessageCtx(' in refused.value.__notes__[0]
+            await publisher.send(rbs.Message({'customer': 'a'}))
+        assert 'for the message Message(' in refused.value.__notes__[0]
 
 
 async def test_same_error_has_one_note(client: rbs.StreamsClient) -> None:

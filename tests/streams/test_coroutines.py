@@ -13,10 +13,13 @@ import rbfly.streams as rbs
 from rbfly.testing import StreamBroker
 from tests.brokers import until
 
-KINDS: dict[str, dict[str, Any]] = {
-    'stream': {'stream': 'events'},
-    'super stream': {'stream': 'orders', 'route': rbs.by_hash(str)},
-}
+KINDS = ['stream', 'super stream']
+
+
+def publisher_of(client: rbs.StreamsClient, kind: str, **options: Any) -> Any:
+    if kind == 'stream':
+        return client.publisher('events', **options)
+    return client.super_stream('orders').publisher(route=rbs.by_hash(str), **options)
 
 
 @pytest_asyncio.fixture
@@ -39,42 +42,42 @@ def test_asynchronous_methods_are_coroutine_functions(cls: Any, name: str) -> No
     assert inspect.iscoroutinefunction(getattr(cls, name))
 
 
-@pytest.mark.parametrize('kind', [*KINDS])
+@pytest.mark.parametrize('kind', KINDS)
 async def test_method_of_an_open_publisher_is_a_coroutine_function(
     client: rbs.StreamsClient, kind: str
 ) -> None:
-    async with client.publisher(**KINDS[kind]) as publisher:
+    async with publisher_of(client, kind) as publisher:
         assert inspect.iscoroutinefunction(functools.partial(publisher.send, 'x'))
 
 
 @pytest.mark.both_loops
-@pytest.mark.parametrize('kind', [*KINDS])
+@pytest.mark.parametrize('kind', KINDS)
 async def test_tasks_open_publishers(client: rbs.StreamsClient, kind: str) -> None:
-    opened = [await asyncio.create_task(client.publisher(**KINDS[kind]))]
+    opened = [await asyncio.create_task(publisher_of(client, kind))]
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(client.publisher(**KINDS[kind]))
+        task = tasks.create_task(publisher_of(client, kind))
     opened.append(task.result())
-    [other] = await asyncio.gather(client.publisher(**KINDS[kind]))
+    [other] = await asyncio.gather(publisher_of(client, kind))
     loop = asyncio.get_running_loop()
 
     def in_thread() -> Any:
-        return asyncio.run_coroutine_threadsafe(client.publisher(**KINDS[kind]), loop).result()
+        return asyncio.run_coroutine_threadsafe(publisher_of(client, kind), loop).result()
 
     for publisher in [*opened, other, await asyncio.to_thread(in_thread)]:
         await publisher.send('x')
         await publisher.close()
 
 
-@pytest.mark.parametrize('kind', [*KINDS])
+@pytest.mark.parametrize('kind', KINDS)
 async def test_task_that_opens_a_publisher_is_cancelled(
     client: rbs.StreamsClient, kind: str
 ) -> None:
-    task = asyncio.create_task(client.publisher(**KINDS[kind], name='shop'))
+    task = asyncio.create_task(publisher_of(client, kind, name='shop'))
     await asyncio.sleep(0)  # it begins, and has to wait for the broker
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with client.publisher(**KINDS[kind], name='shop') as publisher:  # the name is free
+    async with publisher_of(client, kind, name='shop') as publisher:  # the name is free
         await publisher.send('x')
 
 
@@ -89,7 +92,7 @@ async def test_publisher_that_is_never_opened(client: rbs.StreamsClient) -> None
 async def test_cancelled_send_to_a_super_stream_is_withdrawn(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher(**KINDS['super stream']) as publisher:
+    async with publisher_of(client, 'super stream') as publisher:
         await publisher.send('a')
         broker.close_connections()
         sessions = [item._require_session() for item in publisher._publishers]
