@@ -75,7 +75,7 @@ def as_read(value: str | bytes) -> str | bytes:
 
 def check(ctx: MessageCtx, sent: dict[str, Any]) -> None:
     raw = bytes(ctx.raw or b'')
-    assert 'MessageCtx(' in repr(ctx)
+    assert 'Message(' in repr(ctx)
     found = ctx.properties
     for name in ('correlation_id', 'message_id'):
         if name in sent:

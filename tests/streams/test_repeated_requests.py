@@ -70,7 +70,7 @@ async def test_call_is_repeated_after_a_cut(
     if name == 'stream_stats':
         expected = await client.stream_stats(stream)
     async with rbs.streams_client(proxy.uri, load_balancer=True) as own:
-        await own.ping()
+        await own.stream_exists(stream)
         for _ in range(4):
             proxy.cut_after(rng.randint(1, 60), direction)
             found = await call(own, stream)
