@@ -3,6 +3,7 @@
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.inspect import TypeAliasForwardRef
 
 from rbfly import __version__
@@ -20,6 +21,7 @@ html_css_files = ['rbfly.css']
 autodoc_typehints = 'description'
 autodoc_typehints_description_target = 'documented_params'
 autodoc_member_order = 'bysource'
+autodoc_preserve_defaults = True
 autodoc_type_aliases = {
     'AMQPBody': 'rbfly.types.AMQPBody',
     'BloomFilterExtract': 'rbfly.streams.types.BloomFilterExtract',
@@ -41,19 +43,14 @@ nitpick_ignore_regex = [
     ('py:class', r'rbfly\.streams\.(opening\.OpenPublisher|opening_routed\.OpenSuperStream)'),
     # the results of `by_hash` and `by_key`, which programs pass to `publisher`
     ('py:class', r'rbfly\.streams\._routing\.(HashRoute|KeyRoute)'),
-    # the options that overloads share; the docstring of `subscribe` lists them
-    ('py:class', r'rbfly\.streams\.subscription\.(Subscribe|SuperStream)Options'),
-    ('py:class', r'rbfly\.streams\.types\.PublishOptions'),
 ]
 
 # Programs get these objects from a client or a class method; their constructors are internal.
 INTERNAL_CONSTRUCTORS = {
     f'rbfly.streams.{name}'
     for name in (
-        'Confirmation', 'Offset', 'Publisher', 'PublisherBatch',
-        'PublisherBatchFast', 'PublisherBatchLimit', 'PublisherBatchMem', 'PublisherBin',
-        'PublisherBinBatch', 'StreamsClient', 'Subscription', 'SuperStreamBatchLimitPublisher',
-        'SuperStreamBatchPublisher', 'SuperStreamPublisher',
+        'BasePublisher', 'BaseSubscription', 'Confirmation', 'Offset', 'Publisher', 'StreamsClient',
+        'Subscription', 'SuperStream', 'SuperStreamPublisher', 'SuperStreamSubscription',
     )
 }  # fmt: skip
 
@@ -64,5 +61,14 @@ def hide_constructor(
     return ('', None) if what == 'class' and name in INTERNAL_CONSTRUCTORS else None
 
 
+def hide_overloads() -> None:
+    """Show the signature with the defaults; overloads differ in the types of bodies only."""
+    for name in ('client', 'super_client'):
+        analyzer = ModuleAnalyzer.for_module(f'rbfly.streams.{name}')
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
 def setup(app: Sphinx) -> None:
+    hide_overloads()
     app.connect('autodoc-process-signature', hide_constructor)

@@ -11,11 +11,20 @@ import rbfly.streams as rbs
 @contextlib.asynccontextmanager
 async def super_stream_of(client: rbs.StreamsClient, partitions: int) -> AsyncIterator[str]:
     name = f'super-{uuid4().hex[:12]}'
-    await client.create_super_stream(name, partitions=partitions)
+    await client.super_stream(name).create(partitions=partitions)
     try:
         yield name
     finally:
-        await client.delete_super_stream(name)
+        await client.super_stream(name).delete()
+
+
+def subscribe_to(
+    client: rbs.StreamsClient, stream: str, *, super_stream: bool = False, **options: Any
+) -> Any:
+    """Subscribe to a stream or to a super stream."""
+    if super_stream:
+        return client.super_stream(stream).subscribe(**options)
+    return client.subscribe(stream, **options)
 
 
 async def stored(client: rbs.StreamsClient, partition: str) -> list[Any]:

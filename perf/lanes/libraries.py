@@ -71,9 +71,9 @@ LIBRARIES = (
         'rbfly',
         'rbfly_super',
         SUPER,
-        '`client.publisher(stream, route=by_hash(bytes.decode))`; `send_many` with a list; tasks:'
-        ' `send` in a loop; consuming: `client.subscribe(stream, super_stream=True)`, `async for`'
-        ' over decoded bodies',
+        '`client.super_stream(stream).publisher(route=by_hash(bytes.decode))`; `send_many` with a'
+        ' list; tasks: `send` in a loop; consuming: `client.super_stream(stream).subscribe()`,'
+        ' `async for` over decoded bodies',
     ),
     library(
         'rbfly-batches',
@@ -112,7 +112,7 @@ LIBRARIES = (
             *names('growth'),
         ),
         'one after the other and from tasks: `Publisher.send`; batches:'
-        ' `PublisherBatchFast.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
+        ' `Publisher.batch`, then `flush`; otherwise `Publisher.send_many` with a list;'
         ' growth of messages: 100,000 at a time; several publishers: one task each; consuming:'
         ' `async for` over decoded bodies, `Offset.FIRST`',
     ),

@@ -44,7 +44,7 @@ class Merged(Consume):
     def subscribe(self, count: int) -> list[Any]:
         first = rbs.Offset.FIRST
         return [
-            self.client.subscribe(self.target.stream, offset=first, super_stream=True)
+            self.client.super_stream(self.target.stream).subscribe(offset=first)
             for _ in range(count)
         ]
 

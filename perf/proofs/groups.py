@@ -239,7 +239,7 @@ async def publish(run: Run, site: Trouble, stream: str, end: float) -> int:
     count = 0
     async with (
         rbs.streams_client(site.uris, connection_name='proof') as client,
-        client.publisher(stream, name=NAME, route=rbs.by_hash(key_of)) as publisher,
+        client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of)) as publisher,
     ):
         while time.monotonic() < end:
             await publisher.send_many(map(body, range(count, count + BATCH)))

@@ -65,7 +65,6 @@ Note = Callable[[Record], object]
 def options(**tracking: Any) -> dict[str, Any]:
     """The arguments of `subscribe`."""
     return {
-        'super_stream': True,
         'group': GROUP,
         'offset': rbs.Offset.FIRST,
         'auto_offset': rbs.OffsetTracking(**tracking or {'every': EVERY, 'interval': INTERVAL}),
@@ -138,7 +137,7 @@ async def take_part(
         uris, connection_name='proof-member', heartbeat=heartbeat
     ) as client:
         watching = asyncio.create_task(note_events(client.events(), note))
-        messages = client.subscribe(stream, **options(), stranded_after=stranded)
+        messages = client.super_stream(stream).subscribe(**options(), stranded_after=stranded)
         reading = asyncio.create_task(read(messages, note))
         loop.add_signal_handler(ACLOSE, aclose.set)
         loop.add_signal_handler(STOP, messages.stop)

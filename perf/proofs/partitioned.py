@@ -47,8 +47,8 @@ class SuperStream(Activity):
     async def publish(self, times: int, limit: int) -> None:
         """Send messages with a new publisher, until a call fails."""
         log = self.log_of_all
-        async with self.scene.client.publisher(
-            log.stream, name='super', route=rbs.by_hash(key_of)
+        async with self.scene.client.super_stream(log.stream).publisher(
+            name='super', route=rbs.by_hash(key_of)
         ) as publisher:
             for _ in range(times):
                 numbers = log.take(30, limit)
@@ -71,10 +71,8 @@ class SuperStream(Activity):
     async def read(self) -> None:
         while True:
             try:
-                async with self.scene.client.subscribe(
-                    self.log_of_all.stream,
-                    super_stream=True,
-                    offset={name: rbs.Offset.offset(offset) for name, offset in self.next.items()},
+                async with self.scene.client.super_stream(self.log_of_all.stream).subscribe(
+                    offset={name: rbs.Offset.offset(offset) for name, offset in self.next.items()}
                 ) as subscription:
                     async for message in subscription.messages():
                         self.receive(message)

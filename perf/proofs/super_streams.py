@@ -19,7 +19,7 @@ from .faults import Gate, note
 from .memory import resident
 from .peers import in_child
 from .publish import WAYS as PUBLISH
-from .publish import Sent, way
+from .publish import Sent
 from .run import Run
 from .site import Site
 from .trouble import InMemory, OnCluster, Trouble
@@ -153,7 +153,7 @@ async def read(site: Trouble, stream: str, received: dict[str, 'array[int]']) ->
     """Read all partitions as one subscription."""
     async with (
         rbs.streams_client(site.uris, connection_name='proof-read') as client,
-        client.subscribe(stream, super_stream=True, offset=rbs.Offset.FIRST) as subscription,
+        client.super_stream(stream).subscribe(offset=rbs.Offset.FIRST) as subscription,
     ):
         async for message in subscription.messages():
             assert message.stream is not None
@@ -178,11 +178,8 @@ async def serve(run: Run, site: Trouble, stream: str, shift: Shift, sent: Sent) 
     """Publish from a new client until the end of the shift."""
     async with (
         rbs.streams_client(site.uris, connection_name='proof') as client,
-        client.publisher(
-            stream,
-            cls=way(run),
-            name=None if run['unnamed'] else NAME,
-            route=rbs.by_hash(key_of),
+        client.super_stream(stream).publisher(
+            name=None if run['unnamed'] else NAME, route=rbs.by_hash(key_of)
         ) as publisher,
     ):
         await PUBLISH[run['by']][1](publisher, shift, sent, run['tasks'])
@@ -255,14 +252,14 @@ def write(connection: wire.Connection, partitions: Sequence[str]) -> None:
 
 
 def publisher(client: rbs.StreamsClient, stream: str, count: int) -> Any:
-    return client.publisher(stream, name=NAME, route=rbs.by_hash(key_of))
+    return client.super_stream(stream).publisher(name=NAME, route=rbs.by_hash(key_of))
 
 
 @asynccontextmanager
 async def subscription(client: rbs.StreamsClient, stream: str, count: int) -> AsyncIterator[None]:
     """Subscribe, and read the single message of each partition: it is then open."""
     found = set()
-    async with client.subscribe(stream, super_stream=True, offset=rbs.Offset.FIRST) as subscription:
+    async with client.super_stream(stream).subscribe(offset=rbs.Offset.FIRST) as subscription:
         async for message in subscription.messages():
             found.add(message.stream)
             if len(found) == count:

@@ -16,6 +16,7 @@ import rbfly.streams as rbs
 from rbfly.checks import check_folder, check_timeout
 from rbfly.streams.error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
 from tests.fake import FakeBroker
+from tests.supers import subscribe_to
 
 URI = 'rabbitmq-stream://localhost:1/'
 
@@ -71,7 +72,7 @@ def test_group_with_an_end_is_refused_before_its_start_is_checked() -> None:
 def test_number_as_offset_names_the_class(start: Any) -> None:
     client: Any = rbs.streams_client(URI)
     with pytest.raises(ArgumentTypeError, match=r'not int: pass Offset.offset\(5\)$'):
-        client.subscribe('s', offset=start, super_stream=isinstance(start, dict))
+        subscribe_to(client, 's', offset=start, super_stream=isinstance(start, dict))
 
 
 @pytest.mark.parametrize('infos', [5, URI, [URI], [None]], ids=repr)
@@ -160,11 +161,11 @@ WRONG_TYPES: list[Call] = [
     lambda client: client.write_offset('s', 'r', '1'),  # type: ignore[arg-type]
     lambda client: client.write_offset('s', 5, 1),  # type: ignore[arg-type]
     lambda client: client.read_offset('s', None),  # type: ignore[arg-type]
-    lambda client: client.lag(5, 'r', super_stream=True),  # type: ignore[call-overload]
-    lambda client: client.lag('s', 5, super_stream=True),  # type: ignore[call-overload]
-    lambda client: client.lag(5, 'r'),  # type: ignore[call-overload]
-    lambda client: client.publisher('s', name=5).__aenter__(),  # type: ignore[call-overload]
-    lambda client: client.publisher('s', max_unconfirmed=1.5).__aenter__(),  # type: ignore[call-overload]
+    lambda client: client.super_stream(5).lag('r'),  # type: ignore[arg-type]
+    lambda client: client.super_stream('s').lag(5),  # type: ignore[arg-type]
+    lambda client: client.lag(5, 'r'),  # type: ignore[arg-type]
+    lambda client: client.publisher('s', name=5).__aenter__(),  # type: ignore[arg-type]
+    lambda client: client.publisher('s', max_unconfirmed=1.5).__aenter__(),  # type: ignore[arg-type]
 ]
 
 
@@ -229,7 +230,7 @@ TRACKING = {'auto_offset': True}
 )
 def test_group_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
     with pytest.raises(ArgumentTypeError, match=next(iter(argument))):
-        rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)
+        subscribe_to(rbs.streams_client(URI), 's', **{'group': 'g'} | argument)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_group_refuses_argument_of_wrong_type(argument: dict[str, Any]) -> None:
 )
 def test_group_refuses_argument_out_of_range(argument: dict[str, Any], text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
-        rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)
+        subscribe_to(rbs.streams_client(URI), 's', **{'group': 'g'} | argument)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +292,7 @@ def test_group_refuses_argument_out_of_range(argument: dict[str, Any], text: str
     ids=repr,
 )
 def test_group_accepts_argument(argument: dict[str, Any]) -> None:
-    rbs.streams_client(URI).subscribe('s', **{'group': 'g'} | argument)
+    subscribe_to(rbs.streams_client(URI), 's', **{'group': 'g'} | argument)
 
 
 @pytest.mark.parametrize('make', [copy.copy, copy.deepcopy, pickle.dumps])

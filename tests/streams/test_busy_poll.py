@@ -128,7 +128,7 @@ async def test_partitions_share_a_callback(
     broker.create_super_stream('many', partitions=20)
     async with (
         rbs.streams_client(broker.uri, busy_poll=LIMIT) as client,
-        client.publisher('many', route=lambda _, names: names) as publisher,
+        client.super_stream('many').publisher(route=lambda _, names: names) as publisher,
     ):
         broker.withhold_confirms()
         await publisher.submit(b'a')

@@ -12,6 +12,7 @@ import rbfly.streams as rbs
 from rbfly.error import AMQPDecoderError, OffsetNotStored, SubscriptionClosed
 from rbfly.testing import StreamBroker
 from tests.brokers import until
+from tests.supers import subscribe_to
 
 HANG = 20.0  # seconds; only a safeguard
 
@@ -104,7 +105,7 @@ async def test_offset_function(
     stream = 'orders' if 'super' in kind else 'events'
     async with (
         asyncio.timeout(HANG),
-        client.subscribe(stream, offset=offset, **KINDS[kind]) as messages,
+        subscribe_to(client, stream, offset=offset, **KINDS[kind]) as messages,
     ):
         with raising(error, 'the function given as offset='):
             await WAYS[way](messages)
@@ -201,8 +202,7 @@ async def test_route(client: rbs.StreamsClient, error: BaseException, where: str
     def failing(message: object) -> str:
         raise error
 
-    cls: Any = rbs.PublisherBatchFast if way == 'batch' else rbs.Publisher
-    opener = client.publisher('orders', route=ROUTES[where](failing), cls=cls)
+    opener = client.super_stream('orders').publisher(route=ROUTES[where](failing))
     async with asyncio.timeout(HANG), opener as publisher:
         with raising(error, where):
             await SENDS[way](publisher)
@@ -213,8 +213,7 @@ async def test_filter_extract(client: rbs.StreamsClient, error: BaseException, w
     def extract(ctx: rbs.MessageCtx) -> str:
         raise error
 
-    cls: Any = rbs.PublisherBatchFast if way == 'batch' else rbs.Publisher
-    opener = client.publisher('events', filter_extract=extract, cls=cls)
+    opener = client.publisher('events', filter_extract=extract)
     async with asyncio.timeout(HANG), opener as publisher:
         with raising(error, 'filter_extract'):
             await SENDS[way](publisher)
@@ -274,7 +273,9 @@ async def test_iterator_of_send_many(
 ) -> None:
     error = ERRORS[name]()
     target: Any = (
-        client.publisher('orders', route=rbs.by_hash(str)) if routed else client.publisher('events')
+        client.super_stream('orders').publisher(route=rbs.by_hash(str))
+        if routed
+        else client.publisher('events')
     )
     progress = rbs.SendProgress()
     async with asyncio.timeout(HANG), target as publisher:
@@ -285,7 +286,7 @@ async def test_iterator_of_send_many(
 
 async def test_note_shows_the_message(client: rbs.StreamsClient) -> None:
     by_customer = rbs.by_hash(lambda order: order['customer'])
-    async with client.publisher('orders', route=by_customer) as publisher:
+    async with client.super_stream('orders').publisher(route=by_customer) as publisher:
         with pytest.raises(KeyError) as caught:
             await publisher.send({'id': 1})
         [note] = caught.value.__notes__
@@ -301,7 +302,7 @@ async def test_same_error_has_one_note(client: rbs.StreamsClient) -> None:
     def failing(message: object) -> str:
         raise error
 
-    async with client.publisher('orders', route=rbs.by_hash(failing)) as publisher:
+    async with client.super_stream('orders').publisher(route=rbs.by_hash(failing)) as publisher:
         for _ in range(3):
             with pytest.raises(Own):
                 await publisher.send('x')

@@ -14,8 +14,8 @@ from brokers import RabbitMQ
 from rbfly.net.connection import Connection
 from rbfly.protocol import commands
 from rbfly.protocol.commands import StreamMetadata
-from rbfly.streams.management import POLLS
 from rbfly.streams.partitions import query_partitions, query_route
+from rbfly.streams.super_client import POLLS
 from rbfly.testing import StreamBroker
 from tests import fake as wire
 from tests.fake import FakeBroker, Frame, refuse
@@ -32,12 +32,12 @@ def name(broker: RabbitMQ) -> Iterator[str]:
 
 async def delete(uri: str, name: str) -> None:
     async with rbs.streams_client(uri) as client:
-        await client.delete_super_stream(name)
+        await client.super_stream(name).delete()
 
 
 async def test_create_by_number_of_partitions(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, partitions=12)
-    partitions = await client.partitions(name)
+    await client.super_stream(name).create(partitions=12)
+    partitions = await client.super_stream(name).partitions()
     assert partitions == tuple(f'{name}-{i}' for i in range(12))
     for partition in partitions:
         assert (await client.stream_stats(partition)).committed_chunk_id is None
@@ -46,13 +46,13 @@ async def test_create_by_number_of_partitions(client: rbs.StreamsClient, name: s
 
 
 async def test_create_by_binding_keys(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, binding_keys=iter(['emea', 'apac']))
-    assert await client.partitions(name) == (f'{name}-emea', f'{name}-apac')
+    await client.super_stream(name).create(binding_keys=iter(['emea', 'apac']))
+    assert await client.super_stream(name).partitions() == (f'{name}-emea', f'{name}-apac')
     assert await query_route(client._cluster, name, 'apac') == (f'{name}-apac',)
 
 
 async def test_partition_is_an_ordinary_stream(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, partitions=2)
+    await client.super_stream(name).create(partitions=2)
     async with client.publisher(f'{name}-1') as publisher:
         await publisher.send('x')
     async with client.subscribe(f'{name}-1', offset=rbs.Offset.FIRST) as messages:
@@ -62,8 +62,8 @@ async def test_partition_is_an_ordinary_stream(client: rbs.StreamsClient, name: 
 
 async def test_creating_twice_does_nothing(client: rbs.StreamsClient, name: str) -> None:
     for age in (1, 1, 2):
-        await client.create_super_stream(name, partitions=3, max_age=timedelta(days=age))
-    assert len(await client.partitions(name)) == 3
+        await client.super_stream(name).create(partitions=3, max_age=timedelta(days=age))
+    assert len(await client.super_stream(name).partitions()) == 3
 
 
 async def test_clients_create_a_super_stream_that_another_client_is_creating(
@@ -75,10 +75,10 @@ async def test_clients_create_a_super_stream_that_another_client_is_creating(
     async def create() -> int:
         await created(locator, name)
         async with rbs.streams_client(broker.uri) as other:
-            await other.create_super_stream(name, partitions=20)
-            return len(await other.partitions(name))
+            await other.super_stream(name).create(partitions=20)
+            return len(await other.super_stream(name).partitions())
 
-    first = asyncio.create_task(client.create_super_stream(name, partitions=20))
+    first = asyncio.create_task(client.super_stream(name).create(partitions=20))
     assert await asyncio.gather(*(create() for _ in range(3))) == [20] * 3
     await first
 
@@ -103,10 +103,10 @@ async def test_super_stream_exists_with_other_partitions(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.management.POLLS', 2)
-    await client.create_super_stream(name, partitions=3)
+    monkeypatch.setattr('rbfly.streams.super_client.POLLS', 2)
+    await client.super_stream(name).create(partitions=3)
     with pytest.raises(rbs.ProtocolError, match='exists with other partitions') as caught:
-        await client.create_super_stream(name, **other)
+        await client.super_stream(name).create(**other)
     assert caught.value.code == rbs.ResponseCode.STREAM_ALREADY_EXISTS
     found = f"'{name}-0', '{name}-1', '{name}-2'"
     assert f'it has 3 ({found}), requested: {count} (' in str(caught.value)
@@ -115,12 +115,12 @@ async def test_super_stream_exists_with_other_partitions(
 async def test_partition_was_deleted(
     client: rbs.StreamsClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('rbfly.streams.management.POLLS', 2)
-    await client.create_super_stream(name, partitions=3)
+    monkeypatch.setattr('rbfly.streams.super_client.POLLS', 2)
+    await client.super_stream(name).create(partitions=3)
     await client.delete_stream(f'{name}-1')
-    assert await client.partitions(name) == (f'{name}-0', f'{name}-2')
+    assert await client.super_stream(name).partitions() == (f'{name}-0', f'{name}-2')
     with pytest.raises(rbs.ProtocolError, match='exists with other partitions'):
-        await client.create_super_stream(name, partitions=3)
+        await client.super_stream(name).create(partitions=3)
 
 
 async def test_stream_has_the_name_of_a_partition(
@@ -131,7 +131,7 @@ async def test_stream_has_the_name_of_a_partition(
     with pytest.raises(
         rbs.ProtocolError, match=f"with the names of its .*'{stream_name}'"
     ) as caught:
-        await client.create_super_stream(name, binding_keys=['x', key])
+        await client.super_stream(name).create(binding_keys=['x', key])
     assert caught.value.code == rbs.ResponseCode.STREAM_ALREADY_EXISTS
     assert not await client.stream_exists(f'{name}-x')
 
@@ -147,25 +147,25 @@ async def test_queue_has_the_name_of_a_partition() -> None:
     on = {wire.CREATE_SUPER_STREAM: refuse(0x05), wire.METADATA: metadata}
     async with FakeBroker(on=on) as fake, rbs.streams_client(fake.uri) as client:
         with pytest.raises(rbs.ProtocolError, match='there is a queue, but no stream'):
-            await client.create_super_stream('orders', partitions=3)
+            await client.super_stream('orders').create(partitions=3)
 
 
 async def test_names_that_do_not_fit_into_a_frame(client: rbs.StreamsClient) -> None:
     await client.stream_exists('orders')
     with pytest.raises(rbs.ArgumentError, match='CreateSuperStream needs a frame of'):
-        await client.create_super_stream('x' * 200, partitions=10_000)
+        await client.super_stream('x' * 200).create(partitions=10_000)
     assert client.connected
 
 
 @pytest.mark.parametrize('version', ['4.0', '4.3'])
 async def test_limit_of_the_broker(version: Literal['4.0', '4.3']) -> None:
     async with StreamBroker(version=version) as memory, rbs.streams_client(memory.uri) as client:
-        await client.create_super_stream('orders', partitions=1000)
+        await client.super_stream('orders').create(partitions=1000)
         if version == '4.0':
-            await client.create_super_stream('many', partitions=1001)
+            await client.super_stream('many').create(partitions=1001)
         else:
             with pytest.raises(rbs.ProtocolError) as caught:
-                await client.create_super_stream('many', partitions=1001)
+                await client.super_stream('many').create(partitions=1001)
             assert caught.value.code == rbs.ResponseCode.PRECONDITION_FAILED
 
 
@@ -173,7 +173,7 @@ async def test_super_stream_that_another_client_creates_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may take any time, as long as RabbitMQ adds partitions."""
-    monkeypatch.setattr('rbfly.streams.management.POLL', 0)
+    monkeypatch.setattr('rbfly.streams.super_client.POLL', 0)
     count = 0
 
     def partitions(connection: Peer, request: Frame) -> None:
@@ -184,35 +184,47 @@ async def test_super_stream_that_another_client_creates_slowly(
 
     on = {wire.CREATE_SUPER_STREAM: refuse(0x05), wire.PARTITIONS: partitions}
     async with FakeBroker(on=on) as fake, rbs.streams_client(fake.uri) as client:
-        await client.create_super_stream('orders', partitions=3)
+        await client.super_stream('orders').create(partitions=3)
     assert count == 3 * (POLLS - 1)
 
 
 async def test_delete(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, partitions=3)
+    await client.super_stream(name).create(partitions=3)
     publisher = await client.publisher(f'{name}-2')
-    await client.delete_super_stream(name)
+    await client.super_stream(name).delete()
     with pytest.raises(rbs.StreamDoesNotExist):
         await publisher.send('x')
     assert not await client.stream_exists(f'{name}-0')
-    await client.delete_super_stream(name)
+    await client.super_stream(name).delete()
     with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):
-        await client.partitions(name)
+        await client.super_stream(name).partitions()
     with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' does not exist"):
         await query_route(client._cluster, name, '0')
 
 
+async def test_exists(client: rbs.StreamsClient, stream: str, name: str) -> None:
+    orders = client.super_stream(name)
+    assert not await orders.exists()
+    await orders.create(partitions=1)
+    assert await orders.exists()
+    assert not await client.super_stream(stream).exists()  # a stream
+    await client.delete_stream(f'{name}-0')
+    assert await orders.exists()  # without partitions
+    await orders.delete()
+    assert not await orders.exists()
+
+
 async def test_create_again_with_other_partitions(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, partitions=3)
-    await client.delete_super_stream(name)
-    await client.create_super_stream(name, binding_keys=['ab'])
-    assert await client.partitions(name) == (f'{name}-ab',)
+    await client.super_stream(name).create(partitions=3)
+    await client.super_stream(name).delete()
+    await client.super_stream(name).create(binding_keys=['ab'])
+    assert await client.super_stream(name).partitions() == (f'{name}-ab',)
 
 
 async def test_stream_is_no_super_stream(client: rbs.StreamsClient, stream: str) -> None:
     calls = (
-        client.partitions(stream),
-        client.delete_super_stream(stream),
+        client.super_stream(stream).partitions(),
+        client.super_stream(stream).delete(),
         query_route(client._cluster, stream, 'key'),
     )
     for call in calls:
@@ -222,7 +234,7 @@ async def test_stream_is_no_super_stream(client: rbs.StreamsClient, stream: str)
 
 
 async def test_super_stream_is_no_stream(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, partitions=1)
+    await client.super_stream(name).create(partitions=1)
     calls = (
         client.delete_stream(name),
         client.stream_stats(name),
@@ -236,18 +248,18 @@ async def test_super_stream_is_no_stream(client: rbs.StreamsClient, name: str) -
         with pytest.raises(rbs.StreamDoesNotExist, match=f"^'{name}' is a super stream.*'{name}-0"):
             await call
     assert not await client.stream_exists(name)
-    assert await client.partitions(name) == (f'{name}-0',)
+    assert await client.super_stream(name).partitions() == (f'{name}-0',)
 
 
 async def test_super_stream_without_partitions(client: rbs.StreamsClient, name: str) -> None:
-    await client.create_super_stream(name, partitions=1)
+    await client.super_stream(name).create(partitions=1)
     await client.delete_stream(f'{name}-0')
     with pytest.raises(rbs.StreamDoesNotExist, match=f"^super stream '{name}' has no partitions"):
-        await client.partitions(name)
+        await client.super_stream(name).partitions()
 
 
 async def test_raw_arguments(client: rbs.StreamsClient, name: str, stream_name: str) -> None:
-    await client.create_super_stream(name, partitions=1, arguments={'max-age': '1h'})
+    await client.super_stream(name).create(partitions=1, arguments={'max-age': '1h'})
     await client.create_stream(stream_name, arguments={'max-age': '3600s', 'unknown': 'x'})
     await client.create_stream(stream_name, max_age=timedelta(hours=1))
     with pytest.raises(rbs.ProtocolError, match='max-age=2h'):
@@ -281,13 +293,13 @@ async def test_raw_arguments(client: rbs.StreamsClient, name: str, stream_name: 
 async def test_wrong_arguments(given: dict[str, Any], error: type[Exception], text: str) -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost:1/')
     with pytest.raises(error, match=text):
-        await client.create_super_stream('orders', **given)
+        await client.super_stream('orders').create(**given)
 
 
 async def test_long_name_of_a_partition() -> None:
     client = rbs.streams_client('rabbitmq-stream://localhost:1/')
     with pytest.raises(ValueError, match='the file system of a broker allows only'):
-        await client.create_super_stream('x' * 231, partitions=101)
+        await client.super_stream('x' * 231).create(partitions=101)
 
 
 async def test_leaders_are_on_all_nodes() -> None:
@@ -295,10 +307,10 @@ async def test_leaders_are_on_all_nodes() -> None:
         StreamBroker(nodes=3) as broker,
         rbs.streams_client(broker.uri) as client,
     ):
-        await client.create_super_stream('orders', partitions=6)
-        leaders = [broker.leader(item) for item in await client.partitions('orders')]
-        await client.create_super_stream('here', partitions=3, leader_locator='client-local')
-        local = {broker.leader(item) for item in await client.partitions('here')}
+        await client.super_stream('orders').create(partitions=6)
+        leaders = [broker.leader(item) for item in await client.super_stream('orders').partitions()]
+        await client.super_stream('here').create(partitions=3, leader_locator='client-local')
+        local = {broker.leader(item) for item in await client.super_stream('here').partitions()}
     assert sorted(leaders) == [0, 0, 1, 1, 2, 2]
     assert len(local) == 1
 
@@ -309,7 +321,7 @@ async def test_partition_that_is_bound_twice() -> None:
         broker.create_stream('more')
         broker.bind('orders', 'orders-a', 'c')
         broker.bind('orders', 'more', 'c')
-        assert await client.partitions('orders') == ('orders-a', 'orders-b', 'more')
+        assert await client.super_stream('orders').partitions() == ('orders-a', 'orders-b', 'more')
         found = await query_partitions(client._cluster, 'orders')
         assert found == ('orders-a', 'orders-b', 'orders-a', 'more')
         assert await query_route(client._cluster, 'orders', 'c') == ('more', 'orders-a')
@@ -322,7 +334,10 @@ async def test_user_without_permission(own_broker: RabbitMQ) -> None:
         own_broker.ctl('set_permissions', user, '', '', '')
         uri = own_broker.uri.replace('guest:guest@', f'{user}:secret@')
         async with rbs.streams_client(uri) as client:
-            calls = client.create_super_stream(name, partitions=2), client.delete_super_stream(name)
+            calls = (
+                client.super_stream(name).create(partitions=2),
+                client.super_stream(name).delete(),
+            )
             for call in calls:
                 with pytest.raises(rbs.ProtocolError, match='permission') as caught:
                     await call

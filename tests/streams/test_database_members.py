@@ -71,9 +71,8 @@ async def main(uri, stream, path, kind, seed):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as db:
         async with (
             rbs.streams_client(uri) as client,
-            client.subscribe(
-                stream, super_stream=kind == 'super', group='work', offset=start,
-                handover_timeout=0.2,
+            (client.super_stream(stream) if kind == 'super' else client).subscribe(
+                *([stream] * (kind != 'super')), group='work', offset=start, handover_timeout=0.2,
             ) as messages,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
@@ -119,8 +118,8 @@ class Walk:
 
     async def create(self) -> None:
         if self.kind == 'super':
-            await self.client.create_super_stream('work', partitions=3)
-            streams = await self.client.partitions('work')
+            await self.client.super_stream('work').create(partitions=3)
+            streams = await self.client.super_stream('work').partitions()
         else:
             await self.client.create_stream('work')
             streams = ('work',)
@@ -131,7 +130,7 @@ class Walk:
         """Delete the stream when all of it is processed, and create it again."""
         await self.settle()
         if self.kind == 'super':
-            await self.client.delete_super_stream('work')
+            await self.client.super_stream('work').delete()
         else:
             await self.client.delete_stream('work')
         self.incarnation += 1
@@ -141,8 +140,11 @@ class Walk:
         count = self.source.choice([1, 20, 100])
         begin = len(self.published)
         bodies = [(self.incarnation, number) for number in range(begin, begin + count)]
-        options: dict[str, Any] = {'route': rbs.by_hash(str)} if self.kind == 'super' else {}
-        async with self.client.publisher('work', name=f'load-{begin}', **options) as publisher:
+        opener: Any = self.client.publisher('work', name=f'load-{begin}')
+        if self.kind == 'super':
+            work = self.client.super_stream('work')
+            opener = work.publisher(name=f'load-{begin}', route=rbs.by_hash(str))
+        async with opener as publisher:
             await publisher.send_many(bodies)
         self.published += bodies
 

@@ -22,6 +22,7 @@ from rbfly.streams import events
 from tests.brokers import until
 from tests.examples import examples
 from tests.members import HANG, NewClient, hand_over_late, publish
+from tests.supers import subscribe_to
 
 pytestmark = pytest.mark.examples
 
@@ -86,9 +87,15 @@ class Paused:
     def __init__(self, client: rbs.StreamsClient, size: int, hook: Hook, **options: Any) -> None:
         self._client, self._size, self._hook, self._options = client, size, hook, options
         self.messages: Any = None
+        self._stream = ''
 
-    def subscribe(self, stream: str, **options: Any) -> 'Paused':
-        self.messages = self._client.subscribe(stream, **options | self._options)
+    def super_stream(self, name: str) -> 'Paused':
+        self._stream, self._options = name, self._options | {'super_stream': True}
+        return self
+
+    def subscribe(self, stream: str = '', **options: Any) -> 'Paused':
+        name = stream or self._stream
+        self.messages = subscribe_to(self._client, name, **options | self._options)
         return self
 
     async def __aenter__(self) -> 'Paused':
@@ -206,7 +213,7 @@ async def test_cut_in_the_middle_of_a_batch(
     partition = stream
     if kind == 'super':
         stream = super_stream
-        partition = (await client.partitions(stream))[0]
+        partition = (await client.super_stream(stream).partitions())[0]
     await publish(client, partition, orders(COUNT))
     program = Program(kind, stream, database, clients(), 10)
     await program.hold(1)
@@ -226,7 +233,7 @@ async def test_members_with_overlapping_batches(
 ) -> None:
     """The first member still works on a batch of a partition that the second one reads now."""
     client = clients()
-    partition = (await client.partitions(super_stream))[1]
+    partition = (await client.super_stream(super_stream).partitions())[1]
     await publish(client, partition, orders(COUNT), sub_entry_size=COUNT)
     reported = client.events()
     first = Program('group', super_stream, database, client, 10, super_stream=True)
@@ -264,7 +271,7 @@ async def test_two_programs_by_mistake(
     partition = stream
     if kind == 'super':
         stream = super_stream
-        partition = (await clients().partitions(stream))[0]
+        partition = (await clients().super_stream(stream).partitions())[0]
     await publish(clients(), partition, orders(COUNT), sub_entry_size=COUNT)
     first = Program(kind, stream, database, clients(), 10)
     second = Program(kind, stream, database, clients(), 7)
@@ -310,7 +317,7 @@ async def test_signals_in_the_middle_of_a_batch(
     partition = stream
     if kind == 'super':
         stream = super_stream
-        partition = (await client.partitions(stream))[0]
+        partition = (await client.super_stream(stream).partitions())[0]
     await publish(client, partition, orders(count))
     program = Process(kind, broker_uri, stream, database.parent)
     started: list[asyncio.subprocess.Process] = []

@@ -21,6 +21,7 @@ from tests import fake as wire
 from tests.brokers import until
 from tests.fake import FakeBroker, Handler
 from tests.fake_stream import FakeStream
+from tests.supers import subscribe_to
 
 T = TypeVar('T', bound=Callable[..., object] | type)
 
@@ -419,8 +420,8 @@ def test_member_of_a_group_joins_again_in_the_next_loop(
             broker.create_stream('orders')
         broker.publish('orders-0' if super_stream else 'orders', *range(10))
         client = rbs.streams_client(broker.uri)
-        messages: Any = client.subscribe(
-            'orders', group='billing', offset=rbs.Offset.FIRST, **options
+        messages: Any = subscribe_to(
+            client, 'orders', group='billing', offset=rbs.Offset.FIRST, **options
         )
 
         async def read() -> list[int]:
@@ -438,7 +439,7 @@ def test_next_loop_reads_every_partition() -> None:
     with StreamBroker() as broker:
         broker.create_super_stream('orders', partitions=3)
         client = rbs.streams_client(broker.uri)
-        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        messages = client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST)
 
         async def read() -> list[Any]:
             found = [await anext(messages) for _ in range(3)]
@@ -483,7 +484,7 @@ def test_partitions_open_in_another_event_loop(monkeypatch: pytest.MonkeyPatch) 
         for i in range(3):
             broker.publish(f'orders-{i}', i)
         client = rbs.streams_client(broker.uri)
-        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        messages = client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST)
 
         async def read(count: int) -> set[Any]:
             async with asyncio.timeout(HANG):

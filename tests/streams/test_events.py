@@ -200,8 +200,8 @@ async def test_partitions() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         found = client.events()
-        async with client.subscribe(
-            'orders', super_stream=True, refresh_interval=0.01, timeout=HANG
+        async with client.super_stream('orders').subscribe(
+            refresh_interval=0.01, timeout=HANG
         ) as messages:
             await messages.open()
             broker.create_stream('orders-2')

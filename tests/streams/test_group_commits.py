@@ -8,6 +8,7 @@ import pytest
 import rbfly.streams as rbs
 from tests.brokers import until
 from tests.members import HANG, NewClient, Reader, publish, take, until_active
+from tests.supers import subscribe_to
 
 MANUAL: dict[str, Any] = {
     'auto_offset': rbs.OffsetTracking(manual=True),
@@ -80,14 +81,14 @@ async def test_commit_after_partitions_were_handed_over(
     clients: NewClient, super_stream: str, group: str, committed: bool
 ) -> None:
     client = clients()
-    async with client.publisher(super_stream, route=rbs.by_hash(str)) as publisher:
+    async with client.super_stream(super_stream).publisher(route=rbs.by_hash(str)) as publisher:
         await publisher.send_many(range(60))
-    options = MANUAL | {'super_stream': True, 'group': group}
-    first = Reader(client.subscribe(super_stream, **options))
+    options = MANUAL | {'group': group}
+    first = Reader(client.super_stream(super_stream).subscribe(**options))
     await until(lambda: len(first.bodies) == 60, 'the first member has read everything')
     if committed:
         await first.messages.commit()
-    second = Reader(clients().subscribe(super_stream, **options))
+    second = Reader(clients().super_stream(super_stream).subscribe(**options))
 
     def settled() -> bool:
         kept, taken = first.messages.active, second.messages.active
@@ -98,10 +99,10 @@ async def test_commit_after_partitions_were_handed_over(
     if not committed:
         with pytest.raises(rbs.OffsetNotStored) as caught:
             await first.messages.commit()
-        for name in await client.partitions(super_stream):
+        for name in await client.super_stream(super_stream).partitions():
             assert (repr(name) in str(caught.value)) == (name in taken)
     await first.messages.commit()
-    for name in await client.partitions(super_stream):
+    for name in await client.super_stream(super_stream).partitions():
         stored = await client.read_offset(name, group)
         assert (stored is not None) == (committed or name not in taken)
     await first.stop()
@@ -112,14 +113,14 @@ async def test_commit_of_several_partitions_raises_one_error(
     clients: NewClient, super_stream: str, group: str
 ) -> None:
     client = clients()
-    async with client.publisher(super_stream, route=rbs.by_hash(str)) as publisher:
+    async with client.super_stream(super_stream).publisher(route=rbs.by_hash(str)) as publisher:
         await publisher.send_many(range(60))
-    options = MANUAL | {'super_stream': True, 'group': group}
-    reader = Reader(client.subscribe(super_stream, **options))
+    options = MANUAL | {'group': group}
+    reader = Reader(client.super_stream(super_stream).subscribe(**options))
     await until(lambda: len(reader.bodies) == 60, 'everything is read')
     position = reader.messages.position
     await reader.stop()
-    names = await client.partitions(super_stream)
+    names = await client.super_stream(super_stream).partitions()
     for offsets in (None, {name: position[name] - 1 for name in names[:2]}):
         with pytest.raises(rbs.OffsetNotStored) as caught:
             await reader.messages.commit(offsets)
@@ -186,9 +187,9 @@ async def test_one_of_several_members_of_a_client_is_active(
     clients: NewClient, super_stream: str, group: str
 ) -> None:
     client = clients()
-    names = await client.partitions(super_stream)
-    options: dict[str, Any] = {'group': group, 'offset': rbs.Offset.FIRST, 'super_stream': True}
-    readers = [Reader(client.subscribe(super_stream, **options)) for _ in range(2)]
+    names = await client.super_stream(super_stream).partitions()
+    options: dict[str, Any] = {'group': group, 'offset': rbs.Offset.FIRST}
+    readers = [Reader(client.super_stream(super_stream).subscribe(**options)) for _ in range(2)]
 
     def settled() -> bool:
         active = [reader.messages.active for reader in readers]
@@ -197,7 +198,7 @@ async def test_one_of_several_members_of_a_client_is_active(
     await until(settled, 'the partitions are distributed')
     for name in names:
         await client.write_offset(name, group, 7, wait=True)
-    third = Reader(clients().subscribe(super_stream, **options))
+    third = Reader(clients().super_stream(super_stream).subscribe(**options))
     readers.append(third)
     await until(settled, 'the partitions are distributed again')
     [taken] = third.messages.active
@@ -223,11 +224,13 @@ async def test_close_of_a_member_reports_an_offset_that_it_could_not_store(
 ) -> None:
     """The connection is lost while the member waits until the broker has stored the offset."""
     client, name = clients(), stream if kind == 'single' else super_stream
-    route = None if kind == 'single' else rbs.by_hash(str)
-    async with client.publisher(name, route=route) as publisher:
+    opener: Any = client.publisher(name)
+    if kind != 'single':
+        opener = client.super_stream(name).publisher(route=rbs.by_hash(str))
+    async with opener as publisher:
         await publisher.send_many(range(60))
     options: dict[str, Any] = {'group': group, 'auto_offset': True, 'offset': rbs.Offset.FIRST}
-    messages = client.subscribe(name, **options | {'super_stream': kind == 'super'})
+    messages = subscribe_to(client, name, super_stream=kind == 'super', **options)
     await take(messages, 60)
     session = messages._session
     parts = [session] if kind == 'single' else [*session.sessions.values()]

@@ -142,7 +142,7 @@ async def test_update_for_a_subscription_that_has_ended(
     async with client.subscribe('orders', **OPTIONS) as messages:
         assert await anext(messages) == 0
         answers = Answers(messages, monkeypatch)
-        registration = messages._session.registration
+        registration: Any = messages._session.registration
         connection, found = registration.connection, registration.id
         registration.reset()
         request = commands.ConsumerUpdate(found, True).encode(100)
@@ -222,7 +222,8 @@ async def test_handover_drops_a_batch_that_waits_for_more(client: rbs.StreamsCli
         member_of(messages)._on_update(100, False)
         await until(lambda: member_of(messages).activity is Activity.STANDBY, 'it stands by')
         await asyncio.sleep(0.1)  # longer than the batch would have waited
-        messages._session.registration.connection._transport.abort()  # joins again
+        connection: Any = messages._session.registration.connection
+        connection._transport.abort()  # joins again
         assert [*await asyncio.wait_for(waiting, HANG)] == [*range(10)]
 
 

@@ -192,9 +192,7 @@ async def test_partition_that_was_created_again(noticed: bool, start: str, group
         own.offsets['orders-0'] = OLD - 10
         kept = {'orders-0': rbs.Offset.offset(OLD - 10)}
         reported = client.events()
-        async with client.subscribe(
-            'orders',
-            super_stream=True,
+        async with client.super_stream('orders').subscribe(
             group='billing' if grouped else None,
             offset=own.start if start == 'function' else kept,
             refresh_interval=0.01,
@@ -234,9 +232,7 @@ async def test_partition_that_was_bound_again_is_the_same_stream(
         broker.create_super_stream('orders', partitions=2)
         broker.publish('orders-0', *range(OLD))
         reported = client.events()
-        async with client.subscribe(
-            'orders',
-            super_stream=True,
+        async with client.super_stream('orders').subscribe(
             group='billing' if grouped else None,
             offset=own.start if start == 'function' else rbs.Offset.FIRST,
             refresh_interval=0.01,
@@ -260,23 +256,21 @@ async def test_super_stream_that_was_created_again(
     clients: NewClient, super_stream: str, group: str, start: str, grouped: bool
 ) -> None:
     client, own = clients(), Kept()
-    partition = (await client.partitions(super_stream))[0]
+    partition = (await client.super_stream(super_stream).partitions())[0]
     await publish(client, partition, range(OLD))
     own.offsets[partition] = 10
     offset: Any = own.start if start == 'function' else {partition: rbs.Offset.offset(10)}
-    async with clients().subscribe(
-        super_stream,
-        super_stream=True,
-        group=group if grouped else None,
-        offset=offset,
-        timeout=HANG,
-    ) as messages:
+    async with (
+        clients()
+        .super_stream(super_stream)
+        .subscribe(group=group if grouped else None, offset=offset, timeout=HANG) as messages
+    ):
         assert await take(messages, OLD - 10) == [*range(10, OLD)]
         waiting = asyncio.ensure_future(anext(messages))
-        await client.delete_super_stream(super_stream)
+        await client.super_stream(super_stream).delete()
         with pytest.raises(StreamDoesNotExist):
             await waiting
-        await client.create_super_stream(super_stream, partitions=3)
+        await client.super_stream(super_stream).create(partitions=3)
         await publish(client, partition, range(1000, 1000 + NEW))
         assert await take(messages, NEW) == [*range(1000, 1000 + NEW)]
 

@@ -17,7 +17,7 @@ ROUTE = rbs.by_hash(str)
 
 
 async def publish_by_hash(client: rbs.StreamsClient, stream: str, numbers: range) -> None:
-    async with client.publisher(stream, route=ROUTE) as publisher:
+    async with client.super_stream(stream).publisher(route=ROUTE) as publisher:
         await publisher.send_many(numbers)
 
 
@@ -59,7 +59,7 @@ async def test_second_takes_over_partitions_where_the_first_stopped(
         return rbs.Offset.offset(External.kept.get(partition, 0))
 
     cls: type[Reader] = Reader
-    options: dict[str, Any] = {'super_stream': True, 'group': group} | AUTO
+    options: dict[str, Any] = {'group': group} | AUTO
     if kind == 'manual':
         cls = Committing
         options['auto_offset'] = rbs.OffsetTracking(manual=True)
@@ -67,10 +67,10 @@ async def test_second_takes_over_partitions_where_the_first_stopped(
         cls = External
         options |= {'auto_offset': None, 'offset': ask}
     client = clients()
-    first = cls(clients().subscribe(super_stream, **options))
+    first = cls(clients().super_stream(super_stream).subscribe(**options))
     await publish_by_hash(client, super_stream, range(90))
     await until(lambda: len(first.bodies) == 90, 'the first member has read everything')
-    second = cls(clients().subscribe(super_stream, **options))
+    second = cls(clients().super_stream(super_stream).subscribe(**options))
     await until_all_active(first, second)
     await publish_by_hash(client, super_stream, range(90, 180))
     await until(lambda: len(first.bodies) + len(second.bodies) >= 180, 'both have read')
@@ -86,7 +86,7 @@ async def test_second_takes_over_partitions_where_the_first_stopped(
 async def test_rebalance_while_publishing_loses_and_repeats_nothing(
     clients: NewClient, super_stream: str, group: str, rng: Random
 ) -> None:
-    options: dict[str, Any] = {'super_stream': True, 'group': group} | AUTO
+    options: dict[str, Any] = {'group': group} | AUTO
     client, count, stopped = clients(), 0, False
     readers: list[Reader] = []
     left: list[Reader] = []
@@ -96,7 +96,7 @@ async def test_rebalance_while_publishing_loses_and_repeats_nothing(
 
     async def load() -> None:
         nonlocal count
-        async with client.publisher(super_stream, route=ROUTE) as publisher:
+        async with client.super_stream(super_stream).publisher(route=ROUTE) as publisher:
             while not stopped:
                 end = count + 20
                 await publisher.send_many(range(count, end))
@@ -106,7 +106,7 @@ async def test_rebalance_while_publishing_loses_and_repeats_nothing(
     loading = asyncio.create_task(load())
     for _ in range(12):
         if len(readers) < 2 or (len(readers) < 5 and rng.random() < 0.5):
-            readers.append(Reader(clients().subscribe(super_stream, **options)))
+            readers.append(Reader(clients().super_stream(super_stream).subscribe(**options)))
         else:
             left.append(readers.pop(rng.randrange(len(readers))))
             await left[-1].stop()
@@ -125,7 +125,7 @@ async def test_offset_function_that_raises_during_a_handover(
 ) -> None:
     """The member leaves the group, so that another one reads; after the error it joins again."""
     client = clients()
-    _, partition, _ = await client.partitions(super_stream)
+    _, partition, _ = await client.super_stream(super_stream).partitions()
     await publish(client, partition, range(10))
     failing = True
 
@@ -134,10 +134,10 @@ async def test_offset_function_that_raises_during_a_handover(
             raise OSError('the database is down')
         return rbs.Offset.FIRST
 
-    options: dict[str, Any] = {'super_stream': True, 'group': group}
-    first = Reader(clients().subscribe(super_stream, **options | AUTO))
+    options: dict[str, Any] = {'group': group}
+    first = Reader(clients().super_stream(super_stream).subscribe(**options | AUTO))
     await until(lambda: len(first.bodies) == 10, 'the first member has read everything')
-    second = clients().subscribe(super_stream, offset=ask, **options)
+    second = clients().super_stream(super_stream).subscribe(offset=ask, **options)
     with pytest.raises(OSError, match='the database is down'):
         await take(second, 1)
     await until_all_active(first)
@@ -170,15 +170,15 @@ async def test_slow_program_keeps_its_other_partitions_and_its_connection(
 ) -> None:
     """It holds a message of a partition that another member is to read."""
     client = clients()
-    one, partition, _ = await client.partitions(super_stream)
+    one, partition, _ = await client.super_stream(super_stream).partitions()
     found = client.events()
-    options: dict[str, Any] = {'super_stream': True, 'group': group} | AUTO
-    slow = client.subscribe(super_stream, **options)
+    options: dict[str, Any] = {'group': group} | AUTO
+    slow = client.super_stream(super_stream).subscribe(**options)
     await slow.open()
     await until(lambda: len(slow.active) == 3, 'all partitions are active')
     await publish(client, partition, range(3))
     assert await take(slow, 1) == [0]
-    second = Reader(clients().subscribe(super_stream, **options))
+    second = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: partition not in slow.active, 'the broker rebalances')
     assert len(slow.active) == 2
     assert second.messages.active == ()
@@ -206,9 +206,9 @@ async def test_independent_groups_on_one_super_stream(
 ) -> None:
     groups: dict[str, list[Reader]] = {f'{group}-a': [], f'{group}-b': []}
     for name, readers in groups.items():
-        options: dict[str, Any] = {'super_stream': True, 'group': name} | AUTO
+        options: dict[str, Any] = {'group': name} | AUTO
         for _ in range(2):  # if they joined at the same time, one might get all partitions
-            readers.append(Reader(clients().subscribe(super_stream, **options)))
+            readers.append(Reader(clients().super_stream(super_stream).subscribe(**options)))
             await until_all_active(*readers)
     client = clients()
     await publish_by_hash(client, super_stream, range(300))
@@ -226,7 +226,8 @@ async def test_independent_groups_on_one_super_stream(
         await one.stop()
         await other.stop()
         stored = [
-            await client.read_offset(item, name) for item in await client.partitions(super_stream)
+            await client.read_offset(item, name)
+            for item in await client.super_stream(super_stream).partitions()
         ]
         assert None not in stored
 

@@ -20,8 +20,8 @@ import rbfly.streams as rbs
 
 async def main(uri, stream, group, how):
     async with rbs.streams_client(uri) as client:
-        async with client.subscribe(
-            stream, super_stream=True, group=group, auto_offset=True, offset=rbs.Offset.FIRST
+        async with client.super_stream(stream).subscribe(
+            group=group, auto_offset=True, offset=rbs.Offset.FIRST
         ) as messages:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, messages.stop)
             await messages.open()
@@ -90,7 +90,7 @@ async def test_workers_stopped_by_sigterm_lose_and_repeat_nothing(
 
     async def load(name: str) -> None:
         nonlocal count
-        async with client.publisher(name, route=rbs.by_hash(str)) as publisher:
+        async with client.super_stream(name).publisher(route=rbs.by_hash(str)) as publisher:
             while not stopped:
                 end = count + 40
                 await publisher.send_many(range(count, end))
@@ -127,6 +127,6 @@ async def test_workers_stopped_by_sigterm_lose_and_repeat_nothing(
         assert Counter(number for worker in workers for number in worker.seen) == Counter(
             range(count)
         )
-        for partition in await client.partitions(name):
+        for partition in await client.super_stream(name).partitions():
             last = max(worker.last.get(partition, -1) for worker in workers)
             assert await client.read_offset(partition, group) == last

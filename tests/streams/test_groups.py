@@ -65,13 +65,13 @@ async def test_group_starts_at_the_first_message(
 ) -> None:
     """A member that starts late misses nothing; a subscription without a group starts at NEXT."""
     client = clients()
-    partition = (await client.partitions(super_stream))[0]
+    partition = (await client.super_stream(super_stream).partitions())[0]
     for name in (stream, partition):
         await publish(client, name, range(5))
     async with (
         client.subscribe(stream) as plain,
         client.subscribe(stream, group=group) as messages,
-        client.subscribe(super_stream, super_stream=True, group=group) as merged,
+        client.super_stream(super_stream).subscribe(group=group) as merged,
     ):
         assert await take(messages, 5) == [*range(5)]
         assert await take(merged, 5) == [*range(5)]
@@ -153,7 +153,8 @@ async def test_a_member_that_lost_its_activity_stores_nothing(
     await publish(client, stream, range(10))
     async with client.subscribe(stream, **options) as first:
         assert await take(first, 5) == [*range(5)]
-        first._session.registration.connection._transport.abort()
+        connection: Any = first._session.registration.connection
+        connection._transport.abort()
         await until_active(first, False)
         for offset in (None, 3):
             with pytest.raises(rbs.OffsetNotStored, match='is no longer active'):
@@ -215,7 +216,6 @@ async def test_offset_function_that_takes_too_long(
 def super_options(group: str) -> dict[str, Any]:
     """Return the arguments of members that start at the first message of each partition."""
     return {
-        'super_stream': True,
         'group': group,
         'auto_offset': True,
         'offset': rbs.Offset.FIRST,
@@ -227,22 +227,22 @@ async def test_members_share_the_partitions(
 ) -> None:
     client = clients()
     route = rbs.by_hash(str)
-    options: Any = {'super_stream': True, 'group': group, 'auto_offset': True}
-    first = Reader(clients().subscribe(super_stream, **options))
+    options: Any = {'group': group, 'auto_offset': True}
+    first = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: len(first.messages.active) == 3, 'the group has changed')
-    second = Reader(clients().subscribe(super_stream, **options))
+    second = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: len(second.messages.active) == 1, 'the group has changed')
     await until(lambda: len(first.messages.active) == 2, 'the group has changed')
     assert {*first.messages.active, *second.messages.active} == {
-        *await client.partitions(super_stream)
+        *await client.super_stream(super_stream).partitions()
     }
-    async with client.publisher(super_stream, route=route) as publisher:
+    async with client.super_stream(super_stream).publisher(route=route) as publisher:
         await publisher.send_many(range(300))
     await until(lambda: len(first.bodies) + len(second.bodies) == 300, 'the group has changed')
     assert second.bodies
     await first.stop()
     await until(lambda: len(second.messages.active) == 3, 'the group has changed')
-    async with client.publisher(super_stream, route=route) as publisher:
+    async with client.super_stream(super_stream).publisher(route=route) as publisher:
         await publisher.send_many(range(300, 600))
     await until(lambda: len(first.bodies) + len(second.bodies) == 600, 'the group has changed')
     await second.stop()
@@ -253,13 +253,13 @@ async def test_handover_waits_until_messages_are_finished(
     clients: NewClient, super_stream: str, group: str
 ) -> None:
     client = clients()
-    _, partition, _ = await client.partitions(super_stream)
+    _, partition, _ = await client.super_stream(super_stream).partitions()
     await publish(client, partition, range(10))
     options = super_options(group)
-    first = client.subscribe(super_stream, **options)
+    first = client.super_stream(super_stream).subscribe(**options)
     assert await take(first, 1) == [0]
     await until(lambda: len(first.active) == 3, 'all partitions are active')
-    second = Reader(clients().subscribe(super_stream, **options))
+    second = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: partition not in first.active, 'the broker rebalances')
     await second.messages.open()
     assert not second.messages.active
@@ -276,15 +276,15 @@ async def test_late_handover(clients: NewClient, super_stream: str, group: str) 
     """A message that the program does not finish in time is delivered twice; an event says so."""
     client = clients()
     found = client.events()
-    _, partition, _ = await client.partitions(super_stream)
+    _, partition, _ = await client.super_stream(super_stream).partitions()
     await publish(client, partition, range(10))
     options = super_options(group)
-    first: Any = client.subscribe(super_stream, **options)
+    first: Any = client.super_stream(super_stream).subscribe(**options)
     assert await take(first, 3) == [0, 1, 2]
     await until(lambda: len(first.active) == 3, 'all partitions are active')
     member = first._session.sessions[partition]._member
     patient, member.group = member.group, replace(member.group, handover_timeout=0.01)
-    second = Reader(clients().subscribe(super_stream, **options))
+    second = Reader(clients().super_stream(super_stream).subscribe(**options))
     await until(lambda: len(second.bodies) == 8, 'the second member has read the rest')
     member.group = patient  # for its next activity
     assert second.bodies == [*range(2, 10)]

@@ -13,6 +13,7 @@ import pytest
 import rbfly.streams as rbs
 from brokers import RabbitMQ
 from perf import programs
+from tests.supers import subscribe_to
 
 HANG = 15.0  # seconds; only a bug makes a test wait that long
 PARTITIONS = 3
@@ -45,7 +46,7 @@ class Ours:
 
     async def join(self, group: str, **options: Any) -> None:
         arguments = OPTIONS | {'super_stream': self._is_super, 'group': group} | options
-        self._messages: Any = self._client.subscribe(self._stream, **arguments)
+        self._messages: Any = subscribe_to(self._client, self._stream, **arguments)
         await self._messages.open()
         self._task = asyncio.create_task(self._read())
 
@@ -210,7 +211,7 @@ async def test_members_share_the_partitions_over_joins_and_leaves(
         async def load() -> None:
             nonlocal count
             route = rbs.by_hash(bytes.decode)
-            async with client.publisher(super_stream, route=route) as publisher:
+            async with client.super_stream(super_stream).publisher(route=route) as publisher:
                 while not stopped:
                     end = count + 30
                     await publisher.send_many(b'%d' % number for number in range(count, end))

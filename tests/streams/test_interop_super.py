@@ -72,8 +72,8 @@ async def started(program: str, kind: str, broker: RabbitMQ, stream: str) -> Asy
 async def read(client: rbs.StreamsClient, stream: str) -> dict[str | None, list[Any]]:
     """Read the bodies of all partitions as one subscription."""
     found: dict[str | None, list[Any]] = {}
-    async with client.subscribe(
-        stream, super_stream=True, offset=rbs.Offset.FIRST, timeout=20
+    async with client.super_stream(stream).subscribe(
+        offset=rbs.Offset.FIRST, timeout=20
     ) as subscription:
         count = 0
         async for message in subscription.messages():
@@ -105,7 +105,9 @@ async def test_program_reads_what_rbfly_publishes_by_key(
     stream_name: str,
     super_stream: list[str],
 ) -> None:
-    async with client.publisher(stream_name, route=rbs.by_hash(bytes.decode)) as publisher:
+    async with client.super_stream(stream_name).publisher(
+        route=rbs.by_hash(bytes.decode)
+    ) as publisher:
         assert await publisher.send_many(map(body, range(COUNT))) == COUNT
     # the program checks that the numbers in each partition increase
     async with started(program, 'super-consume', broker, stream_name) as ask:

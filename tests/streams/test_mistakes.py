@@ -15,6 +15,7 @@ from rbfly.amqp import encode_amqp_bytes
 from tests import fake as wire
 from tests.brokers import until
 from tests.fake import CLOSING, FakeBroker, Step
+from tests.supers import subscribe_to
 
 
 def exactly(text: str) -> str:
@@ -31,7 +32,10 @@ def offline() -> Any:
 
 
 async def test_publisher_that_was_not_awaited(offline: Any) -> None:
-    for opening in (offline.publisher('s'), offline.publisher('s', route=rbs.by_hash(str))):
+    for opening in (
+        offline.publisher('s'),
+        offline.super_stream('s').publisher(route=rbs.by_hash(str)),
+    ):
         for name in ('batch', 'flush', 'name'):
             with pytest.raises(AttributeError, match=rf'{name}.: await client.publisher'):
                 getattr(opening, name)
@@ -43,7 +47,7 @@ async def test_publisher_that_was_not_awaited(offline: Any) -> None:
 
 @pytest.mark.parametrize('super_stream', [False, True])
 async def test_subscription_in_for_or_with(offline: Any, super_stream: bool) -> None:
-    messages = offline.subscribe('s', super_stream=super_stream)
+    messages = subscribe_to(offline, 's', super_stream=super_stream)
     name = type(messages).__name__
     with pytest.raises(TypeError, match=exactly(f'{name} needs `async for`, not `for`')):
         for _ in messages:
@@ -51,27 +55,6 @@ async def test_subscription_in_for_or_with(offline: Any, super_stream: bool) -> 
     text = f'{name} needs `async with`, not `with`'
     with pytest.raises(rbs.RbFlyError, match=exactly(text)), messages:
         pass
-
-
-@pytest.mark.parametrize('cls', [rbs.PublisherBatchFast, rbs.PublisherBatchLimit])
-@pytest.mark.parametrize('name', ['send', 'submit', 'send_many'])
-async def test_batch_publishers_cannot_send(cls: Any, name: str) -> None:
-    routed: Any = rbs.SuperStreamBatchPublisher
-    for kind in (cls, routed):
-        text = (
-            f'{kind.__name__} has no method {name!r}: queue messages with batch, then await flush'
-        )
-        with pytest.raises(AttributeError, match=exactly(text)):
-            getattr(kind.__new__(kind), name)
-
-
-@pytest.mark.parametrize('name', ['batch', 'flush'])
-async def test_publishers_that_send_have_no_batch(name: str) -> None:
-    kinds: list[Any] = [rbs.Publisher, rbs.SuperStreamPublisher]
-    for kind in kinds:
-        with pytest.raises(AttributeError, match=f'{name}.: use send, submit or send_many'):
-            getattr(kind.__new__(kind), name)
-        assert not hasattr(kind, name)
 
 
 # -- ports
@@ -184,5 +167,8 @@ async def test_deleted_stream_says_what_became_of_the_message(count: int, text: 
 
 
 async def test_route_to_a_plain_stream(client: rbs.StreamsClient, stream: str) -> None:
-    with pytest.raises(rbs.StreamDoesNotExist, match='not a super stream: omit route to publish'):
-        await client.publisher(stream, route=rbs.by_hash(str))
+    with pytest.raises(
+        rbs.StreamDoesNotExist,
+        match=r'not a super stream: use client\.publisher and client\.subscribe',
+    ):
+        await client.super_stream(stream).publisher(route=rbs.by_hash(str))

@@ -26,9 +26,7 @@ KINDS = ('bodies', 'messages', 'batches')
 
 async def publish(client: rbs.StreamsClient, stream: str, *bodies: Any, **arguments: Any) -> None:
     """Store messages in one chunk: a sub-entry is not split."""
-    async with client.publisher(
-        stream, cls=rbs.PublisherBatchFast, sub_entry_size=100, **arguments
-    ) as publisher:
+    async with client.publisher(stream, sub_entry_size=100, **arguments) as publisher:
         for body in bodies:
             publisher.batch(body)
         await publisher.flush()
@@ -561,18 +559,18 @@ async def test_lag_of_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, 'end_of_messages', count)
     async with StreamBroker() as memory, rbs.streams_client(memory.uri) as client:
         memory.create_super_stream('orders', partitions=100)
-        names = await client.partitions('orders')
+        names = await client.super_stream('orders').partitions()
         for number, name in enumerate(names):
             memory.publish(name, *range(number + 1))
             await client.write_offset(name, 'reader', 0, wait=True)
-        found = await client.lag('orders', 'reader', super_stream=True)
+        found = await client.super_stream('orders').lag('reader')
         assert found == {name: number for number, name in enumerate(names)}
     assert 1 < most <= AT_ONCE
 
 
 async def test_lag_of_no_name(client: rbs.StreamsClient) -> None:
     with pytest.raises(rbs.ArgumentTypeError, match='stream'):
-        await client.lag(7, 'reader', super_stream=True)  # type: ignore[call-overload]
+        await client.super_stream(7).lag('reader')  # type: ignore[arg-type]
 
 
 async def test_lag_of_no_stream(client: rbs.StreamsClient) -> None:

@@ -39,19 +39,18 @@ async def test_position_of_a_member_that_hands_over_late(
     clients: NewClient, super_stream: str, group: str
 ) -> None:
     client = clients()
-    partition = (await client.partitions(super_stream))[1]
+    partition = (await client.super_stream(super_stream).partitions())[1]
     await publish(client, partition, range(10), sub_entry_size=10)
     options: Any = {
-        'super_stream': True,
         'group': group,
         'offset': rbs.Offset.FIRST,
         'timeout': HANG,
     }
     reported = client.events()
-    async with client.subscribe(super_stream, **options) as first:
+    async with client.super_stream(super_stream).subscribe(**options) as first:
         batch = await anext(first.batches(6))
         hand_over_late(first)
-        second = Reader(clients().subscribe(super_stream, **options))
+        second = Reader(clients().super_stream(super_stream).subscribe(**options))
         async for event in reported:
             if isinstance(event, events.HandoverLate):
                 break
@@ -66,9 +65,7 @@ async def test_position_of_a_partition_that_is_deleted(grouped: bool) -> None:
         broker.create_super_stream('orders', partitions=2)
         broker.publish('orders-0', *range(10))
         reported = client.events()
-        async with client.subscribe(
-            'orders',
-            super_stream=True,
+        async with client.super_stream('orders').subscribe(
             group='billing' if grouped else None,
             offset=rbs.Offset.FIRST,
             refresh_interval=0.01,

@@ -191,9 +191,10 @@ import rbfly.streams as rbs
 
 async def main(uri, stream, kind):
     async with rbs.streams_client(uri) as client:
-        async with client.subscribe(
-            stream,
-            super_stream=kind == 'super stream',
+        source = client.super_stream(stream) if kind == 'super stream' else client
+        names = [] if kind == 'super stream' else [stream]
+        async with source.subscribe(
+            *names,
             offset=rbs.Offset.reference('worker'),
             auto_offset=rbs.OffsetTracking('worker', every=7, interval=0),
         ) as messages:
@@ -214,8 +215,8 @@ async def test_program_stopped_by_sigterm_loses_and_repeats_nothing(
     name, names, count = stream, [stream], 500
     if kind == 'super stream':
         name, count = f'{stream}-super', 170
-        await client.create_super_stream(name, partitions=3)
-        names = [*await client.partitions(name)]
+        await client.super_stream(name).create(partitions=3)
+        names = [*await client.super_stream(name).partitions()]
     for partition in names:
         async with client.publisher(partition) as publisher:
             for start in range(0, count, 20):
@@ -245,7 +246,7 @@ async def test_program_stopped_by_sigterm_loses_and_repeats_nothing(
             assert stored == (items[-1] if items else None)
     assert seen == {partition: [*range(count)] for partition in names}
     if kind == 'super stream':
-        await client.delete_super_stream(name)
+        await client.super_stream(name).delete()
 
 
 # -- through faults

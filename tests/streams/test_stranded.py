@@ -14,6 +14,7 @@ from rbfly.net import cluster
 from rbfly.streams import stranded
 from rbfly.testing import StreamBroker
 from rbfly.testing import group as testing_group
+from tests.supers import subscribe_to
 
 GROUP = 'billing'
 AFTER = 60.0  # seconds without progress
@@ -59,7 +60,7 @@ class Reader:
             'auto_offset': rbs.OffsetTracking(every=1),
             'stranded_after': AFTER,
         }
-        self.messages: Any = self.client.subscribe('orders', **arguments | options)
+        self.messages: Any = subscribe_to(self.client, 'orders', **arguments | options)
         self.bodies: list[Any] = []
         self._pause = pause
         self.task = asyncio.create_task(self._read())

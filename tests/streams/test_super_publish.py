@@ -14,7 +14,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from perf import wire
 from rbfly.net.connection import Connection
-from rbfly.streams.types import AMQPBody, MessageCtx
+from rbfly.streams.types import MessageCtx
 from rbfly.testing import StreamBroker
 from tests.supers import stored
 
@@ -25,9 +25,9 @@ KEYS = ('a', 'b', 'c')
 async def super_stream(client: rbs.StreamsClient) -> AsyncIterator[str]:
     """A new super stream of three partitions, with the binding keys `a`, `b` and `c`."""
     name = f'test-{uuid4()}'
-    await client.create_super_stream(name, binding_keys=KEYS)
+    await client.super_stream(name).create(binding_keys=KEYS)
     yield name
-    await client.delete_super_stream(name)
+    await client.super_stream(name).delete()
 
 
 def key(message: Any) -> str:
@@ -63,7 +63,7 @@ async def test_all_messages_of_one_key_stay_ordered_in_one_partition(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
     sent = orders(3000)
-    async with client.publisher(super_stream, route=by_hash) as publisher:
+    async with client.super_stream(super_stream).publisher(route=by_hash) as publisher:
         assert_type(publisher, rbs.SuperStreamPublisher)
         assert publisher.partitions == tuple(f'{super_stream}-{item}' for item in KEYS)
         await publisher.send_many(sent[:1000])
@@ -89,7 +89,7 @@ async def items(messages: list[Any]) -> AsyncIterator[Any]:
 async def test_hash_routing_reaches_the_partitions_of_the_shared_table(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    async with client.publisher(super_stream, route=rbs.by_hash(str)) as publisher:
+    async with client.super_stream(super_stream).publisher(route=rbs.by_hash(str)) as publisher:
         await publisher.send_many([f'hello{i}' for i in (*range(1, 11), 88)])
     assert await all_stored(client, super_stream) == {
         'a': ['hello2', 'hello5', 'hello7', 'hello9'],
@@ -100,7 +100,7 @@ async def test_hash_routing_reaches_the_partitions_of_the_shared_table(
 
 async def test_key_routing(client: rbs.StreamsClient, super_stream: str) -> None:
     sent = [{'key': item, 'n': i} for i, item in enumerate('abcab' * 40)]
-    async with client.publisher(super_stream, route=rbs.by_key(key)) as publisher:
+    async with client.super_stream(super_stream).publisher(route=rbs.by_key(key)) as publisher:
         await publisher.send_many(sent[:100])
         await asyncio.gather(*[publisher.send(item) for item in sent[100:]])
     found = await all_stored(client, super_stream)
@@ -110,7 +110,7 @@ async def test_key_routing(client: rbs.StreamsClient, super_stream: str) -> None
 async def test_no_route_concerns_only_that_message(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    async with client.publisher(super_stream, route=rbs.by_key(key)) as publisher:
+    async with client.super_stream(super_stream).publisher(route=rbs.by_key(key)) as publisher:
         results = await asyncio.gather(
             *[publisher.send({'key': item, 'n': 0}) for item in 'axb'], return_exceptions=True
         )
@@ -139,7 +139,7 @@ async def test_custom_routing_chooses_one_or_several_partitions(
             return []
         return partitions if message == 'all' else partitions[message]
 
-    async with client.publisher(super_stream, route=route) as publisher:
+    async with client.super_stream(super_stream).publisher(route=route) as publisher:
         await publisher.send(0)
         await publisher.send('all')
         await (await publisher.submit('all'))
@@ -164,7 +164,7 @@ async def test_custom_routing_chooses_one_or_several_partitions(
 async def test_wrong_answer_of_a_route(
     client: rbs.StreamsClient, super_stream: str, found: Any, error: type[Exception], text: str
 ) -> None:
-    async with client.publisher(super_stream, route=lambda *_: found) as publisher:
+    async with client.super_stream(super_stream).publisher(route=lambda *_: found) as publisher:
         sending = publisher.send('x')
         with pytest.raises(error, match=f'^route {text}'):
             await sending
@@ -173,7 +173,7 @@ async def test_wrong_answer_of_a_route(
 async def test_error_of_a_key_is_raised_when_awaited(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    async with client.publisher(super_stream, route=by_hash) as publisher:
+    async with client.super_stream(super_stream).publisher(route=by_hash) as publisher:
         sending = publisher.send({})
         with pytest.raises(KeyError):
             await sending
@@ -186,8 +186,8 @@ async def test_error_of_a_key_is_raised_when_awaited(
 async def test_a_deleted_partition_does_not_stop_the_others(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    async with client.publisher(
-        super_stream, route=lambda body, names: names['abc'.index(body)]
+    async with client.super_stream(super_stream).publisher(
+        route=lambda body, names: names['abc'.index(body)]
     ) as publisher:
         await publisher.send_many(['a', 'b', 'c'])
         await client.delete_stream(f'{super_stream}-a')
@@ -210,80 +210,29 @@ async def test_each_partition_continues_its_own_automatic_ids(
 ) -> None:
     route = lambda body, names: names['abc'.index(body)]  # noqa: E731
     for count in (1, 2):
-        async with client.publisher(super_stream, route=route, name='shop') as publisher:
+        async with client.super_stream(super_stream).publisher(
+            route=route, name='shop'
+        ) as publisher:
             assert publisher.message_id == 1  # of the partition `c`
             await publisher.send_many(['a'] * 3 + ['b'])
             assert await stored(client, f'{super_stream}-a') == ['a'] * 3 * count
             assert await stored(client, f'{super_stream}-b') == ['b'] * count
 
 
-async def test_explicit_ids_are_one_sequence(client: rbs.StreamsClient, super_stream: str) -> None:
-    def ctx(body: str, id: int) -> MessageCtx:
-        return rbs.stream_message_ctx(body, publish_id=id)
-
-    def route(message: Any, names: Any) -> str:
-        return str(names['abc'.index(message.body)])
-
-    sent = [ctx('abc'[i % 3], i + 1) for i in range(30)]
-    for _ in range(2):  # the second run stores nothing
-        async with client.publisher(super_stream, route=route, name='shop') as publisher:
-            assert await publisher.send_many(sent[:20]) == 20
-            for message in sent[20:]:
-                await publisher.send(message)
-            with pytest.raises(ValueError, match='publishing id 29 is not above'):
-                await publisher.send(ctx('c', 29))
-            with pytest.raises(ValueError, match='not above'):
-                await publisher.submit(ctx('a', 30))
-            with pytest.raises(ValueError, match='message 2 of send_many'):
-                await publisher.send_many([ctx('a', 31), ctx('b', 33), ctx('c', 32)])
-            with pytest.raises(rbs.ArgumentError, match='an automatic publishing id in a'):
-                await publisher.send(rbs.stream_message_ctx('a'))
-            assert publisher.unconfirmed == 0
-    found = await all_stored(client, super_stream)
-    assert [len(items) for items in found.values()] == [10] * 3
-    async with client.publisher(super_stream, route=route, name='shop') as publisher:
-        assert publisher.message_id == 29  # `a` has 28, `c` has 30
-
-
-async def test_id_that_one_of_several_partitions_took_stays_used(
-    client: rbs.StreamsClient, super_stream: str
-) -> None:
-    def ctx(body: str) -> MessageCtx:
-        return rbs.stream_message_ctx(body, publish_id=5)
-
-    def route(message: Any, names: Any) -> Any:
-        return names[:2] if message.body == 'two' else names[2]
-
-    def extract(context: MessageCtx) -> str:
-        if context.body == 'two':
-            calls.append(context)
-            if len(calls) > 1:
-                raise LookupError('of the second partition')
-        return 'value'
-
-    calls: list[MessageCtx] = []
-    async with client.publisher(super_stream, route=route, filter_extract=extract) as publisher:
-        with pytest.raises(LookupError, match='of the second partition'):
-            await publisher.send_many([ctx('two')])
-        with pytest.raises(ValueError, match='publishing id 5 is not above 5'):
-            await publisher.send(ctx('one'))
-    assert await all_stored(client, super_stream) == {'a': ['two'], 'b': [], 'c': []}
-
-
 async def test_context_sent_again_in_flight_awaits_the_same_confirm(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
     message = rbs.stream_message_ctx({'key': 'x', 'n': 0}, publish_id=5)
-    async with client.publisher(super_stream, route=by_hash) as publisher:
+    async with client.super_stream(super_stream).publisher(route=by_hash) as publisher:
         await asyncio.gather(publisher.send(message), publisher.send(message))
     assert sum(map(len, (await all_stored(client, super_stream)).values())) == 1
 
 
 async def test_batches(client: rbs.StreamsClient, super_stream: str) -> None:
     sent = orders(600)
-    opener = client.publisher(super_stream, route=by_hash, cls=rbs.PublisherBatchFast)
+    opener = client.super_stream(super_stream).publisher(route=by_hash)
     async with opener as publisher:
-        assert_type(publisher, rbs.SuperStreamBatchPublisher)
+        assert isinstance(publisher, rbs.SuperStreamPublisher)
         await publisher.flush()
         for item in sent[:300]:
             publisher.batch(item)
@@ -299,7 +248,7 @@ async def test_batches_by_key_wait_for_routes_in_flush(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
     sent = [{'key': item, 'n': i} for i, item in enumerate('abcab' * 20)]
-    opener = client.publisher(super_stream, route=rbs.by_key(key), cls=rbs.PublisherBatchFast)
+    opener = client.super_stream(super_stream).publisher(route=rbs.by_key(key))
     async with opener as publisher:
         for item in sent[:50]:
             publisher.batch(item)
@@ -324,8 +273,8 @@ async def test_batches_by_key_send_the_others_when_a_filter_fails(
             raise LookupError(context.body)
         return 'value'
 
-    opener = client.publisher(
-        super_stream, route=rbs.by_key(key), cls=rbs.PublisherBatchFast, filter_extract=extract
+    opener = client.super_stream(super_stream).publisher(
+        route=rbs.by_key(key), filter_extract=extract
     )
     sent = [{'key': 'a', 'n': i} for i in range(4)]
     async with opener as publisher:
@@ -340,28 +289,10 @@ async def test_batches_by_key_send_the_others_when_a_filter_fails(
 async def test_batches_by_key_are_sent_by_close(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    opener = client.publisher(super_stream, route=rbs.by_key(key), cls=rbs.PublisherBatchFast)
+    opener = client.super_stream(super_stream).publisher(route=rbs.by_key(key))
     async with opener as publisher:
         publisher.batch({'key': 'a'})
     assert await stored(client, f'{super_stream}-a') == [{'key': 'a'}]
-
-
-async def test_batches_with_a_limit(client: rbs.StreamsClient, super_stream: str) -> None:
-    sent = orders(300)
-    opener = client.publisher(super_stream, route=by_hash, cls=rbs.PublisherBatchLimit)
-    async with opener as publisher:
-        assert_type(publisher, rbs.SuperStreamBatchLimitPublisher)
-
-        async def fill() -> None:
-            for item in sent:
-                await publisher.batch(item, max_len=10)
-
-        filling = asyncio.ensure_future(fill())
-        while not filling.done():
-            await publisher.flush()
-            await asyncio.sleep(0)
-        await filling
-    check_keys(await all_stored(client, super_stream), sent)
 
 
 @pytest.mark.parametrize('compression', [None, 'gzip'])
@@ -369,8 +300,8 @@ async def test_sub_entries(
     client: rbs.StreamsClient, super_stream: str, compression: str | None
 ) -> None:
     sent = orders(1000)
-    async with client.publisher(
-        super_stream, route=by_hash, sub_entry_size=50, compression=compression
+    async with client.super_stream(super_stream).publisher(
+        route=by_hash, sub_entry_size=50, compression=compression
     ) as publisher:
         await publisher.send_many(sent)
     check_keys(await all_stored(client, super_stream), sent)
@@ -378,7 +309,9 @@ async def test_sub_entries(
 
 async def test_filters(client: rbs.StreamsClient, super_stream: str) -> None:
     sent = orders(100)
-    async with client.publisher(super_stream, route=by_hash, filter_extract=key) as publisher:
+    async with client.super_stream(super_stream).publisher(
+        route=by_hash, filter_extract=key
+    ) as publisher:
         await publisher.send_many(sent)
     wanted = rbs.MessageFilter(lambda ctx: str(ctx.body['key']), {'customer-1'})
     found: list[Any] = []
@@ -393,26 +326,9 @@ async def test_filters(client: rbs.StreamsClient, super_stream: str) -> None:
     assert [item['n'] for item in found] == [1, 21, 41, 61, 81]
 
 
-class Counting(rbs.Publisher):
-    sent = 0
-
-    async def send(self, message: AMQPBody | MessageCtx, timeout: float | None = None) -> None:
-        Counting.sent += 1
-        await super().send(message, timeout)
-
-
-async def test_user_class_publishes_to_each_partition(
-    client: rbs.StreamsClient, super_stream: str
-) -> None:
-    async with client.publisher(super_stream, route=by_hash, cls=Counting) as publisher:
-        for item in orders(10):
-            await publisher.send(item)
-    assert Counting.sent == 10
-
-
 async def test_raw_bytes(client: rbs.StreamsClient, super_stream: str) -> None:
     route = rbs.by_hash(lambda body: body.decode())
-    async with client.publisher(super_stream, route=route, cls=rbs.PublisherBin) as publisher:
+    async with client.super_stream(super_stream).publisher(route=route, amqp=False) as publisher:
         await publisher.send(b'hello1')
     messages = client.subscribe(
         f'{super_stream}-b', offset=rbs.Offset.FIRST, until='now', amqp=False
@@ -423,7 +339,7 @@ async def test_raw_bytes(client: rbs.StreamsClient, super_stream: str) -> None:
 async def test_dropped_publisher_leaves_nothing(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
-    publisher = await client.publisher(super_stream, route=by_hash, name='dropped')
+    publisher = await client.super_stream(super_stream).publisher(route=by_hash, name='dropped')
     await publisher.send_many(orders(100))
     sessions = [weakref.ref(item._session) for item in publisher._publishers]
     del publisher
@@ -431,20 +347,22 @@ async def test_dropped_publisher_leaves_nothing(
     gc.collect()
     await asyncio.sleep(0)
     assert [session() for session in sessions] == [None] * 3
-    async with client.publisher(super_stream, route=by_hash, name='dropped') as publisher:
+    async with client.super_stream(super_stream).publisher(
+        route=by_hash, name='dropped'
+    ) as publisher:
         await publisher.send({'key': 'x', 'n': 0})
 
 
 async def test_name_is_in_use(client: rbs.StreamsClient, super_stream: str) -> None:
-    async with client.publisher(super_stream, route=by_hash, name='shop'):
+    async with client.super_stream(super_stream).publisher(route=by_hash, name='shop'):
         with pytest.raises(rbs.PublisherNameInUse):
-            await client.publisher(super_stream, route=by_hash, name='shop')
+            await client.super_stream(super_stream).publisher(route=by_hash, name='shop')
         with pytest.raises(rbs.PublisherNameInUse):
             await client.publisher(f'{super_stream}-a', name='shop')
 
 
 async def test_closed_publisher(client: rbs.StreamsClient, super_stream: str) -> None:
-    async with client.publisher(super_stream, route=by_hash) as publisher:
+    async with client.super_stream(super_stream).publisher(route=by_hash) as publisher:
         pass
     await publisher.close()
     with pytest.raises(rbs.PublisherError, match='is closed'):
@@ -455,19 +373,19 @@ async def test_closed_publisher(client: rbs.StreamsClient, super_stream: str) ->
 
 async def test_opening_ends_with_a_clear_error(client: rbs.StreamsClient, stream: str) -> None:
     with pytest.raises(rbs.StreamDoesNotExist):
-        await client.publisher(f'{stream}-other', route=by_hash)
+        await client.super_stream(f'{stream}-other').publisher(route=by_hash)
 
     async def later(message: Any, names: Any) -> str:
         raise AssertionError
 
     with pytest.raises(rbs.ArgumentTypeError, match=r'route must be by_hash.* an async function'):
-        client.publisher(stream, route=later)  # type: ignore[arg-type]
+        client.super_stream(stream).publisher(route=later)  # type: ignore[arg-type]
     with pytest.raises(rbs.ArgumentTypeError, match='route must be by_hash'):
-        client.publisher(stream, route='key')  # type: ignore[call-overload]
+        client.super_stream(stream).publisher(route='key')  # type: ignore[arg-type]
 
 
 async def test_send_times_out(client: rbs.StreamsClient, super_stream: str) -> None:
-    async with client.publisher(super_stream, route=by_hash) as publisher:
+    async with client.super_stream(super_stream).publisher(route=by_hash) as publisher:
         with pytest.raises(ValueError, match='timeout'):
             await publisher.send({'key': 'x'}, -1)
         with pytest.raises(ValueError, match='timeout'):
@@ -482,18 +400,18 @@ async def test_an_idle_partition_needs_less_than_5_kilobytes(
 
     async def idle(client: rbs.StreamsClient) -> int:
         if publishes:
-            async with client.publisher(name, route=by_hash, name='shop') as publisher:
+            async with client.super_stream(name).publisher(route=by_hash, name='shop') as publisher:
                 gc.collect()
                 assert len(publisher.partitions) == count
                 return tracemalloc.get_traced_memory()[0]
-        async with client.subscribe(name, super_stream=True) as messages:
+        async with client.super_stream(name).subscribe() as messages:
             await messages.open()
             gc.collect()
             assert len(messages.position) == count
             return tracemalloc.get_traced_memory()[0]
 
     async with rbs.streams_client(memory_uri) as client:
-        await client.create_super_stream(name, partitions=count)
+        await client.super_stream(name).create(partitions=count)
         await idle(client)
         gc.collect()
         tracemalloc.start()
@@ -501,7 +419,7 @@ async def test_an_idle_partition_needs_less_than_5_kilobytes(
             assert await idle(client) < 5120 * count
         finally:
             tracemalloc.stop()
-        await client.delete_super_stream(name)
+        await client.super_stream(name).delete()
 
 
 async def test_windows_of_all_partitions_stay_below_the_limit_of_a_connection(
@@ -510,9 +428,11 @@ async def test_windows_of_all_partitions_stay_below_the_limit_of_a_connection(
     def limits(publisher: Any) -> Iterator[int]:
         return (item._core.window.max_unconfirmed for item in publisher._publishers)
 
-    async with client.publisher(super_stream, route=by_hash) as first:
+    async with client.super_stream(super_stream).publisher(route=by_hash) as first:
         assert [*limits(first)] == [10_000] * 3
-        async with client.publisher(super_stream, route=by_hash, max_unconfirmed=9000) as second:
+        async with client.super_stream(super_stream).publisher(
+            route=by_hash, max_unconfirmed=9000
+        ) as second:
             assert [*limits(first), *limits(second)] == [5000] * 6
             await asyncio.gather(first.send_many(orders(20_000)), second.send_many(orders(20_000)))
         assert [*limits(first)] == [10_000] * 3
@@ -542,7 +462,7 @@ async def test_tasks_that_one_read_wakes_share_one_frame_per_partition(
     monkeypatch.setattr(Connection, 'write', note)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=3)
-        publisher = await client.publisher('orders', route=route)
+        publisher = await client.super_stream('orders').publisher(route=route)
         broker.withhold_confirms()
         tasks = [asyncio.create_task(send(number)) for number in range(9)]
         await all_written.wait()

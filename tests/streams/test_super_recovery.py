@@ -66,7 +66,7 @@ async def test_named_publisher_stores_each_message_once_through_cuts(
         for i, body in enumerate(sent, 1)
     ]
     by = rbs.by_hash(lambda message: first_key(getattr(message, 'body', message)))
-    async with client.publisher('orders', route=by, name='shop') as publisher:
+    async with client.super_stream('orders').publisher(route=by, name='shop') as publisher:
         for start in range(0, 6000, 1000):
             broker.cut(after=8000)
             await publisher.send_many(messages[start : start + 500])
@@ -84,7 +84,7 @@ async def test_restarted_service_goes_on_with_automatic_ids(
     for start in (0, 300, 600):
         async with (
             rbs.streams_client(broker.uris) as client,
-            client.publisher('orders', route=route, name='shop') as publisher,
+            client.super_stream('orders').publisher(route=route, name='shop') as publisher,
         ):
             await publisher.send_many(sent[start : start + 100])
             broker.cut()
@@ -95,7 +95,7 @@ async def test_restarted_service_goes_on_with_automatic_ids(
 async def test_partition_without_leader_delays_only_its_own_keys(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=route) as publisher:
+    async with client.super_stream('orders').publisher(route=route) as publisher:
         await publisher.send_many(['0', '1', '2'])
         node = node_of(broker, 0)
         broker.stop_node(node)
@@ -124,7 +124,7 @@ async def test_publisher_opens_while_a_partition_has_no_leader(
     await client.stream_exists('orders-1')
     node = node_of(broker, 0)
     broker.stop_node(node)
-    async with client.publisher('orders', route=route, name=name) as publisher:
+    async with client.super_stream('orders').publisher(route=route, name=name) as publisher:
         delayed = asyncio.ensure_future(publisher.send('0'))
         await publisher.send('1')
         assert await publisher.send_many(['1', '2']) == 2
@@ -143,7 +143,7 @@ async def test_publisher_does_not_open_without_any_leader(broker: StreamBroker) 
         broker.stop_node(node_of(broker, partition))
     broker.delete_stream('orders-2')
     async with rbs.streams_client(broker.uris, reconnect_timeout=0.2) as client:
-        opening = client.publisher('orders', route=route)
+        opening = client.super_stream('orders').publisher(route=route)
         with pytest.raises(rbs.StreamConnectionError) as caught:
             await opening
         assert caught.value.stream in NAMES
@@ -162,14 +162,14 @@ async def test_opening_that_fails_leaves_no_reference_cycle(broker: StreamBroker
     try:
         async with rbs.streams_client(broker.uris, reconnect_timeout=0.2) as client:
             with contextlib.suppress(rbs.StreamConnectionError):
-                await client.publisher('orders', route=route)
+                await client.super_stream('orders').publisher(route=route)
             await until(lambda: not sessions(), 'the sessions are released')
     finally:
         gc.enable()
 
 
 async def test_errors_name_the_partition(broker: StreamBroker, client: rbs.StreamsClient) -> None:
-    async with client.publisher('orders', route=route) as publisher:
+    async with client.super_stream('orders').publisher(route=route) as publisher:
         await publisher.send_many(['0', '1', '2'])
         broker.publish_error()
         with pytest.raises(rbs.PublishError) as refused:
@@ -198,7 +198,7 @@ async def test_errors_name_the_partition(broker: StreamBroker, client: rbs.Strea
 async def test_close_raises_one_error_of_all_partitions(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    publisher = await client.publisher('orders', route=route)
+    publisher = await client.super_stream('orders').publisher(route=route)
     broker.publish_error(count=2)
     for body in ('0', '1', '2'):
         await publisher.submit(body)
@@ -212,7 +212,9 @@ async def test_close_raises_one_error_of_all_partitions(
 async def test_timeout_and_cancellation_of_send_many(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=route, max_unconfirmed=10) as publisher:
+    async with client.super_stream('orders').publisher(
+        route=route, max_unconfirmed=10
+    ) as publisher:
         broker.withhold_confirms()
         progress = rbs.SendProgress()
         with pytest.raises(rbs.ConfirmTimeout):
@@ -239,7 +241,9 @@ async def test_calls_of_send_many_take_turns(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     calls = [[f'{i % 3} {call} {i}' for i in range(300)] for call in range(4)]
-    async with client.publisher('orders', route=route, max_unconfirmed=10) as publisher:
+    async with client.super_stream('orders').publisher(
+        route=route, max_unconfirmed=10
+    ) as publisher:
         await asyncio.gather(
             *map(publisher.send_many, calls), *map(publisher.send, ['0', '1', '2'] * 30)
         )
@@ -259,7 +263,7 @@ async def test_last_message_of_a_list_is_sent(
     broker: StreamBroker, client: rbs.StreamsClient, messages: list[str]
 ) -> None:
     """Also if it had to wait for capacity, or goes to several partitions."""
-    async with client.publisher('orders', route=both, max_unconfirmed=1) as publisher:
+    async with client.super_stream('orders').publisher(route=both, max_unconfirmed=1) as publisher:
         assert await publisher.send_many(messages, timeout=20) == len(messages)
 
 
@@ -267,7 +271,7 @@ async def test_message_that_is_not_sent_passes_its_turn_on(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     wrong: Any = ['0', object()]
-    async with client.publisher('orders', route=route, max_unconfirmed=1) as publisher:
+    async with client.super_stream('orders').publisher(route=route, max_unconfirmed=1) as publisher:
         waiting = publisher._publishers[0]._core.capacity.waiting
         broker.withhold_confirms()
         first = asyncio.ensure_future(publisher.send('0 first'))
@@ -285,7 +289,7 @@ async def test_message_that_is_not_sent_passes_its_turn_on(
 async def test_message_to_several_partitions_delays_no_other_while_it_waits(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=both, max_unconfirmed=1) as publisher:
+    async with client.super_stream('orders').publisher(route=both, max_unconfirmed=1) as publisher:
         waiting = publisher._publishers[0]._core.capacity.waiting
         await publisher.send_many(['0', '1'])
         node = node_of(broker, 1)
@@ -313,7 +317,7 @@ async def test_message_to_several_busy_partitions_is_sent(
         while not several.done():
             await publisher.send(body)
 
-    async with client.publisher('orders', route=both, max_unconfirmed=2) as publisher:
+    async with client.super_stream('orders').publisher(route=both, max_unconfirmed=2) as publisher:
         several = asyncio.get_running_loop().create_future()
         loads = [asyncio.ensure_future(load(str(i % 2))) for i in range(40)]
         await until(lambda: publisher.capacity == 0, 'the windows are full')
@@ -329,7 +333,7 @@ async def test_message_to_several_busy_partitions_is_sent(
 async def test_call_that_ends_while_one_of_several_partitions_is_full(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=both, max_unconfirmed=1) as publisher:
+    async with client.super_stream('orders').publisher(route=both, max_unconfirmed=1) as publisher:
         await publisher.send_many(['0', '1'])
         broker.stop_node(node := node_of(broker, 1))
         late = asyncio.ensure_future(publisher.send('1 late'))
@@ -359,7 +363,7 @@ async def test_endless_iterator_ends_when_a_message_is_refused(
         for body in itertools.cycle('012'):
             yield body
 
-    async with client.publisher('orders', route=route) as publisher:
+    async with client.super_stream('orders').publisher(route=route) as publisher:
         broker.publish_error()
         sending = publisher.send_many(messages() if asynchronous else itertools.cycle('012'))
         with pytest.raises(rbs.PublishError):
@@ -374,7 +378,7 @@ async def test_asynchronous_iterator_ends_when_a_message_is_refused(
         yield '1'
         await asyncio.Event().wait()
 
-    async with client.publisher('orders', route=route) as publisher:
+    async with client.super_stream('orders').publisher(route=route) as publisher:
         broker.publish_error()
         with pytest.raises(rbs.PublishError) as caught:
             await publisher.send_many(messages())
@@ -385,7 +389,9 @@ async def test_asynchronous_iterator_ends_when_a_message_is_refused(
 async def test_message_to_several_partitions_names_the_one_that_refuses(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=lambda _, names: names[:2]) as publisher:
+    async with client.super_stream('orders').publisher(
+        route=lambda _, names: names[:2]
+    ) as publisher:
         broker.publish_error()
         with pytest.raises(rbs.PublishError) as caught:
             await publisher.send('x')
@@ -395,7 +401,7 @@ async def test_message_to_several_partitions_names_the_one_that_refuses(
 
 
 async def test_flush_names_the_partition(broker: StreamBroker, client: rbs.StreamsClient) -> None:
-    opener = client.publisher('orders', route=route, cls=rbs.PublisherBatchFast)
+    opener = client.super_stream('orders').publisher(route=route)
     async with opener as publisher:
         broker.publish_error()
         publisher.batch('2')
@@ -421,7 +427,7 @@ async def test_keys_that_are_asked_for_at_the_same_time_share_a_request(
         return await query_route(cluster, stream, key)
 
     monkeypatch.setattr('rbfly.streams.super_stream.query_route', query)
-    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+    async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         await asyncio.gather(*[publisher.send(f'{i % 2} {i}') for i in range(100)])
         await publisher.send_many([f'1 {i}' for i in range(100, 200)])
     assert sorted(asked) == ['0', '1']
@@ -434,7 +440,7 @@ async def test_keys_that_are_asked_for_at_the_same_time_share_a_request(
 async def test_key_is_asked_for_again_when_its_partition_is_gone(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+    async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         await publisher.send('0')
         broker.delete_stream('orders-0')
         with pytest.raises(rbs.StreamDoesNotExist):
@@ -477,20 +483,18 @@ async def flush_one(publisher: Any, body: str) -> None:
 
 
 @pytest.mark.own_clock
-@pytest.mark.parametrize(
-    ('cls', 'fail'), [(rbs.Publisher, send_each_way), (rbs.PublisherBatchFast, flush_one)]
-)
+@pytest.mark.parametrize(('batched', 'fail'), [(False, send_each_way), (True, flush_one)])
 @pytest.mark.parametrize('bound_to', [None, 'later'])
 async def test_key_without_a_partition_is_asked_for_once_in_a_period(
     broker: StreamBroker,
     client: rbs.StreamsClient,
     asked: list[str],
-    cls: type[Any],
+    batched: bool,
     fail: Any,
     bound_to: str | None,
 ) -> None:
     by = rbs.by_key(first_key)
-    async with client.publisher('orders', route=by, cls=cls) as publisher:
+    async with client.super_stream('orders').publisher(route=by) as publisher:
         if bound_to:  # a stream that the publisher does not know
             broker.create_stream(bound_to)
             broker.bind('orders', bound_to, '8')
@@ -501,7 +505,7 @@ async def test_key_without_a_partition_is_asked_for_once_in_a_period(
         broker.bind('orders', NAMES[1], '9')
         await asyncio.sleep(super_stream.NO_ROUTE)
         await fail(publisher, '8')
-        if cls is rbs.PublisherBatchFast:
+        if batched:
             publisher.batch('9')
             await publisher.flush()
         else:
@@ -515,7 +519,7 @@ async def test_few_keys_without_a_partition_are_remembered(
     client: rbs.StreamsClient, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(super_stream, 'NO_ROUTE_KEYS', 2)
-    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+    async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         for body in '789':
             await send_each_way(publisher, body)
         await send_each_way(publisher, '9')
@@ -528,7 +532,7 @@ async def test_few_keys_without_a_partition_are_remembered(
 async def test_route_that_does_not_arrive_in_time(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
-    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+    async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         broker.stall()
         with pytest.raises(rbs.WindowTimeout, match='partitions of key'):
             await publisher.send('0', timeout=0.01)
@@ -550,7 +554,7 @@ def endless_query(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures('endless_query')
 async def test_closing_ends_calls_that_wait_for_a_route(client: rbs.StreamsClient) -> None:
-    publisher = await client.publisher('orders', route=rbs.by_key(first_key))
+    publisher = await client.super_stream('orders').publisher(route=rbs.by_key(first_key))
     calls: list[Any] = [publisher.send('0'), publisher.submit('1'), publisher.send_many(['2'])]
     waiting = [asyncio.ensure_future(call) for call in calls]
     await until(lambda: len(publisher._asking) == 3, 'all of them wait')
@@ -562,8 +566,7 @@ async def test_closing_ends_calls_that_wait_for_a_route(client: rbs.StreamsClien
 
 @pytest.mark.usefixtures('endless_query')
 async def test_closing_gives_up_batches_that_wait_for_a_route(client: rbs.StreamsClient) -> None:
-    by, cls = rbs.by_key(first_key), rbs.PublisherBatchFast
-    publisher = await client.publisher('orders', route=by, cls=cls)
+    publisher = await client.super_stream('orders').publisher(route=rbs.by_key(first_key))
     for body in '001':
         publisher.batch(body)
     with pytest.raises(rbs.WindowTimeout, match=r'not sent: 3$') as caught:
@@ -578,7 +581,7 @@ async def test_closing_gives_up_batches_that_wait_for_a_route(client: rbs.Stream
 async def test_route_that_does_not_arrive_in_time_leaves_no_cycle(
     client: rbs.StreamsClient,
 ) -> None:
-    async with client.publisher('orders', route=rbs.by_key(first_key)) as publisher:
+    async with client.super_stream('orders').publisher(route=rbs.by_key(first_key)) as publisher:
         gc.disable()
         try:
             sending = asyncio.ensure_future(publisher.send('0', timeout=0.01))
@@ -595,7 +598,7 @@ async def test_cancelled_program_closes_without_waiting(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     async def program() -> None:
-        async with client.publisher('orders', route=route) as publisher:
+        async with client.super_stream('orders').publisher(route=route) as publisher:
             broker.withhold_confirms()
             await publisher.send('0')
 
@@ -608,7 +611,7 @@ async def test_cancelled_program_closes_without_waiting(
 
 
 async def test_disconnected_client(broker: StreamBroker, client: rbs.StreamsClient) -> None:
-    publisher = await client.publisher('orders', route=route)
+    publisher = await client.super_stream('orders').publisher(route=route)
     await client.disconnect()
     with pytest.raises(rbs.StreamConnectionError):
         await publisher.send('0')
@@ -619,8 +622,8 @@ async def test_publisher_of_a_disconnected_client_does_not_ask_for_routes(
     broker: StreamBroker, client: rbs.StreamsClient
 ) -> None:
     by = rbs.by_key(first_key)
-    publisher = await client.publisher('orders', route=by)
-    batches = await client.publisher('orders', route=by, cls=rbs.PublisherBatchFast)
+    publisher = await client.super_stream('orders').publisher(route=by)
+    batches = await client.super_stream('orders').publisher(route=by)
     batches.batch('1')
     await client.disconnect()
     calls: list[Any] = [publisher.send('0'), publisher.send_many(['0']), batches.flush()]
@@ -641,5 +644,5 @@ async def test_publisher_of_another_event_loop(
         with pytest.raises(rbs.EventLoopError):
             await publisher.send_many(['0'])
 
-    async with client.publisher('orders', route=route) as publisher:
+    async with client.super_stream('orders').publisher(route=route) as publisher:
         await asyncio.to_thread(asyncio.run, use())

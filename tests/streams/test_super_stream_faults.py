@@ -39,9 +39,7 @@ async def test_busy_partition_does_not_starve_another(how: str) -> None:
         broker.create_super_stream('orders', partitions=2)
         for _ in range(300):
             await send(client, 'orders-0', [b'busy'] * 1000)
-        messages = client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST, amqp=False
-        )
+        messages = client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST, amqp=False)
         await messages.open()
         assert await messages.fetch(1)
         await send(client, 'orders-1', [b'rare'] * 10)
@@ -71,8 +69,8 @@ async def test_lost_partition_is_read_again_while_another_is_busy() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         await send(client, 'orders-0', [0] * 100)
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST, initial_credit=1
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, initial_credit=1
         ) as messages:
             await messages.open()
             lost = messages._session.sessions['orders-1']
@@ -110,7 +108,7 @@ async def test_each_message_once_and_in_order_through_cuts(how: str, rng: random
         found = defaultdict[str | None, list[Any]](list)
         tasks = [asyncio.create_task(produce(f'orders-{i}')) for i in range(parts)]
         tasks.append(asyncio.create_task(cut()))
-        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        messages = client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST)
         async with messages, asyncio.timeout(3 * HANG):
             batches = messages.batches()
             while sum(map(len, found.values())) < parts * count:
@@ -140,7 +138,7 @@ async def test_partition_that_is_added_is_read_from_its_first_message(
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         client._cluster.observers.add(Listener())
         broker.create_super_stream('orders', partitions=2)
-        async with client.subscribe('orders', super_stream=True, refresh_interval=0.01) as messages:
+        async with client.super_stream('orders').subscribe(refresh_interval=0.01) as messages:
             await messages.open()
             assert not events
             broker.create_stream('orders-2')
@@ -163,7 +161,7 @@ async def test_partitions_open_one_after_the_other(
         broker.create_super_stream('orders', partitions=3, initial_cluster_size='1')
         for i in range(3):
             publish(broker, f'orders-{i}', [i])
-        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        messages = client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST)
         async with asyncio.timeout(HANG):
             if opens:
                 await messages.open()
@@ -198,7 +196,7 @@ async def test_disconnect_while_partitions_open(monkeypatch: pytest.MonkeyPatch)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=300)
         publish(broker, 'orders-0', 'a')
-        messages = client.subscribe('orders', super_stream=True, offset=rbs.Offset.FIRST)
+        messages = client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST)
         assert await anext(messages) == 'a'
         await client.disconnect()
         found = Openings(client)
@@ -215,7 +213,7 @@ async def test_close_while_partitions_open(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr('rbfly.streams.merged.AT_ONCE', 1)
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=3)
-        messages = client.subscribe('orders', super_stream=True)
+        messages = client.super_stream('orders').subscribe()
         found = Openings(client)
         opening = asyncio.create_task(messages.open())
         await found.begun.wait()
@@ -233,7 +231,7 @@ async def test_publisher_is_not_opened_after_a_disconnect(monkeypatch: pytest.Mo
         found = Openings(client)
 
         async def publisher() -> None:
-            async with client.publisher('orders', route=rbs.by_hash(str)):
+            async with client.super_stream('orders').publisher(route=rbs.by_hash(str)):
                 pass
 
         opening = asyncio.create_task(publisher())
@@ -250,8 +248,8 @@ async def test_partition_that_is_bound_twice_is_read_once() -> None:
         broker.create_super_stream('orders', partitions=1)
         broker.bind('orders', 'orders-0', 'other')
         publish(broker, 'orders-0', range(3))
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST, until='now'
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, until='now'
         ) as messages:
             assert [body async for body in messages] == [0, 1, 2]
 
@@ -260,9 +258,7 @@ async def test_partition_that_was_deleted_and_created_again() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
         publish(broker, 'orders-0', ['old'])
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST
-        ) as messages:
+        async with client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST) as messages:
             assert await anext(messages) == 'old'
             broker.delete_stream('orders-0')
             broker.create_stream('orders-0')
@@ -279,8 +275,8 @@ async def test_slow_reader_holds_no_more_than_the_credit_of_each_partition() -> 
         broker.create_super_stream('orders', partitions=2)
         for i in range(2):
             publish(broker, f'orders-{i}', range(50))  # a chunk each
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST, initial_credit=3
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, initial_credit=3
         ) as messages:
             assert await anext(messages) == 0
             sessions = messages._session.sessions.values()
@@ -304,8 +300,8 @@ async def test_gap_in_one_partition() -> None:
         assert first
         await send(client, 'orders-1', [b'x'])
         gaps: list[rbs.OffsetGapError] = []
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.offset(0), on_gap='raise', until='now'
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.offset(0), on_gap='raise', until='now'
         ) as messages:
             count = 0
             async with asyncio.timeout(HANG):
@@ -325,7 +321,7 @@ async def test_gap_in_one_partition() -> None:
 async def test_client_that_disconnects_raises_one_error_and_reads_on() -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=4)
-        async with client.subscribe('orders', super_stream=True) as messages:
+        async with client.super_stream('orders').subscribe() as messages:
             await messages.open()
             reading = asyncio.create_task(anext(messages))
             await until(messages._session.waiter.is_waiting, 'the task waits')
@@ -354,11 +350,8 @@ async def test_nothing_is_left_of_a_subscription(how: str) -> None:
         publish(broker, 'orders-1', range(3))
 
         async def use() -> list[weakref.ref[Any]]:
-            messages = client.subscribe(
-                'orders',
-                super_stream=True,
-                offset=rbs.Offset.FIRST,
-                until='now' if how == 'ended' else None,
+            messages = client.super_stream('orders').subscribe(
+                offset=rbs.Offset.FIRST, until='now' if how == 'ended' else None
             )
             if how != 'never read':
                 assert await anext(messages) == 0
@@ -380,7 +373,7 @@ async def test_nothing_is_left_of_a_subscription(how: str) -> None:
 async def test_refusal_of_all_partitions_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=30)
-        names = await client.partitions('orders')
+        names = await client.super_stream('orders').partitions()
         for name in names:
             broker.publish(name, name)
 
@@ -391,9 +384,7 @@ async def test_refusal_of_all_partitions_is_one_error(monkeypatch: pytest.Monkey
         refused: list[None] = []
         bodies: set[Any] = set()
         errors = 0
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST
-        ) as messages:
+        async with client.super_stream('orders').subscribe(offset=rbs.Offset.FIRST) as messages:
             with monkeypatch.context() as patched:
                 patched.setitem(HANDLERS['4.3'], Key.SUBSCRIBE, refuse)
                 waiting = asyncio.create_task(anext(messages))
@@ -418,8 +409,8 @@ async def test_refused_refreshes_are_one_error(monkeypatch: pytest.MonkeyPatch) 
             raise Refused(rbs.ResponseCode.ACCESS_REFUSED)
 
         refused: list[None] = []
-        async with client.subscribe(
-            'orders', super_stream=True, offset=rbs.Offset.FIRST, refresh_interval=0.01
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, refresh_interval=0.01
         ) as messages:
             await messages.open()
             with monkeypatch.context() as patched:
@@ -440,15 +431,10 @@ async def test_partition_that_comes_back_as_another_stream_raises_once(group: st
     """The program must not use the offset that it keeps of the former partition."""
     async with StreamBroker() as broker, rbs.streams_client(broker.uri) as client:
         broker.create_super_stream('orders', partitions=2)
-        async with client.publisher('orders', route=rbs.by_hash(str)) as publisher:
+        async with client.super_stream('orders').publisher(route=rbs.by_hash(str)) as publisher:
             await publisher.send_many(range(20))
-        async with client.subscribe(
-            'orders',
-            super_stream=True,
-            offset=rbs.Offset.FIRST,
-            refresh_interval=0.5,
-            timeout=5,
-            group=group,
+        async with client.super_stream('orders').subscribe(
+            offset=rbs.Offset.FIRST, refresh_interval=0.5, timeout=5, group=group
         ) as messages:
             for _ in range(20):
                 await anext(messages)

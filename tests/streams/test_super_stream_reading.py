@@ -72,17 +72,13 @@ async def test_consumer_sees_all_partitions_and_stores_offsets_on_all(
 ) -> None:
     await fill_all(client, super_stream)
     names = [f'{super_stream}-{i}' for i in range(3)]
-    async with client.subscribe(
-        super_stream,
-        super_stream=True,
-        offset=rbs.Offset.FIRST,
-        until='now',
-        auto_offset=rbs.OffsetTracking('tracker'),
+    async with client.super_stream(super_stream).subscribe(
+        offset=rbs.Offset.FIRST, until='now', auto_offset=rbs.OffsetTracking('tracker')
     ) as messages:
         found = await collect(messages, how)
     assert by_partition(found) == {name: [*range(100)] for name in names}
     assert [await client.read_offset(name, 'tracker') for name in names] == [99] * 3
-    assert await client.lag(super_stream, 'tracker', super_stream=True) == dict.fromkeys(names, 0)
+    assert await client.super_stream(super_stream).lag('tracker') == dict.fromkeys(names, 0)
 
 
 @pytest.mark.parametrize('how', READERS)
@@ -92,9 +88,7 @@ async def test_program_resumes_each_partition_after_its_stored_offset(
     await fill_all(client, super_stream)
     found: Read = []
     for count in (50, 120, 1000):
-        async with client.subscribe(
-            super_stream,
-            super_stream=True,
+        async with client.super_stream(super_stream).subscribe(
             offset=rbs.Offset.reference('tracker'),
             until='now',
             auto_offset=rbs.OffsetTracking('tracker'),
@@ -122,11 +116,8 @@ async def test_offset_by_partition(kind: str, client: rbs.StreamsClient, super_s
     async def offset_of(partition: str) -> rbs.Offset:
         return offsets[partition]
 
-    async with client.subscribe(
-        super_stream,
-        super_stream=True,
-        offset=offsets if kind == 'mapping' else offset_of,
-        until=rbs.Offset.offset(8),
+    async with client.super_stream(super_stream).subscribe(
+        offset=offsets if kind == 'mapping' else offset_of, until=rbs.Offset.offset(8)
     ) as messages:
         found = by_partition(await collect(messages))
     assert found == {f'{super_stream}-{i}': [*range(3 * i, 8)] for i in range(3)}
@@ -136,7 +127,7 @@ async def test_offset_by_partition(kind: str, client: rbs.StreamsClient, super_s
 async def test_commit_without_manual_tracking_fails_before_the_subscription_opens(
     client: rbs.StreamsClient, tracking: rbs.OffsetTracking | None
 ) -> None:
-    async with client.subscribe('orders', super_stream=True, auto_offset=tracking) as messages:
+    async with client.super_stream('orders').subscribe(auto_offset=tracking) as messages:
         for offsets in (None, {'orders-0': 1}):
             with pytest.raises(rbs.SubscriptionError, match=r"'orders' does not allow commit"):
                 await messages.commit(offsets)
@@ -147,12 +138,12 @@ async def test_commit_position_and_write_offset_by_partition(
 ) -> None:
     await fill_all(client, super_stream, 10)
     names = [f'{super_stream}-{i}' for i in range(3)]
-    client.subscribe(super_stream, super_stream=True)
-    with pytest.raises(ValueError, match='has not received its last message from it'):
-        await client.write_offset(super_stream, 'written')
+    orders = client.super_stream(super_stream)
+    with pytest.raises(LookupError, match='has not received its last message from super stream'):
+        await orders.write_offset('written')
     tracking = rbs.OffsetTracking('manual', manual=True)
-    async with client.subscribe(
-        super_stream, super_stream=True, offset=rbs.Offset.FIRST, auto_offset=tracking
+    async with client.super_stream(super_stream).subscribe(
+        offset=rbs.Offset.FIRST, auto_offset=tracking
     ) as messages:
         assert messages.position == {}
         await messages.open()
@@ -165,9 +156,18 @@ async def test_commit_position_and_write_offset_by_partition(
             if sum(last.values()) + len(last) == 25:
                 break
         assert messages.position == {name: offset + 1 for name, offset in last.items()}
-        await client.write_offset(super_stream, 'written', wait=True)
+        await orders.write_offset('written', wait=True)
         assert ctx.stream is not None
-        assert await client.read_offset(ctx.stream, 'written') == ctx.stream_offset
+        written = dict.fromkeys(names) | {ctx.stream: ctx.stream_offset}
+        assert await orders.read_offset('written') == written
+        with pytest.raises(ValueError, match=f"offset of '{names[1]}' must be from 0"):
+            await orders.write_offset('written', {names[0]: 5, names[1]: -1}, wait=True)
+        with pytest.raises(TypeError, match='offsets must be Mapping or None, not int'):
+            await orders.write_offset('written', 5)  # type: ignore[arg-type]
+        assert await orders.read_offset('written') == written
+        await orders.write_offset('written', {names[0]: 5, names[1]: 6}, wait=True)
+        written |= {names[0]: 5, names[1]: 6}
+        assert await orders.read_offset('written') == written
         for name, offset, text in (
             (names[0], 10, 'was not delivered'),
             ('other', 0, 'does not read a partition'),
@@ -180,8 +180,7 @@ async def test_commit_position_and_write_offset_by_partition(
         await messages.commit({names[1]: 0})
         assert await client.read_offset(names[1], 'manual') == 0
         await messages.commit()
-        stored = {name: await client.read_offset(name, 'manual') for name in names}
-        assert stored == last
+        assert await orders.read_offset('manual') == last
     await messages.commit({names[1]: 1})  # also after the end
     assert await client.read_offset(names[1], 'manual') == 1
     with pytest.raises(ValueError, match='is from stream'):
@@ -192,14 +191,12 @@ async def test_write_offset_of_a_super_stream_after_its_subscription_has_ended(
     client: rbs.StreamsClient, super_stream: str
 ) -> None:
     await fill(client, f'{super_stream}-1', 3)
-    async with client.subscribe(
-        super_stream, super_stream=True, offset=rbs.Offset.FIRST, until='now'
+    async with client.super_stream(super_stream).subscribe(
+        offset=rbs.Offset.FIRST, until='now'
     ) as messages:
         assert [body async for body in messages] == [0, 1, 2]
-    await client.write_offset(super_stream, 'written', wait=True)
+    await client.super_stream(super_stream).write_offset('written', wait=True)
     assert await client.read_offset(f'{super_stream}-1', 'written') == 2
-    await client.write_offset(super_stream, 'written', 1, wait=True)
-    assert await client.read_offset(f'{super_stream}-1', 'written') == 1
 
 
 async def test_filter_selects_messages_of_all_partitions(
@@ -212,12 +209,8 @@ async def test_filter_selects_messages_of_all_partitions(
     for i in range(3):
         async with client.publisher(f'{super_stream}-{i}', filter_extract=parity) as publisher:
             await publisher.send_many(range(10))
-    async with client.subscribe(
-        super_stream,
-        super_stream=True,
-        offset=rbs.Offset.FIRST,
-        filter=rbs.MessageFilter(parity, {'odd'}),
-        until='now',
+    async with client.super_stream(super_stream).subscribe(
+        offset=rbs.Offset.FIRST, filter=rbs.MessageFilter(parity, {'odd'}), until='now'
     ) as messages:
         found = by_partition(await collect(messages))
     assert found == {f'{super_stream}-{i}': [1, 3, 5, 7, 9] for i in range(3)}
@@ -235,9 +228,7 @@ async def test_one_partition_is_deleted_and_the_others_continue(
     caplog.set_level(logging.INFO, 'rbfly.streams.merged')
     client._cluster.observers.add(Listener())
     gone, left = f'{super_stream}-0', f'{super_stream}-1'
-    async with client.subscribe(
-        super_stream, super_stream=True, offset=rbs.Offset.FIRST
-    ) as messages:
+    async with client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST) as messages:
         await messages.open()
         reading = asyncio.create_task(anext(messages))
         await client.delete_stream(gone)
@@ -253,18 +244,16 @@ async def test_one_partition_is_deleted_and_the_others_continue(
 
 async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str) -> None:
     await fill(client, f'{super_stream}-0', 1)
-    async with client.subscribe(
-        super_stream, super_stream=True, offset=rbs.Offset.FIRST
-    ) as messages:
+    async with client.super_stream(super_stream).subscribe(offset=rbs.Offset.FIRST) as messages:
         assert await anext(messages) == 0
         reading = asyncio.create_task(anext(messages))
         await until(messages._session.waiter.is_waiting, 'the task waits')
-        await client.delete_super_stream(super_stream)
+        await client.super_stream(super_stream).delete()
         with pytest.raises(rbs.StreamDoesNotExist, match=f"'{super_stream}'"):
             await asyncio.wait_for(reading, HANG)
         with pytest.raises(rbs.StreamDoesNotExist, match=f"'{super_stream}'"):
             await asyncio.wait_for(anext(messages), HANG)
-        await client.create_super_stream(super_stream, binding_keys=['a', 'b'])
+        await client.super_stream(super_stream).create(binding_keys=['a', 'b'])
         await fill(client, f'{super_stream}-b', 2)
         async with asyncio.timeout(HANG):
             assert [await anext(messages) for _ in range(2)] == [0, 1]
@@ -272,13 +261,16 @@ async def test_deleted_super_stream(client: rbs.StreamsClient, super_stream: str
 
 @pytest.mark.parametrize('how', ['anext', 'open', 'fetch'])
 async def test_missing_super_stream(how: str, client: rbs.StreamsClient, stream: str) -> None:
-    async with client.subscribe('missing-super', super_stream=True) as messages:
+    async with client.super_stream('missing-super').subscribe() as messages:
         call = {'anext': messages.__anext__, 'open': messages.open, 'fetch': messages.fetch}[how]
         for _ in range(2):
             with pytest.raises(rbs.StreamDoesNotExist, match="'missing-super'"):
                 await asyncio.wait_for(call(), HANG)
-    async with client.subscribe(stream, super_stream=True) as messages:  # not a super stream
-        with pytest.raises(rbs.StreamDoesNotExist, match=f"'{stream}' is a stream, not a super"):
+    async with client.super_stream(stream).subscribe() as messages:  # not a super stream
+        with pytest.raises(
+            rbs.StreamDoesNotExist,
+            match=rf"'{stream}' is a stream, not a super stream: use client\.",
+        ):
             await asyncio.wait_for(messages.open(), HANG)
     await client.write_offset(stream, 'written', 3, wait=True)
     assert await client.read_offset(stream, 'written') == 3
@@ -291,24 +283,24 @@ async def test_super_stream_as_a_plain_stream(client: rbs.StreamsClient, super_s
 
 
 async def test_wrong_arguments(client: rbs.StreamsClient) -> None:
-    subscribe: Any = client.subscribe
+    subscribe: Any = client.super_stream('test').subscribe
     for arguments, error, text in (
-        ({'super_stream': 1}, TypeError, 'super_stream'),
-        ({'super_stream': True, 'refresh_interval': 0}, ValueError, r'at least 0\.01 seconds'),
-        ({'super_stream': True, 'refresh_interval': -1}, ValueError, r'at least 0\.01 seconds'),
-        ({'super_stream': True, 'refresh_interval': 1e-9}, ValueError, r'at least 0\.01 seconds'),
-        ({'super_stream': True, 'refresh_interval': 0.0099}, ValueError, r'at least 0\.01 seconds'),
-        ({'super_stream': True, 'refresh_interval': math.nan}, ValueError, 'refresh_interval'),
-        ({'super_stream': True, 'refresh_interval': math.inf}, ValueError, 'refresh_interval'),
-        ({'super_stream': True, 'refresh_interval': None}, TypeError, 'refresh_interval'),
-        ({'super_stream': True, 'refresh_interval': '1'}, TypeError, 'refresh_interval'),
-        ({'super_stream': True, 'offset': {'a': 1}}, TypeError, "offset of 'a' must"),
-        ({'super_stream': True, 'offset': {1: rbs.Offset.FIRST}}, TypeError, 'stream'),
-        ({'offset': {'a': rbs.Offset.FIRST}}, TypeError, 'requires super_stream=True'),
-        ({'super_stream': True, 'offset': 1}, TypeError, r'pass Offset\.offset\(1\)'),
+        ({'refresh_interval': 0}, ValueError, r'at least 0\.01 seconds'),
+        ({'refresh_interval': -1}, ValueError, r'at least 0\.01 seconds'),
+        ({'refresh_interval': 1e-9}, ValueError, r'at least 0\.01 seconds'),
+        ({'refresh_interval': 0.0099}, ValueError, r'at least 0\.01 seconds'),
+        ({'refresh_interval': math.nan}, ValueError, 'refresh_interval'),
+        ({'refresh_interval': math.inf}, ValueError, 'refresh_interval'),
+        ({'refresh_interval': None}, TypeError, 'refresh_interval'),
+        ({'refresh_interval': '1'}, TypeError, 'refresh_interval'),
+        ({'offset': {'a': 1}}, TypeError, "offset of 'a' must"),
+        ({'offset': {1: rbs.Offset.FIRST}}, TypeError, 'stream'),
+        ({'offset': 1}, TypeError, r'pass Offset\.offset\(1\)'),
     ):
         with pytest.raises(error, match=text):
-            subscribe('test', **arguments)
+            subscribe(**arguments)
+    with pytest.raises(TypeError, match='only a super stream takes an offset for each partition'):
+        client.subscribe('test', offset={'a': rbs.Offset.FIRST})  # type: ignore[call-overload]
 
 
 async def test_stop_delivers_nothing_twice(client: rbs.StreamsClient, super_stream: str) -> None:
@@ -316,11 +308,8 @@ async def test_stop_delivers_nothing_twice(client: rbs.StreamsClient, super_stre
     found: Counter[tuple[str, Any]] = Counter()
     while sum(found.values()) < 300:
         tracking = rbs.OffsetTracking('worker', every=1000)
-        async with client.subscribe(
-            super_stream,
-            super_stream=True,
-            offset=rbs.Offset.reference('worker'),
-            auto_offset=tracking,
+        async with client.super_stream(super_stream).subscribe(
+            offset=rbs.Offset.reference('worker'), auto_offset=tracking
         ) as messages:
             stop_at = sum(found.values()) + 37
             async for body in messages:
@@ -332,7 +321,7 @@ async def test_stop_delivers_nothing_twice(client: rbs.StreamsClient, super_stre
 
 
 async def test_open_waits_for_all_partitions(client: rbs.StreamsClient, super_stream: str) -> None:
-    async with client.subscribe(super_stream, super_stream=True) as messages:
+    async with client.super_stream(super_stream).subscribe() as messages:
         async with asyncio.timeout(HANG):
             await messages.open()
         await fill_all(client, super_stream, 1)  # NEXT: all of them are delivered
@@ -345,7 +334,7 @@ async def test_open_waits_for_all_partitions(client: rbs.StreamsClient, super_st
 
 
 async def test_timeout(client: rbs.StreamsClient, super_stream: str) -> None:
-    async with client.subscribe(super_stream, super_stream=True, timeout=0.2) as messages:
+    async with client.super_stream(super_stream).subscribe(timeout=0.2) as messages:
         with pytest.raises(rbs.MessageTimeout):
             await anext(messages)
         assert not await messages.fetch(timeout=0.01)
@@ -355,7 +344,7 @@ async def test_300_partitions(client: rbs.StreamsClient) -> None:
     async with super_stream_of(client, 300) as name:
         async with client.publisher(f'{name}-299') as publisher:
             await publisher.send(1)
-        async with client.subscribe(
-            name, super_stream=True, offset=rbs.Offset.FIRST, until='now'
+        async with client.super_stream(name).subscribe(
+            offset=rbs.Offset.FIRST, until='now'
         ) as messages:
             assert await collect(messages) == [(f'{name}-299', 1)]

@@ -107,7 +107,7 @@ async def test_timeout_with_a_connection_has_no_reason(
 async def test_reason_of_a_super_stream(
     broker: StreamBroker, client: rbs.StreamsClient, call: str
 ) -> None:
-    async with client.publisher('orders', route=lambda _, names: names) as publisher:
+    async with client.super_stream('orders').publisher(route=lambda _, names: names) as publisher:
         await lose(broker, *publisher._publishers)
         with pytest.raises(
             rbs.ConfirmTimeout, match="publisher of super stream 'orders'"

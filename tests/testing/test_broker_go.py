@@ -75,12 +75,12 @@ async def super_streams(program: str, uri: str, name: str) -> Any:
     port = str(urlsplit(uri).port)
     found = json.loads(await run(program, port, name, '100', 'super'))
     async with rbs.streams_client(uri) as client:
-        await client.create_super_stream(name, partitions=3)  # the same as that of Go
-        for partition in await client.partitions(name):
+        await client.super_stream(name).create(partitions=3)  # the same as that of Go
+        for partition in await client.super_stream(name).partitions():
             bodies = {body for body, item in found['hashed'].items() if item == partition}
             stored = client.subscribe(partition, offset=rbs.Offset.FIRST, until='now')
             assert {body.decode() async for body in stored} == bodies
-        await client.delete_super_stream(name)
+        await client.super_stream(name).delete()
     return json.loads(json.dumps(found).replace(name, 'orders'))
 
 

@@ -157,9 +157,8 @@ async def partitions_of(connection: Connection, stream: str) -> tuple[str, ...]:
 def is_super_stream(stream: str, partitions: Sequence[str]) -> str:
     """Return the text of the error for a super stream that is used as a stream."""
     return (
-        f'{stream!r} is a super stream, not a stream: pass route to publish to it,'
-        f' super_stream=True to read it, or use its partitions, which are streams'
-        f' ({named(partitions)})'
+        f'{stream!r} is a super stream, not a stream: use client.super_stream({stream!r}), or its'
+        f' partitions, which are streams ({named(partitions)})'
     )
 
 

@@ -10,24 +10,23 @@ from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
 from . import events as _events
 from .client import StreamsClient, streams_client
-from .confirmation import Confirmation
-from .decorator import connection
-from .events import *  # noqa: F403
-from .publisher import Publisher, PublisherBin
-from .publisher_batch import (
+from .compat import (
     PublisherBatch,
     PublisherBatchFast,
     PublisherBatchLimit,
     PublisherBatchMem,
+    PublisherBin,
     PublisherBinBatch,
 )
+from .confirmation import Confirmation
+from .decorator import connection
+from .events import *  # noqa: F403
+from .publisher import Publisher
+from .publisher_base import BasePublisher
 from .routing import by_hash, by_key
-from .subscription import Subscription, SuperStreamSubscription
-from .super_stream import (
-    SuperStreamBatchLimitPublisher,
-    SuperStreamBatchPublisher,
-    SuperStreamPublisher,
-)
+from .subscription import BaseSubscription, Subscription, SuperStreamSubscription
+from .super_client import SuperStream
+from .super_stream import SuperStreamPublisher
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
 
@@ -40,6 +39,8 @@ __all__ = [
     'AMQPHeader',
     'AMQPScalar',
     'AuthMechanism',
+    'BasePublisher',
+    'BaseSubscription',
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
@@ -62,8 +63,7 @@ __all__ = [
     'StreamsClient',
     'Subscriber',
     'Subscription',
-    'SuperStreamBatchLimitPublisher',
-    'SuperStreamBatchPublisher',
+    'SuperStream',
     'SuperStreamPublisher',
     'SuperStreamSubscription',
     'Symbol',

@@ -151,7 +151,7 @@ def check_starts(offset: object, until: object, super_stream: bool) -> None:
     starts: dict[str, Any] = {'offset': offset}
     if isinstance(offset, Mapping):
         if not super_stream:
-            raise ArgumentTypeError('an offset for each partition requires super_stream=True')
+            raise ArgumentTypeError('only a super stream takes an offset for each partition')
         starts = {f'offset of {name!r}': start for name, start in offset.items()}
         for name in offset:
             check_stream(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl as ssl_module
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
+from typing import Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from ..checks import check_integer, check_timeout, check_type
@@ -16,43 +16,18 @@ from ..net.outages import OutageLog
 from ..net.uri import AuthMechanism, ConnectionInfo, Settings, parse_uri
 from ..net.waiting import can_wait
 from ..protocol.compression import Compression
-from ..protocol.offset import Offset
-from .arguments import (
-    check_publisher,
-    check_settings,
-)
+from ..protocol.offset import Offset, OffsetSource
+from .arguments import check_settings
 from .events import Events
-from .group import HANDOVER_TIMEOUT
-from .management import ManagementMethods
-from .merged import Offsets
-from .offsets import GroupMember, OffsetMethods
-from .opening import OpenPublisher, P
-from .opening_routed import OpenSuperStream
-from .publisher import BasePublisher, Publisher
-from .publisher_batch import PublisherBatchFast, PublisherBatchLimit
+from .offsets import GroupMember
+from .opening import OpenPublisher, P, publisher_info
+from .publisher import Publisher
 from .publishing import PublisherSession
-from .routing import Route, check_route
 from .subscribing import subscribe
-from .subscription import (
-    SubscribeOptions,
-    Subscription,
-    SuperStreamOptions,
-    SuperStreamSubscription,
-)
-from .super_stream import (
-    SuperStreamBatchLimitPublisher,
-    SuperStreamBatchPublisher,
-    SuperStreamPublisher,
-)
+from .subscription import Subscription
+from .super_client import ClientBase, SuperStream
 from .tracking import OffsetTracking
-from .types import (
-    BloomFilterExtract,
-    MessageFilter,
-    OnDecodeError,
-    OnGap,
-    PublisherInfo,
-    PublishOptions,
-)
+from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
 
 __all__ = ['ConnectionInfo', 'StreamsClient', 'streams_client']
 
@@ -140,7 +115,7 @@ def streams_client(
     )
 
 
-class StreamsClient(ManagementMethods, OffsetMethods):
+class StreamsClient(ClientBase):
     """Creates and deletes streams, publishes to them and subscribes to them.
 
     :func:`streams_client` creates one.  `async with client` closes its connections at the end; the
@@ -163,10 +138,9 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             connection_info = Settings(tuple(connection_info), auth_mechanism)
         self._cluster = Cluster(check_settings(connection_info))
         self._cluster.observers.add(OutageLog(connection_info.log_prefix))
-        self._super_streams = set[str]()
         self._members = WeakSet[GroupMember]()
         self._users = 0
-        self._windows = WeakSet[PublisherSession]()  # of the partitions of super streams
+        self._windows = WeakSet[PublisherSession]()
         self._names = WeakValueDictionary[tuple[str, str], PublisherSession]()
 
     def __repr__(self) -> str:
@@ -255,60 +229,28 @@ class StreamsClient(ManagementMethods, OffsetMethods):
 
     # -- publishing and subscribing
 
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: None = None,
-        cls: type[P] = ...,
-        **options: Unpack[PublishOptions],
-    ) -> OpenPublisher[P]: ...
+    def super_stream(self, name: str) -> SuperStream:
+        """Return the object that manages a super stream, publishes to it and subscribes to it.
 
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: Route,
-        cls: type[PublisherBatchLimit],
-        **options: Unpack[PublishOptions],
-    ) -> OpenSuperStream[SuperStreamBatchLimitPublisher]: ...
+        This sends nothing: the super stream need not exist.
 
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: Route,
-        cls: type[PublisherBatchFast],
-        **options: Unpack[PublishOptions],
-    ) -> OpenSuperStream[SuperStreamBatchPublisher]: ...
-
-    @overload
-    def publisher(
-        self,
-        stream: str,
-        *,
-        route: Route,
-        cls: type[Publisher] = ...,
-        **options: Unpack[PublishOptions],
-    ) -> OpenSuperStream[SuperStreamPublisher]: ...
+        :param name: name of the super stream.
+        """
+        return SuperStream(self, name)
 
     def publisher(
         self,
         stream: str,
         *,
-        route: Route | None = None,
         name: str | None = None,
         filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any] = Publisher,
+        cls: type[P] = Publisher,  # type: ignore[assignment]  # the default of P
         amqp: bool = True,
         max_unconfirmed: int = 10_000,
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenPublisher[Any] | OpenSuperStream[Any]:
+    ) -> OpenPublisher[P]:
         """Open a publisher: `await` the result, or use it in `async with`.
 
         The result is a coroutine: `asyncio.create_task` and `asyncio.run_coroutine_threadsafe` take
@@ -317,29 +259,23 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         The end of the `async with` block closes the publisher; a publisher from `await` ends with
         `await publisher.close()`.
 
-        :param stream: name of the stream; with `route`, of the super stream.
-        :param route: for a super stream, chooses the partitions of each message: :func:`by_hash`,
-            :func:`by_key`, or a function `route(message, partitions)` that returns the name of a
-            partition, or several names.  `cls` is then the class of the publisher of each
-            partition.  See :ref:`super-stream-publishing`.
+        :param stream: name of the stream.
         :param name: name for deduplication, at most 255 bytes of UTF-8; None for none.  Each
             process needs its own name, e.g. `name=f'shop-{socket.gethostname()}'`: if two
             publishers use the same one, messages that the broker has confirmed may be lost, with or
             without an error.  It must be the same after a restart, because RabbitMQ remembers 255
             names of a stream.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
-        :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
+        :param cls: :class:`Publisher` or a subclass of it.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
-        :param max_unconfirmed: maximum number of messages in flight; with `route`, for each
-            partition, and fewer if there are many partitions.
+        :param max_unconfirmed: maximum number of messages in flight.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
             sub-entries.  Messages sent in one turn of the event loop share sub-entries.  The broker
             has much less work with them: a sub-entry has one publishing id and one confirm.
         :param compression: compression of sub-entries: `none`, `gzip`, `snappy`, `lz4` or `zstd`;
             the last three need the extra `compression`.
         :param wait: wait until the broker has declared the publisher.  If false, return at once and
-            connect in the background, without a time limit; see :ref:`connect-later`.  With
-            `route`, wait until the broker has reported the partitions in any case.
+            connect in the background, without a time limit; see :ref:`connect-later`.
         :raises TypeError: an argument has the wrong type; `cls` is not derived from a publisher
             class of RbFly.
         :raises ValueError: an argument is out of range, or both sub-entries and filter values were
@@ -352,89 +288,82 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :raises PublisherError: the name has already used the highest publishing id.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        if not isinstance(cls, type) or not issubclass(cls, BasePublisher):
-            raise ArgumentTypeError(
-                f'cls must be Publisher, PublisherBatchFast or a subclass of them, not {cls!r}'
-            )
-        check_type('wait', wait, bool)
-        info = PublisherInfo(
+        info = publisher_info(
             stream,
-            '' if name is None else name,
+            name,
             filter_extract,
+            cls,
             amqp,
             max_unconfirmed,
             sub_entry_size,
-            Compression.NONE if compression is None else Compression(compression),
+            compression,
+            wait,
         )
-        check_publisher(info)
-        if route is None:
-            return OpenPublisher(self, self._cluster, self._names, cls, info, wait)
-        check_route(route)
-        return OpenSuperStream(
-            self, self._cluster, self._names, cls, info, wait, route, self._windows
-        )
+        return OpenPublisher(self, self._cluster, self._names, info, wait, cls)
 
     @overload
     def subscribe(
-        self, stream: str, *, amqp: Literal[False], **options: Unpack[SubscribeOptions]
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: Literal[False],
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        auto_offset: OffsetTracking | bool | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | None = None,
+        group: str | None = None,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
     ) -> Subscription[bytes]: ...
 
     @overload
     def subscribe(
-        self, stream: str, *, amqp: bool = ..., **options: Unpack[SubscribeOptions]
-    ) -> Subscription: ...
-
-    @overload
-    def subscribe(
         self,
         stream: str,
         *,
-        super_stream: Literal[True],
-        amqp: Literal[False],
-        **options: Unpack[SuperStreamOptions],
-    ) -> SuperStreamSubscription[bytes]: ...
-
-    @overload
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        super_stream: Literal[True],
-        amqp: bool = ...,
-        **options: Unpack[SuperStreamOptions],
-    ) -> SuperStreamSubscription: ...
-
-    def subscribe(
-        self,
-        stream: str,
-        *,
-        super_stream: bool = False,
-        offset: Offsets | None = None,
+        offset: Offset | OffsetSource | None = None,
         filter: MessageFilter | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
         auto_offset: OffsetTracking | bool | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | None = None,
-        refresh_interval: float = 60.0,
         group: str | None = None,
-        handover_timeout: float = HANDOVER_TIMEOUT,
+        handover_timeout: float = 30.0,
         stranded_after: float | None = None,
-    ) -> Subscription[Any] | SuperStreamSubscription[Any]:
-        """Read the messages of a stream or of a super stream, with `async for`.
+    ) -> Subscription: ...
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        offset: Offset | OffsetSource | None = None,
+        filter: MessageFilter | None = None,
+        timeout: float | None = None,
+        amqp: bool = True,
+        on_decode_error: OnDecodeError = 'raise',
+        initial_credit: int = 10,
+        auto_offset: OffsetTracking | bool | None = None,
+        on_gap: OnGap = 'warn',
+        until: Literal['now'] | Offset | None = None,
+        group: str | None = None,
+        handover_timeout: float = 30.0,
+        stranded_after: float | None = None,
+    ) -> Subscription[Any]:
+        """Read the messages of a stream, with `async for`.
 
         :param stream: name of the stream.
-        :param super_stream: the name is that of a super stream: read all its partitions, see
-            :class:`SuperStreamSubscription`.
         :param offset: where to start; None for `Offset.NEXT`, in a group for `Offset.FIRST`; or an
             async function that returns it, for a program that keeps offsets in its own database.
             RbFly calls the function with the name of the stream when the subscription first opens,
             not after a reconnect.  If it fails, waiting for a message raises its error, and the
-            next wait calls it again.  For a super stream, this is where each partition starts; it
-            may also be a mapping from partitions to their offsets, where partitions that are
-            missing start at their first message.
+            next wait calls it again.
         :param filter: selects messages; None for all.
         :param timeout: seconds to wait for each message; None or 0 for no limit.
         :param amqp: decode messages; if false, yield their bytes unchanged.
@@ -454,10 +383,7 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :param until: where to end, see :ref:`read-until`; None to wait for more messages.
             `'now'`: after the last message that the stream had when the subscription opened;
             `Offset.offset(n)`: before that offset; `Offset.timestamp(t)`: before the first chunk
-            written at that time or later, by the broker's clock, or where `'now'` ends.  Each
-            partition of a super stream ends there; partitions that are added later are not read.
-        :param refresh_interval: seconds, at least 0.01, after which a subscription of a super
-            stream asks for its partitions again.
+            written at that time or later, by the broker's clock, or where `'now'` ends.
         :param group: name of a consumer group, at most 255 bytes of UTF-8.  Of its members, one at
             a time receives the messages of the stream, or of each partition; it starts after the
             offset stored under the group's name, or at the offset that the function given as
@@ -470,12 +396,11 @@ class StreamsClient(ManagementMethods, OffsetMethods):
         :raises ValueError: an argument is out of range.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
-        return subscribe(
+        found: Subscription[Any] = subscribe(
             self._cluster,
-            self._super_streams,
             self._members,
             stream,
-            super_stream,
+            None,
             offset,
             filter,
             timeout,
@@ -485,8 +410,8 @@ class StreamsClient(ManagementMethods, OffsetMethods):
             auto_offset,
             on_gap,
             until,
-            refresh_interval,
             group,
             handover_timeout,
             stranded_after,
         )
+        return found

@@ -89,7 +89,6 @@ class MergedSession:
     :param auto_offset: whether `commit` is allowed.
     :param refresh_interval: seconds between two requests for the partitions.
     :param fixed: read the partitions that exist at the start, and no others.
-    :param names: the names that the client knows as those of super streams.
     :param new_session: creates the session of a partition from its waiter, name and offset.
     :ivar turns: the order in which the partitions are read.
     """
@@ -105,7 +104,6 @@ class MergedSession:
         auto_offset: OffsetTracking | None,
         refresh_interval: float,
         fixed: bool,
-        names: set[str],
         new_session: Callable[[Partition, str, Offset | OffsetSource], SubscriptionSession],
     ) -> None:
         self.stream = stream
@@ -122,7 +120,6 @@ class MergedSession:
         self._auto_offset = auto_offset
         self._interval = refresh_interval
         self._fixed = fixed
-        self._names = names
         self._new_session = new_session
         self._is_listed = False  # the partitions are known
         self._was_listed = False  # they were known before: new ones start at their first message
@@ -215,7 +212,6 @@ class MergedSession:
             if name not in self.partitions:
                 self._add(name)
         self._is_listed = self._was_listed = True
-        self._names.add(self.stream)
 
     def _add(self, name: str) -> None:
         partition = Partition(self, name)
@@ -289,7 +285,6 @@ class MergedSession:
         self._gone = {name: (position, None, None) for name, (position, *_) in self._gone.items()}
         self._unopened.clear()
         self._is_listed = False
-        self._names.discard(self.stream)
         self._errors = [error]
 
     def _keep(self, error: Exception) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol, overload
+from typing import Protocol
 from weakref import WeakSet
 
-from ..amqp._message import last_offset, last_partition
+from ..amqp._message import last_offset
 from ..checks import check_stream, check_type
 from ..error import (
-    ArgumentError,
     OffsetNotStored,
     ProtocolError,
     StreamConnectionError,
@@ -26,7 +24,6 @@ from ..protocol._identity import LastChunk
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
-from .partitions import AT_ONCE, query_partitions
 
 
 class GroupMember(Protocol):
@@ -51,7 +48,6 @@ class OffsetMethods:
     """The methods of a client that concern offsets."""
 
     _cluster: Cluster
-    _super_streams: set[str]  # names that this client has subscribed to
     _members: WeakSet[GroupMember]  # of groups
 
     async def write_offset(
@@ -65,9 +61,7 @@ class OffsetMethods:
         If this client has members of the group `reference` on the stream, the active one stores the
         offset, and only on its connection: another process may have become active.
 
-        :param stream: name of the stream.  With that of a super stream that this client has
-            subscribed to, the offset is stored for the partition of the message that this task
-            received last.
+        :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :param value: offset of the last processed message; None for the message that this task
             received last, which must be from that stream.
@@ -76,7 +70,6 @@ class OffsetMethods:
             ignores it if the stream does not exist, or if the user may not read it.
         :raises MessageContextError: `value` is None, and this task has not received a message, or
             received its last one from another stream; also a LookupError and a ValueError.
-        :raises ValueError: this task has not received its last message from that super stream.
         :raises StreamConnectionError: the client cannot connect, or was disconnected in the
             meantime.
         :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
@@ -89,14 +82,6 @@ class OffsetMethods:
         check_type('reference', reference, str)
         check_type('value', value, int, None)
         check_type('wait', wait, bool)
-        if stream in self._super_streams:
-            partition = last_partition(stream)
-            if partition is None:
-                raise ArgumentError(
-                    f'{stream!r} is a super stream, and this task has not received its last message'
-                    ' from it: pass the name of the partition'
-                )
-            stream = partition
         if value is None:
             value = last_offset(stream)
         connect: Callable[[], Awaitable[Connection]] = self._cluster.locator
@@ -145,19 +130,7 @@ class OffsetMethods:
         check_type('offset', offset, Offset)
         return await resolve(self._cluster, stream, offset)
 
-    @overload
-    async def lag(
-        self, stream: str, reference: str, *, super_stream: Literal[False] = False
-    ) -> int | None: ...
-
-    @overload
-    async def lag(
-        self, stream: str, reference: str, *, super_stream: Literal[True]
-    ) -> dict[str, int | None]: ...
-
-    async def lag(
-        self, stream: str, reference: str, *, super_stream: bool = False
-    ) -> int | dict[str, int | None] | None:
+    async def lag(self, stream: str, reference: str) -> int | None:
         """Return how far a stored offset is behind the last message; None if none is stored.
 
         0 means that every message is processed: none follows the stored offset.  Any other number
@@ -168,26 +141,16 @@ class OffsetMethods:
 
         The leader of the stream sends its last chunk of messages for this, so ask every few
         seconds, not all the time.  If the client cannot reach the leader, it asks another node,
-        which may not have the last messages.  It asks for 32 partitions of a super stream at once.
+        which may not have the last messages.
 
         :param stream: name of the stream.
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
-        :param super_stream: the name is that of a super stream: return a dict by partition.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
         :raises StreamConnectionError: the client cannot connect, or lost its connection.
         :raises ProtocolError: the broker refused the request.
         """
         check_names(stream, reference)
-        if super_stream:
-            check_stream(stream)
-            names = [*dict.fromkeys(await query_partitions(self._cluster, stream))]
-            found: dict[str, int | None] = {}
-            for start in range(0, len(names), AT_ONCE):
-                part = names[start : start + AT_ONCE]
-                lags = await asyncio.gather(*(self.lag(name, reference) for name in part))
-                found.update(zip(part, lags, strict=True))
-            return found
         stored = await self.read_offset(stream, reference)
         if stored is None:
             return None

@@ -7,24 +7,54 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from ..checks import check_type
 from ..error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError
 from ..net.cluster import Cluster
 from ..net.observer import Life, call_each
+from ..protocol.compression import Compression
+from .arguments import check_publisher
 from .misuse import AsyncWith
-from .publisher import BasePublisher, Publisher
+from .publisher import Publisher
 from .publishing import PublisherSession
-from .types import PublisherInfo
+from .types import BloomFilterExtract, PublisherInfo
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
 
-    P = typing_extensions.TypeVar('P', bound=BasePublisher, default=Publisher)
+    P = typing_extensions.TypeVar('P', bound=Publisher, default=Publisher)
 else:
     P = TypeVar('P')
 
 T = TypeVar('T', bound='Closing')
 
 FIRST = 'await client.publisher(...) first, or use `async with`'
+
+
+def publisher_info(
+    stream: str,
+    name: str | None,
+    filter_extract: BloomFilterExtract | None,
+    cls: object,
+    amqp: bool,
+    max_unconfirmed: int,
+    sub_entry_size: int,
+    compression: Compression | str | None,
+    wait: bool,
+) -> PublisherInfo:
+    """Check the arguments of `publisher`, and return the settings of the publisher."""
+    if not isinstance(cls, type) or not issubclass(cls, Publisher):
+        raise ArgumentTypeError(f'cls must be Publisher or a subclass of it, not {cls!r}')
+    check_type('wait', wait, bool)
+    info = PublisherInfo(
+        stream,
+        '' if name is None else name,
+        filter_extract,
+        amqp,
+        max_unconfirmed,
+        sub_entry_size,
+        Compression.NONE if compression is None else Compression(compression),
+    )
+    return check_publisher(info)
 
 
 class Closing(Protocol):
@@ -41,14 +71,12 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
 
     :param client: kept alive by the publisher.
     :param names: sessions of the client's publishers, by stream and name; refers to them weakly.
-    :param cls: class of the publisher, or of those of the partitions.
     :param wait: wait until the publisher is declared; if false, declare it in the background.
     """
 
     client: object
     cluster: Cluster
     names: MutableMapping[tuple[str, str], PublisherSession]
-    cls: type[Any]
     info: PublisherInfo
     wait: bool
     _sessions: list[PublisherSession] = field(default_factory=list, init=False)
@@ -142,8 +170,14 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
             call_each([session.registration.close for session in sessions])
 
 
+@dataclass(eq=False, repr=False)
 class OpenPublisher(Opener[P]):
-    """Opens a publisher of one stream."""
+    """Opens a publisher of one stream.
+
+    :param cls: class of the publisher.
+    """
+
+    cls: type[Any]
 
     async def _open(self, sessions: list[PublisherSession]) -> P:
         session = self._new_session(self.info.stream, sessions)

@@ -52,8 +52,6 @@ async def _reason(locator: Connection, stream: str) -> str:
     found = (await locator.request(commands.Metadata((stream,)))).get(stream)
     code = ResponseCode.STREAM_DOES_NOT_EXIST
     if found is not None and found.code != code:
-        return (
-            f'{stream!r} is a stream, not a super stream: omit route to publish to it,'
-            ' super_stream=True to read it'
-        )
+        text = 'is a stream, not a super stream: use client.publisher and client.subscribe'
+        return f'{stream!r} {text}'
     return f'super stream {stream!r} does not exist (code 0x{code:02x})'

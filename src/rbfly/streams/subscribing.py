@@ -21,15 +21,12 @@ from .subscription import Subscription, SuperStreamSubscription
 from .tracking import OffsetTracking
 from .types import MessageFilter, OnDecodeError, OnGap
 
-REFRESH_LEAST = 0.01  # seconds; a shorter interval would load the broker with requests
-
 
 def subscribe(
     cluster: Cluster,
-    super_streams: set[str],
     members: MutableSet[GroupMember],
     stream: str,
-    super_stream: bool,
+    refresh_interval: float | None,
     offset: Offsets | None,
     filter: MessageFilter | None,
     timeout: float | None,
@@ -39,32 +36,24 @@ def subscribe(
     auto_offset: OffsetTracking | bool | None,
     on_gap: OnGap,
     until: Literal['now'] | Offset | None,
-    refresh_interval: float,
     group: str | None,
     handover_timeout: float,
     stranded_after: float | None,
-) -> Subscription[Any] | SuperStreamSubscription[Any]:
-    """Check the arguments of :meth:`StreamsClient.subscribe`, and create the subscription.
+) -> Any:
+    """Check the arguments of `subscribe`, and create the subscription.
 
-    :param super_streams: names that the client knows as those of super streams.
     :param members: the client's members of groups; refers to them weakly.
+    :param refresh_interval: None for a stream: `Subscription` instead of `SuperStreamSubscription`.
     """
     cluster.check_loop()
     check_stream(stream)
-    check_type('super_stream', super_stream, bool)
-    check_type('refresh_interval', refresh_interval, int, float)
-    if not REFRESH_LEAST <= refresh_interval < float('inf'):
-        raise ArgumentError(
-            f'refresh_interval must be finite and at least {REFRESH_LEAST} seconds,'
-            f' not {refresh_interval}'
-        )
     if offset is None:  # a member that joins late misses nothing
         offset = Offset.NEXT if group is None else Offset.FIRST
     elif isinstance(offset, Mapping):
         offset = dict(offset)
     if group is not None and until is not None:
         raise ArgumentError('a group has no end: use either group or until')
-    check_starts(offset, until, super_stream)
+    check_starts(offset, until, refresh_interval is not None)
     check_type('filter', filter, MessageFilter, None)
     check_timeout('timeout', timeout)
     check_integer('initial_credit', initial_credit, 1, 2**16 - 1)
@@ -75,7 +64,7 @@ def subscribe(
         check_filter(filter)
     tracking, membership = check_group(
         group,
-        stream if super_stream else None,
+        None if refresh_interval is None else stream,
         handover_timeout,
         stranded_after,
         offset,
@@ -94,10 +83,9 @@ def subscribe(
             members.add(session)
         return session
 
-    if not super_stream:
+    if refresh_interval is None:
         assert not isinstance(offset, Mapping)
         return Subscription(new_session(waiter, stream, offset), waiter, offset)
-    super_streams.add(stream)
     merged = MergedSession(
         cluster,
         waiter,
@@ -106,7 +94,6 @@ def subscribe(
         tracking,
         refresh_interval,
         until is not None,
-        super_streams,
         new_session,
     )
     return SuperStreamSubscription(merged, waiter, offset)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..checks import check_integer, check_timeout
 from ..error import CallbackError, OffsetNotStored, SubscriptionClosed
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
-from ..protocol.offset import Offset, OffsetSource
 from ._iteration import MessageIterator, SubscriptionBase
 from .consuming import SubscriptionSession
-from .merged import MergedSession, Offsets
+from .merged import MergedSession
 from .misuse import AsyncFor
 from .reading import Ended, JoinedBatches, MessageWaiter, raise_own
-from .tracking import OffsetTracking
-from .types import MessageCtx, MessageFilter, OnDecodeError, OnGap
+from .types import MessageCtx
 
 if TYPE_CHECKING:
     import typing_extensions  # `typing` has no `default` before Python 3.13
@@ -36,37 +34,11 @@ def check_limit(max_messages: int | None) -> int:
     return max_messages
 
 
-class CommonOptions(TypedDict, total=False):
-    """Arguments of :meth:`StreamsClient.subscribe` that do not change the type of its result."""
-
-    filter: MessageFilter | None
-    timeout: float | None
-    on_decode_error: OnDecodeError
-    initial_credit: int
-    auto_offset: OffsetTracking | bool | None
-    on_gap: OnGap
-    until: Literal['now'] | Offset | None
-    group: str | None
-    handover_timeout: float
-    stranded_after: float | None
-
-
-class SubscribeOptions(CommonOptions, total=False):
-    """The same, with those for a stream."""
-
-    super_stream: Literal[False]
-    offset: Offset | OffsetSource | None
-
-
-class SuperStreamOptions(CommonOptions, total=False):
-    """The same, with those for a super stream."""
-
-    offset: Offsets | None
-    refresh_interval: float
-
-
 class BaseSubscription(SubscriptionBase[Body], AsyncFor):
-    """What subscriptions of a stream and of a super stream have in common."""
+    """Base of :class:`Subscription` and :class:`SuperStreamSubscription`, for functions of either.
+
+    It has their methods `open`, `messages`, `batches`, `fetch`, `stop` and `aclose`.
+    """
 
     _session: SubscriptionSession | MergedSession
 
@@ -294,8 +266,8 @@ class Subscription(BaseSubscription[Body]):
 class SuperStreamSubscription(BaseSubscription[Body]):
     """Iterates over the messages of all partitions of a super stream.
 
-    `client.subscribe(stream, super_stream=True)` creates one.  Everything is as in
-    :class:`Subscription`, in each partition, with the following differences.
+    :meth:`SuperStream.subscribe` creates one.  Everything is as in :class:`Subscription`, in each
+    partition, with the following differences.
 
     The partitions take turns, chunk by chunk: none waits until another one has no messages left.
     `stream` of a message context or of a batch names its partition; the messages of a batch are of

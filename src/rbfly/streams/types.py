@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..amqp import MessageCtx
 from ..error import PublishErrorInfo, SendProgress, of_callback
@@ -88,18 +88,6 @@ class PublisherInfo:
     max_unconfirmed: int = 10_000
     sub_entry_size: int = 0
     compression: Compression = Compression.NONE
-
-
-class PublishOptions(TypedDict, total=False):
-    """Further arguments of :meth:`StreamsClient.publisher`."""
-
-    name: str | None
-    filter_extract: BloomFilterExtract | None
-    amqp: bool
-    max_unconfirmed: int
-    sub_entry_size: int
-    compression: Compression | str | None
-    wait: bool
 
 
 @dataclass(frozen=True)
