@@ -62,7 +62,7 @@ LAYERS = {
         ['_sending'],
         ['_routing'],
         ['waiting', 'confirmation', 'arguments', 'routing'],
-        ['reading', 'sequence', 'gaps', 'partitions', 'events'],
+        ['counting', 'reading', 'sequence', 'gaps', 'partitions', 'events', 'repeating'],
         ['offsets'],
         ['tracking', 'watchdog', 'publishing'],
         ['send_many', 'until', 'stranded'],

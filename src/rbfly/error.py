@@ -45,7 +45,6 @@ __all__ = [
     'RbFlyError',
     'RequestTimeout',
     'ResponseCode',
-    'RoomTimeout',
     'SendProgress',
     'StreamConnectionError',
     'StreamDoesNotExist',
@@ -132,8 +131,11 @@ class RbFlyError(Exception):
         sending again cannot store a message twice.
     :ivar code: response code of the broker (int, see :class:`ResponseCode`) for a
         :class:`ProtocolError`; else None.
-    :ivar stream: name of the stream, or of the partition of a super stream, for errors of
-        publishing (str); None for errors of other calls, and if only the message is the cause.
+    :ivar stream: name of the stream that the error is about (str): for a super stream, of the
+        partition, or of the super stream if it concerns all of them; None if only a message or the
+        connection is the cause.
+    :ivar reference: name of the stored offset, or of the group, that it is about (str); None for
+        other errors.
     """
 
     index: int | None = None
@@ -142,6 +144,7 @@ class RbFlyError(Exception):
     retriable: bool = False
     code: int | None = None
     stream: str | None = None
+    reference: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         reduced: Any = super().__reduce__()
@@ -265,6 +268,7 @@ class StreamDoesNotExist(ProtocolError):
     def __init__(self, stream: str = '', detail: str = '') -> None:
         name = f'stream {stream!r}' if stream else ''
         super().__init__(ResponseCode.STREAM_DOES_NOT_EXIST, f'{name} {detail}'.strip())
+        self.stream = stream or None
 
 
 class AuthenticationError(ProtocolError):
@@ -316,7 +320,7 @@ class ArgumentTypeError(RbFlyError, TypeError):
     outcome: Outcome | None = 'not_sent'
 
 
-class ArgumentOverflowError(RbFlyError, OverflowError):
+class ArgumentOverflowError(ArgumentError, OverflowError):
     """A number does not fit into its protocol field."""
 
 
@@ -493,9 +497,6 @@ class WindowTimeout(ConfirmTimeout):
     retriable = True
 
 
-RoomTimeout = WindowTimeout
-
-
 _BY_CODE: dict[int, type[ProtocolError]] = {
     ResponseCode.SASL_MECHANISM_NOT_SUPPORTED: AuthenticationError,
     ResponseCode.AUTHENTICATION_FAILURE: AuthenticationError,
@@ -515,7 +516,18 @@ def protocol_error(
     if stream:
         detail = f'{detail}: stream {stream!r}' if detail else f'stream {stream!r}'
     error = _BY_CODE.get(code, ProtocolError)(code, detail)
+    error.stream = stream or None
     error.command = command
+    return error
+
+
+R = TypeVar('R', bound=RbFlyError)
+
+
+def about(error: R, stream: str, reference: str | None = None) -> R:
+    """Say what an error is about, unless it says so itself, and return it."""
+    error.stream = error.stream or stream
+    error.reference = error.reference or reference
     return error
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import FrozenInstanceError
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ def test_first_last_and_next_have_no_value() -> None:
 
 
 def test_protocol_numbers_of_offset_types() -> None:
-    assert [int(item) for item in OffsetType] == [1, 2, 3, 4, 5, 0xFFFF]
+    assert [int(item) for item in OffsetType] == [1, 2, 3, 4, 5, 0xFFFE, 0xFFFF]
 
 
 @pytest.mark.parametrize('offset', [0, 1, 2**63, 2**64 - 1])
@@ -46,6 +46,30 @@ def test_timestamp_that_the_protocol_cannot_carry(timestamp: float) -> None:
         Offset.timestamp(timestamp)
 
 
+@pytest.mark.parametrize('zone', [UTC, timezone(timedelta(hours=-5))])
+def test_timestamp_of_an_aware_datetime(zone: timezone) -> None:
+    time = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC).astimezone(zone)
+    assert Offset.timestamp(time) == Offset.timestamp(1_767_323_045.678)
+
+
+def test_timestamp_of_a_naive_datetime_is_refused() -> None:
+    with pytest.raises(ValueError, match='2026-01-02 00:00:00 has no time zone') as caught:
+        Offset.timestamp(datetime(2026, 1, 2))
+    assert isinstance(caught.value, RbFlyError)
+
+
+def test_last_messages() -> None:
+    found = Offset.last_messages(100)
+    assert (found.type, found.value) == (OffsetType.LAST_MESSAGES, 100)
+    assert repr(found) == 'Offset.last_messages(100)'
+
+
+@pytest.mark.parametrize('count', [-1, 2**64])
+def test_last_messages_out_of_range(count: int) -> None:
+    with pytest.raises(OverflowError):
+        Offset.last_messages(count)
+
+
 def test_reference() -> None:
     found = Offset.reference('ré')
     assert (found.type, found.value) == (OffsetType.REFERENCE, 'ré')
@@ -60,6 +84,8 @@ def test_reference() -> None:
         (OffsetType.OFFSET, None),
         (OffsetType.TIMESTAMP, datetime(2026, 1, 1)),
         (OffsetType.TIMESTAMP, '1'),
+        (OffsetType.LAST_MESSAGES, 1.0),
+        (OffsetType.LAST_MESSAGES, True),
         (OffsetType.REFERENCE, 5),
         (OffsetType.REFERENCE, b'r'),
         (OffsetType.FIRST, 0),

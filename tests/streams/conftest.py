@@ -1,12 +1,15 @@
 """Fixtures of the tests of streams."""
 
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 
 import rbfly.streams as rbs
+from brokers import RabbitMQ
+from brokers.proxy import Proxy
 from tests.fake import CLOSING, FakeBroker, Step
 from tests.members import NewClient
 from tests.supers import super_stream_of
@@ -45,3 +48,11 @@ async def clients(broker_uri: str) -> AsyncIterator[NewClient]:
     yield new
     for client in made:
         await client.disconnect()
+
+
+@pytest_asyncio.fixture
+async def proxy(broker: RabbitMQ) -> AsyncIterator[Proxy]:
+    """A proxy to the broker."""
+    parts = urlsplit(broker.uri)
+    async with Proxy((parts.hostname or '', parts.port or 0)) as proxy:
+        yield proxy

@@ -14,7 +14,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.checks import check_folder, check_timeout
-from rbfly.streams.error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
+from rbfly.streams.error import ArgumentError, ArgumentTypeError
 from tests.fake import FakeBroker
 from tests.supers import subscribe_to
 
@@ -189,8 +189,15 @@ async def test_long_reference_is_refused_before_connecting(call: Call) -> None:
 
 
 async def test_write_offset_refuses_offset_out_of_range() -> None:
-    with pytest.raises(ArgumentOverflowError):
-        await rbs.streams_client(URI, connect_timeout=0.1).write_offset('s', 'r', -1)
+    for value in (-1, 2**64):
+        with pytest.raises(ArgumentError, match=f'value must be from 0 to .*, not {value}'):
+            await rbs.streams_client(URI, connect_timeout=0.1).write_offset('s', 'r', value)
+
+
+def test_number_out_of_range_is_a_value_error() -> None:
+    for error in (ArgumentError, ValueError, OverflowError):
+        with pytest.raises(error):
+            rbs.Offset.offset(-1)
 
 
 def test_filter_accepts_values_from_a_generator() -> None:

@@ -4,15 +4,11 @@ import asyncio
 import pickle
 import re
 import time
-from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-import pytest_asyncio
 
 import rbfly.streams as rbs
-from brokers import RabbitMQ
 from brokers.proxy import Proxy
 from rbfly.error import copy_error
 from rbfly.net import retry
@@ -31,14 +27,6 @@ from tests.streams.test_publish import stored
 
 SOON = 0.02  # seconds
 NAMES = pytest.mark.parametrize('name', [None, 'shop'], ids=['unnamed', 'named'])
-
-
-@pytest_asyncio.fixture
-async def proxy(broker: RabbitMQ) -> AsyncIterator[Proxy]:
-    """A proxy through which `through` connects to the broker."""
-    parts = urlsplit(broker.uri)
-    async with Proxy((parts.hostname or '', parts.port or 0)) as proxy:
-        yield proxy
 
 
 @pytest.fixture(autouse=True)

@@ -308,7 +308,7 @@ async def test_heartbeat_of_zero_disables_without_spinning() -> None:
 
 async def test_dead_peer_is_detected() -> None:
     async with FakeBroker(tune=(0, 1), on={wire.CREATE: wire.SILENT}) as fake:
-        client = rbs.streams_client(fake.uri)
+        client = rbs.streams_client(fake.uri, reconnect_timeout=0)
         start = time.monotonic()
         with pytest.raises(StreamConnectionError, match='nothing received for 2 seconds'):
             async with asyncio.timeout(HANG):
@@ -527,7 +527,7 @@ async def test_close_from_the_broker_is_answered_and_its_reason_reported() -> No
         connection.send(close_frame(0x0D, 'unknown frame: no żart', 7))
 
     async with FakeBroker(on={wire.CREATE: closing}) as fake:
-        client = rbs.streams_client(fake.uri)
+        client = rbs.streams_client(fake.uri, reconnect_timeout=0)
         with pytest.raises(StreamConnectionError, match=r'unknown frame: no żart.*0x0d'):
             await client.create_stream('test')
         await until(fake.connection.lost.done, 'the client closes')

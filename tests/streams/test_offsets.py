@@ -12,7 +12,7 @@ from brokers import RabbitMQ
 from rbfly.net import connection
 from rbfly.protocol._chunk import Chunk
 from rbfly.protocol.const import Key
-from rbfly.streams import offsets
+from rbfly.streams import counting, offsets
 from rbfly.streams.partitions import AT_ONCE
 from rbfly.testing import StreamBroker
 from rbfly.testing.handlers import HANDLERS
@@ -667,7 +667,7 @@ async def test_offset_is_resolved_without_the_request(has_request: bool) -> None
 async def test_message_published_meanwhile_is_not_skipped(
     monkeypatch: pytest.MonkeyPatch, has_request: bool, offset: rbs.Offset
 ) -> None:
-    chunk_at = offsets.chunk_at
+    chunk_at = counting.chunk_at
 
     async def publish_after(*args: Any) -> Chunk | None:
         found = await chunk_at(*args)

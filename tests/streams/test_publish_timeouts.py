@@ -10,7 +10,7 @@ import pytest
 
 import rbfly.streams as rbs
 from rbfly.streams._confirm import ConfirmFuture
-from rbfly.streams.error import ConfirmTimeout, RoomTimeout
+from rbfly.streams.error import ConfirmTimeout, WindowTimeout
 from tests.streams.test_sending import Connection, World, attach, task_factory, turn
 
 __all__ = ['task_factory']
@@ -103,7 +103,7 @@ async def test_abandoned_waits_form_no_cycle(
 async def test_message_without_capacity_in_time_is_not_sent(name: str) -> None:
     publisher, _, run = await filled(name)
     queued = publisher._core.window.queued
-    with pytest.raises(RoomTimeout):
+    with pytest.raises(WindowTimeout):
         await run(publisher, SOON)
     assert (publisher._core.window.queued, publisher.message_id) == (queued, queued)
     publisher._session._give_up(ValueError('the end'))

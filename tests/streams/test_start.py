@@ -32,7 +32,7 @@ import pytest_asyncio
 import rbfly.streams as rbs
 from rbfly.net import retry
 from rbfly.net.connection import Connection
-from rbfly.streams import consuming, offsets
+from rbfly.streams import consuming, counting
 from rbfly.streams.error import StreamConnectionError, StreamDoesNotExist
 from rbfly.testing import StreamBroker
 from tests.brokers import until
@@ -299,7 +299,7 @@ async def test_lagging_replica_is_the_same_stream(
     asked = []
 
     async def chunk_ids(connection: Connection, stream: str) -> Any:
-        ids = await offsets.chunk_ids(connection, stream)
+        ids = await counting.chunk_ids(connection, stream)
         asked.append(next(lagging, False))
         return (-1, -1) if asked[-1] else ids
 

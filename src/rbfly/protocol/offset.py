@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from typing import ClassVar
 
-from ..error import ArgumentOverflowError, ArgumentTypeError
+from ..error import ArgumentError, ArgumentOverflowError, ArgumentTypeError
 
 
 class OffsetType(IntEnum):
-    """Types of offsets; all but `REFERENCE` are part of the stream protocol."""
+    """Types of offsets; the protocol has all but `LAST_MESSAGES` and `REFERENCE`."""
 
     FIRST = 1
     LAST = 2
     NEXT = 3
     OFFSET = 4
     TIMESTAMP = 5
+    LAST_MESSAGES = 0xFFFE
     REFERENCE = 0xFFFF
 
 
 VALUES: dict[OffsetType, tuple[type, ...]] = {
     OffsetType.OFFSET: (int,),
     OffsetType.TIMESTAMP: (int, float),
+    OffsetType.LAST_MESSAGES: (int,),
     OffsetType.REFERENCE: (str,),
 }
 
@@ -39,6 +42,7 @@ class Offset:
     * `Offset.NEXT`: messages published from now on;
     * :meth:`Offset.offset`: an absolute offset;
     * :meth:`Offset.timestamp`: a point in time;
+    * :meth:`Offset.last_messages`: the last messages of the stream;
     * :meth:`Offset.reference`: after the offset stored under a reference.
 
     The first attempt to subscribe determines the last chunk and the stored offset.  If the
@@ -98,16 +102,38 @@ class Offset:
         return Offset(OffsetType.OFFSET, offset)
 
     @staticmethod
-    def timestamp(timestamp: float) -> Offset:
+    def timestamp(timestamp: datetime | float) -> Offset:
         """Start at the first chunk written at that time or later, by the broker's clock.
 
         If the time is ahead of the broker's clock, start with messages published from now on.
 
-        :param timestamp: seconds since the epoch (UTC), such as `datetime.timestamp()` of an aware
-            datetime; the broker compares it with chunks, since messages have no time of their own.
+        :param timestamp: an aware datetime, or seconds since the epoch (UTC); the broker compares
+            it with chunks, since messages have no time of their own.
+        :raises ValueError: the datetime has no time zone.
         :raises OverflowError: the time does not fit into 64-bit milliseconds.
         """
+        if isinstance(timestamp, datetime):
+            if timestamp.utcoffset() is None:
+                raise ArgumentError(
+                    f'{timestamp} has no time zone: pass an aware datetime, such as'
+                    ' datetime.now(timezone.utc)'
+                )
+            timestamp = timestamp.timestamp()
         return Offset(OffsetType.TIMESTAMP, timestamp)
+
+    @staticmethod
+    def last_messages(count: int) -> Offset:
+        """Start at the last messages that the stream has when the subscription opens.
+
+        Counts messages, not offsets, which stored offsets also take up.  With fewer messages, start
+        at the first one.  Messages that a filter skips count.  Each partition of a super stream
+        starts at its own last messages.  To count, RbFly receives the chunks of these messages, but
+        decodes none of them.  A member of a group cannot start there.
+
+        :param count: number of messages, at least 0.
+        :raises OverflowError: the number is negative, or has more than 64 bits.
+        """
+        return Offset(OffsetType.LAST_MESSAGES, count)
 
     @staticmethod
     def reference(reference: str, default: Offset | None = None) -> Offset:

@@ -169,6 +169,12 @@ def check_starts(offset: object, until: object, super_stream: bool) -> None:
             commands.reference(str(start.value), 'offset reference')
 
 
+def check_member_start(start: Offset) -> None:
+    """Check where a member of a group starts: the same for whichever member becomes active."""
+    if OffsetType.LAST_MESSAGES in (start.type, start.default and start.default.type):
+        raise ArgumentError('a member of a group cannot start at Offset.last_messages(...)')
+
+
 def check_publisher(info: PublisherInfo) -> PublisherInfo:
     """Check the arguments of a publisher, and return them."""
     check_stream(info.stream)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ..checks import check_integer
-from ..error import ArgumentError, OffsetNotStored
+from ..error import ArgumentError, OffsetNotStored, about
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.registration import Registration
@@ -150,7 +150,9 @@ class Commits:
 
     def _not_stored(self, offset: int) -> OffsetNotStored:
         """Return the error of an offset that the member must not store."""
-        return OffsetNotStored(
+        error = OffsetNotStored(
             f'the {self._member!r} is no longer active: offset {offset} is not stored; the'
             ' messages after the stored offset are delivered again'
         )
+        reference = None if self._tracking is None else self._tracking.reference
+        return about(error, self._stream, reference)

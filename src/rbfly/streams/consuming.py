@@ -16,6 +16,7 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
+    about,
     copy_error,
     of_callback,
 )
@@ -31,13 +32,14 @@ from ..protocol._decoder import Decoder
 from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import Start
-from .arguments import check_until
+from .arguments import check_member_start, check_until
 from .committing import Commits
+from .counting import chunk_ids
 from .gaps import GapCheck
 from .group import Group, Member
 from .offsets import (
     check_identity,
-    chunk_ids,
+    counted,
     end_before,
     leader_ends_before,
     stored_offset,
@@ -199,6 +201,7 @@ class SubscriptionSession(Owner):
                 start.choose(await self.ask(start.source))
             if start.reference is not None:
                 start.resolve(await stored_offset(connection, self.stream, start.reference))
+            start.choose(await counted(self._cluster, self.stream, start.offset))
         first = committed = end = None
         until, properties = self._until, self._properties
         if until is not None:
@@ -245,6 +248,8 @@ class SubscriptionSession(Owner):
             )
         check_type('the result of the offset function', offset, Offset)
         check_until(self._wanted_end, offset)
+        if self._member is not None:
+            check_member_start(offset)
         return offset
 
     def detach(self, connection: Connection, id: int) -> commands.Command[Any]:
@@ -437,7 +442,7 @@ class SubscriptionSession(Owner):
 
     def _check_open(self) -> None:
         if self.closed or self._waiter.ended:
-            raise SubscriptionClosed(f'the {self!r} has ended')
+            raise about(SubscriptionClosed(f'the {self!r} has ended'), self.stream)
 
     def on_wait(self, *, finished: bool = True) -> None:
         """A task is about to wait: raise the pending error, or open the registration.
@@ -454,6 +459,8 @@ class SubscriptionSession(Owner):
         if self._error is not None:
             if isinstance(self._error, StreamDoesNotExist):
                 self._start_over()
+            if isinstance(self._error, RbFlyError):
+                about(self._error, self.stream)
             try:
                 raise self._error
             finally:

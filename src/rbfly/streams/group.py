@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..error import OffsetNotStored, RbFlyError, StreamConnectionError, SubscriptionError
+from ..error import OffsetNotStored, RbFlyError, StreamConnectionError, SubscriptionError, about
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.observer import Observer
@@ -30,10 +30,10 @@ from ..protocol._cursor import MessageCursor
 from ..protocol._identity import LastChunk
 from ..protocol.offset import Offset, OffsetSource, OffsetType
 from ..protocol.start import BY_END, OFFSET_MAX
+from .counting import chunk_ids
 from .gaps import GapCheck
 from .offsets import (
     check_identity,
-    chunk_ids,
     end_before,
     look_up,
     next_offset,
@@ -183,7 +183,8 @@ class Member:
         :raises SubscriptionError: the broker is too old.
         """
         if not connection.knows_optional:
-            raise SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
+            error = SubscriptionError(f'the {self!r} needs RabbitMQ 3.11 or newer')
+            raise about(error, self._stream, self.group.name)
         if self._stranded is not None:
             await self._stranded.stay_away()
         await check_identity(self._cluster, self._stream, self._known)
@@ -377,9 +378,10 @@ class Member:
         connection.write(commands.store_offset(name, stream, offset))
         stored = await stored_offset(connection, stream, name)
         if stored is None:
-            raise OffsetNotStored(
+            error = OffsetNotStored(
                 f'the {self!r} cannot store offset {offset}: the broker has not stored it'
             )
+            raise about(error, stream, name)
         return stored
 
     # -- handing over

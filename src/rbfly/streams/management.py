@@ -15,6 +15,7 @@ from ..protocol import commands
 from ..protocol.commands import Command
 from ..protocol.const import ResponseCode
 from .arguments import exists_differently, stream_arguments
+from .repeating import repeated
 from .types import StreamStats
 
 MANAGE_TIMEOUT = 60.0  # minimum timeout for creating or deleting a stream, in seconds
@@ -25,6 +26,7 @@ class ManagementMethods:
 
     _cluster: Cluster
 
+    @repeated
     async def create_stream(
         self,
         stream: str,
@@ -83,6 +85,7 @@ class ManagementMethods:
             check_stream(stream)
             check_folder(stream, vhosts)
 
+    @repeated
     async def delete_stream(self, stream: str) -> None:
         """Delete a stream; do nothing if it does not exist.
 
@@ -107,6 +110,7 @@ class ManagementMethods:
         connection = await self._cluster.manager()
         await connection.request(command, max(limit, MANAGE_TIMEOUT, least) if limit else 0)
 
+    @repeated
     async def stream_exists(self, stream: str) -> bool:
         """Return whether a stream exists; a super stream is none, but its partitions are.
 
@@ -121,6 +125,7 @@ class ManagementMethods:
             return False
         return True
 
+    @repeated
     async def stream_stats(self, stream: str) -> StreamStats:
         """Return the first and last positions of a stream.
 

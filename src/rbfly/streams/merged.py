@@ -18,6 +18,7 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionClosed,
+    about,
     copy_error,
 )
 from ..net.cluster import Cluster
@@ -379,7 +380,7 @@ class MergedSession:
 
     def _check_open(self) -> None:
         if self._has_ended:
-            raise SubscriptionClosed(f'the {self!r} has ended')
+            raise about(SubscriptionClosed(f'the {self!r} has ended'), self.stream)
 
     # -- offsets
 
@@ -485,7 +486,7 @@ class MergedSession:
         names = ', '.join(map(repr, errors))
         error = OffsetNotStored(f'{self!r}: no offset is stored for partitions {names}: {found[0]}')
         error.__cause__ = found[0]
-        return error
+        return about(error, self.stream, found[0].reference)
 
     def _end_waiting(self) -> None:
         self.waiter.remove(self)

@@ -7,23 +7,24 @@ from typing import Protocol
 from weakref import WeakSet
 
 from ..amqp._message import last_offset
-from ..checks import check_stream, check_type
+from ..checks import check_integer, check_stream, check_type
 from ..error import (
     OffsetNotStored,
     ProtocolError,
     StreamConnectionError,
     StreamDoesNotExist,
+    about,
 )
 from ..net.cluster import Cluster
-from ..net.connection import PING, Connection
-from ..net.observer import Role
+from ..net.connection import Connection
 from ..net.sharing import missing
 from ..protocol import commands
-from ..protocol._chunk import Chunk, ChunkQueue
 from ..protocol._identity import LastChunk
 from ..protocol.const import Key, ResponseCode
 from ..protocol.offset import Offset, OffsetType
 from ..protocol.start import OFFSET_MAX
+from .counting import chunk_at, chunk_ids, last_messages
+from .repeating import repeated
 
 
 class GroupMember(Protocol):
@@ -50,6 +51,7 @@ class OffsetMethods:
     _cluster: Cluster
     _members: WeakSet[GroupMember]  # of groups
 
+    @repeated
     async def write_offset(
         self, stream: str, reference: str, value: int | None = None, *, wait: bool = False
     ) -> None:
@@ -70,17 +72,17 @@ class OffsetMethods:
             ignores it if the stream does not exist, or if the user may not read it.
         :raises MessageContextError: `value` is None, and this task has not received a message, or
             received its last one from another stream; also a LookupError and a ValueError.
-        :raises StreamConnectionError: the client cannot connect, or was disconnected in the
-            meantime.
+        :raises ValueError: `value` is negative, or has more than 64 bits.
+        :raises StreamConnectionError: the client cannot connect, or was closed in the meantime.
         :raises StreamDoesNotExist: `wait` is true, and there is no such stream.
         :raises ProtocolError: `wait` is true, and the broker refused the query.
         :raises OffsetNotStored: `wait` is true, and the broker has another offset, or none; or this
             client has members of the group `reference` on the stream, and none of them is active.
-        :raises OverflowError: `value` is negative, or has more than 64 bits.
         """
         check_stream(stream)
         check_type('reference', reference, str)
-        check_type('value', value, int, None)
+        if value is not None:
+            check_integer('value', value, 0, OFFSET_MAX)
         check_type('wait', wait, bool)
         if value is None:
             value = last_offset(stream)
@@ -99,6 +101,7 @@ class OffsetMethods:
         connection.write(frame)
         connection.require_answer()
 
+    @repeated
     async def read_offset(self, stream: str, reference: str) -> int | None:
         """Return the offset stored under a reference; None if there is none.
 
@@ -109,6 +112,7 @@ class OffsetMethods:
         check_names(stream, reference)
         return await stored_offset(await self._cluster.locator(), stream, reference)
 
+    @repeated
     async def resolve_offset(self, stream: str, offset: Offset) -> int:
         """Return the offset at which a subscription would start now.
 
@@ -123,13 +127,14 @@ class OffsetMethods:
             of the message that will be stored next.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
-        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
         check_stream(stream)
         check_type('offset', offset, Offset)
         return await resolve(self._cluster, stream, offset)
 
+    @repeated
     async def lag(self, stream: str, reference: str) -> int | None:
         """Return how far a stored offset is behind the last message; None if none is stored.
 
@@ -147,7 +152,7 @@ class OffsetMethods:
         :param reference: name of the stored offset, at most 255 bytes of UTF-8.
         :raises StreamDoesNotExist: there is no such stream, or it is a super stream; the error says
             so.
-        :raises StreamConnectionError: the client cannot connect, or lost its connection.
+        :raises StreamConnectionError: the client cannot connect.
         :raises ProtocolError: the broker refused the request.
         """
         check_names(stream, reference)
@@ -165,12 +170,21 @@ def check_names(stream: str, reference: str) -> None:
 
 
 async def look_up(cluster: Cluster, stream: str, offset: Offset) -> Offset:
-    """Return an offset with a reference replaced by the offset after the stored one."""
-    if offset.type != OffsetType.REFERENCE:
-        return offset
-    stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
-    default = offset.default or Offset.FIRST
-    return default if stored is None else Offset.offset(next_offset(stored))
+    """Return an offset without a reference, and without a number of messages to count."""
+    if offset.type == OffsetType.REFERENCE:
+        stored = await stored_offset(await cluster.locator(), stream, str(offset.value))
+        if stored is not None:
+            return Offset.offset(next_offset(stored))
+        offset = offset.default or Offset.FIRST
+    return await counted(cluster, stream, offset)
+
+
+async def counted(cluster: Cluster, stream: str, offset: Offset) -> Offset:
+    """Return an offset without a number of messages to count."""
+    if offset.type == OffsetType.LAST_MESSAGES:
+        assert isinstance(offset.value, int)
+        return await last_messages(cluster, stream, offset.value)
+    return offset
 
 
 async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
@@ -190,14 +204,6 @@ async def resolve(cluster: Cluster, stream: str, offset: Offset) -> int:
         assert isinstance(offset.value, int)
         return max(found, offset.value)
     return found
-
-
-async def chunk_ids(connection: Connection, stream: str) -> tuple[int | None, int | None]:
-    """Return the ids of the first and the last committed chunk; -1: none, None: not reported."""
-    if not connection.knows_optional:
-        return None, None
-    stats = await connection.request(commands.StreamStats(stream))
-    return stats.get('first_chunk_id'), stats.get('committed_chunk_id')
 
 
 async def leader_ends_before(cluster: Cluster, stream: str, chunk_id: int) -> bool:
@@ -275,21 +281,6 @@ async def end_before(
     return end if end < offset else None
 
 
-async def chunk_at(cluster: Cluster, stream: str, offset: Offset) -> Chunk | None:
-    """Return the chunk that a subscription receives first; None if the broker has none."""
-    connection, _ = await cluster.leader(stream)
-    found, queue = connection.subscription_ids.pop(), ChunkQueue()
-    connection.set_subscription(found, queue)
-    try:
-        await connection.request(commands.Subscribe(found, stream, offset, 1, {}))
-        await connection.request(PING)  # the broker answers it after it has sent the chunk
-    finally:
-        connection.set_subscription(found, None)
-        if connection.is_open:
-            connection.undeclare(Role.CONSUME, found, commands.Unsubscribe(found))
-    return queue.chunks[0] if queue.chunks else None
-
-
 async def end_of_messages(cluster: Cluster, stream: str) -> int:
     """Return the offset after the last message; 0 if there is none.
 
@@ -354,7 +345,8 @@ async def check_stored(connection: Connection, stream: str, reference: str, offs
     found = await stored_offset(connection, stream, reference)
     if found != offset:
         has = 'none' if found is None else f'{found}: does another program use the same reference?'
-        raise OffsetNotStored(
+        error = OffsetNotStored(
             f'offset {offset} of stream {stream!r} is not stored under {reference!r};'
             f' the broker has {has}'
         )
+        raise about(error, stream, reference)

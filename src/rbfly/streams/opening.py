@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ..checks import check_type
-from ..error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError
+from ..error import ArgumentTypeError, PublisherError, PublisherNameInUse, RbFlyError, about
 from ..net.cluster import Cluster
 from ..net.observer import Life, call_each
 from ..protocol.compression import Compression
@@ -129,9 +129,11 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         sessions: list[PublisherSession] = []
         try:
             publisher = await self._open(sessions)
-        except BaseException:
+        except BaseException as ex:
             call_each([session.registration.close for session in sessions])
             self._held = False
+            if isinstance(ex, RbFlyError):
+                about(ex, self.info.stream)
             raise
         if hold:
             self._publisher, self._sessions = publisher, sessions
@@ -142,10 +144,11 @@ class Opener(AsyncWith, AbstractAsyncContextManager[T], Coroutine[Any, Any, T]):
         name = self.info.name
         other = self.names.get((stream, name))
         if not (other is None or other.abandoned or other.registration.life is Life.CLOSED):
-            raise PublisherNameInUse(
+            error = PublisherNameInUse(
                 f'this client already has a publisher named {name!r} on stream {stream!r}:'
                 ' close it, or choose another name'
             )
+            raise about(error, stream)
         session = PublisherSession(self.cluster, stream, name)
         sessions.append(session)
         if name:

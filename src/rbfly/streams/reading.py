@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, cast
 
 from .._turn import Turn
-from ..error import CallbackError, MessageTimeout, SubscriptionError
+from ..error import CallbackError, MessageTimeout, SubscriptionError, about
 from ..protocol._batch import MessageBatch
 from ..protocol._cursor import KINDS, MessageCursor
 from ._iteration import SubscriptionBase
@@ -161,14 +161,16 @@ class MessageWaiter:
     def _begin(self, subscription: SubscriptionBase) -> None:
         self.check_loop()
         if self._iterating:
-            raise SubscriptionError(
+            error = SubscriptionError(
                 f'{subscription!r} is being iterated by another task: use one subscription per task'
             )
+            raise about(error, getattr(subscription, 'stream', ''))
         self._iterating = True
 
     def timed_out(self, subscription: SubscriptionBase) -> MessageTimeout:
         """Create the error for a wait that was too long."""
-        return MessageTimeout(f'{subscription!r}: no message within {self.timeout} s')
+        error = MessageTimeout(f'{subscription!r}: no message within {self.timeout} s')
+        return about(error, getattr(subscription, 'stream', ''))
 
     async def wait_joined(
         self, limit: int, max_wait: float, timeout: float | None, subscription: SubscriptionBase

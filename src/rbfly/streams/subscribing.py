@@ -11,7 +11,7 @@ from ..error import ArgumentError
 from ..net.cluster import Cluster
 from ..protocol import commands
 from ..protocol.offset import Offset, OffsetSource, OffsetType
-from .arguments import check_choice, check_filter, check_starts
+from .arguments import check_choice, check_filter, check_member_start, check_starts
 from .consuming import ReadSettings, SubscriptionSession
 from .group import HANDOVER_MAX, HANDOVER_TIMEOUT, Group
 from .merged import MergedSession, Offsets
@@ -150,7 +150,10 @@ def check_group(
     elif stranded_after:
         raise ArgumentError('stranded_after requires auto_offset: it looks at the stored offset')
     for start in offset.values() if isinstance(offset, Mapping) else [offset]:
-        if isinstance(start, Offset) and start.type == OffsetType.REFERENCE and start.value != name:
+        if not isinstance(start, Offset):
+            continue
+        check_member_start(start)
+        if start.type == OffsetType.REFERENCE and start.value != name:
             raise ArgumentError(
                 f'a member of group {name!r} starts after the offset stored under the name of the'
                 f' group, not under {start.value!r}'

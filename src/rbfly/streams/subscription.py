@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..checks import check_integer, check_timeout
-from ..error import CallbackError, OffsetNotStored, SubscriptionClosed
+from ..error import CallbackError, OffsetNotStored, SubscriptionClosed, about
 from ..net.waiting import can_wait
 from ..protocol._batch import MessageBatch, empty_batch
 from ..protocol._cursor import KINDS
@@ -185,7 +185,7 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         try:
             found = await self._waiter.wait_joined(limit, 0, timeout, self)
         except Ended:
-            raise SubscriptionClosed(f'{self!r} has ended') from None
+            raise about(SubscriptionClosed(f'{self!r} has ended'), self.stream) from None
         return empty_batch() if found is None else found
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from ..amqp._message import last_offset, last_partition
 from ..checks import check_binding_keys, check_integer, check_stream, check_type
 from ..error import ArgumentError, MessageContextError, ProtocolError, StreamDoesNotExist
-from ..net.sharing import named
+from ..net.sharing import named, partitions_of
 from ..protocol import commands
 from ..protocol.compression import Compression
 from ..protocol.const import ResponseCode
@@ -25,6 +25,7 @@ from .opening_routed import OpenSuperStream
 from .partitions import AT_ONCE, query_partitions
 from .publisher import Publisher
 from .publishing import PublisherSession
+from .repeating import repeated
 from .routing import Route, check_route
 from .subscribing import subscribe
 from .subscription import SuperStreamSubscription
@@ -112,7 +113,11 @@ class SuperStream:
             filter_size,
             arguments,
         )
-        command = commands.CreateSuperStream(self.name, names, tuple(keys), settings)
+        await self._create(commands.CreateSuperStream(self.name, names, tuple(keys), settings))
+
+    @repeated
+    async def _create(self, command: commands.CreateSuperStream) -> None:
+        names = command.partitions
         try:
             await self._client._manage(command, len(names) * PARTITION_TIMEOUT)
         except ProtocolError as ex:
@@ -161,13 +166,24 @@ class SuperStream:
         :raises StreamDoesNotExist: it is a stream, see :meth:`StreamsClient.delete_stream`.
         :raises ProtocolError: the broker refused.
         """
+        await self._delete(await self._existing())
+
+    @repeated
+    async def _existing(self) -> tuple[str, ...]:
+        return await partitions_of(await self._cluster.locator(), self.name)
+
+    @repeated
+    async def _delete(self, partitions: tuple[str, ...]) -> None:
         try:
             await self._client._manage(commands.DeleteSuperStream(self.name))
         except StreamDoesNotExist as ex:
             if await self._client.stream_exists(self.name):
                 ex.args = (f'{self.name!r} is a stream, not a super stream; see delete_stream',)
                 raise
+            for name in partitions:  # a try that lost its connection may have left them
+                await self._client.delete_stream(name)
 
+    @repeated
     async def exists(self) -> bool:
         """Return whether the super stream exists, even if it has no partitions.
 
@@ -180,6 +196,7 @@ class SuperStream:
             return False
         return True
 
+    @repeated
     async def partitions(self) -> tuple[str, ...]:
         """Return the partitions, in order; each is a stream.
 
@@ -191,6 +208,7 @@ class SuperStream:
 
     # -- offsets
 
+    @repeated
     async def lag(self, reference: str) -> dict[str, int | None]:
         """Return how far stored offsets are behind, by partition: see :meth:`StreamsClient.lag`.
 
@@ -198,6 +216,7 @@ class SuperStream:
         """
         return await self._by_partition(self._client.lag, reference)
 
+    @repeated
     async def read_offset(self, reference: str) -> dict[str, int | None]:
         """Return the offset stored under a reference, by partition; None if there is none.
 
@@ -218,6 +237,7 @@ class SuperStream:
             found.update(zip(part, values, strict=True))
         return found
 
+    @repeated
     async def write_offset(
         self, reference: str, offsets: Mapping[str, int] | None = None, *, wait: bool = False
     ) -> None:

@@ -16,6 +16,7 @@ from ..error import (
     StreamConnectionError,
     StreamDoesNotExist,
     SubscriptionError,
+    about,
     copy_error,
 )
 from ..net.cluster import Cluster
@@ -219,10 +220,11 @@ class Tracker:
             text = f'no answer within {cluster.closing.timeout:g} s'
             failure = StreamConnectionError(text)
         # not in the handlers: the errors refer to the task
-        raise OffsetNotStored(
+        error = OffsetNotStored(
             f'offset {finished} of stream {self.stream!r} may not be stored under'
             f' {self.reference!r}: {failure}'
-        ) from failure
+        )
+        raise about(error, self.stream, self.reference) from failure
 
     def _log(self, cluster: Cluster, reason: object) -> None:
         prefix = cluster.settings.log_prefix

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
-from ..error import RbFlyError, SubscriptionError
+from ..error import RbFlyError, SubscriptionError, about
 from ..net.cluster import Cluster
 from ..net.connection import Connection
 from ..net.registration import Registration
@@ -54,9 +54,10 @@ class Until:
         :raises SubscriptionError: the broker is too old.
         """
         if not connection.knows_optional:
-            raise SubscriptionError(
+            error = SubscriptionError(
                 f'cannot determine the end of stream {stream!r}: `until` requires RabbitMQ 3.11'
             )
+            raise about(error, stream)
         end = self._end
         if end.last is None:
             stats = await leader_stats(self._cluster, stream)
