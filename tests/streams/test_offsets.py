@@ -26,9 +26,7 @@ KINDS = ('bodies', 'messages', 'batches')
 
 async def publish(client: rbs.StreamsClient, stream: str, *bodies: Any, **arguments: Any) -> None:
     """Store messages in one chunk: a sub-entry is not split."""
-    async with client.publisher(
-        stream, cls=rbs.PublisherBatchFast, sub_entry_size=100, **arguments
-    ) as publisher:
+    async with client.publisher(stream, sub_entry_size=100, **arguments) as publisher:
         for body in bodies:
             publisher.batch(body)
         await publisher.flush()

@@ -750,7 +750,7 @@ async def test_subscriptions_continue_after_a_broker_restart(
     name = 'test-restart'
     async with rbs.streams_client(broker.uri) as client:
         await client.create_stream(name)
-        async with client.publisher(name, cls=rbs.PublisherBatchFast) as publisher:
+        async with client.publisher(name) as publisher:
             for i in range(5000):
                 publisher.batch(i)
             await publisher.flush()
@@ -769,7 +769,7 @@ async def test_subscriptions_continue_after_a_broker_restart(
             await asyncio.to_thread(broker.restart_node, 0)
             async with (
                 rbs.streams_client(broker.uri) as other,
-                other.publisher(name, cls=rbs.PublisherBatchFast) as publisher,
+                other.publisher(name) as publisher,
             ):
                 for i in range(5000, 6000):
                     publisher.batch(i)

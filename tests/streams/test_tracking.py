@@ -392,7 +392,7 @@ async def test_restarted_program_continues_after_its_stored_offset(
     client: rbs.StreamsClient, stream: str
 ) -> None:
     """The stored offset is that of a message, even if the subscription started at a timestamp."""
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+    async with client.publisher(stream) as publisher:
         for i in range(1000):
             publisher.batch(i)
         await publisher.flush()
@@ -557,7 +557,7 @@ async def test_write_offset_requires_that_the_last_message_is_of_the_stream(
 async def test_program_that_keeps_its_own_offsets_continues_after_the_last_one(
     client: rbs.StreamsClient, stream: str
 ) -> None:
-    async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+    async with client.publisher(stream) as publisher:
         for i in range(100):
             publisher.batch(i)
         await publisher.flush()

@@ -66,7 +66,7 @@ async def load(client: rbs.StreamsClient, stream: str) -> AsyncIterator[Callable
 
     async def publish() -> None:
         nonlocal n
-        async with client.publisher(stream, cls=rbs.PublisherBatchFast) as publisher:
+        async with client.publisher(stream) as publisher:
             while not stopped:
                 for _ in range(20):
                     publisher.batch({'id': n})

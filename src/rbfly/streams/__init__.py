@@ -10,25 +10,23 @@ from ..protocol.offset import Offset, OffsetType
 from ..types import AMQPAnnotations, AMQPAppProperties, AMQPBody, AMQPScalar, Symbol
 from . import events as _events
 from .client import StreamsClient, streams_client
-from .confirmation import Confirmation
-from .decorator import connection
-from .events import *  # noqa: F403
-from .publisher import Publisher, PublisherBin
-from .publisher_batch import (
+from .compat import (
     PublisherBatch,
     PublisherBatchFast,
     PublisherBatchLimit,
     PublisherBatchMem,
+    PublisherBin,
     PublisherBinBatch,
 )
+from .confirmation import Confirmation
+from .decorator import connection
+from .events import *  # noqa: F403
+from .publisher import Publisher
+from .publisher_base import BasePublisher
 from .routing import by_hash, by_key
 from .subscription import BaseSubscription, Subscription, SuperStreamSubscription
 from .super_client import SuperStream
-from .super_stream import (
-    SuperStreamBatchLimitPublisher,
-    SuperStreamBatchPublisher,
-    SuperStreamPublisher,
-)
+from .super_stream import SuperStreamPublisher
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap, StreamStats
 
@@ -41,6 +39,7 @@ __all__ = [
     'AMQPHeader',
     'AMQPScalar',
     'AuthMechanism',
+    'BasePublisher',
     'BaseSubscription',
     'BloomFilterExtract',
     'Compression',
@@ -66,8 +65,6 @@ __all__ = [
     'Subscriber',
     'Subscription',
     'SuperStream',
-    'SuperStreamBatchLimitPublisher',
-    'SuperStreamBatchPublisher',
     'SuperStreamPublisher',
     'SuperStreamSubscription',
     'Symbol',

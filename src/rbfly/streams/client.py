@@ -267,7 +267,7 @@ class StreamsClient(ClientBase):
             without an error.  It must be the same after a restart, because RabbitMQ remembers 255
             names of a stream.  See :ref:`publisher-names`.
         :param filter_extract: returns the filter value of a message, or None.
-        :param cls: :class:`Publisher`, :class:`PublisherBatchFast` or a subclass of them.
+        :param cls: :class:`Publisher` or a subclass of it.
         :param amqp: encode messages as AMQP 1.0; if false, they are bytes, sent unchanged.
         :param max_unconfirmed: maximum number of messages in flight.
         :param sub_entry_size: maximum number of messages in a sub-entry, up to 65535; 0 for no
@@ -300,7 +300,7 @@ class StreamsClient(ClientBase):
             compression,
             wait,
         )
-        return OpenPublisher(self, self._cluster, self._names, cls, info, wait)
+        return OpenPublisher(self, self._cluster, self._names, info, wait, cls)
 
     @overload
     def subscribe(

@@ -29,7 +29,6 @@ from .repeating import repeated
 from .routing import Route, check_route
 from .subscribing import subscribe
 from .subscription import SuperStreamSubscription
-from .super_stream import SuperStreamPublisher
 from .tracking import OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
 
@@ -268,7 +267,6 @@ class SuperStream:
 
     # -- publishing and subscribing
 
-    @overload
     def publisher(
         self,
         *,
@@ -280,42 +278,12 @@ class SuperStream:
         sub_entry_size: int = 0,
         compression: Compression | str | None = None,
         wait: bool = True,
-    ) -> OpenSuperStream[SuperStreamPublisher]: ...
-
-    @overload
-    def publisher(
-        self,
-        *,
-        route: Route,
-        name: str | None = None,
-        filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any],
-        amqp: bool = True,
-        max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
-        compression: Compression | str | None = None,
-        wait: bool = True,
-    ) -> OpenSuperStream[Any]: ...
-
-    def publisher(
-        self,
-        *,
-        route: Route,
-        name: str | None = None,
-        filter_extract: BloomFilterExtract | None = None,
-        cls: type[Any] = Publisher,
-        amqp: bool = True,
-        max_unconfirmed: int = 10_000,
-        sub_entry_size: int = 0,
-        compression: Compression | str | None = None,
-        wait: bool = True,
-    ) -> OpenSuperStream[Any]:
+    ) -> OpenSuperStream:
         """Open a publisher of the super stream: `await` the result, or use it in `async with`.
 
         :param route: chooses the partitions of each message: :func:`by_hash`, :func:`by_key`, or a
             function `route(message, partitions)` that returns the name of a partition, or several
             names.  See :ref:`super-stream-publishing`.
-        :param cls: the class of the publisher of each partition.
         :param max_unconfirmed: maximum number of messages in flight for each partition; fewer if
             there are many partitions.
         :param wait: wait until the broker has declared the publishers.  If false, wait only until
@@ -330,7 +298,7 @@ class SuperStream:
             self.name,
             name,
             filter_extract,
-            cls,
+            Publisher,
             amqp,
             max_unconfirmed,
             sub_entry_size,
@@ -339,7 +307,7 @@ class SuperStream:
         )
         check_route(route)
         return OpenSuperStream(
-            client, self._cluster, client._names, cls, info, wait, route, client._windows
+            client, self._cluster, client._names, info, wait, route, client._windows
         )
 
     @overload
