@@ -13,6 +13,7 @@ from .client import StreamsClient, streams_client
 from .confirmation import Confirmation
 from .decorator import connection
 from .events import *  # noqa: F403
+from .handover import Group
 from .publisher import Publisher, PublisherBin
 from .publisher_batch import (
     PublisherBatch,
@@ -45,6 +46,7 @@ __all__ = [
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
+    'Group',
     'MessageBatch',
     'MessageCtx',
     'MessageFilter',
