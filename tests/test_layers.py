@@ -65,7 +65,7 @@ LAYERS = {
         ['counting', 'reading', 'sequence', 'gaps', 'partitions', 'events', 'repeating'],
         ['offsets'],
         ['tracking', 'watchdog', 'publishing'],
-        ['send_many', 'until', 'stranded'],
+        ['send_many', 'until', 'stranded', 'handover'],
         ['group'],
         ['committing'],
         ['consuming', 'management'],

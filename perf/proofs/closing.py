@@ -111,7 +111,7 @@ class Closing(Activity):
         stream = await self.stream()
         await self.site.write(stream, [1, 2])
         subscription = client.subscribe(
-            stream, offset=rbs.Offset.FIRST, auto_offset=rbs.OffsetTracking('closing')
+            stream, offset=rbs.Offset.FIRST, commit=rbs.OffsetTracking('closing')
         )
         for _ in range(2):
             await anext(subscription)

@@ -140,7 +140,7 @@ class Reader:
         if self.how == 'tracking':
             self.rereading = True
             tracking = rbs.OffsetTracking('soak', every=500)
-            return {'offset': rbs.Offset.reference('soak'), 'auto_offset': tracking}
+            return {'offset': rbs.Offset.reference('soak'), 'commit': tracking}
         return {'offset': rbs.Offset.offset(self.next)}
 
     def receive(self, offset: int, data: Any) -> None:

@@ -81,7 +81,7 @@ def subscribe(client: rbs.StreamsClient, stream: str, **options: Any) -> Any:
     arguments: dict[str, Any] = {
         'super_stream': stream != 'single',
         'offset': rbs.Offset.FIRST,
-        'auto_offset': TRACKING,
+        'commit': TRACKING,
         'timeout': HANG,
     } | options
     return subscribe_to(client, stream, **arguments)
@@ -234,7 +234,7 @@ async def test_next_member_receives_everything_after_an_interrupted_close(
     stopped: bool,
 ) -> None:
     name, client = stream if kind == 'single' else super_stream, clients()
-    options = {'group': group, 'auto_offset': None, 'super_stream': kind == 'super'}
+    options = {'group': group, 'commit': None, 'super_stream': kind == 'super'}
     opener: Any = client.publisher(name)
     if kind != 'single':
         opener = client.super_stream(name).publisher(route=rbs.by_hash(str))

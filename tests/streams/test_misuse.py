@@ -447,7 +447,7 @@ def test_subscription_continues_in_the_next_loop(broker_uri: str, stream: str) -
     """The first loops end without closing anything."""
     client = rbs.streams_client(broker_uri)
     tracking = rbs.OffsetTracking('reader', every=0, interval=0.01)
-    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, auto_offset=tracking)
+    messages = client.subscribe(stream, offset=rbs.Offset.FIRST, timeout=HANG, commit=tracking)
 
     async def read(start: int) -> int | None:
         """Publish and read ten messages; return the offset of the ninth, the last finished one."""

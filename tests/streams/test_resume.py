@@ -540,7 +540,7 @@ async def test_offset_of_a_deleted_stream_is_not_stored_in_the_new_one() -> None
     async with FakeBroker(on=stream.handlers()) as fake:
         async with (
             rbs.streams_client(fake.uri) as client,
-            subscribe(client, auto_offset=tracking) as messages,
+            subscribe(client, commit=tracking) as messages,
         ):
             await take(messages, 3)
             stream.reader.live = False

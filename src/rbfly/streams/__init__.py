@@ -21,6 +21,7 @@ from .compat import (
 from .confirmation import Confirmation
 from .decorator import connection
 from .events import *  # noqa: F403
+from .handover import Group
 from .publisher import Publisher
 from .publisher_base import BasePublisher
 from .routing import by_hash, by_key
@@ -44,6 +45,7 @@ __all__ = [
     'BloomFilterExtract',
     'Compression',
     'Confirmation',
+    'Group',
     'Message',
     'MessageBatch',
     'MessageCtx',

@@ -17,6 +17,7 @@ from ..protocol.const import ResponseCode
 from ..protocol.offset import Offset
 from ..protocol.start import OFFSET_MAX
 from .arguments import stream_arguments
+from .handover import Group
 from .management import ManagementMethods
 from .merged import Offsets
 from .offsets import OffsetMethods, check_names
@@ -29,7 +30,7 @@ from .repeating import repeated
 from .routing import Route, check_route
 from .subscribing import subscribe
 from .subscription import SuperStreamSubscription
-from .tracking import OffsetTracking
+from .tracking import Commit, OffsetTracking
 from .types import BloomFilterExtract, MessageFilter, OnDecodeError, OnGap
 
 T = TypeVar('T')
@@ -320,13 +321,11 @@ class SuperStream:
         amqp: Literal[False],
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> SuperStreamSubscription[bytes]: ...
 
     @overload
@@ -339,13 +338,11 @@ class SuperStream:
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> SuperStreamSubscription: ...
 
     def subscribe(
@@ -357,13 +354,11 @@ class SuperStream:
         amqp: bool = True,
         on_decode_error: OnDecodeError = 'raise',
         initial_credit: int = 10,
-        auto_offset: OffsetTracking | bool | None = None,
+        commit: Commit | OffsetTracking | None = None,
         on_gap: OnGap = 'warn',
         until: Literal['now'] | Offset | datetime | None = None,
         refresh_interval: float = 60.0,
-        group: str | None = None,
-        handover_timeout: float = 30.0,
-        stranded_after: float | None = None,
+        group: str | Group | None = None,
     ) -> SuperStreamSubscription[Any]:
         """Read the messages of all partitions, with `async for`.
 
@@ -395,11 +390,9 @@ class SuperStream:
             amqp,
             on_decode_error,
             initial_credit,
-            auto_offset,
+            commit,
             on_gap,
             until,
             group,
-            handover_timeout,
-            stranded_after,
         )
         return found
