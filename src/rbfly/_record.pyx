@@ -40,9 +40,6 @@ cdef class Base:
         parts = [f'{name}={value!r}' for name, value in fields]
         return f'{type(self).__qualname__}({", ".join(parts)})'
 
-    def __reduce__(self):
-        return type(self), values(self)
-
 
 cdef object wrong_argument(str owner, tuple names, Py_ssize_t given, dict kwargs):
     for name in kwargs:
