@@ -69,7 +69,7 @@ class Groups(SuperStream):
 
     async def take_part(self, client: rbs.StreamsClient, note: Note) -> None:
         tracking = {'manual': True} if self.commits else {}
-        messages = client.subscribe(self.log_of_all.stream, **options(**tracking))
+        messages = client.super_stream(self.log_of_all.stream).subscribe(**options(**tracking))
         reading = asyncio.create_task(read(messages, note, COMMIT if self.commits else 0))
         try:
             if self.scene.over():

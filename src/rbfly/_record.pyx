@@ -27,9 +27,7 @@ cdef class Base:
                     raise TypeError(f'{cls.__name__} misses the argument {name!r}') from None
             PyObject_GenericSetAttr(self, name, value)
         if named < len(kwargs):
-            wrong = next(name for name in kwargs if name not in names[given:])
-            raise TypeError(f'{cls.__name__} takes {wrong!r} once' if wrong in names
-                            else f'{cls.__name__} has no argument {wrong!r}')
+            raise wrong_argument(cls.__name__, names, given, kwargs)
 
     def __eq__(self, other):
         return values(self) == values(other) if type(self) is type(other) else NotImplemented
@@ -42,8 +40,14 @@ cdef class Base:
         parts = [f'{name}={value!r}' for name, value in fields]
         return f'{type(self).__qualname__}({", ".join(parts)})'
 
-    def __reduce__(self):
-        return type(self), values(self)
+
+cdef object wrong_argument(str owner, tuple names, Py_ssize_t given, dict kwargs):
+    for name in kwargs:
+        if name not in names:
+            return TypeError(f'{owner} has no argument {name!r}')
+        if name in names[:given]:
+            return TypeError(f'{owner} takes {name!r} once')
+    raise AssertionError(owner)
 
 
 cdef tuple values(object record):

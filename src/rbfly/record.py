@@ -58,6 +58,9 @@ class Record(Base):
             raise FrozenInstanceError(f'{name!r} of {type(self).__name__} cannot be changed')
         super().__setattr__(name, value)  # of a program's subclass
 
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), tuple(getattr(self, name) for name in self.field_types)
+
     def __replace__(self, **changes: Any) -> Self:
         return replace(self, **changes)
 
