@@ -78,6 +78,7 @@ LAYERS = {
         ['super_client'],
         ['client'],
         ['decorator'],
+        ['_api'],
         [''],
         ['_client'],
     ],

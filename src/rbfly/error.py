@@ -57,6 +57,11 @@ __all__ = [
     'WindowTimeout',
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 E = TypeVar('E', bound=Exception)
 
 # What became of a message.

@@ -57,6 +57,11 @@ __all__ = [
     'UShort',
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Includes subclasses: bool and the integer classes, Float32, Char, and Decimal* of bytes.
 AMQPScalar: TypeAlias = (
     int | float | str | bytes | bytearray | memoryview | Symbol | datetime | UUID | None

@@ -1,6 +1,9 @@
 """Public names, and the modules that export the errors."""
 
+import importlib
 import inspect
+import subprocess
+import sys
 from datetime import timedelta
 from typing import get_args, get_type_hints
 
@@ -69,3 +72,51 @@ async def test_subscription_implements_psubscriber() -> None:
         assert isinstance(subscriber, types.PSubscriber)
         assert subscriber.stream == 'orders'
         await subscriber.aclose()
+
+
+@pytest.mark.parametrize(
+    'module',
+    [
+        'rbfly.amqp',
+        'rbfly.error',
+        'rbfly.streams',
+        'rbfly.streams.error',
+        'rbfly.streams.offset',
+        'rbfly.streams.types',
+        'rbfly.testing',
+        'rbfly.types',
+    ],
+)
+def test_dir_lists_the_public_names_only(module: str) -> None:
+    """An editor completes from it."""
+    imported = importlib.import_module(module)
+    assert dir(imported) == sorted(imported.__all__)
+
+
+PROGRAM = """
+import sys
+import rbfly.streams as rbs
+assert not [name for name in sys.modules if name.startswith('rbfly.net')]
+assert not hasattr(rbs, '__wrapped__') and not hasattr(rbs, '_cluster')
+assert not [name for name in sys.modules if name.startswith('rbfly.net')]
+{first}
+assert not hasattr(rbs, 'unknown')
+assert vars(rbs)['streams_client'] is rbs.streams_client
+"""
+
+
+@pytest.mark.parametrize(
+    'first',
+    [
+        'dir(rbs)',
+        'rbs.streams_client',
+        'rbs.events',
+        'from rbfly.streams import Offset',
+        'from rbfly.streams import types',
+        'from rbfly.streams import *; streams_client',
+        'from rbfly.streams._client import Publisher',
+        'hasattr(rbs, "unknown")',
+    ],
+)
+def test_client_is_imported_when_a_name_is_used(first: str) -> None:
+    subprocess.run([sys.executable, '-W', 'error', '-c', PROGRAM.format(first=first)], check=True)

@@ -17,3 +17,7 @@ __all__ = [
     'set_message_ctx',
     'stream_message_ctx',
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

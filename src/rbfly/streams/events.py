@@ -37,6 +37,11 @@ __all__ = [
     'StreamMoved',
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Kind = Literal['publisher', 'subscription']
 
 

@@ -3,3 +3,7 @@
 from ..protocol.offset import Offset, OffsetType
 
 __all__ = ['Offset', 'OffsetType']
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -28,6 +28,11 @@ __all__ = [
     'SubscriptionInfo',
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 OnDecodeError = Literal['raise', 'skip', 'raw']
 """What to do with a message that is not AMQP 1.0: raise AMQPDecoderError, skip it, or yield its
 bytes."""

@@ -4,3 +4,7 @@ from ..protocol.const import ResponseCode
 from .broker import StreamBroker
 
 __all__ = ['ResponseCode', 'StreamBroker']
+
+
+def __dir__() -> list[str]:
+    return __all__
