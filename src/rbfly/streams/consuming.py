@@ -12,6 +12,7 @@ from ..checks import check_type
 from ..error import (
     ArgumentTypeError,
     CallbackError,
+    OffsetGapError,
     RbFlyError,
     StreamConnectionError,
     StreamDoesNotExist,
@@ -420,14 +421,17 @@ class SubscriptionSession(Owner):
 
     # -- the waiting task
 
-    async def open(self) -> None:
+    async def open(self, *, entering: bool = False) -> None:
         """Wait until the broker has accepted the subscription.
 
+        :param entering: leave an :class:`.OffsetGapError` to the iteration, and return.
         :raises SubscriptionClosed: the subscription has ended.
         """
         self._cluster.check_loop()
         while not self.registration.is_open and not self.cursor.has_messages:
             self._check_open()
+            if entering and isinstance(self._error, OffsetGapError):
+                return
             self.on_wait(finished=False)
             if self._waiter.ended:
                 break

@@ -334,7 +334,7 @@ class Events(AsyncIterator[Event]):
             await self._queue.wait()
         return event
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """Collect no more events, and end the iteration.
 
         :raises EventLoopError: the client belongs to another event loop, thread or process.
@@ -342,6 +342,10 @@ class Events(AsyncIterator[Event]):
         self._cluster.check_loop()
         self._leave()
         self._queue.end()
+
+    async def aclose(self) -> None:
+        """Do the same as `close`, as an asynchronous generator does."""
+        await self.close()
 
     def _leave(self) -> None:
         self._cluster.observers.remove(self._queue)

@@ -350,9 +350,10 @@ class MergedSession:
         found = map(self._by_cursor.get, self.turns.ready)
         return [self.sessions[item.name] for item in found if item is not None]
 
-    async def open(self) -> None:
+    async def open(self, *, entering: bool = False) -> None:
         """Wait until the broker has accepted the subscriptions of all partitions.
 
+        :param entering: leave an :class:`.OffsetGapError` to the iteration.
         :raises SubscriptionClosed: the subscription has ended.
         """
         self._cluster.check_loop()
@@ -367,7 +368,7 @@ class MergedSession:
                 elif not partition.ended and partition.merged is not None:
                     self.on_yield()  # those after it
                     try:
-                        await self.sessions[partition.name].open()
+                        await self.sessions[partition.name].open(entering=entering)
                     except (StreamDoesNotExist, SubscriptionClosed):
                         self.turns.dry.add(partition.cursor)
                         pending = True

@@ -179,7 +179,8 @@ class MessageWaiter:
 
         :param limit: maximum number of messages.
         :param max_wait: seconds to wait for more messages after the first one.
-        :param timeout: seconds to wait for the first one; None or 0 for no limit.
+        :param timeout: seconds to wait for the first one; None for no limit, 0 for one turn of the
+            event loop.
         :param subscription: kept alive until then.
         :returns: None if no message has arrived within the timeout.
         :raises Ended: no more messages arrive.
@@ -190,7 +191,7 @@ class MessageWaiter:
         failed: CallbackError | None = None
         try:
             clock = asyncio.get_running_loop().time
-            until = None if timeout is None else deadline(timeout)
+            until = None if timeout is None else clock() + timeout
             while self._sources:
                 ages: dict[Source, float] = {}  # of batches that wait for more
                 for source in [part for item in self._sources for part in item.parts()]:

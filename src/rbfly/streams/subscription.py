@@ -58,6 +58,13 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         return f'<{type(self).__name__} stream={self.stream!r} offset={self._offset!r}>'
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._open(entering=True)
+        except SubscriptionClosed:
+            pass  # after `stop` or `close`, or if there is nothing to read: the iteration ends
+        except BaseException:
+            await self._session.close(wait=False)
+            raise
         return self
 
     async def __aexit__(
@@ -70,10 +77,10 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
                 raise
             error.add_note(f'closing the subscription also failed: {ex!r}')
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         """End the subscription, and the iteration of any task that waits for a message.
 
-        After `stop`, if another task has received the last message, `aclose` first waits until that
+        After `stop`, if another task has received the last message, `close` first waits until that
         task asks for the next message, or ends.  It gives up waiting for the task and for the
         broker after the client's `close_timeout`.  If it is cancelled, it closes the subscription
         without waiting.
@@ -82,6 +89,10 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
             be stored; the subscription is closed.
         """
         await self._session.close(wait=True, reader=self._reader())
+
+    async def aclose(self) -> None:
+        """Do the same as `close`, as an asynchronous generator does."""
+        await self.close()
 
     def stop(self) -> None:
         """End the iteration when the program asks for the next message.
@@ -102,9 +113,9 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
     async def open(self) -> None:
         """Wait until the broker has accepted the subscription.
 
-        Without `open`, the subscription starts when the program asks for the first message.  After
-        `open`, a subscription that starts at `Offset.NEXT` receives every message that is published
-        from then on.
+        `async with` opens the subscription too.  Without either, it starts when the program asks
+        for the first message.  Once open, a subscription that starts at `Offset.NEXT` receives
+        every message that is published from then on.
 
         Returns at once if the subscription is open, or has messages to deliver.  During an outage,
         `open` waits until the subscription is open again.  Other tasks may call it, or wait for
@@ -117,9 +128,12 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
         :raises ProtocolError: the broker refused the subscription.
         :raises EventLoopError: the client belongs to another event loop, thread or process.
         """
+        await self._open(entering=False)
+
+    async def _open(self, *, entering: bool) -> None:
         failed: CallbackError | None = None
         try:
-            await self._session.open()
+            await self._session.open(entering=entering)
         except CallbackError as ex:
             failed = ex
         raise_own(failed)
@@ -175,7 +189,8 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
 
         :param max_messages: limit of messages in the batch; None for no limit.
         :param timeout: seconds to wait for messages, instead of the subscription's `timeout`; then
-            `fetch` returns an empty batch.  None or 0 for no limit.
+            `fetch` returns an empty batch.  None for no limit; 0 returns what is there, and opens
+            the subscription in the background if it is not open.
         :raises SubscriptionClosed: the subscription has ended, or has reached `until`.
         :raises SubscriptionError: another task iterates over the subscription.
         :raises ValueError: an argument is out of range.
@@ -196,10 +211,13 @@ class Subscription(BaseSubscription[Body]):
     `fetch` returns the bodies that have arrived.  The type of bodies is `Any`; with `amqp=False`,
     it is `bytes`: `Subscription[bytes]`.
 
-    The subscription starts with `open`, or when the program asks for the first message.  If the
-    connection is lost, or the stream moves to another node, it reconnects and resumes after the
-    last message that it delivered.  It ends with `stop` or `aclose`, at the end of `async with`, or
-    when the program drops its last reference.
+    `async with` opens the subscription, as `open` does; without either, it starts when the program
+    asks for the first message.  If the connection is lost, or the stream moves to another node, it
+    reconnects and resumes after the last message that it delivered.  It ends with `stop` or
+    `close`, at the end of `async with`, or when the program drops its last reference.
+
+    `async with` raises the errors of `open`, and then closes the subscription; but the iteration
+    raises an :class:`.OffsetGapError`, after which it can continue.
 
     Waiting for a message raises:
 
