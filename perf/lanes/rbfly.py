@@ -50,9 +50,12 @@ class Client(Work):
 class Single(Client):
     async def open(self) -> None:
         await super().open()
-        self.publisher: rbs.Publisher = await self.stack.enter_async_context(
-            self.client.publisher(self.target.stream, amqp=self.amqp, **self.arguments())
-        )
+        opened = self.opener(amqp=self.amqp, **self.arguments())
+        self.publisher: rbs.Publisher = await self.stack.enter_async_context(opened)
+
+    def opener(self, **arguments: Any) -> Any:
+        """Return what opens the publisher."""
+        return self.client.publisher(self.target.stream, **arguments)
 
     def arguments(self) -> dict[str, Any]:
         """Additional arguments for the publisher."""

@@ -8,21 +8,23 @@ import rbfly.streams as rbs
 
 from . import Kind
 from .base import Target, Work
-from .rbfly import Client, Consume, ConsumeBatches, Tasks, Window
+from .rbfly import Client, Consume, ConsumeBatches, Single, Tasks, Window
 
 __all__ = ['MergedBatches', 'make']
 
-ROUTE: dict[str, Any] = {'route': rbs.by_hash(bytes.decode)}
+
+class Routed(Single):
+    def opener(self, **arguments: Any) -> Any:
+        orders = self.client.super_stream(self.target.stream)
+        return orders.publisher(route=rbs.by_hash(bytes.decode), **arguments)
 
 
-class SuperWindow(Window):
-    def arguments(self) -> dict[str, Any]:
-        return super().arguments() | ROUTE
+class SuperWindow(Routed, Window):
+    pass
 
 
-class SuperTasks(Tasks):
-    def arguments(self) -> dict[str, Any]:
-        return ROUTE
+class SuperTasks(Routed, Tasks):
+    pass
 
 
 class Merged(Consume):
