@@ -133,6 +133,14 @@ class Cluster:
                 connection.abort()
             group.clear()
 
+    @property
+    def _connect_limit(self) -> float | None:
+        """Seconds to connect: `connect_timeout`, later `reconnect_timeout` unless that is 0."""
+        settings = self.settings
+        if self._established and settings.reconnect_timeout != 0:
+            return settings.reconnect_timeout
+        return settings.connect_timeout
+
     def deadline(self, limit: float | None = None) -> Deadline:
         """Return the deadline of a call or an outage that begins now.
 
@@ -146,12 +154,9 @@ class Cluster:
             raise disconnected()
         if self.loop is None:
             self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        settings = self.settings
         if limit is None:
-            limit = settings.connect_timeout
-            if self._established and settings.reconnect_timeout != 0:
-                limit = settings.reconnect_timeout
-        where = ', '.join(map(str, settings.infos))
+            limit = self._connect_limit
+        where = ', '.join(map(str, self.settings.infos))
         limit = None if limit == inf else limit
         deadline = Deadline(limit, where, self.generation, self.refusal)
         deadline.on_wait = self._on_call_waiting  # unless it is that of a registration
@@ -210,10 +215,7 @@ class Cluster:
 
         :raises RequestTimeout: the broker did not answer in time; that is no lost connection.
         """
-        generation, outage = self.generation, None
-        limit = self.settings.connect_timeout
-        if self._established:
-            limit = self.settings.reconnect_timeout
+        generation, outage, limit = self.generation, None, self._connect_limit
         while True:
             try:
                 return await attempt()

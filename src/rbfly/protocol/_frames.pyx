@@ -28,7 +28,7 @@ from rbfly.amqp._types cimport clip
 from rbfly.protocol._entry cimport SubEntry, trim
 from rbfly.protocol._pending cimport PendingConfirms, SubEntrySpan
 
-from rbfly.amqp._message import Message as _MessageCtx
+from rbfly.amqp._message import Message as _Message
 from rbfly.error import ArgumentError, ArgumentTypeError, PublisherError, of_callback
 
 
@@ -442,7 +442,7 @@ cdef class FrameBuilder:
     cdef object _filter_value(self, object message):
         cdef object value
         if type(message) is not Message:
-            message = _MessageCtx(message, None, None, None, None, None, None)
+            message = _Message(message)
         try:
             value = self.filter_extract(message)
         except BaseException as ex:

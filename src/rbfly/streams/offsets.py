@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
 
@@ -98,8 +97,7 @@ class OffsetMethods:
         frame = commands.store_offset(reference, stream, value)
         connection = await connect()
         while connection.paused or not connection.is_open:
-            with suppress(StreamConnectionError):  # a member of a group raises in `connect`
-                await connection.wait_writable()
+            await connection.wait_writable()
             connection = await connect()
         connection.write(frame)
         connection.require_answer()

@@ -37,7 +37,7 @@ def check_limit(max_messages: int | None) -> int:
 class BaseSubscription(SubscriptionBase[Body], AsyncFor):
     """Base of :class:`Subscription` and :class:`SuperStreamSubscription`, for functions of either.
 
-    It has their methods `open`, `messages`, `batches`, `fetch`, `stop` and `aclose`.
+    It has their methods `open`, `messages`, `batches`, `fetch`, `stop` and `close`.
     """
 
     _session: SubscriptionSession | MergedSession
@@ -179,7 +179,8 @@ class BaseSubscription(SubscriptionBase[Body], AsyncFor):
 
         :param max_messages: limit of messages in the batch; None for no limit.
         :param timeout: seconds to wait for messages, instead of the subscription's `timeout`; then
-            `fetch` returns an empty batch.  None for no limit; 0 returns what is there.
+            `fetch` returns an empty batch.  With None, it waits without a limit; with 0, it returns
+            the messages that have arrived.
         :raises SubscriptionClosed: the subscription has ended, or has reached `until`.
         :raises SubscriptionError: another task iterates over the subscription.
         :raises ValueError: an argument is out of range.
